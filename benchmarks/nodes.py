@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.orders import Orders
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, words_on_connecting
+from tenax._core.agent import AgentMachine, messages_on_connecting
 from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
 from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
@@ -45,7 +45,7 @@ class Node:
         node = ControlledNode(
             settings=self.machine.state.settings,
             policy=None,
-            words=lambda info: words_on_connecting(self.machine.state, info, self._loop.now()),
+            words=lambda info: messages_on_connecting(self.machine.state, info, self._loop.now()),
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,

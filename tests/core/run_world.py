@@ -67,7 +67,7 @@ class Node:
         self.is_quiet = False  # nothing moves here, and it has said so
         self.steps: tuple[int, float] | None = None  # where they began to count, and when; None: they do not
         self.was_cut_off = False
-        self.has_ended_elsewhere = False
+        self.has_generation_ended = False
         self.is_refused = False
         self.is_alive = True
         self.link = 0  # grows with every connection; 0: none yet
@@ -479,7 +479,7 @@ class RunWorld:
             case events.GenerationFormed(part) if node.phase == "ready" and part.generation > node.generation:
                 self._start_work(node, part)
             case events.GenerationEnded(generation) if generation == node.generation:
-                node.has_ended_elsewhere = True
+                node.has_generation_ended = True
                 if node.phase == "running":
                     self._stop(node)
                 elif node.phase == "done":
@@ -509,7 +509,7 @@ class RunWorld:
         node.part = part
         node.phase = "running"
         node.failures = []
-        node.was_cut_off = node.has_ended_elsewhere = False
+        node.was_cut_off = node.has_generation_ended = False
         generation = part.generation
         is_calm = self._now > CALM_AFTER_S
         node.is_up, node.steps, node.is_quiet = False, None, False
@@ -539,7 +539,7 @@ class RunWorld:
         self._tell_steps(node)
         node.phase = "done"
         self._tell(node, messages.NodeSucceeded(generation))
-        if node.has_ended_elsewhere:
+        if node.has_generation_ended:
             self._be_ready(node)
 
     def _fail(self, node: Node, generation: int) -> None:

@@ -29,7 +29,7 @@ class ThinksTheNodeIsClear(AgentMachine):
         super()._clear(now)
         self.state.cleared = True
         self.state.deadlines.pop(Deadline.GRACE, None)
-        self._go_on_if_stopped(now)
+        self._continue_if_stopped(now)
 
 
 class StartsBesideTheOldGeneration(AgentMachine):
@@ -64,8 +64,8 @@ class StartsTwice(AgentMachine):
 
     def _on_generation_formed(self, assignment, now: float) -> None:
         super()._on_generation_formed(assignment, now)
-        if self.state.phase is Phase.RUNNING and assignment == self.state.assignment and not self._orders:
-            self._orders.append(order.StartWorkers(assignment))
+        if self.state.phase is Phase.RUNNING and assignment == self.state.assignment and not self._commands:
+            self._commands.append(order.StartWorkers(assignment))
 
 
 class StartsWithoutBeingTold(AgentMachine):
@@ -83,24 +83,24 @@ class IsReadyTooEarly(AgentMachine):
 
     def _stop(self, *details) -> None:
         super()._stop(*details)
-        self._tell(messages.NodeReady(self.state.generation))
+        self._send(messages.NodeReady(self.state.generation))
 
 
 class TellsOfASuccessThatWasNone(AgentMachine):
     """All have ended: good enough."""
 
-    def _go_on_if_stopped(self, now: float) -> None:
+    def _continue_if_stopped(self, now: float) -> None:
         if self.state.phase is Phase.STOPPING and self.state.cleared:
             self._after_success()
 
 
 class TellsOfTheWrongGeneration(AgentMachine):
-    def _tell(self, message: messages.FromNode) -> None:
+    def _send(self, message: messages.FromNode) -> None:
         if isinstance(
             message, messages.NodeStopped | messages.NodeSucceeded | messages.FailureSeen | messages.NodeDraining
         ):
             message = msgspec.structs.replace(message, generation=message.generation + 1)
-        super()._tell(message)
+        super()._send(message)
 
 
 class SpeaksAfterTheVerdict(AgentMachine):
@@ -146,7 +146,7 @@ class OverlooksFailures(AgentMachine):
 
 
 class CallsItSuccessWhenAllHaveEnded(AgentMachine):
-    def _go_on_if_stopped(self, now: float) -> None:
+    def _continue_if_stopped(self, now: float) -> None:
         if self.state.phase is Phase.STOPPING and self.state.cleared:
             self._end(self._own_verdict(Outcome.SUCCEEDED, "all workers ended"))
 
@@ -164,8 +164,8 @@ class ForgetsToAbandon(AgentMachine):
 
 
 class WaitsForEvidenceForever(AgentMachine):
-    def _note_bad_end(self, worker, fault: str, wrote_error: bool, now: float) -> None:
-        super()._note_bad_end(worker, fault, wrote_error, now)
+    def _record_bad_exit(self, worker, fault: str, wrote_error: bool, now: float) -> None:
+        super()._record_bad_exit(worker, fault, wrote_error, now)
         self.state.deadlines.pop(Deadline.EXAMINE, None)
 
 
@@ -212,7 +212,7 @@ class ForgetsToJoin(AgentMachine):
     def _join(self) -> None:
         super()._join()
         if self.state.generation:
-            self._orders.pop()
+            self._commands.pop()
 
 
 class ClearsTooEarly(AgentMachine):
@@ -220,17 +220,17 @@ class ClearsTooEarly(AgentMachine):
 
     def _stop(self, *details) -> None:
         super()._stop(*details)
-        if self.state.rung is Rung.ASKED:
+        if self.state.rung is Rung.SIGNALLED:
             self._clear(self.state.stopping_since)
 
 
 class ForgetsTheSecondFailure(AgentMachine):
     """Tells of only one failure per generation."""
 
-    def _tell(self, message: messages.FromNode) -> None:
+    def _send(self, message: messages.FromNode) -> None:
         if isinstance(message, messages.NodeStopped):
             message = msgspec.structs.replace(message, failures=message.failures[:1])
-        super()._tell(message)
+        super()._send(message)
 
 
 class GoesOnWhenTheGenerationEnded(AgentMachine):
@@ -280,8 +280,8 @@ class DoesNotWaitForTheVerdict(AgentMachine):
 
 
 class PassesNoticesOnToNobody(AgentMachine):
-    def _pass_on_notice(self, host: str, why: str, in_s: float | None) -> None:
-        self._orders.append(order.ForwardNotice(self.state.generation, host, why, in_s))
+    def _forward_notice(self, host: str, why: str, in_s: float | None) -> None:
+        self._commands.append(order.ForwardNotice(self.state.generation, host, why, in_s))
 
 
 class RunsAwayFromASignal(AgentMachine):
@@ -311,18 +311,18 @@ class LooksAtTheLateAlone(AgentMachine):
 class ForgetsWhoIsLate(AgentMachine):
     """Takes the stacks, and leaves it at that."""
 
-    def _watch_overdue(self) -> None:
+    def _update_overdue_deadline(self) -> None:
         pass
 
 
 class EndsTheNextOneToo(AgentMachine):
     """Cannot count."""
 
-    def _push(self, worker, overdue, now: float) -> None:
-        super()._push(worker, overdue, now)
-        for command in list(self._orders):
+    def _escalate(self, worker, overdue, now: float) -> None:
+        super()._escalate(worker, overdue, now)
+        for command in list(self._commands):
             if isinstance(command, order.EndWorker):
-                self._orders.append(msgspec.structs.replace(command, local_rank=command.local_rank + 1))
+                self._commands.append(msgspec.structs.replace(command, local_rank=command.local_rank + 1))
 
 
 BROKEN = [
@@ -333,15 +333,15 @@ BROKEN = [
     (StartsWithoutBeingTold, "and was not formed"),
     (ThinksTheNodeIsClear, "A3: NodeStopped while processes may be alive"),
     (IsReadyTooEarly, "A3: NodeReady while processes may be alive"),
-    (TellsOfASuccessThatWasNone, "A3: told of a success that not every worker had"),
+    (TellsOfASuccessThatWasNone, "A3: NodeSucceeded, but not every worker succeeded"),
     (TellsOfTheWrongGeneration, "A3: FailureSeen of generation"),
     (SpeaksAfterTheVerdict, "A4"),
     (LeavesBeforeTheNodeIsClear, "A5"),
     (RunsAwayFromASignal, "A5"),
-    (GivesUpWithoutACause, "A6: failed, but nobody failed"),
+    (GivesUpWithoutACause, "A6: failed, but no worker failed"),
     (CallsTheFailedStopped, "both failed and stopped"),
     (NamesTheLastCauseFirst, "A6: the first cause does not come first"),
-    (CallsItSuccessWhenAllHaveEnded, "A6: succeeded, but somebody failed"),
+    (CallsItSuccessWhenAllHaveEnded, "A6: succeeded, but a worker failed"),
     (ForgetsTheGracePeriod, "A7"),
     (ForgetsToAbandon, "A7"),
     (WaitsForEvidenceForever, "A7"),
@@ -407,8 +407,8 @@ def test_a_verdict_out_of_place_is_caught() -> None:
         def _on_refused(self, why: str, now: float) -> None:
             self.state.phase = Phase.ENDED
 
-        def _take(self, event: AnyEvent, now: float) -> None:
-            super()._take(events.JoinRefused("always") if isinstance(event, events.GenerationFormed) else event, now)
+        def _handle(self, event: AnyEvent, now: float) -> None:
+            super()._handle(events.JoinRefused("always") if isinstance(event, events.GenerationFormed) else event, now)
 
     assert any("A4: a verdict while running" in said for said in how_it_is_caught(VerdictTooEarly))
     assert any("A4: ended without a verdict" in said for said in how_it_is_caught(EndWithoutVerdict))

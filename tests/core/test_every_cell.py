@@ -156,7 +156,7 @@ def test_the_table_is_complete() -> None:
     """Every phase, and every rung of the ladder on the way down, has its rows."""
     assert {phase for phase, _ in SITUATIONS.values()} == set(Phase)
     rungs = {reach(name).state.rung for name in SITUATIONS}
-    assert rungs == {Rung.NONE, Rung.ASKED, Rung.CLEARING, Rung.KILLED}
+    assert rungs == {Rung.NONE, Rung.SIGNALLED, Rung.CLEARING, Rung.KILLED}
 
 
 def test_a_step_does_not_touch_what_it_was_given() -> None:

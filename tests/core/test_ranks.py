@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax._core.ranks import Candidate, arrange, choose, number
+from tenax._core.ranks import Candidate, arrange, assign_ranks, choose
 
 CORE = settings.get_profile("core")
 
@@ -45,7 +45,7 @@ def _are_apart(ranks: list[int]) -> bool:
 def test_every_node_gets_one_rank_and_every_worker_too(group: list[Candidate]) -> None:
     """R1: group ranks are 0 to n-1; global ranks are 0 to the world size, without gaps, and so are those of a role."""
     arranged = arrange(group)
-    places = number(arranged)
+    places = assign_ranks(arranged)
     assert sorted(c.node_id for c in arranged) == sorted(c.node_id for c in group)
     assert [place.group_rank for place in places] == list(range(len(group)))
     assert [place.node_id for place in places] == [c.node_id for c in arranged]
@@ -65,8 +65,8 @@ def test_a_rank_that_was_asked_for_is_given(group: list[Candidate]) -> None:
     """R3: if there is such a rank, and the nodes do not all say where they belong."""
     arranged = arrange(group)
     for candidate in group:
-        if 0 <= candidate.asked_rank < len(group):
-            assert arranged[candidate.asked_rank] is candidate
+        if 0 <= candidate.requested_rank < len(group):
+            assert arranged[candidate.requested_rank] is candidate
 
 
 @given(group=groups(ordered=False))
@@ -74,11 +74,11 @@ def test_a_rank_that_was_asked_for_is_given(group: list[Candidate]) -> None:
 def test_who_stays_keeps_its_rank_and_newcomers_fill_the_holes(group: list[Candidate]) -> None:
     """R2: a rank moves only if it does not exist any more or was asked for by another; then old members go first."""
     arranged = arrange(group)
-    taken = {c.asked_rank for c in group if 0 <= c.asked_rank < len(group)}
+    taken = {c.requested_rank for c in group if 0 <= c.requested_rank < len(group)}
     for candidate in group:
-        if candidate.asked_rank < 0 and 0 <= candidate.last_rank < len(group) and candidate.last_rank not in taken:
+        if candidate.requested_rank < 0 and 0 <= candidate.last_rank < len(group) and candidate.last_rank not in taken:
             assert arranged[candidate.last_rank] is candidate
-    moved = [c for rank, c in enumerate(arranged) if rank not in (c.asked_rank, c.last_rank)]
+    moved = [c for rank, c in enumerate(arranged) if rank not in (c.requested_rank, c.last_rank)]
     assert moved == sorted(moved, key=lambda c: (c.last_rank < 0, c.last_rank, c.arrival))
 
 
@@ -128,8 +128,8 @@ def test_members_are_chosen_before_strangers_and_those_in_the_order_they_came(
     assert len({c.node_id for c in chosen}) == len(chosen)
     left_out = [c for c in group if c not in chosen]
     for inside, outside in itertools.product(chosen, left_out):
-        if inside.asked_rank < 0:
-            assert outside.asked_rank < 0
+        if inside.requested_rank < 0:
+            assert outside.requested_rank < 0
             assert (inside.last_rank < 0, inside.arrival) < (outside.last_rank < 0, outside.arrival)
 
 

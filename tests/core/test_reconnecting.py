@@ -8,7 +8,7 @@ import pytest
 
 from tenax._core import coordinator as run
 from tenax._core import events, messages
-from tenax._core.agent import AgentMachine, Phase, words_on_connecting
+from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
 from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
 from tenax._core.model import AgentSettings, Assignment
 
@@ -54,10 +54,10 @@ EXPECTED = {
 def test_what_is_said_in_every_situation(situation: str) -> None:
     """First who we are and what we are doing, then what happened; nothing is kept for the time without a connection."""
     machine = reach(situation)
-    words = words_on_connecting(machine.state, NODE, 9.0)
+    words = messages_on_connecting(machine.state, NODE, 9.0)
     assert isinstance(words[0], messages.NodeJoined)
     assert [type(each) for each in words[1:]] == EXPECTED[situation]
-    assert words == words_on_connecting(machine.state, NODE, 9.0), "asking changes nothing"
+    assert words == messages_on_connecting(machine.state, NODE, 9.0), "asking changes nothing"
 
 
 def test_a_node_says_which_part_it_has() -> None:
@@ -65,7 +65,7 @@ def test_a_node_says_which_part_it_has() -> None:
     machine = AgentMachine(AgentSettings("run", "trainer", 2, 3))
     machine.step(events.RunRequested(), 0.0)
     machine.step(events.GenerationFormed(PART), 0.0)
-    (joined,) = words_on_connecting(machine.state, NODE, 1.0)
+    (joined,) = messages_on_connecting(machine.state, NODE, 1.0)
     assert joined == messages.NodeJoined(
         NODE,
         generation=1,
@@ -83,7 +83,7 @@ def test_a_node_that_was_cut_off_says_so() -> None:
     machine = reach("stopping, fenced")
     machine.step(events.NodeCleared(1), 5.0)
     assert machine.state.phase is Phase.JOINING
-    _, stopped, ready = words_on_connecting(machine.state, NODE, 9.0)
+    _, stopped, ready = messages_on_connecting(machine.state, NODE, 9.0)
     assert isinstance(stopped, messages.NodeStopped)
     assert stopped.was_cut_off
     assert ready == messages.NodeReady(1)
@@ -109,7 +109,7 @@ def test_words_are_true_whenever_the_link_breaks() -> None:
         for event, now, _ in world.steps:
             machine.step(event, now)
             state = machine.state
-            joined, *others = words_on_connecting(state, NODE, now)
+            joined, *others = messages_on_connecting(state, NODE, now)
             assert isinstance(joined, messages.NodeJoined)
             assert joined.generation == state.generation
             assert not (joined.is_running and joined.has_succeeded)
@@ -145,7 +145,7 @@ def test_a_coordinator_that_is_told_again_knows_no_more_and_no_less(situation: s
         coordinator.state.done,
     )
     failures, stopped = list(coordinator.state.failures), list(coordinator.state.stopped)
-    for each in words_on_connecting(machine.state, NODE, 1.0):
+    for each in messages_on_connecting(machine.state, NODE, 1.0):
         coordinator.step(run.Received("a", each), 1.0)
     state = coordinator.state
     assert (state.phase, set(state.ready), set(state.unstopped), state.done) == before

@@ -213,7 +213,7 @@ class GivesUpOnALoss(CoordinatorMachine):
     def _after_generation(self, now: float) -> None:
         if self.state.lost and self.state.failures:
             self.state.decision = GiveUp("that is too much")
-            self._over(Outcome.FAILED, "that is too much", now)
+            self._end_run(Outcome.FAILED, "that is too much", now)
         else:
             super()._after_generation(now)
 
@@ -246,19 +246,19 @@ class GoesOnAfterALoss(CoordinatorMachine):
 class GoesOnAfterAFailure(CoordinatorMachine):
     """Waits until the node has stopped."""
 
-    def _take_failures(self, record, failures, by_s: float, now: float) -> None:
+    def _add_failures(self, record, failures, by_s: float, now: float) -> None:
         phase = self.state.phase
         if phase is RunPhase.RUNNING:
             self.state.phase = RunPhase.GATHERING
-        super()._take_failures(record, failures, by_s, now)
+        super()._add_failures(record, failures, by_s, now)
         self.state.phase = phase
 
 
 class EndsForNothing(CoordinatorMachine):
     """Does not wait for the end that was announced."""
 
-    def _pass_on_notice(self, record, why: str, in_s: float | None) -> None:
-        super()._pass_on_notice(record, why, in_s)
+    def _forward_notice(self, record, why: str, in_s: float | None) -> None:
+        super()._forward_notice(record, why, in_s)
         if self.state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.DRAIN, why, self.state.formed_at)
 
@@ -269,8 +269,8 @@ class LetsInWhoCannotComeIn(CoordinatorMachine):
 
 
 class NamesTheLastCauseFirst(CoordinatorMachine):
-    def _over(self, outcome: Outcome, why: str, now: float) -> None:
-        super()._over(outcome, why, now)
+    def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
+        super()._end_run(outcome, why, now)
         self.replace(failures=self.verdict.failures[::-1])
 
     @property
@@ -280,20 +280,20 @@ class NamesTheLastCauseFirst(CoordinatorMachine):
 
     def replace(self, **more) -> None:
         self.state.verdict = msgspec.structs.replace(self.verdict, **more)
-        for index, say in enumerate(self._says):
+        for index, say in enumerate(self._outbox):
             if isinstance(say.event, events.RunEnded):
-                self._says[index] = Send(say.to, msgspec.structs.replace(say.event, verdict=self.state.verdict))
+                self._outbox[index] = Send(say.to, msgspec.structs.replace(say.event, verdict=self.state.verdict))
 
 
 class ForgetsACause(NamesTheLastCauseFirst):
-    def _over(self, outcome: Outcome, why: str, now: float) -> None:
-        CoordinatorMachine._over(self, outcome, why, now)
+    def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
+        CoordinatorMachine._end_run(self, outcome, why, now)
         self.replace(failures=self.verdict.failures[:1])
 
 
 class NamesTheStoppedTwice(NamesTheLastCauseFirst):
-    def _over(self, outcome: Outcome, why: str, now: float) -> None:
-        CoordinatorMachine._over(self, outcome, why, now)
+    def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
+        CoordinatorMachine._end_run(self, outcome, why, now)
         self.replace(stopped=self.verdict.stopped * 2)
 
 
@@ -382,7 +382,7 @@ class SaysNothing(CoordinatorMachine):
 class DoesNotSayItAgain(CoordinatorMachine):
     """Once must be enough."""
 
-    def _say_part_again(self, *details) -> None:
+    def _resend_assignment(self, *details) -> None:
         pass
 
 
@@ -393,7 +393,7 @@ class WaitsForTheDead(CoordinatorMachine):
         if was_awaited and self.state.phase is RunPhase.ENDING:
             self.state.unstopped.add(node_id)
 
-    def _waiting_in_words(self, now: float) -> str:
+    def _describe_waiting(self, now: float) -> str:
         return "waiting"
 
 
@@ -406,7 +406,7 @@ class IsNeverContent(CoordinatorMachine):
 
 
 class HearsEchoes(CoordinatorMachine):
-    def _is_ours(self, record, generation: int) -> bool:
+    def _is_current(self, record, generation: int) -> bool:
         return self.state.phase is not RunPhase.OVER and self._is_member(record.info.node_id)
 
 
@@ -418,10 +418,10 @@ class BelievesAnOldReady(CoordinatorMachine):
 
 
 class RemembersStrangers(CoordinatorMachine):
-    def _on_heard(self, node_id: str, message, now: float) -> None:
+    def _on_received(self, node_id: str, message, now: float) -> None:
         if node_id not in self.state.nodes and not isinstance(message, messages.NodeJoined):
             self.state.arrivals += 1
-        super()._on_heard(node_id, message, now)
+        super()._on_received(node_id, message, now)
 
 
 # --- C9 ---------------------------------------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ class AsksNewcomersToLeave(CoordinatorMachine):
     def _on_ready(self, record, ready, now: float) -> None:
         super()._on_ready(record, ready, now)
         if self.state.phase is RunPhase.RUNNING and record.phase is NodePhase.READY:
-            self._say(events.LeaveRequested("there is no place"), record.info.node_id)
+            self._send(events.LeaveRequested("there is no place"), record.info.node_id)
 
 
 # --- L1 of the ledger ------------------------------------------------------------------------------------------------
@@ -513,7 +513,7 @@ class JudgesWhenItResumes(CoordinatorMachine):
     """Acts at once on what it missed."""
 
     def _on_resumed(self, now: float) -> None:
-        self._on_time(now)
+        self._on_tick(now)
 
 
 class ForgetsToWaitAgain(CoordinatorMachine):
@@ -533,12 +533,12 @@ BROKEN = [
     (DoesNotWait, "C2: "),
     (TakesTheUnready, "which are not clear"),
     (ForgetsLatecomers, "C2: "),
-    (DoesNotWaitForTheOldSelf, "were not told"),
+    (DoesNotWaitForTheOldSelf, "were not notified"),
     (GivesARankTwice, "C3: "),
     (LeavesGapsBetweenRanks, "C3: "),
     (ForgetsRoles, "C3: "),
     (TellsEverybodyAnotherWorld, "C3: "),
-    (TellsEverybodyAnotherStore, "C3: the members heard of different stores"),
+    (TellsEverybodyAnotherStore, "C3: the members were sent different stores"),
     (TellsOldCounts, "C3: "),
     (ChargesLosses, "C4: a restart was charged"),
     (ChargesNewcomers, "C4: a restart was charged"),
@@ -547,28 +547,28 @@ BROKEN = [
     (CountsDrainsAsLosses, "counted as a change of the membership, and was none"),
     (CountsLossesAsDrains, "counted as a drain, and was none"),
     (DoesNotAskThePolicy, "were granted"),
-    (GivesUpOnALoss, "C4: failed, and nobody gave up"),
-    (TellsOnlySome, "were not told"),
+    (GivesUpOnALoss, "C4: failed, but the policy did not give up"),
+    (TellsOnlySome, "were not notified"),
     (GivesNoReason, "without a reason"),
     (GoesOnAfterALoss, "C5: generation"),
     (GoesOnAfterAFailure, "C5: generation"),
     (EndsForNothing, "without a cause"),
-    (LetsInWhoCannotComeIn, "who cannot come in"),
+    (LetsInWhoCannotComeIn, "which cannot be admitted"),
     (NamesTheLastCauseFirst, "C5: the first cause does not come first"),
     (ForgetsACause, "C5: failed, and the report names"),
     (NamesTheStoppedTwice, "were stopped"),
     (TellsOnlyMembersOfTheEnd, "C6: "),
-    (TellsEverybodySomethingElse, "C6: not everybody was told the same verdict"),
+    (TellsEverybodySomethingElse, "C6: not all nodes were sent the same verdict"),
     (SucceedsTooEarly, "C6: succeeded, and not every member has"),
-    (BeginsAnew, "C6: the run goes on after its end"),
-    (TurnsAwaySilently, "came after the end and was not told of it"),
+    (BeginsAnew, "C6: the run continues after its end"),
+    (TurnsAwaySilently, "joined after the end and was not sent the verdict"),
     (ForgetsTheJoinTimeout, "C7: gathering needs deadlines"),
     (ForgetsTheLastCall, "C7: gathering needs deadlines"),
     (WaitsForMore, "C7: "),
-    (SaysNothing, "waits and is not told for whom"),
-    (DoesNotSayItAgain, "and is not told again"),
-    (WaitsForTheDead, "C7: ending, and nobody is awaited"),
-    (IsNeverContent, "C7: everybody is done and the run goes on"),
+    (SaysNothing, "waits and was not sent a reason"),
+    (DoesNotSayItAgain, "and is not sent it again"),
+    (WaitsForTheDead, "C7: ending, but no node is awaited"),
+    (IsNeverContent, "C7: all members are done and the run continues"),
     (HearsEchoes, "C8: "),
     (BelievesAnOldReady, "C8: "),
     (RemembersStrangers, "C8: "),
@@ -579,7 +579,7 @@ BROKEN = [
     (RestartsWhatDoesNotRun, "C8: RestartRequested"),
     (AsksEverybodyToLeave, "C9: "),
     (DrainsAtOnce, "C9: "),
-    (AsksNewcomersToLeave, "and no operator wants that"),
+    (AsksNewcomersToLeave, "but no operator requested it"),
     (ForgetsWhatItWaited, "L1: "),
     (CountsFromZero, "L1: "),
 ]

@@ -8,7 +8,7 @@ import pytest
 
 from tenax._core import coordinator as run
 from tenax._core.coordinator import CoordinatorMachine, RunSettings
-from tenax.testing.run_scenario import describe_say, play_run_scenario
+from tenax.testing.run_scenario import describe_send, play_run_scenario
 from tenax.testing.scenario import ScenarioError, split_scenarios
 
 from .conftest import RUNS
@@ -59,19 +59,19 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("at 1 node a vanished", "line 2: 'vanished' is no fact"),
-        ("at 1 a ready", "line 2: 'a ready' is no fact"),
-        ("at 1 node a joined with two slots", "line 2: 'with two slots' says nothing of a node"),
-        ("at 1 node a up\nat 2 node a failed: rank one", "line 3: 'rank one' is no failure"),
+        ("at 1 node a vanished", "line 2: 'vanished' is not an event"),
+        ("at 1 a ready", "line 2: 'a ready' is not an event"),
+        ("at 1 node a joined with two slots", "line 2: 'with two slots' does not describe a node"),
+        ("at 1 node a up\nat 2 node a failed: rank one", "line 3: 'rank one' is not a failure"),
         ("at 1 node a up\nat 2 node a failed: rank 0 killed by SIGNOSUCH", "line 3: this system has no signal"),
-        ("at noon time passed", "line 2: 'noon' is no time"),
+        ("at noon time passed", "line 2: 'noon' is not a time"),
         ("at 5 time passed\nat 4 time passed", "line 3: time went back from 5 to 4"),
-        ("settings nodes", "line 2: 'nodes' is no setting"),
+        ("settings nodes", "line 2: 'nodes' is not a setting"),
         ("settings nods=2", "line 2: .*nods.*the settings are nodes, "),
         ("settings nodes=two", "line 2: .*the settings are nodes, "),
         ("policy generous", "line 2: there is no policy 'generous'; there are budget, pausing"),
-        ("at 1 time passed\npolicy budget", "line 3: policy must stand before the first fact"),
-        ("and then", "line 2: 'and then' is no part of a scenario"),
+        ("at 1 time passed\npolicy budget", "line 3: policy must come before the first event"),
+        ("and then", "line 2: 'and then' is not part of a scenario"),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_named(line: str, complaint: str) -> None:
@@ -89,4 +89,6 @@ def test_what_is_said_can_be_told_to_a_person() -> None:
     sentences = ("formed, node", "ended: ", "run ended: ", "refused: ", "waiting: ", "will leave", "asked to leave: ")
     for sentence in sentences:
         assert re.search(rf"^    say to .*{sentence}", text, re.MULTILINE), sentence
-    assert describe_say(run.Send(("a", "b"), run.events.Waiting("why")), machine.state) == ["say to a, b: waiting: why"]
+    assert describe_send(run.Send(("a", "b"), run.events.Waiting("why")), machine.state) == [
+        "say to a, b: waiting: why"
+    ]

@@ -63,17 +63,20 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("at 1 worker 0 vanished", "line 2: 'worker 0 vanished' is no fact"),
-        ("at noon time passed", "line 2: 'noon' is no time"),
+        ("at 1 worker 0 vanished", "line 2: 'worker 0 vanished' is not an event"),
+        ("at noon time passed", "line 2: 'noon' is not a time"),
         ("at 5 time passed\nat 4 time passed", "line 3: time went back from 5 to 4"),
         ("at 1 signal SIGNOSUCH", "line 2: this system has no signal SIGNOSUCH"),
-        ("settings workers", "line 2: 'workers' is no setting"),
+        ("settings workers", "line 2: 'workers' is not a setting"),
         ("settings wokers=2", "line 2: .*wokers.*the settings are workers, "),
         ("settings workers=two", "line 2: .*the settings are workers, "),
-        ("policy budget", "line 2: 'policy budget' is no part of a scenario"),
-        ("at 1 run ended: bravely, why not", "line 2: 'bravely' is no outcome; there are succeeded, failed, "),
-        ("at 1 time passed\nsettings workers=2", "line 3: settings must stand before the first fact"),
-        ("and then", "line 2: 'and then' is no part of a scenario"),
+        ("policy budget", "line 2: 'policy budget' is not part of a scenario"),
+        (
+            "at 1 run ended: bravely, why not",
+            "line 2: 'bravely' is not an outcome; the outcomes are succeeded, failed, ",
+        ),
+        ("at 1 time passed\nsettings workers=2", "line 3: settings must come before the first event"),
+        ("and then", "line 2: 'and then' is not part of a scenario"),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_named(line: str, complaint: str) -> None:

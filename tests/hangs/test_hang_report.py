@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tenax._core import events
 from tenax._core.hang_report import (
     LocalStacks,
+    describe_location,
+    format_ranks,
+    format_report,
     frames_in,
     last_dump,
     make_report,
     merged,
     places_of,
-    ranks_in_words,
     reason_of,
-    report_in_lines,
-    where_in_words,
 )
 from tenax._core.messages import HangReport, StackPlace
 from tenax._engines.tcp import wire
@@ -64,7 +64,7 @@ def test_names_and_numbers_of_threads_do_not_matter_and_the_rare_place_is_first(
     assert told.is_odd
     assert told.places[0].pid == 107
     assert "it is the one that is elsewhere, at /job/train.py:12 in load" in reason_of(told)
-    lines = report_in_lines(told)
+    lines = format_report(told)
     assert lines[2:] == ["  rank 7 (pid 107): at /job/train.py:12 in load", lines[3], "nothing"]
     assert lines[3] == "  ranks 0 to 6: at /job/train.py:12 in all_reduce"
 
@@ -105,19 +105,19 @@ def test_what_is_not_known_is_said_with_its_reason() -> None:
     """H10."""
     told = report(list(places_of([LocalStacks(0, 0, 1, dump(), ""), LocalStacks(1, 1, 2, "", "it is stopped")])))
     assert told.places[0].why == "it is stopped"
-    assert where_in_words(told.places[0]) == "not known: it is stopped"
+    assert describe_location(told.places[0]) == "not known: it is stopped"
     assert "which place is not known: it is stopped" in reason_of(told)
 
 
 def test_code_of_others_is_named_after_the_line_that_called_it() -> None:
     frames = ("/usr/lib/python3.11/threading.py:327 in wait", "/job/train.py:9 in load", "/job/train.py:20 in main")
-    assert where_in_words(StackPlace((0,), frames)) == "at /job/train.py:9 in load, in threading.py:327 in wait"
+    assert describe_location(StackPlace((0,), frames)) == "at /job/train.py:9 in load, in threading.py:327 in wait"
 
 
 def test_ranks_are_short() -> None:
-    assert ranks_in_words([3]) == "rank 3"
-    assert ranks_in_words([0, 1, 2, 5]) == "ranks 0 to 2, 5"
-    assert ranks_in_words(list(range(0, 100, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more"
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([0, 1, 2, 5]) == "ranks 0 to 2, 5"
+    assert format_ranks(list(range(0, 100, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more"
 
 
 places = st.builds(

@@ -7,7 +7,15 @@ import os
 import msgspec
 import pytest
 
-from tenax._core.hang import DOUBT_PATIENCE, PATIENCE, SPIN_PATIENCE, START_PATIENCE, HangJudge, ProcessCounters, Sample
+from tenax._core.hang import (
+    DOUBT_PATIENCE,
+    PATIENCE,
+    SPIN_PATIENCE,
+    START_PATIENCE,
+    HangDetector,
+    ProcessCounters,
+    Sample,
+)
 
 from .workloads import ASLEEP, COMPUTING, HEARTBEAT, SPINNING, WORKING, FakeWorker, Look, Workload
 
@@ -59,13 +67,13 @@ def test_it_moves_again_and_that_length_is_no_news() -> None:
     assert job.hang(is_spinning=False) > 9 * first_s
 
 
-def _judge(**how: float) -> HangJudge:
-    judge = HangJudge(how.get("after_s", 60.0), 5.0)
+def _judge(**how: float) -> HangDetector:
+    judge = HangDetector(how.get("after_s", 60.0), 5.0)
     judge.begin(int(how.get("world", 2)), 0.0)
     return judge
 
 
-def _run(judge: HangJudge, worker: FakeWorker, looks: list[Look], now: float) -> tuple[bool, float]:
+def _run(judge: HangDetector, worker: FakeWorker, looks: list[Look], now: float) -> tuple[bool, float]:
     is_quiet = False
     for look in looks:
         now += 5.0
@@ -195,7 +203,7 @@ def test_the_time_between_steps_is_their_own_and_not_that_between_looks(
     every_s: float, least_s: float, most_s: float
 ) -> None:
     """H3: many steps between two looks make a job impatient; ten times the longest gap is the law, and no more."""
-    judge = HangJudge(5.0, 1.25)
+    judge = HangDetector(5.0, 1.25)
     judge.begin(2, 0.0)
     now = 0.0
     while now < 60.0:
@@ -210,7 +218,7 @@ def test_the_time_between_steps_is_their_own_and_not_that_between_looks(
 
 def test_a_long_gap_among_many_short_ones_is_learned() -> None:
     """H3: a step that takes two seconds, every fifty of 0.1 s, is seen by who looks every second."""
-    judge = HangJudge(5.0, 1.25)
+    judge = HangDetector(5.0, 1.25)
     judge.begin(2, 0.0)
     now = 0.0
     while now < 300.0:

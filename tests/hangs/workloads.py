@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tenax._core.hang import HangJudge, Opinion, ProcessCounters, Sample, Scopes, Thread
+from tenax._core.hang import Assessment, HangDetector, ProcessCounters, Sample, Scopes, Thread
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -91,14 +91,14 @@ class Workload:
         # Around nothing, the start, every step, or checkpoints. Of its own dice: jobs are as they were without.
         self.scopes_around = random.Random(-seed).choice(("nothing", "start", "step", "checkpoint"))
         self.is_alone = len(self.workers) == 1 and seed % 2 == 0
-        self.judge = HangJudge(hang_after_s, interval_s)
+        self.judge = HangDetector(hang_after_s, interval_s)
         self.now = 0.0
         self._until_step_s = self.step_s
 
     def begin(self) -> None:
         self.judge.begin(1 if self.is_alone else 2 * len(self.workers), self.now)
 
-    def look(self, looks: list[Look]) -> Opinion:
+    def look(self, looks: list[Look]) -> Assessment:
         elapsed_s = self.interval_s * self.dice.uniform(0.98, 1.1)
         self.now += elapsed_s
         samples = [worker.sample(look, elapsed_s, self.now) for worker, look in zip(self.workers, looks, strict=True)]
@@ -107,7 +107,7 @@ class Workload:
     def all(self, look: Look) -> list[Look]:
         return [look] * len(self.workers)
 
-    def start(self) -> Iterator[Opinion]:
+    def start(self) -> Iterator[Assessment]:
         """Imports, then silence: a download, a compiler elsewhere, a barrier of a thousand nodes."""
         scopes = 8 if self.scopes_around == "start" else 0
         for _ in range(self.dice.randint(1, 8)):
@@ -117,7 +117,7 @@ class Workload:
         for _ in range(self.dice.choice((0, 20, 120))):
             yield self.look(self.all(Look(calls=3, bytes=9_000, faults=4_000, share=1.0, runs=300.0)))  # a compiler
 
-    def train(self, seconds: float) -> Iterator[Opinion]:
+    def train(self, seconds: float) -> Iterator[Assessment]:
         until = self.now + seconds
         while self.now < until:
             self._until_step_s -= self.interval_s
@@ -131,7 +131,7 @@ class Workload:
                 step = msgspec.structs.replace(step, scopes=2 * steps)
             yield self.look(self.all(step if steps else between))
 
-    def interrupt(self) -> Iterator[Opinion]:
+    def interrupt(self) -> Iterator[Assessment]:
         """What happens in the life of a job, and is no hang."""
         dice, most = self.dice, 0.8 * self.hang_after_s
         act = dice.choice(("checkpoint", "evaluation", "stall", "logs", "phase", "slow rank", "compile"))
@@ -171,7 +171,7 @@ class Workload:
                 for _ in range(dice.randint(10, 200)):
                     yield self.look(self.all(Look(calls=20, bytes=5_000_000, faults=9_000, share=1.0, runs=300.0)))
 
-    def live(self, hours: float) -> Iterator[Opinion]:
+    def live(self, hours: float) -> Iterator[Assessment]:
         """Start, train, be interrupted; now and then a new generation."""
         until = self.now + 3600 * hours
         while self.now < until:

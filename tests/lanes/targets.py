@@ -100,7 +100,7 @@ class Coordinator:
             for say in says:
                 wire.decode_from_server(wire.encode(wire.Event(say.event))[4:])
             machine.state.next_deadline()
-        status = status_of(machine.state, recent, machine.doing_in_words(now), now, 1e9)
+        status = status_of(machine.state, recent, machine.describe_activity(now), now, 1e9)
         msgspec.json.decode(wire.encode_answer(1, status, "")[4:])
         msgspec.json.decode(msgspec.json.encode(status), type=RunStatus)
         header = RunHeader(3, "0", settings, "h", 1e9, 0.0)
@@ -304,7 +304,7 @@ class EtcdKeys:
                 for event in (opened, run.Tick(), run.NodeLost("a", "why")):
                     for say in machine.step(event, 1e6):
                         wire.decode_from_server(wire.encode(wire.Event(say.event))[4:])
-                status = status_of(machine.state, [], machine.doing_in_words(0.0), 0.0, 0.0)
+                status = status_of(machine.state, [], machine.describe_activity(0.0), 0.0, 0.0)
                 msgspec.json.decode(msgspec.json.encode(status), type=RunStatus)
 
     def close(self) -> None:

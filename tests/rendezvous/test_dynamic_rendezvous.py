@@ -35,7 +35,7 @@ from tenax.rendezvous.dynamic_rendezvous import (
     get_method_name,
 )
 from tenax.store import MemoryStore, StoreServer, TCPStore
-from tenax.testing.rendezvous_contract import BlockingCall, ask_until
+from tenax.testing.rendezvous_contract import BlockingCall, wait_until
 
 LIMIT_S = 60.0
 KEY = "torch.rendezvous.run"
@@ -273,7 +273,7 @@ def test_a_lost_state_is_begun_anew_with_later_rounds(place: Place) -> None:
     meet(*nodes)
     meet(*nodes)
     place.backend.cell = None
-    ask_until(lambda: nodes[0].num_nodes_waiting() > 0)
+    wait_until(lambda: nodes[0].num_nodes_waiting() > 0)
     meet(*nodes)
     assert place.backend.cell is not None
     assert decode(place.backend.cell[0], "run").round == 3
@@ -283,7 +283,7 @@ def test_rank_0_that_dies_before_it_publishes_does_not_hold_up_the_others(place:
     """The round is complete, but its rank 0 is gone before anybody learned its address. The next one forms."""
     place.backend.cell = (encode(State("run", 2, 2, nodes=(Node("dead", "host-b", Standing.JOINED),))), 1)
     waiting = BlockingCall(place.node(2, 2, keep_alive_s=0.2, attempts=5).next_rendezvous)
-    ask_until(lambda: decode(place.backend.cell[0], "run").members.get("dead") == 0)  # type: ignore[index]
+    wait_until(lambda: decode(place.backend.cell[0], "run").members.get("dead") == 0)  # type: ignore[index]
     other = BlockingCall(place.node(2, 2).next_rendezvous)
     assert {waiting.result().world_size, other.result().world_size} == {2}
 
@@ -330,7 +330,7 @@ def test_the_death_of_a_member_is_a_change_of_the_group() -> None:
             assert {joining.result().rank, rank} == {0, 1}
             assert node.num_nodes_waiting() == 0
             member.kill()
-        ask_until(lambda: node.num_nodes_waiting() > 0)
+        wait_until(lambda: node.num_nodes_waiting() > 0)
         again = node.next_rendezvous()
         assert (again.rank, again.world_size) == (0, 1)
         node.shutdown()
@@ -359,10 +359,10 @@ def test_a_backend_that_is_away_for_a_moment_disturbs_nobody(place: Place) -> No
     node.next_rendezvous()
     place.backend.fault = RendezvousConnectionError("away")
     before = place.backend.calls
-    ask_until(lambda: node.num_nodes_waiting() == 0 and place.backend.calls > before + 3)
+    wait_until(lambda: node.num_nodes_waiting() == 0 and place.backend.calls > before + 3)
     place.backend.fault = None
     before = place.backend.calls
-    ask_until(lambda: node.num_nodes_waiting() == 0 and place.backend.calls > before + 3)
+    wait_until(lambda: node.num_nodes_waiting() == 0 and place.backend.calls > before + 3)
 
 
 def test_a_backend_that_stays_away_is_an_error(place: Place) -> None:
@@ -371,7 +371,7 @@ def test_a_backend_that_stays_away_is_an_error(place: Place) -> None:
     node.next_rendezvous()
     place.backend.fault = RendezvousConnectionError("gone")
     with pytest.raises(RendezvousConnectionError, match="gone"):
-        ask_until(lambda: node.num_nodes_waiting() > 0)
+        wait_until(lambda: node.num_nodes_waiting() > 0)
 
 
 def test_a_backend_that_went_away_after_the_end_of_the_run_disturbs_nobody(place: Place) -> None:
@@ -379,10 +379,10 @@ def test_a_backend_that_went_away_after_the_end_of_the_run_disturbs_nobody(place
     nodes = [place.node(2, 2, keep_alive_s=0.1, attempts=2) for _ in range(2)]
     meet(*nodes)
     nodes[0].shutdown()
-    ask_until(nodes[1].is_closed)
+    wait_until(nodes[1].is_closed)
     place.backend.fault = RendezvousConnectionError("gone")
     before = place.backend.calls
-    ask_until(lambda: nodes[1].num_nodes_waiting() == 0 and place.backend.calls > before + 5)
+    wait_until(lambda: nodes[1].num_nodes_waiting() == 0 and place.backend.calls > before + 5)
 
 
 def test_a_backend_that_is_never_reached_is_an_error_of_the_join(place: Place) -> None:
@@ -397,7 +397,7 @@ def test_the_heart_does_not_die_in_silence(place: Place) -> None:
     node.next_rendezvous()
     place.backend.fault = ZeroDivisionError("a fault of mine")
     with pytest.raises(ZeroDivisionError, match="a fault of mine"):
-        ask_until(lambda: node.num_nodes_waiting() > 0)
+        wait_until(lambda: node.num_nodes_waiting() > 0)
     with pytest.raises(ZeroDivisionError, match="a fault of mine"):
         node.next_rendezvous()
 
@@ -420,7 +420,7 @@ def test_a_member_whose_work_ends_ends_the_run(place: Place) -> None:
     meet(*nodes)
     assert nodes[0].shutdown()
     assert nodes[1].is_closed()
-    ask_until(lambda: nodes[1].num_nodes_waiting() == 0)  # nothing could form any more: let it finish its work
+    wait_until(lambda: nodes[1].num_nodes_waiting() == 0)  # nothing could form any more: let it finish its work
     with pytest.raises(RendezvousClosedError, match=r"the run 'run' is over: the work of 127\.0\.0\.1 ended"):
         nodes[1].next_rendezvous()
 
@@ -431,7 +431,7 @@ def test_an_interrupt_on_one_node_leaves_the_run_to_the_others(place: Place) -> 
     meet(*nodes)
     interrupted(nodes[0])
     assert not nodes[1].is_closed()
-    ask_until(lambda: nodes[1].num_nodes_waiting() == 1)
+    wait_until(lambda: nodes[1].num_nodes_waiting() == 1)
     assert nodes[1].next_rendezvous().world_size == 1
 
 
@@ -441,7 +441,7 @@ def test_a_node_that_was_left_behind_does_not_end_the_run(place: Place) -> None:
     meet(*nodes)
     left_behind, other = nodes
     assert other.next_rendezvous().world_size == 1  # after two last calls without the first one
-    ask_until(lambda: left_behind.num_nodes_waiting() > 0)
+    wait_until(lambda: left_behind.num_nodes_waiting() > 0)
     left_behind.shutdown()
     assert not other.is_closed()
 
@@ -560,5 +560,5 @@ def test_a_stranger_that_writes_while_a_group_runs_is_reported(place: Place) -> 
     member.next_rendezvous()
     store.set(KEY, base64.b64encode(b"I was here"))
     with pytest.raises(RendezvousStateError, match="is not ours: it begins with b'I was here'"):
-        ask_until(lambda: member.num_nodes_waiting() > 0)
+        wait_until(lambda: member.num_nodes_waiting() > 0)
     store.delete_key(KEY)

@@ -249,11 +249,11 @@ def test_what_the_run_does_is_said_in_words(table: Callable[..., Table]) -> None
     made = table()
     made.seat.step(Opened())
     made.ready("a")
-    assert made.seat.doing_in_words() == "1 node of 2 here (a); waiting for 1 more, for 600 s at most"
+    assert made.seat.describe_activity() == "1 node of 2 here (a); waiting for 1 more, for 600 s at most"
     made.ready("b")
-    assert made.seat.doing_in_words() == "generation 1 is starting; waiting for the workers of a, b"
+    assert made.seat.describe_activity() == "generation 1 is starting; waiting for the workers of a, b"
     made.seat.step(CancelRequested("enough"))
-    assert made.seat.doing_in_words() == "the run is over: enough"
+    assert made.seat.describe_activity() == "the run is over: enough"
 
 
 def test_a_deadline_that_passed_while_the_process_was_frozen_is_not_acted_on(table: Callable[..., Table]) -> None:

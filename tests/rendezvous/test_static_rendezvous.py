@@ -18,7 +18,7 @@ from tenax.rendezvous.api import (
 )
 from tenax.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
 from tenax.store import TCPStore
-from tenax.testing.rendezvous_contract import BlockingCall, ask_until
+from tenax.testing.rendezvous_contract import BlockingCall, wait_until
 
 LIMIT_S = 60
 
@@ -70,10 +70,10 @@ def test_a_node_that_restarts_takes_the_others_along(group: Group) -> None:
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
     again = BlockingCall(one.next_rendezvous)
-    ask_until(lambda: zero.num_nodes_waiting() > 0)
+    wait_until(lambda: zero.num_nodes_waiting() > 0)
     assert zero.next_rendezvous().world_size == 2
     assert again.result().rank == 1
-    ask_until(lambda: zero.num_nodes_waiting() == 0 and one.num_nodes_waiting() == 0)
+    wait_until(lambda: zero.num_nodes_waiting() == 0 and one.num_nodes_waiting() == 0)
 
 
 def test_an_attempt_has_fresh_keys_for_agents_and_workers(group: Group) -> None:
@@ -94,7 +94,7 @@ def test_a_node_that_was_started_again_is_let_in(group: Group) -> None:
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
     successor = BlockingCall(group.node(1, 2).next_rendezvous)
-    ask_until(lambda: zero.num_nodes_waiting() > 0)
+    wait_until(lambda: zero.num_nodes_waiting() > 0)
     zero.next_rendezvous()
     assert successor.result().rank == 1
 
@@ -104,7 +104,7 @@ def test_two_nodes_with_the_same_rank(group: Group) -> None:
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
     earlier = BlockingCall(one.next_rendezvous)
-    ask_until(lambda: zero.num_nodes_waiting() > 0)
+    wait_until(lambda: zero.num_nodes_waiting() > 0)
     later = BlockingCall(group.node(1, 2).next_rendezvous)
     with pytest.raises(RendezvousStateError, match="another node came to the run 'run' with the rank 1"):
         earlier.result()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tenax._core.events import FromCoordinator, GenerationEnded, JoinRefused, LeaveNoticed, RunEnded, Waiting
 from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeReady, NodeStopped
-from tenax._core.model import Evidence, Failure, Outcome, Stopped, Verdict, told_in_full
+from tenax._core.model import Evidence, Failure, Outcome, Stopped, Verdict, truncate_failures
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.wire import FrameReader, Hello, WireError, prove
 
@@ -303,7 +303,7 @@ def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
     verdict = Verdict(
         Outcome.FAILED,
         "w" * 1000,
-        told_in_full(failures),
+        truncate_failures(failures),
         tuple(
             Stopped(7, rank, 4_000_000, -15, *(("\x01" * 6007, "h" * 64) if rank < 32 else ()))
             for rank in range(10_000)
@@ -326,7 +326,7 @@ def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
     )
     failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, story) for rank in range(512)]
     stopped = tuple(Stopped(7, rank, 1, -15, "\x01" * 6007 if rank < 16 else "") for rank in range(512))
-    word = NodeStopped(1, 1.0, told_in_full(failures), stopped)
+    word = NodeStopped(1, 1.0, truncate_failures(failures), stopped)
     assert len(wire.encode(wire.Word(word))) < wire.MAX_BYTES
 
 

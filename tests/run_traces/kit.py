@@ -111,7 +111,7 @@ class ToldDesk:
 
     def status(self) -> RunStatus:
         self.looked += 1
-        return status_of(self.machine.state, (), self.machine.doing_in_words(self.now), self.now, WALL)
+        return status_of(self.machine.state, (), self.machine.describe_activity(self.now), self.now, WALL)
 
     def ask(self, request: AnyRequest, reply: Any) -> None:
         raise AssertionError("nobody asks here")

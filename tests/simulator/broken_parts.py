@@ -11,7 +11,7 @@ from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, Phase
 from tenax._core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Send
 from tenax._core.lease import Lease, LeaseTerms
-from tenax._core.model import when_it_began
+from tenax._core.model import failure_began_at
 from tenax._core.policy import GiveUp, Restart
 from tenax.testing.simulator import Parts
 
@@ -51,7 +51,7 @@ class StartsAgain(AgentMachine):
 
     def _on_generation_ended(self, *details) -> None:
         if self.state.phase is Phase.RUNNING and self.state.assignment.group_rank > 0:
-            self._orders.append(commands.StartWorkers(self.state.assignment))
+            self._commands.append(commands.StartWorkers(self.state.assignment))
         super()._on_generation_ended(*details)
 
 
@@ -83,19 +83,19 @@ class CountsFromOne(CoordinatorMachine):
 class GivesARankTwice(CoordinatorMachine):
     def _form(self, now: float) -> None:
         super()._form(now)
-        formed = [say for say in self._says if isinstance(say.event, events.GenerationFormed)]
+        formed = [say for say in self._outbox if isinstance(say.event, events.GenerationFormed)]
         if len(formed) > 1:
             part = msgspec.structs.replace(formed[-1].event.assignment, first_global_rank=0)
-            self._says[self._says.index(formed[-1])] = Send(formed[-1].to, events.GenerationFormed(part))
+            self._outbox[self._outbox.index(formed[-1])] = Send(formed[-1].to, events.GenerationFormed(part))
 
 
 class TellsEverybodyAnotherCount(CoordinatorMachine):
     def _form(self, now: float) -> None:
         super()._form(now)
-        for index, say in enumerate(self._says):
+        for index, say in enumerate(self._outbox):
             if isinstance(say.event, events.GenerationFormed):
                 part = msgspec.structs.replace(say.event.assignment, restarts_used=index)
-                self._says[index] = Send(say.to, events.GenerationFormed(part))
+                self._outbox[index] = Send(say.to, events.GenerationFormed(part))
 
 
 class ChargesTwice(CoordinatorMachine):
@@ -119,7 +119,7 @@ class NeverGivesUp(CoordinatorMachine):
 
 class NamesTheLastCause(CoordinatorMachine):
     def _after_failure(self, now: float) -> None:
-        times = [when_it_began(failure) for failure in self.state.failures]
+        times = [failure_began_at(failure) for failure in self.state.failures]
         turned = zip(self.state.failures, [times[-1 - index] for index in range(len(times))], strict=True)
         self.state.failures = [
             msgspec.structs.replace(
@@ -150,17 +150,17 @@ class TellsNobodyOfTheEnd(CoordinatorMachine):
 
     def _end_generation(self, kind: Ending, why: str, now: float) -> None:
         super()._end_generation(kind, why, now)
-        self._says = [say for say in self._says if not isinstance(say.event, events.GenerationEnded)]
+        self._outbox = [say for say in self._outbox if not isinstance(say.event, events.GenerationEnded)]
 
 
 # --- what was true once -----------------------------------------------------------------------------------------------
 
 
 class ChargesForTheCutOff(CoordinatorMachine):
-    def _on_heard(self, node_id: str, message: messages.FromNode, now: float) -> None:
+    def _on_received(self, node_id: str, message: messages.FromNode, now: float) -> None:
         if isinstance(message, messages.NodeStopped):
             message = msgspec.structs.replace(message, was_cut_off=False)
-        super()._on_heard(node_id, message, now)
+        super()._on_received(node_id, message, now)
 
 
 class RemembersEveryName(CoordinatorMachine):
@@ -187,7 +187,7 @@ class ForgetsWhatHadEndedIt(CoordinatorMachine):
 
 
 class ConfusesNamesakes(CoordinatorMachine):
-    def _without_namesake(self, joined, now: float):
+    def _drop_colliding_generation(self, joined, now: float):
         return joined
 
 

@@ -100,7 +100,7 @@ def test_the_machines_own_checkers_watch_too() -> None:
         ({"offers_fresh_store": False}, "S4", range(420, 1001)),
         ({"keeps_offers": False}, "S3", range(100, 401)),
         ({"marker_remembers": False}, "S10", range(10, 61)),
-        ({"dates_words": False}, "S8", range(380, 1001)),
+        ({"dates_messages": False}, "S8", range(380, 1001)),
     ],
 )
 def test_an_engine_that_neglects_a_duty_is_caught(engine: dict[str, bool], name: str, seeds: range) -> None:
@@ -118,7 +118,7 @@ def test_an_agent_that_serves_before_the_dead_one_is_buried_is_caught() -> None:
         max_nodes=3,
         seconds=20.0,
         habits=Habits(generation_s=1e6, fails=0.0, collateral=0.0, ignores_term=0.0, ends_within_s=0.01, kill_s=2.0),
-        faults=(Fault(10.0, "behead"),),
+        faults=(Fault(10.0, "kill_coordinator"),),
     )
     for seed in range(20):
         setup = msgspec.structs.replace(setup, seed=seed)

@@ -28,7 +28,7 @@ def test_words_said_are_linear_in_the_number_of_nodes() -> None:
     """One word to each node when a generation ends, one when the next is formed, and few besides."""
     outcome = play_crowd(CrowdSetup(nodes=200, spares=1, hours=0.5))
     assert outcome.broken == ""
-    assert outcome.said < 2.5 * outcome.generations * 201
+    assert outcome.sent < 2.5 * outcome.generations * 201
 
 
 def test_the_same_seed_gives_the_same_day() -> None:

@@ -43,7 +43,7 @@ def namesakes(seed: int) -> Setup:
         last_call_s=0.2,
         seconds=80.0,
         habits=QUIET,
-        faults=(Fault(20.0, "power", a=0, seconds=1.0), Fault(50.0, "behead", seconds=0.5)),
+        faults=(Fault(20.0, "power", a=0, seconds=1.0), Fault(50.0, "kill_coordinator", seconds=0.5)),
     )
 
 
@@ -66,7 +66,7 @@ def late_ending(seed: int) -> Setup:
         habits=msgspec.structs.replace(QUIET, collateral=1.0, collateral_s=0.05, ends_within_s=0.002, start_s=0.005),
         faults=(
             Fault(0.14, "stall", a=1 + seed % 2, b=1, seconds=2.0),
-            Fault(0.3 + seed * 0.002, "behead", seconds=0.3),
+            Fault(0.3 + seed * 0.002, "kill_coordinator", seconds=0.3),
         ),
     )
 

@@ -69,7 +69,7 @@ def test_a_coordinator_that_dies_costs_healthy_workers_nothing() -> None:
         max_nodes=3,
         seconds=60.0,
         habits=Habits(generation_s=1e6, fails=0.0),
-        faults=(Fault(20.0, "behead", seconds=2.0),),
+        faults=(Fault(20.0, "kill_coordinator", seconds=2.0),),
     )
     outcome = simulate(setup, tell=True)
     assert outcome.broken == ""

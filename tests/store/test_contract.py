@@ -65,7 +65,7 @@ class OurContract(StoreContract):
 
 
 def skip_what_torchs_client_does_not_do(request: pytest.FixtureRequest) -> None:
-    if request.function.__name__ == "test_every_pushed_value_goes_to_one_of_those_who_wait":
+    if request.function.__name__ == "test_every_pushed_value_goes_to_one_waiting_client":
         pytest.skip("who waits in torch's client has an error when somebody else was faster")
 
 
@@ -93,7 +93,7 @@ class TestOurClientWithTorchsLegacyServer(OurContract):
     def _kind(self, makers: Makers) -> None:
         self.make = makers.legacy
 
-    def test_compare_set_wakes_who_waits_for_the_key(self) -> None:
+    def test_compare_set_wakes_waiting_clients(self) -> None:
         pytest.skip("torch's legacy server does not")
 
 

@@ -64,7 +64,7 @@ class Told:
         """As it is read by whoever asked for it over a wire."""
         now = self.now if at is None else at
         machine = self.machine
-        status = status_of(machine.state, self.recent, machine.doing_in_words(now), now, EPOCH)
+        status = status_of(machine.state, self.recent, machine.describe_activity(now), now, EPOCH)
         written = msgspec.json.encode(status)
         assert msgspec.json.decode(written, type=RunStatus) == status
         return status

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Key = TypeVar("Key")  # what the caller names a connection by; hashable
 
     class _ByKey(Generic[Key]):
-        """Importing ``typing`` would take longer than everything else that a process of the store imports."""
+        """Avoids importing ``typing``, which would take longer than all other imports of the store process."""
 else:
 
     class _ByKey:
@@ -79,7 +79,7 @@ class Admission(_ByKey[Key]):
         return next((since for _, since in self._places.values()), None)
 
     def release(self, key: Key) -> None:
-        """``key`` needs its place no longer: it was closed, or has authenticated. Does nothing if it has none."""
+        """Free the place of ``key``, which was closed or has authenticated. Does nothing if it has none."""
         place = self._places.pop(key, None)
         if place is None:
             return
@@ -91,8 +91,7 @@ class Admission(_ByKey[Key]):
         self._resize(group, len(members) + 1)
 
     def expired(self, now: float, max_age_s: float) -> list[Key]:
-        """Return the connections that were admitted more than ``max_age_s`` ago. They keep their places until they are
-        released."""
+        """Return the connections admitted more than ``max_age_s`` ago. They keep their places until released."""
         found: list[Key] = []
         for key, (_, since) in self._places.items():
             if now - since <= max_age_s:

@@ -1,29 +1,30 @@
-"""The agent machine: the life of one node.
+"""The agent machine: the lifecycle of one node.
 
-    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     the generation ended, here or elsewhere
-                         |          '-----> ENDED            this node was asked to leave, or the run is over
-                         '-------> CLOSING -> DONE -> ENDED  every worker here succeeded; the run ends when all did
+    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     the generation ended, on this node or elsewhere
+                         |          '-----> ENDED            this node leaves, or the run ended
+                         '-------> CLOSING -> DONE -> ENDED  all workers on this node succeeded; the run ends when
+                                                             those of all nodes have
 
-It decides when workers start and stop and how hard they are pushed (the kill ladder: ask -> clear -> kill ->
-abandon). Whether there is a next generation, and how the run ends, is the coordinator's decision (``coordinator.py``):
-this machine tells it what happened and hears what follows, also when the coordinator lives in the same process. It does
-not know what a process, a log or a socket is, and it never reads a clock: the time of each event is an argument.
+It decides when workers start and stop, and how a stop escalates (the kill ladder: signal -> clear -> kill -> abandon).
+The coordinator (``coordinator.py``) decides whether there is a next generation and how the run ends. This machine sends
+it messages and receives its events, also if both are in one process. It has no access to processes, logs, sockets or a
+clock: the time of each event is an argument.
 
-What always holds (tests cite the numbers; ``invariants.py`` checks them after every step):
+Invariants (tests cite the numbers; ``tenax.testing.agent_invariants`` checks them after every step):
 
-A1  Workers of a generation start only when the node was cleared of every earlier one.
-A2  Generations only grow, and each starts its workers at most once, and only when the coordinator formed it.
-A3  What the coordinator is told is true: ready and stopped only when clear, succeeded only if every worker was.
-A4  After the verdict nothing is ordered any more.
-A5  A verdict comes only when the node is clear, or says what was left (ABANDONED) or that our hold was lost (BROKEN).
-A6  A FAILED verdict names at least one failure, the first cause first; no worker is both failed and stopped.
-A7  While processes are awaited a deadline stands: no wait is without end.
-A8  The kill ladder only climbs.
-A9  A fact of another generation changes nothing.
-A10 A worker is ended alone only if a scope of its had expired, and by SIGKILL at the latest after the grace period.
-    Stacks are taken only when somebody is late, or the coordinator wants them.
-A11 That nothing moves is told once, and that it moves again once. Whoever wants stacks hears where the workers are, or
-    that it is not known, within a bounded time. A hang is told to people once, and that it is over only after that.
+A1  Workers of a generation start only when no process of an earlier one is alive on the node.
+A2  Generation numbers only grow. A generation starts its workers once at most, and only if the coordinator formed it.
+A3  Messages are true: ready and stopped are sent only when the node is clear, succeeded only if every worker succeeded.
+A4  No command follows the verdict.
+A5  A verdict is reached only when the node is clear, except ABANDONED (a process survived) and BROKEN (keeper lost).
+A6  A FAILED verdict names at least one failure, first cause first; no worker is both failed and stopped.
+A7  Every wait for processes has a deadline.
+A8  The kill ladder only escalates.
+A9  An event of another generation changes nothing.
+A10 A single worker is ended only after one of its scopes expired, and gets SIGKILL after the grace period at latest.
+    Stacks are collected only if a worker is overdue or the coordinator requested them.
+A11 The start and the end of a quiet period are each sent once. A request for stacks is answered within a bounded time,
+    with locations or with why they are not known. A hang is reported once, and its end only after that.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ from tenax._core.model import (
     WorkerPhase,
     WorkerRecord,
     by_cause,
-    most_of_stacks,
-    told_in_full,
+    truncate_failures,
+    truncate_stacks,
 )
 
-SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
-EXIT_CODE_OF_EXCEPTION = 1  # of a Python process
-_HURRY = (SIGINT, SIGQUIT)
-_HISTORY_KEPT = 100
-_MAX_OF_SCOPE = 200  # characters in a sentence
-_MAX_STACKS = 16  # workers of this node that were stopped
+SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every supported system; the core imports no `signal`
+_EXCEPTION_EXIT_CODE = 1  # of a Python process
+_URGENT_SIGNALS = (SIGINT, SIGQUIT)
+_MAX_EARLIER = 100
+_MAX_SCOPE_CHARS = 200  # of a scope's name in a message
+_MAX_WITH_STACKS = 16  # stopped workers whose stacks are reported
 
 
 class Phase(enum.Enum):
@@ -70,42 +71,42 @@ class Phase(enum.Enum):
 
 
 class Rung(enum.IntEnum):
-    """How hard the workers are being pushed."""
+    """The steps of the kill ladder."""
 
     NONE = 0
-    ASKED = 1  # each worker got the signal
-    CLEARING = 2  # the workers are gone; what they left behind is being ended
-    KILLED = 3  # everything got SIGKILL
+    SIGNALLED = 1  # the workers were sent the stop signal
+    CLEARING = 2  # the workers have exited; the processes they left behind are being ended
+    KILLED = 3  # all processes were sent SIGKILL
     ABANDONED = 4
 
 
 class Deadline(enum.Enum):
-    GRACE = "grace"  # asked processes must be gone
-    ABANDON = "abandon"  # killed processes must be gone
-    EXAMINE = "examine"  # the evidence must be in
-    OVERDUE = "overdue"  # a worker that did not leave a scope in time must be gone, or is pushed harder
-    STACKS = "stacks"  # workers must have written down where they are; then, what they wrote must have been read
+    GRACE = "grace"  # signalled processes must have exited
+    ABANDON = "abandon"  # killed processes must have exited
+    EXAMINE = "examine"  # the evidence must be collected
+    OVERDUE = "overdue"  # an overdue worker must have exited, else the next signal follows
+    STACKS = "stacks"  # workers must have written their stacks; after that, the stacks must have been read
 
 
-class Stillness(msgspec.Struct):
-    """That nothing moves on this node."""
+class Quiet(msgspec.Struct):
+    """A period in which no worker of this node shows activity."""
 
     since: float
     why: str
-    stopped: tuple[int, ...] = ()  # local ranks that somebody has stopped
+    stopped: tuple[int, ...] = ()  # local ranks that are stopped by SIGSTOP or a debugger
 
 
-class StacksWish(msgspec.Struct):
-    """The coordinator wants to know where our workers are."""
+class StacksRequest(msgspec.Struct):
+    """The coordinator's request for the stacks of all workers."""
 
-    number: int  # of its suspicion
-    until: float  # the next thing happens
-    is_read: bool = False  # it was ordered to read what they wrote
-    unknown: dict[int, str] = {}  # local ranks that cannot be asked, and why
+    number: int  # of the coordinator's suspicion
+    until: float  # the deadline of the current step: writing, then reading
+    is_read: bool = False  # ReadStacks was issued
+    unknown: dict[int, str] = {}  # local ranks that cannot write their stacks, and why
 
 
 class AgentState(msgspec.Struct):
-    """Everything the machine remembers. Printable, comparable, serialisable."""
+    """The whole state of the machine. Printable, comparable, serialisable."""
 
     settings: AgentSettings
     phase: Phase = Phase.NEW
@@ -116,79 +117,79 @@ class AgentState(msgspec.Struct):
     cleared: bool = True  # no process of any generation is alive
     running_since: float = 0.0
     stopping_since: float = 0.0
-    stop_signal: int = 0  # what the workers were asked with
+    stop_signal: int = 0  # the signal that the workers were sent
     failures: list[Failure] = []  # of this generation on this node, in the order seen
-    unexamined: set[int] = set()  # local ranks whose evidence is still being gathered
-    earlier: list[Failure] = []  # this node's first cause of each generation that failed here, in brief
-    cancelled_by: int = 0  # the signal that asked us to leave
-    leave_why: str = ""  # no signal did, but an operator, for this reason
-    has_ended_elsewhere: bool = False  # the generation is over for all nodes, whatever our workers did
-    is_free: bool = False  # ... because a node came or went
-    was_cut_off: bool = False  # our lease ran out before its workers had stopped
-    decided: Verdict | None = None  # how the run ends, said by the coordinator; ours as soon as the node is clear
-    is_refused: bool = False  # what was decided is the end of this node alone
+    unexamined: set[int] = set()  # local ranks whose evidence is being collected
+    earlier: list[Failure] = []  # this node's first failure of each earlier generation, in brief
+    cancelled_by: int = 0  # the signal that makes this node leave; SIGTERM for an operator's request
+    leave_why: str = ""  # the operator's reason, if an operator drained this node
+    has_generation_ended: bool = False  # the coordinator has ended the generation
+    is_uncharged: bool = False  # ... because a node joined or left
+    was_cut_off: bool = False  # the lease expired before the workers had stopped
+    decided: Verdict | None = None  # the coordinator's verdict, which takes effect when the node is clear
+    is_refused: bool = False  # ``decided`` concerns this node alone
     deadlines: dict[Deadline, float] = {}
     verdict: Verdict | None = None
-    stillness: Stillness | None = None  # None: something moves, or nobody looks
-    stacks_wish: StacksWish | None = None
-    is_hang_told: bool = False  # the person at the console knows that this generation hangs
+    quiet: Quiet | None = None  # None: workers show activity, or detection is off
+    stacks_request: StacksRequest | None = None
+    is_hang_reported: bool = False  # the hang of this generation was printed
 
     def next_deadline(self) -> float | None:
-        """When the loop must wake up at the latest."""
+        """Return when the next ``Tick`` is due."""
         return min(self.deadlines.values(), default=None)
 
     @property
     def restarts_used(self) -> int:
-        """Of the whole run, when our generation was formed."""
+        """Restarts of the whole run when the current generation was formed."""
         return self.assignment.restarts_used if self.assignment is not None else 0
 
 
 class AgentMachine:
-    """``step(event, now)`` returns the orders that follow. One instance per run."""
+    """``step(event, now)`` returns the commands that follow. One instance per run."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.state = AgentState(settings)
-        self._orders: list[AnyCommand] = []
+        self._commands: list[AnyCommand] = []
 
     def step(self, event: AnyEvent, now: float) -> list[AnyCommand]:
-        """Take one fact, return what to do about it."""
-        self._orders = []
+        """Handle one event; return the commands that follow."""
+        self._commands = []
         if self.state.phase is not Phase.ENDED and not self._is_stale(event):
-            self._take(event, now)
-            self._watch_overdue()
-            self._watch_stacks_wish()
-        return self._orders
+            self._handle(event, now)
+            self._update_overdue_deadline()
+            self._update_stacks_deadline()
+        return self._commands
 
     def _is_stale(self, event: AnyEvent) -> bool:
-        """A late echo of an older generation. The one place where such are dropped (A9)."""
+        """Whether the event belongs to another generation. The only check of this kind (A9)."""
         generation = getattr(event, "generation", None)
         return generation is not None and generation != self.state.generation
 
-    def _take(self, event: AnyEvent, now: float) -> None:
+    def _handle(self, event: AnyEvent, now: float) -> None:
         match event:
             case events.RunRequested():
                 self._on_run_requested()
             case events.GenerationFormed(assignment):
                 self._on_generation_formed(assignment, now)
             case events.GenerationEnded(_, why, is_late, is_free):
-                self.state.is_free |= is_free
+                self.state.is_uncharged |= is_free
                 self._on_generation_ended(why, is_late, now)
             case events.RunEnded(verdict, sent_at):
-                self._on_run_ended(_on_our_clock(verdict, now - sent_at), now)
+                self._on_run_ended(_to_local_clock(verdict, now - sent_at), now)
             case events.JoinRefused(reason):
                 self._on_refused(reason, now)
             case events.Fenced(_, why):
                 self._on_fenced(why, now)
             case events.LeaveNoticed(_, host, why, in_s):
-                self._pass_on_notice(host, why, in_s)
+                self._forward_notice(host, why, in_s)
             case events.NoticeReceived(why, in_s):
-                self._tell(messages.NodeWillLeave(self.state.generation, why, in_s))
-                self._pass_on_notice("", why, in_s)
+                self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
+                self._forward_notice("", why, in_s)
             case events.LeaveRequested(why):
                 self._on_leave_requested(why, now)
             case events.ProgressSeen(generation, workers):
                 if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-                    self._tell(messages.NodeProgress(generation, now, workers))
+                    self._send(messages.NodeProgress(generation, now, workers))
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
             case events.WorkerStartFailed(_, local_rank, reason, exit_code, ended_at):
@@ -211,14 +212,14 @@ class AgentMachine:
             case events.KeeperLost(reason):
                 self._end(self._own_verdict(Outcome.BROKEN, f"the keeper of the workers was lost: {reason}"))
             case events.Tick():
-                self._on_time_passed(now)
+                self._on_tick(now)
             case events.Waiting():
-                pass  # for the people who watch
+                pass  # for display only
             case _:
-                self._take_of_hang(event, now)
+                self._handle_hang_event(event, now)
 
-    def _tell(self, message: messages.FromNode) -> None:
-        self._orders.append(commands.SendMessage(message))
+    def _send(self, message: messages.FromNode) -> None:
+        self._commands.append(commands.SendMessage(message))
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class AgentMachine:
 
     def _join(self) -> None:
         self.state.phase = Phase.JOINING
-        self._tell(messages.NodeReady(self.state.generation))
+        self._send(messages.NodeReady(self.state.generation))
 
     def _on_generation_formed(self, assignment: Assignment, now: float) -> None:
         state = self.state
@@ -241,25 +242,25 @@ class AgentMachine:
         state.workers = {rank: WorkerRecord(rank) for rank in range(state.settings.local_world_size)}
         state.rung = Rung.NONE
         state.cleared = False
-        state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-_HISTORY_KEPT:]
+        state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-_MAX_EARLIER:]
         state.failures = []
         state.unexamined = set()
-        state.has_ended_elsewhere = False
-        state.is_free = state.was_cut_off = state.is_hang_told = False
-        state.stillness = None
-        self._orders.append(commands.StartWorkers(assignment))
+        state.has_generation_ended = False
+        state.is_uncharged = state.was_cut_off = state.is_hang_reported = False
+        state.quiet = None
+        self._commands.append(commands.StartWorkers(assignment))
 
-    # --- what the coordinator decided ---------------------------------------------------------------------------------
+    # --- decisions of the coordinator ---------------------------------------------------------------------------------
 
     def _on_generation_ended(self, why: str, is_late: bool, now: float) -> None:
         state = self.state
-        state.has_ended_elsewhere = True
+        state.has_generation_ended = True
         if is_late and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
             self._on_fenced(why, now)
         elif state.phase is Phase.RUNNING:
             self._stop(SIGTERM, why, state.settings.grace_s, now)
         elif state.phase is Phase.DONE:
-            if state.cancelled_by:  # it only stayed to hear the verdict
+            if state.cancelled_by:  # it stayed only to receive the verdict
                 self._leave()
             else:
                 self._join()
@@ -272,7 +273,7 @@ class AgentMachine:
     def _on_run_ended(self, verdict: Verdict, now: float) -> None:
         state = self.state
         if state.decided is not None:
-            return  # a run ends once; a link that breaks after that does not make it another end
+            return  # a run ends once; a link that breaks after that changes nothing
         state.decided = verdict
         if state.phase is Phase.RUNNING:
             self._stop(SIGTERM, verdict.why, state.settings.grace_s, now)
@@ -280,21 +281,21 @@ class AgentMachine:
             self._end(verdict)
 
     def _on_fenced(self, why: str, now: float) -> None:
-        """No grace: by now the others may be about to start without us."""
+        """Kill without a grace period: the other nodes may be about to start without this one."""
         state = self.state
         if state.phase is Phase.RUNNING:
             state.phase = Phase.STOPPING
-            state.rung = Rung.ASKED
+            state.rung = Rung.SIGNALLED
             state.stopping_since = now
             state.stop_signal = SIGKILL
         state.was_cut_off |= state.phase is Phase.STOPPING
-        # A success stays one. If the others went on without us, we shall be told as soon as we are back.
+        # DONE stays DONE. If the others continued without this node, the coordinator reports it on reconnecting.
         if state.phase in (Phase.STOPPING, Phase.CLOSING):
             self._kill(why, now)
 
-    def _pass_on_notice(self, host: str, why: str, in_s: float | None) -> None:
+    def _forward_notice(self, host: str, why: str, in_s: float | None) -> None:
         if self.state.phase is Phase.RUNNING:
-            self._orders.append(commands.ForwardNotice(self.state.generation, host, why, in_s))
+            self._commands.append(commands.ForwardNotice(self.state.generation, host, why, in_s))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class AgentMachine:
             worker.phase = WorkerPhase.RUNNING
             worker.pid = pid
             if self.state.phase is Phase.RUNNING and is_started(self.state):
-                self._tell(running_message(self.state))
+                self._send(running_message(self.state))
 
     def _on_worker_ended(
         self,
@@ -324,28 +325,28 @@ class AgentMachine:
         worker.phase = WorkerPhase.ENDED
         worker.exit_code = exit_code
         worker.ended_at = now if ended_at is None else min(ended_at, now)
-        # What never came to life, or had ended already, was not ended by us, whatever we had asked for meanwhile.
-        worker.asked_to_end = state.rung >= Rung.ASKED and not unasked
+        # A worker that could not start, or exited before the stop request reached it, was not stopped by the agent.
+        worker.asked_to_end = state.rung >= Rung.SIGNALLED and not unasked
         overdue = worker.overdue
         if overdue is not None and (exit_code < 0 or (overdue.sent and not unasked)):
-            # Whoever else asked it to end meanwhile: this is why.
+            # The expired scope is the cause, even if the worker was stopped for another reason meanwhile.
             overdue.is_cause, worker.asked_to_end, fault = True, False, overdue.reason
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
-            return  # seen after its generation was decided upon: for the record only
+            return  # the outcome of this generation is already decided
         if exit_code != 0 or fault or self._has_stacks_to_show(worker):
-            self._note_bad_end(worker, fault, wrote_error, now)
+            self._record_bad_exit(worker, fault, wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
-            self._tell(messages.FailureSeen(state.generation, state.failures[0], now))
+            self._send(messages.FailureSeen(state.generation, state.failures[0], now))
             self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", state.settings.grace_s, now)
         elif self._all_workers_ended():
             if state.phase is Phase.RUNNING:
                 state.phase = Phase.CLOSING
                 self._clear(now)
-            elif state.phase is Phase.STOPPING and state.rung is Rung.ASKED:
+            elif state.phase is Phase.STOPPING and state.rung is Rung.SIGNALLED:
                 self._clear(now)
 
-    def _note_bad_end(self, worker: WorkerRecord, fault: str, wrote_error: bool, now: float) -> None:
-        """Keep it as a failure; or, if we had asked it to end, only look whether it had failed by itself before."""
+    def _record_bad_exit(self, worker: WorkerRecord, fault: str, wrote_error: bool, now: float) -> None:
+        """Record a failure. If the worker was stopped, only examine whether it had failed by itself before."""
         state = self.state
         if not worker.asked_to_end:
             state.failures.append(self._failure(worker, fault, Evidence()))
@@ -354,10 +355,10 @@ class AgentMachine:
             and not wrote_error
             and not self._has_stacks_to_show(worker)
         ):
-            return  # our own doing: nothing to find out
+            return  # the stop signal ended it: nothing to examine
         state.unexamined.add(worker.local_rank)
-        state.deadlines[Deadline.EXAMINE] = now + state.settings.examine_s  # the last one has the full time, too
-        self._orders.append(
+        state.deadlines[Deadline.EXAMINE] = now + state.settings.examine_s  # each worker gets the full time
+        self._commands.append(
             commands.ExamineFailure(
                 generation=state.generation,
                 local_rank=worker.local_rank,
@@ -371,7 +372,7 @@ class AgentMachine:
 
     @staticmethod
     def _has_stacks_to_show(worker: WorkerRecord) -> bool:
-        """It did not fail, but somebody was late, and it may be the one that the other waited for."""
+        """Whether a stopped worker wrote stacks: an overdue worker may have been waiting for this one."""
         return worker.asked_to_end and worker.stacks_asked_at is not None
 
     def _failure(self, worker: WorkerRecord, fault: str, evidence: Evidence) -> Failure:
@@ -381,9 +382,9 @@ class AgentMachine:
             local_rank=worker.local_rank,
             global_rank=self._global_rank(worker.local_rank),
             pid=worker.pid,
-            # One that we stopped while it was exiting is a failure only because it had raised before.
-            exit_code=EXIT_CODE_OF_EXCEPTION if worker.asked_to_end and worker.exit_code < 0 else worker.exit_code,
-            # What follows from a worker that hangs can be seen before its own end.
+            # A stopped worker is a failure only because it had raised an exception before.
+            exit_code=_EXCEPTION_EXIT_CODE if worker.asked_to_end and worker.exit_code < 0 else worker.exit_code,
+            # An overdue worker failed when its scope expired: its consequences may be seen before its exit.
             seen_at=worker.overdue.since if worker.overdue is not None and is_late else worker.ended_at,
             reason=fault,
             asked_to_end=worker.asked_to_end,
@@ -403,31 +404,31 @@ class AgentMachine:
                 state.failures[index] = msgspec.structs.replace(failure, evidence=evidence)
                 break
         else:
-            # It ended after we asked it to. Its error file may prove that it had failed by itself before that.
+            # It was stopped. Its error file may prove that it had failed by itself before that.
             worker = state.workers[local_rank]
-            worker.stacks = most_of_stacks(evidence.stacks)
+            worker.stacks = truncate_stacks(evidence.stacks)
             if evidence.raised_at is not None and evidence.raised_at < state.stopping_since:
                 state.failures.append(self._failure(worker, "", evidence))
-        self._go_on_if_stopped(now)
+        self._continue_if_stopped(now)
 
     def _all_workers_ended(self) -> bool:
         return all(worker.phase is WorkerPhase.ENDED for worker in self.state.workers.values())
 
-    # --- scopes that were not left in time ----------------------------------------------------------------------------
+    # --- expired scopes -----------------------------------------------------------------------------------------------
 
     def _on_scope_expired(self, event: events.ScopeExpired, now: float) -> None:
-        """First the stacks of all, while each hangs where it hangs; then the signal that the late one asked for.
+        """Collect the stacks of all workers before the overdue one is sent its signal.
 
-        Whoever is late first may only wait for another one, which is late a moment later, or never.
+        The first overdue worker may be waiting for another one that expires later or has no scope.
         """
         state = self.state
         worker = state.workers.get(event.local_rank)
         if state.phase is not Phase.RUNNING or worker is None or worker.phase is not WorkerPhase.RUNNING:
-            return  # it is being ended already, or has ended
+            return  # it is being stopped, or has exited
         if event.signal <= 0 or event.pid != worker.pid or worker.overdue is not None:
             return
         worker.overdue = Overdue(
-            lateness(event), event.scope, event.expiration_time, event.signal, now, until=now + state.settings.stacks_s
+            overrun(event), event.scope, event.expiration_time, event.signal, now, until=now + state.settings.stacks_s
         )
         asked_at = worker.stacks_asked_at
         if asked_at is None or now - asked_at >= state.settings.stacks_s:
@@ -438,26 +439,26 @@ class AgentMachine:
 
     def _dump_stacks(self, worker: WorkerRecord, now: float) -> None:
         worker.stacks_asked_at = now
-        self._orders.append(commands.DumpStacks(self.state.generation, worker.local_rank))
+        self._commands.append(commands.DumpStacks(self.state.generation, worker.local_rank))
 
     def _on_stacks_refused(self, local_rank: int, why: str, now: float) -> None:
         worker = self.state.workers.get(local_rank)
         if worker is None:
             return
         worker.stacks_asked_at = None
-        if self.state.stacks_wish is not None:
-            self.state.stacks_wish.unknown[local_rank] = why
-        if worker.overdue is None or worker.overdue.sent or not self._is_pushed(worker):
+        if self.state.stacks_request is not None:
+            self.state.stacks_request.unknown[local_rank] = why
+        if worker.overdue is None or worker.overdue.sent or not self._can_escalate(worker):
             return
         worker.overdue.reason += f" (its stacks are not known: {why})"
-        self._push(worker, worker.overdue, now)
+        self._escalate(worker, worker.overdue, now)
 
-    def _is_pushed(self, worker: WorkerRecord) -> bool:
-        """Whether it is ended as one that is overdue, not as one of all."""
+    def _can_escalate(self, worker: WorkerRecord) -> bool:
+        """Whether the worker is still being ended alone, and not by the kill ladder."""
         return worker.phase is not WorkerPhase.ENDED and self.state.rung < Rung.KILLED
 
-    def _push(self, worker: WorkerRecord, overdue: Overdue, now: float) -> None:
-        """One step further: the signal that it asked for, SIGKILL, and if even that does not help, the kill ladder."""
+    def _escalate(self, worker: WorkerRecord, overdue: Overdue, now: float) -> None:
+        """Send the next signal: the one its scope requests, then SIGKILL. After that, stop all workers."""
         state = self.state
         if overdue.sent == SIGKILL:
             overdue.until = None
@@ -469,7 +470,7 @@ class AgentMachine:
         overdue.sent = SIGKILL if overdue.sent else overdue.signal
         is_last = overdue.sent == SIGKILL
         overdue.until = now + (state.settings.abandon_s if is_last else state.settings.grace_s)
-        self._orders.append(
+        self._commands.append(
             commands.EndWorker(
                 generation=state.generation,
                 local_rank=worker.local_rank,
@@ -484,15 +485,20 @@ class AgentMachine:
     def _on_overdue(self, now: float) -> None:
         for worker in self.state.workers.values():
             overdue = worker.overdue
-            if overdue is not None and overdue.until is not None and overdue.until <= now and self._is_pushed(worker):
-                self._push(worker, overdue, now)
+            if (
+                overdue is not None
+                and overdue.until is not None
+                and overdue.until <= now
+                and self._can_escalate(worker)
+            ):
+                self._escalate(worker, overdue, now)
 
-    def _watch_overdue(self) -> None:
-        """The deadline is the first of all workers'."""
+    def _update_overdue_deadline(self) -> None:
+        """Set the deadline to the earliest of all overdue workers."""
         due = [
             worker.overdue.until
             for worker in self.state.workers.values()
-            if worker.overdue is not None and worker.overdue.until is not None and self._is_pushed(worker)
+            if worker.overdue is not None and worker.overdue.until is not None and self._can_escalate(worker)
         ]
         self.state.deadlines.pop(Deadline.OVERDUE, None)
         if due and self.state.phase is not Phase.ENDED:
@@ -500,7 +506,7 @@ class AgentMachine:
 
     # --- hangs --------------------------------------------------------------------------------------------------------
 
-    def _take_of_hang(
+    def _handle_hang_event(
         self,
         event: events.QuietSeen
         | events.MovementSeen
@@ -513,108 +519,110 @@ class AgentMachine:
         state = self.state
         match event:
             case events.HangFound(generation, report):
-                if not state.is_hang_told and state.phase in (Phase.RUNNING, Phase.CLOSING, Phase.DONE):
-                    state.is_hang_told = True
-                    self._orders.append(commands.ReportHang(generation, report))
+                if not state.is_hang_reported and state.phase in (Phase.RUNNING, Phase.CLOSING, Phase.DONE):
+                    state.is_hang_reported = True
+                    self._commands.append(commands.ReportHang(generation, report))
             case events.HangOver():
                 self._on_hang_over()
             case _ if state.phase is not Phase.RUNNING:
                 pass
             case events.QuietSeen(_, since, why, stopped):
-                is_news = state.stillness is None
-                state.stillness = Stillness(since, why, stopped)
+                is_news = state.quiet is None
+                state.quiet = Quiet(since, why, stopped)
                 if is_news:
-                    self._tell(quiet_message(state.generation, state.stillness, now))
+                    self._send(quiet_message(state.generation, state.quiet, now))
             case events.MovementSeen():
-                if state.stillness is not None:
-                    state.stillness = None
-                    self._tell(messages.NodeBusy(state.generation))
+                if state.quiet is not None:
+                    state.quiet = None
+                    self._send(messages.NodeBusy(state.generation))
             case events.StacksRequested(_, number):
-                self._on_stacks_wanted(number, now)
+                self._on_stacks_requested(number, now)
             case events.StacksRead(_, number, workers):
-                if state.stacks_wish is not None and state.stacks_wish.number == number:
-                    self._tell_stacks(workers)
+                if state.stacks_request is not None and state.stacks_request.number == number:
+                    self._send_stacks(workers)
 
     def _on_hang_over(self) -> None:
         state = self.state
         for worker in state.workers.values():
             if worker.overdue is None:
-                worker.stacks_asked_at = None  # where it was then says nothing of what may happen to it
-        if state.is_hang_told:
-            state.is_hang_told = False
-            self._orders.append(commands.ReportMovement(state.generation))
+                worker.stacks_asked_at = None  # those stacks explain no later failure
+        if state.is_hang_reported:
+            state.is_hang_reported = False
+            self._commands.append(commands.ReportMovement(state.generation))
 
-    def _on_stacks_wanted(self, number: int, now: float) -> None:
-        """Each worker writes down where it hangs. That would wake one that somebody has stopped: it is left alone."""
+    def _on_stacks_requested(self, number: int, now: float) -> None:
+        """Make every worker write its stacks, except stopped ones, which the request would resume."""
         state = self.state
-        wish = state.stacks_wish = StacksWish(number, now + state.settings.stacks_s)
-        stopped = state.stillness.stopped if state.stillness is not None else ()
+        request = state.stacks_request = StacksRequest(number, now + state.settings.stacks_s)
+        stopped = state.quiet.stopped if state.quiet is not None else ()
         for worker in state.workers.values():
             if worker.phase is WorkerPhase.RUNNING:
                 if worker.local_rank in stopped:
-                    wish.unknown[worker.local_rank] = "it is stopped, by SIGSTOP or a debugger; SIGCONT lets it go on"
+                    request.unknown[worker.local_rank] = (
+                        "it is stopped, by SIGSTOP or a debugger; SIGCONT lets it go on"
+                    )
                 else:
                     self._dump_stacks(worker, now)
 
     def _on_stacks_due(self, now: float) -> None:
-        state, wish = self.state, self.state.stacks_wish
-        if wish is None:
+        state, request = self.state, self.state.stacks_request
+        if request is None:
             return
         asked = tuple(
             rank
             for rank, worker in state.workers.items()
-            if worker.phase is WorkerPhase.RUNNING and rank not in wish.unknown
+            if worker.phase is WorkerPhase.RUNNING and rank not in request.unknown
         )
-        if wish.is_read or not asked:
-            self._tell_stacks(())
+        if request.is_read or not asked:
+            self._send_stacks(())
             return
-        wish.is_read, wish.until = True, now + state.settings.examine_s
-        self._orders.append(commands.ReadStacks(state.generation, wish.number, asked, state.running_since))
+        request.is_read, request.until = True, now + state.settings.examine_s
+        self._commands.append(commands.ReadStacks(state.generation, request.number, asked, state.running_since))
 
-    def _tell_stacks(self, read: tuple[events.WorkerStacks, ...]) -> None:
+    def _send_stacks(self, read: tuple[events.WorkerStacks, ...]) -> None:
         from tenax._core.hang_report import LocalStacks, places_of
 
-        state, wish = self.state, self.state.stacks_wish
-        if wish is None:
+        state, request = self.state, self.state.stacks_request
+        if request is None:
             return
         known = {each.local_rank: each for each in read}
         workers = []
         for rank, worker in state.workers.items():
             if worker.phase is WorkerPhase.RUNNING:
                 found = known.get(rank, events.WorkerStacks(rank))
-                why = wish.unknown.get(rank) or found.why or "what it wrote could not be read in time"
+                why = request.unknown.get(rank) or found.why or "what it wrote could not be read in time"
                 workers.append(LocalStacks(rank, self._global_rank(rank), worker.pid, found.stacks, why))
-        state.stacks_wish = None
-        self._tell(messages.StacksTaken(state.generation, wish.number, places_of(workers)))
+        state.stacks_request = None
+        self._send(messages.StacksTaken(state.generation, request.number, places_of(workers)))
 
-    def _watch_stacks_wish(self) -> None:
+    def _update_stacks_deadline(self) -> None:
         state = self.state
         if state.phase is not Phase.RUNNING:
-            state.stacks_wish = state.stillness = None
+            state.stacks_request = state.quiet = None
         state.deadlines.pop(Deadline.STACKS, None)
-        if state.stacks_wish is not None:
-            state.deadlines[Deadline.STACKS] = state.stacks_wish.until
+        if state.stacks_request is not None:
+            state.deadlines[Deadline.STACKS] = state.stacks_request.until
 
     # --- the kill ladder ----------------------------------------------------------------------------------------------
 
     def _stop(self, signal: int, why: str, grace_s: float, now: float) -> None:
-        """RUNNING -> STOPPING: ask, and give everybody the grace period."""
+        """RUNNING -> STOPPING: signal the workers, which have the grace period to exit."""
         state = self.state
         state.phase = Phase.STOPPING
-        state.rung = Rung.ASKED
+        state.rung = Rung.SIGNALLED
         state.stopping_since = now
         state.stop_signal = signal
         state.deadlines[Deadline.GRACE] = now + grace_s
         if self._all_workers_ended():
             self._clear(now)
         else:
-            self._orders.append(commands.SignalWorkers(state.generation, signal, why))
+            self._commands.append(commands.SignalWorkers(state.generation, signal, why))
 
     def _clear(self, now: float) -> None:
         state = self.state
         state.rung = Rung.CLEARING
         state.deadlines.setdefault(Deadline.GRACE, now + state.settings.grace_s)
-        self._orders.append(commands.ClearNode(state.generation))
+        self._commands.append(commands.ClearNode(state.generation))
 
     def _kill(self, why: str, now: float) -> None:
         state = self.state
@@ -623,7 +631,7 @@ class AgentMachine:
         state.rung = Rung.KILLED
         state.deadlines.pop(Deadline.GRACE, None)
         state.deadlines[Deadline.ABANDON] = now + state.settings.abandon_s
-        self._orders.append(commands.KillNode(state.generation, why))
+        self._commands.append(commands.KillNode(state.generation, why))
 
     def _abandon(self) -> None:
         state = self.state
@@ -634,7 +642,7 @@ class AgentMachine:
             f"{named} did not end within {state.settings.abandon_s:g} s of SIGKILL; "
             "it is stuck in the kernel and this host needs attention"
         )
-        self._tell(messages.NodeLeft(why, is_clear=False))
+        self._send(messages.NodeLeft(why, is_clear=False))
         self._end(self._own_verdict(Outcome.ABANDONED, why, stuck_pids=stuck))
 
     def _on_node_cleared(self, now: float) -> None:
@@ -647,31 +655,31 @@ class AgentMachine:
         if state.phase is Phase.CLOSING:
             self._after_success()
         else:
-            self._go_on_if_stopped(now)
+            self._continue_if_stopped(now)
 
-    # --- what now? ----------------------------------------------------------------------------------------------------
+    # --- after the workers have exited --------------------------------------------------------------------------------
 
     def _after_success(self) -> None:
-        """All our workers succeeded and nothing of them is left."""
+        """All workers of this node succeeded, and the node is clear."""
         state = self.state
         state.phase = Phase.DONE
-        self._tell(messages.NodeSucceeded(state.generation))
+        self._send(messages.NodeSucceeded(state.generation))
         if state.decided is not None:
             self._end_as_decided(state.decided)
-        elif state.cancelled_by and (state.has_ended_elsewhere or not self._is_alone()):
-            self._leave()  # alone, our success is the run's, and the verdict is on its way
-        elif state.has_ended_elsewhere:
+        elif state.cancelled_by and (state.has_generation_ended or not self._is_alone()):
+            self._leave()  # a node that is alone waits: its success ends the run, and the verdict follows
+        elif state.has_generation_ended:
             self._join()
 
     def _is_alone(self) -> bool:
         return self.state.assignment is not None and self.state.assignment.group_world_size == 1
 
-    def _go_on_if_stopped(self, now: float) -> None:
+    def _continue_if_stopped(self, now: float) -> None:
         state = self.state
         if state.phase is not Phase.STOPPING or not state.cleared or state.unexamined:
             return
         state.failures.sort(key=by_cause)
-        self._tell(stopped_message(state, now))
+        self._send(stopped_message(state, now))
         if state.decided is not None:
             self._end_as_decided(state.decided)
         elif state.cancelled_by:
@@ -680,8 +688,8 @@ class AgentMachine:
             self._join()
 
     def _leave(self) -> None:
-        verdict = self._own_verdict(Outcome.CANCELLED, why_asked(self.state))
-        self._tell(messages.NodeLeft(verdict.why))
+        verdict = self._own_verdict(Outcome.CANCELLED, leave_reason(self.state))
+        self._send(messages.NodeLeft(verdict.why))
         self._end(verdict)
 
     def _on_signal(self, signal: int, grace_s: float, now: float) -> None:
@@ -689,22 +697,22 @@ class AgentMachine:
         if state.cancelled_by:
             if state.phase is Phase.DONE:
                 self._leave()
-            elif signal in _HURRY:
+            elif signal in _URGENT_SIGNALS:
                 self._hurry(now)
             return
         state.cancelled_by = signal
         match state.phase:
             case Phase.RUNNING:
-                why = why_asked(self.state)
-                self._tell(messages.NodeDraining(state.generation, grace_s, why))
-                self._pass_on_notice("", why, grace_s)
+                why = leave_reason(self.state)
+                self._send(messages.NodeDraining(state.generation, grace_s, why))
+                self._forward_notice("", why, grace_s)
                 self._stop(signal, why, grace_s, now)
             case Phase.NEW | Phase.JOINING | Phase.DONE:
                 self._leave()
             case Phase.CLOSING:
                 self._kill("asked to stop after all workers had succeeded", now)
             case Phase.STOPPING | Phase.ENDED:
-                # Already on the way down; the verdict will say that it was cancelled.
+                # Already stopping; the verdict will be CANCELLED.
                 if Deadline.GRACE in state.deadlines:
                     state.deadlines[Deadline.GRACE] = min(state.deadlines[Deadline.GRACE], now + grace_s)
 
@@ -714,7 +722,7 @@ class AgentMachine:
         self._on_signal(SIGTERM, self.state.settings.grace_s, now)
 
     def _hurry(self, now: float) -> None:
-        """Asked to stop a second time: no grace, and no wait for evidence either."""
+        """On a second stop request, kill at once and do not wait for evidence."""
         self._kill("asked to stop a second time", now)
         if self.state.cleared:
             self._stop_examining(now)
@@ -722,9 +730,9 @@ class AgentMachine:
     def _stop_examining(self, now: float) -> None:
         self.state.deadlines.pop(Deadline.EXAMINE, None)
         self.state.unexamined.clear()
-        self._go_on_if_stopped(now)
+        self._continue_if_stopped(now)
 
-    def _on_time_passed(self, now: float) -> None:
+    def _on_tick(self, now: float) -> None:
         due = [deadline for deadline, at in self.state.deadlines.items() if at <= now]
         for deadline in due:
             del self.state.deadlines[deadline]
@@ -746,7 +754,7 @@ class AgentMachine:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _own_verdict(self, outcome: Outcome, why: str, *, stuck_pids: tuple[int, ...] = ()) -> Verdict:
-        """How it ended for this node alone."""
+        """Return a verdict for this node alone."""
         state = self.state
         return Verdict(
             outcome=outcome,
@@ -761,7 +769,7 @@ class AgentMachine:
         )
 
     def _end_as_decided(self, verdict: Verdict) -> None:
-        """If it is the end of this node alone, with what was found out about its workers since."""
+        """End with the coordinator's verdict, or if this node was refused, with its own and the evidence since then."""
         self._end(self._own_verdict(verdict.outcome, verdict.why) if self.state.is_refused else verdict)
 
     def _end(self, verdict: Verdict) -> None:
@@ -769,17 +777,17 @@ class AgentMachine:
         state.phase = Phase.ENDED
         state.deadlines.clear()
         state.verdict = verdict
-        self._orders.append(commands.Finish(verdict))
+        self._commands.append(commands.Finish(verdict))
 
     def _global_rank(self, local_rank: int) -> int:
         return global_rank(self.state, local_rank)
 
 
-def lateness(event: events.ScopeExpired) -> str:
-    """What the worker did not do, as the rest of a sentence that begins with its name."""
+def overrun(event: events.ScopeExpired) -> str:
+    """Return which scope the worker did not leave in time, as the predicate of a sentence about the worker."""
     scope = event.scope
-    if len(scope) > _MAX_OF_SCOPE:
-        scope = "..." + scope[-_MAX_OF_SCOPE:]  # of a file and a line, the end says more
+    if len(scope) > _MAX_SCOPE_CHARS:
+        scope = "..." + scope[-_MAX_SCOPE_CHARS:]  # for a file and line, the end is more specific
     in_time = f"within {event.after_s:g} s" if event.after_s > 0 else "in time"
     return f"did not leave the scope {scope!r} {in_time}"
 
@@ -789,52 +797,52 @@ def global_rank(state: AgentState, local_rank: int) -> int:
 
 
 def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
-    """Those that we ended. Never failures. Of many, only some show their stacks: messages between hosts are bounded."""
+    """Return the workers that the agent stopped, without failures. Only the first ones include their stacks."""
     failed = {failure.local_rank for failure in state.failures}
     stopped = [
         Stopped(worker.local_rank, global_rank(state, worker.local_rank), worker.pid, worker.exit_code, worker.stacks)
         for worker in state.workers.values()
         if worker.asked_to_end and worker.local_rank not in failed
     ]
-    return (*stopped[:_MAX_STACKS], *(each.brief() for each in stopped[_MAX_STACKS:]))
+    return (*stopped[:_MAX_WITH_STACKS], *(each.brief() for each in stopped[_MAX_WITH_STACKS:]))
 
 
 def is_started(state: AgentState) -> bool:
     return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
 
 
-def quiet_message(generation: int, stillness: Stillness, now: float) -> messages.NodeQuiet:
-    return messages.NodeQuiet(generation, now, stillness.since, stillness.why)
+def quiet_message(generation: int, quiet: Quiet, now: float) -> messages.NodeQuiet:
+    return messages.NodeQuiet(generation, now, quiet.since, quiet.why)
 
 
 def running_message(state: AgentState) -> messages.WorkersRunning:
     return messages.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
 
 
-def why_asked(state: AgentState) -> str:
-    """Why this node leaves."""
+def leave_reason(state: AgentState) -> str:
+    """Return why this node leaves."""
     why = state.leave_why
     return f"an operator wants this node to leave: {why}" if why else "the agent was asked to stop"
 
 
 def stopped_message(state: AgentState, now: float) -> messages.NodeStopped:
     return messages.NodeStopped(
-        state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off
+        state.generation, now, truncate_failures(state.failures), stopped_workers(state), state.was_cut_off
     )
 
 
-def words_on_connecting(state: AgentState, node: messages.NodeInfo, now: float) -> list[messages.FromNode]:
-    """Everything that a coordinator must know of this node, said again: it may be a new one, or have missed some of it.
+def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: float) -> list[messages.FromNode]:
+    """Return the messages that open every connection: the coordinator may be a new one, or may have missed some.
 
-    Derived from the state alone, so nothing has to be kept for the time without a connection.
+    They are derived from the state alone, so no message is queued while there is no connection.
     """
     part = state.assignment
-    words: list[messages.FromNode] = [
+    sent: list[messages.FromNode] = [
         messages.NodeJoined(
             node,
             generation=state.generation,
             is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING),
-            is_free=state.is_free,
+            is_free=state.is_uncharged,
             has_succeeded=state.phase is Phase.DONE,
             group_rank=part.group_rank if part else -1,
             group_world_size=part.group_world_size if part else 0,
@@ -844,23 +852,23 @@ def words_on_connecting(state: AgentState, node: messages.NodeInfo, now: float) 
         )
     ]
     if state.phase is Phase.RUNNING and is_started(state):
-        words.append(running_message(state))
-        if state.stillness is not None:
-            words.append(quiet_message(state.generation, state.stillness, now))
+        sent.append(running_message(state))
+        if state.quiet is not None:
+            sent.append(quiet_message(state.generation, state.quiet, now))
         elif state.settings.on_hang != "off":
-            words.append(messages.NodeBusy(state.generation))  # the one before may have been told the opposite
+            sent.append(messages.NodeBusy(state.generation))  # the last message received may be NodeQuiet
     elif state.phase is Phase.STOPPING:
-        words += [messages.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
+        sent += [messages.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.cancelled_by:
-            words.append(messages.NodeDraining(state.generation, state.settings.grace_s, why_asked(state)))
+            sent.append(messages.NodeDraining(state.generation, state.settings.grace_s, leave_reason(state)))
     elif state.phase is Phase.JOINING:
         if state.failures or state.was_cut_off:
-            words.append(stopped_message(state, now))
-        words.append(messages.NodeReady(state.generation))
-    return words
+            sent.append(stopped_message(state, now))
+        sent.append(messages.NodeReady(state.generation))
+    return sent
 
 
-def _on_our_clock(verdict: Verdict, by_s: float) -> Verdict:
+def _to_local_clock(verdict: Verdict, by_s: float) -> Verdict:
     return msgspec.structs.replace(
         verdict,
         failures=tuple(failure.shifted(by_s) for failure in verdict.failures),

@@ -1,19 +1,18 @@
-"""The authority of an elected leader: whether an answer of its may prolong the life of workers.
+"""The authority of an elected leader: whether its answers may renew the leases of nodes.
 
-A node whose last *counting* answer is too old kills its workers (``lease.py``). A leader that was cut off from the
-place where leaders are elected (etcd) may have a successor, which forms another generation when the members that it
-misses have surely stopped. So the old leader's answers count only while one of these holds:
+A node kills its workers if its last *counting* answer is too old (``lease.py``). A leader without a connection to etcd
+may have a successor, which forms another generation once the members that it misses must have stopped. So the old
+leader's answers count only while one of these holds:
 
-(a) Its lease in etcd was proven by a keep-alive that was *sent* less than ``sure_s`` ago: nobody else leads.
-(b) Together: its generation has two members or more, and every one of them acknowledged, less than ``settle_s`` ago
-    by our clock, something that we had sent: a node has one link, so none of them is with another leader, and no
-    other leader forms a generation without having seen at least one of them. For as long as the record of that
-    generation surely stands (``keep_record``): a day.
-(c) Alone: a generation of one has nobody to be together with. It goes on for ``outage_s``; a successor
-    waits longer.
-(d) No generation is at work.
+(a) Its lease in etcd is proven by a keep-alive *sent* less than ``sure_s`` ago: there is no other leader.
+(b) Together: its generation has at least two members, and each has acknowledged, less than ``settle_s`` ago on the
+    leader's clock, something that the leader sent. A node has one link, so none of them is connected to another leader,
+    and no other leader forms a generation without at least one of them. This holds while the record of that generation
+    exists in etcd (``keep_record``): a day.
+(c) Alone: a generation with one member continues for ``outage_s``; a successor waits longer.
+(d) No generation is running.
 
-And the successor's side: how long it waits for members of the record that do not show up. Pure: ``now`` is an argument.
+``AuthorityTerms`` also defines how long a successor waits for recorded members that do not reconnect.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
 class AuthorityTerms(msgspec.Struct, frozen=True):
     lease: LeaseTerms = LeaseTerms(beat_s=1.0, lease_s=6.0)
-    outage_s: float = 60.0  # how long a generation of one node goes on without etcd
+    outage_s: float = 60.0  # how long a generation of one node continues without etcd
 
     def longest(self, other: AuthorityTerms) -> AuthorityTerms:
-        """Whoever follows both waits by the longer of each: nodes may have been told different ones."""
+        """Return the longer of each period, for a successor of leaders with different settings."""
         lease, others = self.lease, other.lease
         return AuthorityTerms(
             LeaseTerms(max(lease.beat_s, others.beat_s), max(lease.lease_s, others.lease_s)),
@@ -41,27 +40,27 @@ class AuthorityTerms(msgspec.Struct, frozen=True):
 
     @property
     def ttl_s(self) -> int:
-        """Of the leader's lease in etcd. Half of a node's: so nodes find a new leader before they must stop."""
+        """TTL of the leader's lease in etcd: half of a node's lease, so that nodes find a new leader in time."""
         return max(2, round(self.lease.lease_s / 2))
 
     @property
     def sure_s(self) -> float:
-        """Less than ``ttl_s``: etcd may count a little faster than we do."""
+        """Shorter than ``ttl_s``, because etcd's clock may run slightly faster."""
         return self.ttl_s * 5 / 6
 
     @property
     def settle_s(self) -> float:
-        """Enough for two beats, one lost, and their way."""
+        """Long enough for two beats of which one is lost, and their delay."""
         return max(3 * self.lease.beat_s, self.lease.lease_s / 2)
 
     @property
     def return_s(self) -> float:
-        """From the first member that shows up at a successor until those that do not have stopped."""
+        """From when the first member connects to a successor until the missing ones have stopped."""
         return self.settle_s + self.lease.lease_s
 
     @property
     def alone_s(self) -> float:
-        """From an election until the one member of a generation has stopped, if it does not show up."""
+        """From an election until the only member of a generation has stopped, if it does not connect."""
         return self.outage_s + self.lease.lease_s
 
 
@@ -75,7 +74,7 @@ class Authority:
         self._recorded_until = proven_at
 
     def keep_record(self, until: float) -> None:
-        """Until then the record is in etcd, even if nobody reaches it: others see it, and wait for its members."""
+        """The record stays in etcd until then, so that a successor waits for its members."""
         self._recorded_until = max(self._recorded_until, until - self.terms.lease.lease_s)
 
     def prove(self, sent_at: float) -> None:
@@ -85,10 +84,10 @@ class Authority:
         return now < self.proven_at + self.terms.sure_s
 
     def counts(self, now: float, is_at_work: bool, members: Iterable[float | None]) -> bool:
-        """``members``: when we had sent what each of them has acknowledged last. None: it is not linked to us.
+        """Whether answers sent now may renew leases.
 
-        They are looked at only if nothing else holds, and not again while what was seen last is good enough: what they
-        have acknowledged only grows.
+        ``members``: for each member, when the leader sent what it acknowledged last; None if it is not connected. It is
+        iterated only if no other condition holds, and its result is reused while it is recent enough.
         """
         if self.is_sure(now) or not is_at_work:
             return True
@@ -106,5 +105,5 @@ class Authority:
         return now < self._together_until
 
     def lapse(self) -> None:
-        """Another generation: what is known of the members of the last one is worth nothing."""
+        """Discard what is known of the members, because another generation was formed."""
         self._together_until = 0.0

@@ -1,4 +1,7 @@
-"""Orders, in the imperative. Each does one obvious thing and says why; the edges obey and never decide."""
+"""Commands of the agent machine, in the imperative. Each does one thing and carries its reason.
+
+The edges carry out commands and decide nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from tenax._core.model import Assignment, Verdict
 
 
 class Command(msgspec.Struct, frozen=True, tag=True, tag_field="command", omit_defaults=True):
-    """Base of all orders."""
+    """Base of all commands."""
 
 
 class SendMessage(Command, frozen=True):
-    """Say this to the coordinator."""
+    """Send this message to the coordinator."""
 
     message: FromNode
 
@@ -31,11 +34,11 @@ class ExamineFailure(Command, frozen=True):
     exit_code: int
     started_at: float
     ended_at: float
-    asked_to_end: bool = False  # then only an error file can show that it had failed before that
+    asked_to_end: bool = False  # if so, only an error file can prove that it failed before it was stopped
 
 
 class SignalWorkers(Command, frozen=True):
-    """Ask every worker that is still alive to end. The signal goes to the worker itself, not to its children."""
+    """Send the signal to every live worker, but not to its children."""
 
     generation: int
     signal: int
@@ -43,64 +46,64 @@ class SignalWorkers(Command, frozen=True):
 
 
 class DumpStacks(Command, frozen=True):
-    """Make this worker write down where each of its threads is, if it can."""
+    """Make this worker write the stack of each of its threads, if it can."""
 
     generation: int
     local_rank: int
 
 
 class ReadStacks(Command, frozen=True):
-    """Read what these workers have written down (``events.StacksRead``)."""
+    """Read the stacks that these workers have written; ``events.StacksRead`` follows."""
 
     generation: int
     number: int
     local_ranks: tuple[int, ...]
-    started_at: float  # what is older is another worker's
+    started_at: float  # older stacks belong to an earlier worker
 
 
 class ReportHang(Command, frozen=True):
-    """Tell the person at the console where the workers hang."""
+    """Print where the workers hang."""
 
     generation: int
     report: HangReport
 
 
 class ReportMovement(Command, frozen=True):
-    """Tell the person at the console that it goes on."""
+    """Print that the workers make progress again."""
 
     generation: int
 
 
 class EndWorker(Command, frozen=True):
-    """Send the signal to this worker alone. Its end will be a failure like any other."""
+    """Send the signal to this worker alone. Its exit counts as a failure."""
 
     generation: int
     local_rank: int
     pid: int
     signal: int
     why: str
-    scope: str  # that it did not leave
+    scope: str  # the scope that it did not leave in time
     expiration_time: float  # seconds since the epoch
 
 
 class ClearNode(Command, frozen=True):
-    """All workers are gone: end what they left behind.
+    """End the processes that exited workers left behind.
 
-    What is still in the group of a worker that we asked to end is asked too; everything else is killed.
+    Processes in the group of a worker that was signalled get the same signal; all others are killed.
     """
 
     generation: int
 
 
 class KillNode(Command, frozen=True):
-    """Kill everything that descends from this generation's workers, and go on until nothing is left."""
+    """Kill all descendants of this generation's workers, repeatedly, until none is left."""
 
     generation: int
     why: str
 
 
 class ForwardNotice(Command, frozen=True):
-    """Let the workers know that a node of their generation is going to leave."""
+    """Notify the workers that a node of their generation is about to leave."""
 
     generation: int
     host: str

@@ -1,30 +1,30 @@
-"""The coordinator machine: the life of one run.
+"""The coordinator machine: the lifecycle of one run.
 
-    GATHERING -> RUNNING -> ENDING -> GATHERING ...     nodes meet, work, and meet again when something has changed
-                    |          '----> PAUSED -> GATHERING   ... after a pause that the policy wanted
-                    '-----> OVER                        all succeeded, given up, cancelled, too few nodes for too long
-    RECOVERING -> RUNNING | GATHERING                   a new coordinator finds nodes that are at work already
+    GATHERING -> RUNNING -> ENDING -> GATHERING ...     nodes join, run a generation, and re-form after a change
+                    |          '----> PAUSED -> GATHERING   ... after a pause that the restart policy requested
+                    '-----> OVER                        succeeded, given up, cancelled, or too few nodes for too long
+    RECOVERING -> RUNNING | GATHERING                   a new coordinator waits for nodes that run a generation already
 
-One machine for every engine: alone in the agent's process, behind a tcp server, in etcd, in the simulator. It hears
-nodes (``messages``), and says events to them (``events.FromCoordinator``). Its state is one serialisable value.
+All engines use this machine: local, tcp, etcd and the simulator. It receives messages from nodes (``messages``) and
+sends them events (``events.FromCoordinator``). Its state is one serialisable value.
 
-What always holds (tests cite the numbers; the simulator checks them):
+Invariants (tests cite the numbers; ``tenax.testing.run_invariants`` checks them after every step):
 
-C1  A generation is formed once, with one list of members; its number is greater than that of every one before.
-C2  A generation is formed only of nodes that said they were clear, and only when no node that is connected is at work:
-    neither in the generation before nor in one of an earlier coordinator.
-C3  The ranks of a generation are a permutation; every member hears the same world size, store and restart count.
-C4  Restarts are charged once per run and never exceed what the policy granted. A generation that lost a node, was
-    drained or let nodes in is never charged.
-C5  When a generation ends, every live member is told, with the reason; the first cause is kept for the report.
-C6  When the run is over, every node that is there is told the same verdict, and nothing is formed any more.
-C7  Nobody waits without a deadline: too few nodes for too long end the run with a reason.
-C8  A word about another generation changes nothing but the number of the next one.
-C9  An operator's restart ends a generation that runs, and is free; a drain asks one node to leave. Neither ends a run
-    that goes on without it.
-C10 A coordinator that did not run judges nothing that it missed: when it resumes, every deadline by which nodes must do
-    something is a full period away again, and nothing else has changed.
-H5 to H8: hangs, see ``suspicion.py``.
+C1  A generation is formed once, with one list of members, and its number is greater than every earlier one.
+C2  A generation is formed only of nodes that reported to be clear, and only while no connected node runs workers of
+    any earlier generation, whichever coordinator formed it.
+C3  The ranks of a generation are a permutation; every member gets the same world size, store and restart count.
+C4  Restarts are counted per run and never exceed what the policy granted. A generation that lost or drained a node, or
+    ended to admit one, is uncharged.
+C5  When a generation ends, every connected member is sent the reason; the first cause is kept for the report.
+C6  When the run ends, every connected node is sent the same verdict, and no generation is formed afterwards.
+C7  Every wait has a deadline: if there are too few nodes for too long, the run ends with that reason.
+C8  A message about another generation changes nothing but the number of the next one.
+C9  An operator's restart ends a running generation and is uncharged; a drain makes one node leave. Neither ends a run
+    that can continue.
+C10 After the coordinator itself was suspended, every deadline for nodes is a full period away again, and nothing else
+    has changed.
+H5 to H8 concern hangs: see ``hang_suspicion.py``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from tenax._core.model import (
     Stopped,
     Verdict,
     by_cause,
-    told_in_full,
-    when_it_began,
+    failure_began_at,
+    truncate_failures,
 )
 from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
-from tenax._core.ranks import Candidate, arrange, choose, number
+from tenax._core.ranks import Candidate, arrange, assign_ranks, choose
 from tenax._core.record import RunRecord
 from tenax._core.run_state import (
     AnyCoordinatorEvent,
@@ -73,13 +73,13 @@ from tenax._core.run_state import (
     Suspicion,
     Tick,
 )
-from tenax._core.text import NAMES_SAID, some_of
+from tenax._core.text import MAX_NAMES, some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# The machine, and the values that whoever speaks with it needs (``run_state.py``).
+# The machine, and the values of its interface (``run_state.py``).
 __all__ = [
     "AnyCoordinatorEvent",
     "CancelRequested",
@@ -105,73 +105,73 @@ __all__ = [
     "Tick",
 ]
 
-_HISTORY_KEPT = 100
-_STOPPED_KEPT = 10_000
-_STACKS_KEPT = 32  # of them, with their stacks
-_SUPERSEDED_KEPT = 100
+_MAX_EARLIER = 100
+_MAX_STOPPED = 10_000
+_MAX_STOPPED_WITH_STACKS = 32
+_MAX_SUPERSEDED = 100
 _CUT_OFF = "it was cut off and stopped its workers"
 _STARTED_AGAIN = "was started again and its new self took its place"
 _SUPERSEDED, _SUPERSEDED_HERE = f"it {_STARTED_AGAIN}", f"this node {_STARTED_AGAIN}"
 
 
-class _Places:
-    """Where in a list the entry of a global rank is: to look for it each time is slow where many nodes speak.
+class _RankIndex:
+    """Maps global ranks to positions in a list, because a linear search is slow with many nodes.
 
-    Not a part of the state: it is made anew for another list.
+    A cache, not part of the state: it is rebuilt for another list.
     """
 
     def __init__(self) -> None:
         self._list: object = None
-        self._places: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
 
     def of(self, entries: list[Failure] | list[Stopped]) -> dict[int, int]:
         if self._list is not entries:
             self._list = entries
             ranks = [entry.global_rank for entry in entries]
-            self._places = {rank: place for place, rank in enumerate(ranks)}
-        return self._places
+            self._positions = {rank: position for position, rank in enumerate(ranks)}
+        return self._positions
 
 
 class CoordinatorMachine:
-    """``step(event, now)`` returns what to say. One instance per run; the state may come from elsewhere."""
+    """``step(event, now)`` returns what to send. One instance per run; the state may be restored."""
 
     def __init__(
         self, settings: RunSettings, policy: RestartPolicy | None = None, state: CoordinatorState | None = None
     ) -> None:
         self.state = state if state is not None else CoordinatorState(settings)
         self._policy = policy or BudgetPolicy()
-        self._failed_ranks, self._stopped_ranks = _Places(), _Places()
-        self._says: list[Send] = []
+        self._failed_ranks, self._stopped_ranks = _RankIndex(), _RankIndex()
+        self._outbox: list[Send] = []
 
     def step(self, event: AnyCoordinatorEvent, now: float) -> list[Send]:
-        """Take one fact, return what to say about it."""
-        self._says = []
+        """Handle one event; return what to send."""
+        self._outbox = []
         match event:
             case Received(node_id, message):
-                self._on_heard(node_id, message, now)
+                self._on_received(node_id, message, now)
             case NodeLost(node_id, why):
                 self._on_gone(node_id, why, now, is_loss=True)
             case Tick():
-                self._on_time(now)
+                self._on_tick(now)
             case Resumed():
                 self._on_resumed(now)
             case Opened():
                 self._on_opened(event, now)
             case EarlierCoordinatorGone(node_id, others):
-                self._on_earlier_gone(node_id, others, now)
+                self._on_earlier_coordinator_gone(node_id, others, now)
             case CancelRequested(why):
                 if self.state.phase is not RunPhase.OVER:
-                    self._over(Outcome.CANCELLED, why, now)
+                    self._end_run(Outcome.CANCELLED, why, now)
             case RestartRequested(why):
                 self._on_restart_requested(why, now)
             case DrainRequested(node_id, why):
                 if node_id in self.state.nodes and self.state.phase is not RunPhase.OVER:
-                    self._say(events.LeaveRequested(why), node_id)
-        return self._says
+                    self._send(events.LeaveRequested(why), node_id)
+        return self._outbox
 
-    def _say(self, event: FromCoordinator, *to: str) -> None:
+    def _send(self, event: FromCoordinator, *to: str) -> None:
         if to:
-            self._says.append(Send(to, event))
+            self._outbox.append(Send(to, event))
 
     def _on_opened(self, opened: Opened, now: float) -> None:
         state = self.state
@@ -185,7 +185,7 @@ class CoordinatorMachine:
         if opened.record is not None:
             self._inherit(opened.record)
         if state.generation > 0:
-            state.ledger.begin(now)  # the run is older than we are
+            state.ledger.begin(now)  # the run is older than this coordinator
         self._gather(state.next_why, now)
         if opened.record is not None:
             if opened.record.is_at_work:
@@ -195,7 +195,7 @@ class CoordinatorMachine:
             state.recover_period_s = opened.recover_s
             state.deadlines = {RunDeadline.RECOVER: now + opened.recover_s}
 
-    def _on_heard(self, node_id: str, message: messages.FromNode, now: float) -> None:
+    def _on_received(self, node_id: str, message: messages.FromNode, now: float) -> None:
         if isinstance(message, messages.NodeJoined):
             self._on_joined(message, now)
             return
@@ -206,45 +206,45 @@ class CoordinatorMachine:
             case messages.NodeReady():
                 self._on_ready(record, message, now)
             case messages.WorkersRunning(generation, pids):
-                if self._is_ours(record, generation):
+                if self._is_current(record, generation):
                     self._on_running(record, pids, now)
             case messages.NodeProgress(generation, sent_at, workers):
-                if self._is_ours(record, generation):
+                if self._is_current(record, generation):
                     self._on_progress(record, workers, now - sent_at, now)
             case messages.FailureSeen(generation, failure, sent_at):
-                if self._is_ours(record, generation):
-                    self._take_failures(record, (failure,), now - sent_at, now)
+                if self._is_current(record, generation):
+                    self._add_failures(record, (failure,), now - sent_at, now)
             case messages.NodeStopped(generation, sent_at, failures, stopped, was_cut_off):
-                if self._is_ours(record, generation):
+                if self._is_current(record, generation):
                     if was_cut_off:
                         self.state.lost[record.label] = _CUT_OFF
-                    self._take_stopped(record, stopped)
-                    self._take_failures(record, failures, now - sent_at, now)
+                    self._add_stopped(record, stopped)
+                    self._add_failures(record, failures, now - sent_at, now)
                     if record.is_superseded:
                         self._on_gone(node_id, _SUPERSEDED, now, is_loss=True)
             case messages.NodeSucceeded(generation):
-                if self._is_ours(record, generation):
+                if self._is_current(record, generation):
                     self._on_succeeded(record, now)
             case messages.NodeQuiet(generation, sent_at, since, why):
-                if self._is_ours(record, generation):
+                if self._is_current(record, generation):
                     self._on_quiet(node_id, Quiet(min(now, since + now - sent_at), why), now)
             case messages.NodeBusy(generation):
-                if self._is_ours(record, generation) and self.state.quiet.pop(node_id, None) is not None:
+                if self._is_current(record, generation) and self.state.quiet.pop(node_id, None) is not None:
                     self._on_movement(now)
             case messages.StacksTaken(generation, number, places):
-                if self._is_ours(record, generation):
-                    self._on_stacks(record, number, places, now)
+                if self._is_current(record, generation):
+                    self._on_stacks_taken(record, number, places, now)
             case messages.NodeDraining(generation, grace_s, why):
-                if self._is_ours(record, generation):
+                if self._is_current(record, generation):
                     self._on_draining(record, grace_s, why)
             case messages.NodeWillLeave(generation, why, in_s):
-                if self._is_ours(record, generation):
-                    self._pass_on_notice(record, why, in_s)
+                if self._is_current(record, generation):
+                    self._forward_notice(record, why, in_s)
             case messages.NodeLeft(why, is_clear):
                 self._on_gone(node_id, why, now, is_loss=not is_clear)
 
-    def _is_ours(self, record: NodeRecord, generation: int) -> bool:
-        """Whether a word about a generation is about the current one, from one of its members (C8)."""
+    def _is_current(self, record: NodeRecord, generation: int) -> bool:
+        """Whether a message is about the current generation, and from one of its members (C8)."""
         state = self.state
         is_current = generation == state.generation == record.generation and state.phase is not RunPhase.OVER
         return is_current and self._is_member(record.info.node_id)
@@ -252,31 +252,31 @@ class CoordinatorMachine:
     def _is_member(self, node_id: str) -> bool:
         return node_id in self.state.members and node_id not in self.state.gone
 
-    # --- nodes come ---------------------------------------------------------------------------------------------------
+    # --- nodes join ---------------------------------------------------------------------------------------------------
 
     def _on_joined(self, joined: messages.NodeJoined, now: float) -> None:
         state, node = self.state, joined.node
         if state.phase is RunPhase.OVER:
-            self._tell_of_end(joined, now)
+            self._send_verdict(joined, now)
             return
-        refusal = _SUPERSEDED_HERE if node.node_id in state.superseded else self._why_not(node)
+        refusal = _SUPERSEDED_HERE if node.node_id in state.superseded else self._refusal(node)
         if refusal:
-            self._say(events.JoinRefused(refusal), node.node_id)
+            self._send(events.JoinRefused(refusal), node.node_id)
             return
         self._supersede(node, now)
-        if self._is_over():  # its old self was the last that was waited for
-            self._tell_of_end(joined, now)
+        if self._is_over():  # the run was waiting only for the node that this one replaces
+            self._send_verdict(joined, now)
             return
         record = state.nodes.get(node.node_id)
         if record is None:
             state.arrivals += 1
             record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals, self._label(node))
-            self._take_places(node)
+            self._claim_names(node)
             record.since = now
             state.ledger.begin(now)
             record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
-        joined = self._without_namesake(joined, now)
+        joined = self._drop_colliding_generation(joined, now)
         if joined.generation > state.generation:
             self._on_greater_generation(joined.generation, now)
             state.store = joined.store
@@ -288,12 +288,12 @@ class CoordinatorMachine:
         elif joined.is_running or joined.has_succeeded:
             self._on_at_work(record, joined, now)
         elif is_behind and record.phase is NodePhase.MEMBER and record.part is not None:
-            self._say_part_again(node.node_id, record.part)
+            self._resend_assignment(node.node_id, record.part)
         if node.node_id in state.awaited:
-            self._never_heard(record, now)
+            self._on_uninformed_member(record, now)
 
     def _label(self, node: messages.NodeInfo) -> str:
-        """Once called so by us or by an earlier coordinator, it stays so: people name nodes by it."""
+        """Return the node's display name, which stays the same under later coordinators."""
         state, labels = self.state, self.state.labels
         label, number = state.member_labels.get(node.node_id, ""), 1
         if not label or label in labels:
@@ -304,15 +304,18 @@ class CoordinatorMachine:
         labels[label] = node.node_id
         return label
 
-    def _without_namesake(self, joined: messages.NodeJoined, now: float) -> messages.NodeJoined:
-        """If everything was forgotten once, two generations may have the same number: who was in the other is new."""
+    def _drop_colliding_generation(self, joined: messages.NodeJoined, now: float) -> messages.NodeJoined:
+        """Treat a member of another generation with the current number as new.
+
+        Numbers repeat after the state of all coordinators was lost once.
+        """
         state = self.state
         is_other = joined.generation == state.generation > 0 and joined.store != state.store
         if not is_other or not joined.store or not state.store:
             return joined
         if joined.is_running or joined.has_succeeded:
             over = events.GenerationEnded(joined.generation, "the others went on without this node")
-            self._say(over, joined.node.node_id)
+            self._send(over, joined.node.node_id)
         if joined.is_running:
             self._await_stale(state.nodes[joined.node.node_id], now)
         return messages.NodeJoined(joined.node)
@@ -320,15 +323,15 @@ class CoordinatorMachine:
     def _is_over(self) -> bool:
         return self.state.phase is RunPhase.OVER
 
-    def _tell_of_end(self, joined: messages.NodeJoined, now: float) -> None:
+    def _send_verdict(self, joined: messages.NodeJoined, now: float) -> None:
         verdict = self.state.verdict
         assert verdict is not None
         if joined.generation:
-            self._say(events.RunEnded(verdict, now), joined.node.node_id)
+            self._send(events.RunEnded(verdict, now), joined.node.node_id)
         else:
-            self._say(events.JoinRefused(f"the run is over: {verdict.why}"), joined.node.node_id)
+            self._send(events.JoinRefused(f"the run is over: {verdict.why}"), joined.node.node_id)
 
-    def _why_not(self, node: messages.NodeInfo) -> str:
+    def _refusal(self, node: messages.NodeInfo) -> str:
         settings = self.state.settings
         if (node.min_nodes, node.max_nodes) != (settings.min_nodes, settings.max_nodes):
             return (
@@ -345,35 +348,35 @@ class CoordinatorMachine:
         return ""
 
     def _supersede(self, node: messages.NodeInfo, now: float) -> None:
-        """A node with the name (or the rank, on the same host) of one that is here is that node, started again.
+        """Replace a connected node that has the same name, or the same rank on the same host, as the new one.
 
-        If the old one is at work it may still live, here or cut off: the others stop, and wait until it has (C2).
+        Workers of the old one may be alive: then the generation ends, and the next waits until they have stopped (C2).
         """
         state = self.state
-        # In an order of its own, whatever the two say: a history must repeat itself.
+        # A dict, not a set: the order must be deterministic.
         same = dict.fromkeys((state.by_name.get(node.name), state.by_rank.get(node.rank)))
         for node_id in same:
             old = state.nodes.get(node_id) if node_id is not None else None
             if old is not None and old.info.node_id != node.node_id:
-                self._say(events.JoinRefused(_SUPERSEDED_HERE), old.info.node_id)
-                state.superseded = [*state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
+                self._send(events.JoinRefused(_SUPERSEDED_HERE), old.info.node_id)
+                state.superseded = [*state.superseded[-_MAX_SUPERSEDED + 1 :], old.info.node_id]
                 if old.info.name and old.last_rank >= 0:
                     state.ranks_by_name[old.info.name] = old.last_rank
                 if old.phase is NodePhase.STALE:
                     old.is_superseded = True
-                    self._free_places(old.info)
+                    self._release_names(old.info)
                 elif old.phase is NodePhase.MEMBER:
                     self._wait_for_superseded(old, now)
                 else:
                     self._on_gone(old.info.node_id, _SUPERSEDED, now, is_loss=True)
 
-    def _take_places(self, node: messages.NodeInfo) -> None:
+    def _claim_names(self, node: messages.NodeInfo) -> None:
         if node.name:
             self.state.by_name[node.name] = node.node_id
         if node.rank >= 0:
             self.state.by_rank[node.rank] = node.node_id
 
-    def _free_places(self, node: messages.NodeInfo) -> None:
+    def _release_names(self, node: messages.NodeInfo) -> None:
         state = self.state
         if state.by_name.get(node.name) == node.node_id:
             del state.by_name[node.name]
@@ -383,7 +386,7 @@ class CoordinatorMachine:
     def _wait_for_superseded(self, old: NodeRecord, now: float) -> None:
         state = self.state
         old.is_superseded = True
-        self._free_places(old.info)
+        self._release_names(old.info)
         state.lost[old.label] = _SUPERSEDED
         if state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.LOSS, f"{old.label} was lost: {_SUPERSEDED}", now)
@@ -391,35 +394,35 @@ class CoordinatorMachine:
             state.is_broken = True
 
     def _on_greater_generation(self, generation: int, now: float) -> None:
-        """A node knows a later generation than we do: an earlier coordinator got further. Our next must be later."""
+        """Continue after a generation of an earlier coordinator that this one did not know."""
         state = self.state
         if state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
         elif state.phase is RunPhase.RECOVERING:
-            self._dismiss("a later generation exists")
+            self._discard_members("a later generation exists")
         elif state.phase is RunPhase.ENDING:
-            state.is_free = True  # what its members still say is about an older one, and will not be heard (C8)
+            state.is_uncharged = True  # later messages of its members are about an older generation and ignored (C8)
         else:
             state.members, state.done = {}, set()
         state.generation = generation
-        state.dead_rank = -1  # a rank of the generation before
+        state.dead_rank = -1  # it referred to the previous generation
 
     def _on_at_work(self, record: NodeRecord, joined: messages.NodeJoined, now: float) -> None:
-        """A node came (back) with workers, or with their success."""
+        """A node joined whose workers are running or have succeeded."""
         state, node_id = self.state, record.info.node_id
         is_current = joined.generation == state.generation and self._is_member(node_id)
         if is_current and state.phase is RunPhase.RUNNING:
             if joined.has_succeeded:
                 self._on_succeeded(record, now)
-            elif state.hang is not None and state.hang.report is not None:  # its link may have broken before
-                self._say(events.HangFound(state.generation, state.hang.report), node_id)
+            elif state.hang is not None and state.hang.report is not None:  # it may not have received the report
+                self._send(events.HangFound(state.generation, state.hang.report), node_id)
             return
         if is_current and state.phase is RunPhase.ENDING:
-            self._say(self._ended(state.generation), node_id)
+            self._send(self._ended_event(state.generation), node_id)
             return
         others_work = state.phase is RunPhase.RUNNING
         why = "the others went on without this node"
-        self._say(events.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
+        self._send(events.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
         if not joined.is_running:
             return
         if joined.generation == state.generation and not others_work:
@@ -428,41 +431,38 @@ class CoordinatorMachine:
             self._await_stale(record, now)
 
     def _await_latecomer(self, record: NodeRecord, group_rank: int, now: float) -> None:
-        """A member of the last generation of which we did not know, or whose link had only broken: it lives.
-
-        The next generation waits until it has stopped (C2).
-        """
+        """Wait for a member of the last generation that was unknown or counted as lost (C2)."""
         state, node_id = self.state, record.info.node_id
         if record.phase is NodePhase.READY:
             return
         record.phase = NodePhase.MEMBER
         state.members[node_id] = group_rank
         state.gone.discard(node_id)
-        self._await_also(record, now)
+        self._await_stop(record, now)
 
     def _await_stale(self, record: NodeRecord, now: float) -> None:
-        """The node was told to stop its workers, which are of another generation than ours.
+        """Wait, before the next generation, for a node that stops workers of another one (C2).
 
-        What is at work here goes on. The next generation waits until the node has stopped (C2).
+        The current generation keeps running.
         """
-        if record.phase is NodePhase.JOINED:  # else it has said since that it was clear
+        if record.phase is NodePhase.JOINED:  # else it has reported to be clear since
             record.phase = NodePhase.STALE
             if self.state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING):
-                self._await_also(record, now)
+                self._await_stop(record, now)
 
-    def _await_also(self, record: NodeRecord, now: float) -> None:
+    def _await_stop(self, record: NodeRecord, now: float) -> None:
         if self.state.phase is not RunPhase.ENDING:
             self._begin_ending(None, f"{record.label} came back and was still at work", now)
         self.state.unstopped.add(record.info.node_id)
 
-    def _say_part_again(self, node_id: str, part: Assignment) -> None:
-        """Its link broke before it heard of its generation."""
-        self._say(events.GenerationFormed(part), node_id)
+    def _resend_assignment(self, node_id: str, part: Assignment) -> None:
+        """Send the assignment again: the link broke before the node received it."""
+        self._send(events.GenerationFormed(part), node_id)
         if self.state.phase is RunPhase.ENDING:
-            self._say(self._ended(part.generation), node_id)
+            self._send(self._ended_event(part.generation), node_id)
 
-    def _dismiss(self, why: str) -> None:
-        """Those who have shown up so far are not of the last generation, and nothing that they did is its matter."""
+    def _discard_members(self, why: str) -> None:
+        """Drop the members found so far, because a later generation exists."""
         state = self.state
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = [each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work]
@@ -470,9 +470,9 @@ class CoordinatorMachine:
             record = state.nodes[node_id]
             record.phase = NodePhase.STALE if record.phase is NodePhase.MEMBER else NodePhase.JOINED
             record.last_rank = -1
-        self._say(events.GenerationEnded(state.generation, why), *members)
+        self._send(events.GenerationEnded(state.generation, why), *members)
         state.members, state.done, state.failures, state.stopped = {}, set(), [], []
-        state.lost, state.drained, state.is_broken, state.is_free = {}, [], False, False
+        state.lost, state.drained, state.is_broken, state.is_uncharged = {}, [], False, False
         state.quiet, state.hang = {}, None
         state.awaited, state.is_recorded = {}, False
 
@@ -488,7 +488,7 @@ class CoordinatorMachine:
         state.ranks_by_name = dict(record.ranks_by_name)
 
     def _await_recorded(self, record: RunRecord, opened: Opened, now: float) -> None:
-        """Its members may be at work, whether we see them or not. For how long is known only of some (C2, C7)."""
+        """Wait for the members of the recorded generation, which may be running without a connection (C2, C7)."""
         state = self.state
         state.phase, state.is_recorded = RunPhase.RECOVERING, True
         state.members = {member.node_id: member.rank for member in record.members}
@@ -499,7 +499,7 @@ class CoordinatorMachine:
         wait_s = state.recover_period_s = opened.alone_s if is_one else state.settings.join_timeout_s
         state.deadlines = {RunDeadline.RECOVER: now + wait_s}
 
-    def _on_earlier_gone(self, node_id: str, others: int, now: float) -> None:
+    def _on_earlier_coordinator_gone(self, node_id: str, others: int, now: float) -> None:
         state = self.state
         if state.phase is not RunPhase.RECOVERING or not state.is_recorded:
             return
@@ -511,7 +511,7 @@ class CoordinatorMachine:
             state.gone.add(node_id)
             state.lost[label] = "its agent died"
             state.is_broken = True
-        self._recovered_if_all_are_here(now)
+        self._recover_if_complete(now)
 
     def _recover_within(self, seconds: float, now: float) -> None:
         state = self.state
@@ -519,38 +519,38 @@ class CoordinatorMachine:
             state.deadlines[RunDeadline.RECOVER] = now + seconds
             state.recover_period_s = seconds
 
-    def _never_heard(self, record: NodeRecord, now: float) -> None:
-        """A member that was not told of its generation before the coordinator was lost: so that is not whole."""
+    def _on_uninformed_member(self, record: NodeRecord, now: float) -> None:
+        """Handle a member that never received its assignment: the generation is incomplete, so its end is uncharged."""
         record.last_rank = self.state.members[record.info.node_id]
-        self.state.is_broken = self.state.is_free = True  # what fails beside one that never came is nobody's fault
-        self._show_up(record.info.node_id, now)
+        self.state.is_broken = self.state.is_uncharged = True
+        self._on_member_back(record.info.node_id, now)
 
-    def _show_up(self, node_id: str, now: float) -> None:
+    def _on_member_back(self, node_id: str, now: float) -> None:
         if self.state.is_recorded:
             self._recover_within(self.state.return_s, now)
             self.state.awaited.pop(node_id, None)
-        self._recovered_if_all_are_here(now)
+        self._recover_if_complete(now)
 
-    def _recovered_if_all_are_here(self, now: float) -> None:
+    def _recover_if_complete(self, now: float) -> None:
         state = self.state
         if state.is_recorded:
             if not state.awaited:
-                self._recovered(now)
-        elif len(state.members) + 1 >= state.expected:  # else we need not look
+                self._end_recovery(now)
+        elif len(state.members) + 1 >= state.expected:  # skips the sets below while most members are missing
             known = {*state.members.values(), state.dead_rank}
             if known >= set(range(state.expected)):
-                self._recovered(now)
+                self._end_recovery(now)
 
-    def _recover_no_longer(self, now: float) -> None:
+    def _on_recover_timeout(self, now: float) -> None:
         state = self.state
         is_unseen = len(state.awaited) == len(state.members) > 1
         if state.is_recorded and is_unseen and not state.is_deserted:
-            self._refuse_everybody(now)
+            self._refuse_all(now)
         else:
-            self._recovered(now)
+            self._end_recovery(now)
 
-    def _refuse_everybody(self, now: float) -> None:
-        """The generation may be at work where we do not reach it, and its coordinator with it: it is theirs."""
+    def _refuse_all(self, now: float) -> None:
+        """Reject all nodes: the generation may be running, with its coordinator, in another part of the network."""
         state, settings = self.state, self.state.settings
         state.deadlines[RunDeadline.RECOVER] = now + settings.join_timeout_s
         state.recover_period_s = settings.join_timeout_s
@@ -559,7 +559,7 @@ class CoordinatorMachine:
             f"{some_of(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
             "check those hosts and their network, or start these nodes under another --rdzv-id"
         )
-        self._say(events.JoinRefused(reason), *state.nodes)
+        self._send(events.JoinRefused(reason), *state.nodes)
 
     def _adopt(self, record: NodeRecord, joined: messages.NodeJoined, now: float) -> None:
         state, node_id = self.state, record.info.node_id
@@ -574,17 +574,17 @@ class CoordinatorMachine:
         else:
             record.phase = record.phase if record.phase is NodePhase.READY else NodePhase.MEMBER
             state.is_broken |= not joined.is_running
-        state.is_free |= joined.is_free
-        self._show_up(node_id, now)
+        state.is_uncharged |= joined.is_free
+        self._on_member_back(node_id, now)
 
-    def _recovered(self, now: float) -> None:
-        """Everybody who can be expected is here, or the time for it is over."""
+    def _end_recovery(self, now: float) -> None:
+        """Continue with the members that are back, now that all are or the deadline has passed."""
         state = self.state
         state.deadlines.clear()
         if not state.members:
             stale = self._stale()
             for node_id in stale:
-                self._await_also(state.nodes[node_id], now)
+                self._await_stop(state.nodes[node_id], now)
             if not stale:
                 self._gather(state.next_why, now)
             return
@@ -599,13 +599,13 @@ class CoordinatorMachine:
         for label in missing:
             state.lost[label] = "it did not come back after the coordinator was lost"
         if state.failures:
-            self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
+            self._end_generation(Ending.FAILURE, self._describe_first_cause(), now)
         elif missing or state.is_broken:
             why = "the generation is not complete since the coordinator was lost"
             if state.is_recorded and state.lost:
                 why = some_of([f"{host} was lost: {reason}" for host, reason in state.lost.items()])
-            # If nobody is missing, a worker may have failed while nobody could be told, and that is yet to be heard.
-            is_whole = state.is_recorded and not state.lost and not state.is_free
+            # If no member is missing, a worker may have failed without a coordinator; its failure is still to be sent.
+            is_whole = state.is_recorded and not state.lost and not state.is_uncharged
             self._end_generation(Ending.FAILURE if is_whole else Ending.LOSS, why, now)
         elif state.done.issuperset(state.members):
             self._succeeded(now)
@@ -645,12 +645,12 @@ class CoordinatorMachine:
                 self._form_if_possible(now)
             case RunPhase.RECOVERING:
                 state.is_broken |= is_member
-        is_told = any(isinstance(say.event, events.Waiting) and node_id in say.to for say in self._says)
-        if node_id in state.ready and not is_told and state.phase not in (RunPhase.ENDING, RunPhase.OVER):
-            self._say(events.Waiting(self._waiting_in_words(now)), node_id)
+        is_informed = any(isinstance(send.event, events.Waiting) and node_id in send.to for send in self._outbox)
+        if node_id in state.ready and not is_informed and state.phase not in (RunPhase.ENDING, RunPhase.OVER):
+            self._send(events.Waiting(self._describe_waiting(now)), node_id)
 
     def _consider_newcomer(self, record: NodeRecord, now: float) -> None:
-        """Room for one more: when may it come in?"""
+        """End the generation to admit the node, if there is room and scaling up is allowed."""
         state = self.state
         if len(state.members) >= state.settings.max_nodes or state.done or not state.settings.scale_up:
             return
@@ -667,7 +667,7 @@ class CoordinatorMachine:
         }
         self._form_if_possible(now)
         if state.phase is RunPhase.GATHERING:
-            self._say(events.Waiting(self._waiting_in_words(now)), *state.ready)  # whoever is here knows whom it misses
+            self._send(events.Waiting(self._describe_waiting(now)), *state.ready)
 
     def _form_if_possible(self, now: float) -> None:
         state, settings = self.state, self.state.settings
@@ -683,19 +683,19 @@ class CoordinatorMachine:
         state, settings = self.state, self.state.settings
         candidates = [self._candidate(node_id) for node_id in state.ready]
         arranged = arrange(choose(candidates, settings.max_nodes))
-        places = number(arranged)
+        assigned = assign_ranks(arranged)
         first = state.nodes[arranged[0].node_id]
         state.phase = RunPhase.RUNNING
         state.generation += 1
         state.world_size = sum(candidate.slots for candidate in arranged)
-        state.members = {place.node_id: place.group_rank for place in places}
+        state.members = {ranks.node_id: ranks.group_rank for ranks in assigned}
         state.member_labels = {node_id: state.nodes[node_id].label for node_id in state.members}
         state.store = f"{first.store_addr}:{first.store_port}"
         state.done, state.unstopped = set(), set()
         state.failures, state.stopped = [], []
         state.gone, state.lost, state.drained = set(), {}, []
         state.ended_by, state.ended_why = None, ""
-        state.is_broken, state.is_free, state.dead_rank, state.expected = False, False, -1, 0
+        state.is_broken, state.is_uncharged, state.dead_rank, state.expected = False, False, -1, 0
         state.is_recorded, state.is_deserted = False, False
         state.formed_at = state.moved_at = now
         state.quiet, state.hang = {}, None
@@ -706,20 +706,20 @@ class CoordinatorMachine:
             record.last_rank, record.pids, record.progress = -1, (), ()
         self._remember_ranks()
         coordinator_rank = state.members.get(settings.serving_node, -1)
-        for place in places:
-            record = state.nodes[place.node_id]
+        for ranks in assigned:
+            record = state.nodes[ranks.node_id]
             record.phase, record.since = NodePhase.MEMBER, now
             record.is_draining = False
-            record.last_rank = place.group_rank
-            del state.ready[place.node_id]
+            record.last_rank = ranks.group_rank
+            del state.ready[ranks.node_id]
             part = Assignment(
                 generation=state.generation,
-                group_rank=place.group_rank,
-                group_world_size=len(places),
-                first_global_rank=place.first_global_rank,
+                group_rank=ranks.group_rank,
+                group_world_size=len(assigned),
+                first_global_rank=ranks.first_global_rank,
                 world_size=state.world_size,
-                first_role_rank=place.first_role_rank,
-                role_world_size=place.role_world_size,
+                first_role_rank=ranks.first_role_rank,
+                role_world_size=ranks.role_world_size,
                 master_addr=first.store_addr,
                 master_port=first.store_port,
                 use_agent_store=first.is_agent_store,
@@ -729,9 +729,9 @@ class CoordinatorMachine:
                 store_peers=self._store_peers(first) if record is first and first.is_agent_store else (),
             )
             record.generation, record.part = part.generation, part
-            self._says.append(Send((place.node_id,), events.GenerationFormed(part)))
+            self._outbox.append(Send((ranks.node_id,), events.GenerationFormed(part)))
         if state.ready:
-            self._say(events.Waiting(self._waiting_in_words(now)), *state.ready)
+            self._send(events.Waiting(self._describe_waiting(now)), *state.ready)
 
     def _store_peers(self, first: NodeRecord) -> tuple[str, ...]:
         """Return the addresses from which members other than the first may connect to its store."""
@@ -740,7 +740,7 @@ class CoordinatorMachine:
         return tuple(dict.fromkeys(address for record in others for address in record.addresses[:per_node]))
 
     def _remember_ranks(self) -> None:
-        """Of each rank, the name that had it last: so there are never more of them than ranks."""
+        """Remember the last name of each rank, so that there are at most ``max_nodes`` entries."""
         state = self.state
         names = {rank: name for name, rank in state.ranks_by_name.items() if rank < state.settings.max_nodes}
         for node_id, rank in state.members.items():
@@ -752,31 +752,31 @@ class CoordinatorMachine:
         info = record.info
         return Candidate(node_id, record.arrival, record.last_rank, info.rank, info.order, info.slots, info.role)
 
-    def doing_in_words(self, now: float) -> str:
-        """What the run does now, for people."""
+    def describe_activity(self, now: float) -> str:
+        """Describe what the run is doing, for display."""
         state = self.state
         if state.verdict is not None:
             return f"the run is over: {state.verdict.why}"
         if state.phase is not RunPhase.RUNNING:
-            return self._waiting_in_words(now)
+            return self._describe_waiting(now)
         if state.unstarted:
-            whom = some_of([state.member_labels.get(each, each[:8]) for each in sorted(state.unstarted)])
-            return f"generation {state.generation} is starting; waiting for the workers of {whom}"
+            names = some_of([state.member_labels.get(each, each[:8]) for each in sorted(state.unstarted)])
+            return f"generation {state.generation} is starting; waiting for the workers of {names}"
         done = f"; {_nodes(len(state.done))} of {len(state.members)} done" if state.done else ""
-        if hang := self.hang_in_words(now):
+        if hang := self.describe_hang(now):
             return hang
         workers = "1 worker" if state.world_size == 1 else f"{state.world_size} workers"
         return f"generation {state.generation} is running, {workers} on {_nodes(len(state.members))}{done}"
 
-    def hang_in_words(self, now: float) -> str:
-        """That nothing moves, if that is so; else nothing."""
+    def describe_hang(self, now: float) -> str:
+        """Describe the suspected hang, or return "" if there is none."""
         if self.state.hang is None:
             return ""
-        from tenax._core.hang_suspicion import hang_in_words
+        from tenax._core.hang_suspicion import describe_hang
 
-        return hang_in_words(self.state, now)
+        return describe_hang(self.state, now)
 
-    def _waiting_in_words(self, now: float) -> str:
+    def _describe_waiting(self, now: float) -> str:
         state, settings = self.state, self.state.settings
         match state.phase:
             case RunPhase.RUNNING:
@@ -785,14 +785,14 @@ class CoordinatorMachine:
                 what = f"is a spare: {places} taken" if is_full else "is in the next one"
                 return f"generation {state.generation} is running; this node {what}"
             case RunPhase.ENDING:
-                whom = some_of([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
-                return f"generation {state.generation} is ending ({state.ended_why}); waiting for {whom}"
+                names = some_of([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
+                return f"generation {state.generation} is ending ({state.ended_why}); waiting for {names}"
             case RunPhase.PAUSED:
                 return f"a pause before the next try: {state.next_why}"
             case RunPhase.RECOVERING:
-                whom = some_of(list(state.awaited.values())) or "the nodes of an earlier coordinator"
+                names = some_of(list(state.awaited.values())) or "the nodes of an earlier coordinator"
                 left = state.seconds_left(RunDeadline.RECOVER, now)
-                return f"the coordinator is a new one; waiting for {whom} to come back, for {left:.0f} s at most"
+                return f"the coordinator is a new one; waiting for {names} to come back, for {left:.0f} s at most"
         count = len(state.ready)
         here = f"{_nodes(count)} of {_span(settings.min_nodes, settings.max_nodes)} here"
         if RunDeadline.LAST_CALL in state.deadlines:
@@ -800,26 +800,26 @@ class CoordinatorMachine:
             return f"{here}; the last call for more ends in {left:.1f} s (--rdzv-conf last_call_timeout)"
         left = state.seconds_left(RunDeadline.JOIN, now)
         return (
-            f"{here} ({self._hosts_in_words(state.ready)}); waiting for "
-            f"{settings.min_nodes - count} more{self._lost_in_words()}, for {left:.0f} s at most"
+            f"{here} ({self._describe_hosts(state.ready)}); waiting for "
+            f"{settings.min_nodes - count} more{self._describe_lost()}, for {left:.0f} s at most"
         )
 
-    def _hosts_in_words(self, node_ids: Collection[str]) -> str:
-        """Some of them. The others are only counted: there may be thousands, and they come one by one."""
-        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, NAMES_SAID)]
+    def _describe_hosts(self, node_ids: Collection[str]) -> str:
+        """Name some hosts and count the others, because thousands of nodes may join one by one."""
+        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, MAX_NAMES)]
         return some_of(shown, len(node_ids))
 
-    def _lost_in_words(self) -> str:
+    def _describe_lost(self) -> str:
         lost = self.state.lost
         return f", lost were {some_of([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
 
-    # --- a generation at work -----------------------------------------------------------------------------------------
+    # --- a running generation -----------------------------------------------------------------------------------------
 
     def _on_running(self, record: NodeRecord, pids: tuple[int, ...], now: float) -> None:
         record.pids = pids
-        self._all_are_started(record, now)
+        self._on_workers_started(record, now)
 
-    def _all_are_started(self, record: NodeRecord, now: float) -> None:
+    def _on_workers_started(self, record: NodeRecord, now: float) -> None:
         self.state.unstarted.discard(record.info.node_id)
         if not self.state.unstarted and self.state.phase is RunPhase.RUNNING:
             self.state.ledger.running(now)
@@ -831,43 +831,43 @@ class CoordinatorMachine:
             msgspec.structs.replace(each, first_at=each.first_at + by_s, last_at=each.last_at + by_s)
             for each in workers
         )
-        if said := [each for each in record.progress if each.last_step >= 0]:  # others have said only what they do
-            first = min(said, key=lambda each: each.first_step)
-            last = max(said, key=lambda each: each.last_step)
+        if stepped := [each for each in record.progress if each.last_step >= 0]:  # others reported only a phase
+            first = min(stepped, key=lambda each: each.first_step)
+            last = max(stepped, key=lambda each: each.last_step)
             self.state.ledger.stepped(first.first_step, first.first_at, last.last_step, last.last_at, now)
 
-    def _take_stopped(self, record: NodeRecord, stopped: tuple[Stopped, ...]) -> None:
-        """A node that lost its link says it again."""
+    def _add_stopped(self, record: NodeRecord, stopped: tuple[Stopped, ...]) -> None:
+        """Add stopped workers once: a node sends them again after it reconnects."""
         known = self._stopped_ranks.of(self.state.stopped)
         for each in stopped:
-            if each.global_rank not in known and len(known) < _STOPPED_KEPT:
+            if each.global_rank not in known and len(known) < _MAX_STOPPED:
                 known[each.global_rank] = len(known)
                 self.state.stopped.append(self._with_some_stacks(record, each))
 
     def _with_some_stacks(self, record: NodeRecord, stopped: Stopped) -> Stopped:
-        """The verdict must fit into a message."""
-        if not stopped.stacks or sum(bool(each.stacks) for each in self.state.stopped) >= _STACKS_KEPT:
+        """Keep the stacks of a limited number of workers, because the verdict must fit into one message."""
+        if not stopped.stacks or sum(bool(each.stacks) for each in self.state.stopped) >= _MAX_STOPPED_WITH_STACKS:
             return stopped.brief()
         return msgspec.structs.replace(stopped, host=record.info.host)
 
-    def _take_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
+    def _add_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
         state = self.state
         known = self._failed_ranks.of(state.failures)
         for failure in failures:
-            ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
-            if ours.global_rank in known and state.failures[known[ours.global_rank]].evidence.cause == HANG:
-                continue  # what it says on its way out follows from that
-            if ours.global_rank in known:
-                # The same, with what was found out since. The word that was under way for the shorter time dates it.
-                earlier_s = min(0.0, state.failures[known[ours.global_rank]].seen_at - ours.seen_at)
-                state.failures[known[ours.global_rank]] = ours.shifted(earlier_s)
+            dated = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
+            if dated.global_rank in known and state.failures[known[dated.global_rank]].evidence.cause == HANG:
+                continue  # its exit is a consequence of the hang
+            if dated.global_rank in known:
+                # The same failure, now with evidence. Of the two messages, the one with the shorter delay dates it.
+                earlier_s = min(0.0, state.failures[known[dated.global_rank]].seen_at - dated.seen_at)
+                state.failures[known[dated.global_rank]] = dated.shifted(earlier_s)
             else:
-                known[ours.global_rank] = len(known)
-                state.failures.append(ours)
+                known[dated.global_rank] = len(known)
+                state.failures.append(dated)
         if state.phase is RunPhase.RUNNING and state.failures and not state.ended_by:
-            self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
+            self._end_generation(Ending.FAILURE, self._describe_first_cause(), now)
 
-    def _first_cause_in_words(self) -> str:
+    def _describe_first_cause(self) -> str:
         first = min(self.state.failures, key=by_cause)
         return f"rank {first.global_rank} on {first.host} failed"
 
@@ -876,7 +876,7 @@ class CoordinatorMachine:
         if state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING) or record.phase is NodePhase.READY:
             return
         record.phase, record.since = NodePhase.DONE, now
-        self._all_are_started(record, now)  # whether we have heard it or not: its link may have been broken
+        self._on_workers_started(record, now)  # its message may have been lost with its link
         state.done.add(record.info.node_id)
         state.quiet.pop(record.info.node_id, None)
         if state.phase is RunPhase.RUNNING and len(state.done) == len(state.members):
@@ -887,19 +887,19 @@ class CoordinatorMachine:
     def _succeeded(self, now: float) -> None:
         count = self.state.world_size
         why = "the worker succeeded" if count == 1 else f"all {count} workers succeeded" if count else "all succeeded"
-        self._over(Outcome.SUCCEEDED, why, now)
+        self._end_run(Outcome.SUCCEEDED, why, now)
 
     def _on_draining(self, record: NodeRecord, grace_s: float, why: str) -> None:
-        """It goes on until its workers have ended: all may want to save their work together."""
+        """Forward the notice. The generation runs until the node leaves, so that all nodes can save a checkpoint."""
         if not record.is_draining:
             record.is_draining = True
             self.state.drained.append(record.label)
-            self._pass_on_notice(record, why, grace_s)
+            self._forward_notice(record, why, grace_s)
 
-    def _pass_on_notice(self, record: NodeRecord, why: str, in_s: float | None) -> None:
+    def _forward_notice(self, record: NodeRecord, why: str, in_s: float | None) -> None:
         state = self.state
         others = (each for each in state.members if each != record.info.node_id and each in state.nodes)
-        self._say(events.LeaveNoticed(state.generation, record.label, why, in_s), *others)
+        self._send(events.LeaveNoticed(state.generation, record.label, why, in_s), *others)
 
     def _on_gone(self, node_id: str, why: str, now: float, *, is_loss: bool) -> None:
         state = self.state
@@ -908,7 +908,7 @@ class CoordinatorMachine:
             del state.labels[record.label]
         if record is None:
             return
-        self._free_places(record.info)
+        self._release_names(record.info)
         state.ready.pop(node_id, None)
         was_stopping = node_id in state.unstopped
         state.unstopped.discard(node_id)
@@ -921,8 +921,8 @@ class CoordinatorMachine:
                 state.lost[record.label] = why
             if state.phase is RunPhase.RUNNING:
                 kind = Ending.DRAIN if is_drain else Ending.LOSS
-                said = "was asked to leave" if is_drain else f"was lost: {why}"
-                self._end_generation(kind, f"{record.label} {said}", now)
+                what = "was asked to leave" if is_drain else f"was lost: {why}"
+                self._end_generation(kind, f"{record.label} {what}", now)
             elif state.phase is RunPhase.RECOVERING:
                 state.is_broken = True
         if was_stopping:
@@ -930,7 +930,7 @@ class CoordinatorMachine:
         elif state.phase is RunPhase.GATHERING:
             self._form_if_possible(now)
 
-    # --- a generation hangs (``suspicion.py``) ------------------------------------------------------------------------
+    # --- a generation hangs (``hang_suspicion.py``) -------------------------------------------------------------------
 
     def _on_quiet(self, node_id: str, quiet: Quiet, now: float) -> None:
         if self.state.settings.on_hang != "off" and node_id not in self.state.done:
@@ -938,28 +938,30 @@ class CoordinatorMachine:
             self._suspect_if_all_are_quiet(now)
 
     def _on_movement(self, now: float) -> None:
-        from tenax._core.hang_suspicion import moved
+        from tenax._core.hang_suspicion import end_suspicion
 
-        self._says += moved(self.state, now)
+        self._outbox += end_suspicion(self.state, now)
         self._suspect_if_all_are_quiet(now)
 
     def _suspect_if_all_are_quiet(self, now: float) -> None:
         if self.state.quiet:
-            from tenax._core.hang_suspicion import suspected
+            from tenax._core.hang_suspicion import suspect
 
-            self._says += suspected(self.state, now)
+            self._outbox += suspect(self.state, now)
 
-    def _on_stacks(self, record: NodeRecord, number: int, places: tuple[messages.StackPlace, ...], now: float) -> None:
-        from tenax._core.hang_suspicion import told_where
+    def _on_stacks_taken(
+        self, record: NodeRecord, number: int, places: tuple[messages.StackPlace, ...], now: float
+    ) -> None:
+        from tenax._core.hang_suspicion import add_stacks
 
-        if told_where(self.state, record, number, places):
-            self._hang_found(now)
+        if add_stacks(self.state, record, number, places):
+            self._report_hang(now)
 
-    def _hang_found(self, now: float) -> None:
-        from tenax._core.hang_suspicion import failure_by_hang, found
+    def _report_hang(self, now: float) -> None:
+        from tenax._core.hang_suspicion import failure_by_hang, report_hang
 
         state = self.state
-        self._says += found(state, now)
+        self._outbox += report_hang(state, now)
         if state.settings.on_hang == "restart":
             failure = failure_by_hang(state)
             self._failed_ranks.of(state.failures)[failure.global_rank] = len(state.failures)
@@ -985,14 +987,14 @@ class CoordinatorMachine:
             for node_id in state.members
             if node_id in state.nodes and state.nodes[node_id].phase in (NodePhase.MEMBER, NodePhase.DONE)
         }
-        self._say(self._ended(state.generation), *sorted(state.unstopped))
+        self._send(self._ended_event(state.generation), *sorted(state.unstopped))
         state.unstopped |= self._stale()
         self._after_generation_if_stopped(now)
 
     def _stale(self) -> set[str]:
         return {node_id for node_id, record in self.state.nodes.items() if record.phase is NodePhase.STALE}
 
-    def _ended(self, generation: int) -> events.GenerationEnded:
+    def _ended_event(self, generation: int) -> events.GenerationEnded:
         is_free = self.state.ended_by is not Ending.FAILURE
         return events.GenerationEnded(generation, self.state.ended_why, is_free=is_free)
 
@@ -1000,7 +1002,7 @@ class CoordinatorMachine:
         state = self.state
         state.phase = RunPhase.ENDING
         state.ended_by, state.ended_why, state.ended_at = kind, why, now
-        began_at = min(map(when_it_began, state.failures), default=None) if kind is Ending.FAILURE else None
+        began_at = min(map(failure_began_at, state.failures), default=None) if kind is Ending.FAILURE else None
         state.ledger.ended(kind.value if kind is not None else "latecomer", why, began_at, now)
         state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
         state.quiet, state.hang = {}, None
@@ -1010,12 +1012,12 @@ class CoordinatorMachine:
             self._after_generation(now)
 
     def _after_generation(self, now: float) -> None:
-        """Every member has stopped or is gone, and all evidence is in: what now, and who pays?"""
+        """Decide what follows, and what it is counted as, when every member has stopped or is gone."""
         state = self.state
         state.settled = state.generation
         state.ledger.settled(now)
-        lived_s = state.ended_at - state.formed_at  # of this one; what follows may form the next
-        if state.ended_by is None:  # none of ours: only a latecomer was waited for, and nobody pays
+        lived_s = state.ended_at - state.formed_at  # read before the next generation is formed below
+        if state.ended_by is None:  # only a latecomer was awaited: not counted
             self._gather(state.ended_why, now)
             return
         if state.drained and not state.lost:
@@ -1024,11 +1026,11 @@ class CoordinatorMachine:
         elif state.ended_by is Ending.REQUEST and not state.lost:
             state.requests += 1
             self._gather(state.ended_why, now)
-        elif state.lost or not state.failures or state.is_free or state.ended_by in (Ending.JOIN, Ending.LOSS):
+        elif state.lost or not state.failures or state.is_uncharged or state.ended_by in (Ending.JOIN, Ending.LOSS):
             state.membership_changes += 1
-            # A worker's failure is not why, if it is free because a node was lost.
-            is_told = state.ended_by is not Ending.FAILURE or not state.lost
-            self._gather(state.ended_why if is_told else f"{some_of(list(state.lost))} was lost", now)
+            # If a node was lost, that is the reason, even if a worker failed first.
+            is_reason = state.ended_by is not Ending.FAILURE or not state.lost
+            self._gather(state.ended_why if is_reason else f"{some_of(list(state.lost))} was lost", now)
         else:
             self._after_failure(now)
         state.longest_s = max(state.longest_s, lived_s)
@@ -1043,39 +1045,39 @@ class CoordinatorMachine:
             tuple(state.earlier),
             tuple(state.failures),
             state.world_size,
-            when_it_began(first) - state.formed_at,
+            failure_began_at(first) - state.formed_at,
             state.longest_s,
         )
         decision = state.decision = self._ask_policy(first, history)
         if isinstance(decision, GiveUp):
-            self._over(Outcome.FAILED, decision.why, now)
+            self._end_run(Outcome.FAILED, decision.why, now)
             return
         state.restarts_used += 1
-        state.earlier = [*state.earlier[-_HISTORY_KEPT + 1 :], first.brief()]
+        state.earlier = [*state.earlier[-_MAX_EARLIER + 1 :], first.brief()]
         if isinstance(decision, Wait):
             state.phase = RunPhase.PAUSED
             state.next_why = decision.why
             state.deadlines = {RunDeadline.PAUSE: now + decision.seconds}
             why = f"waiting {decision.seconds:g} s before the next try: {decision.why}"
-            self._say(events.Waiting(why), *state.nodes)
+            self._send(events.Waiting(why), *state.nodes)
         else:
             self._gather(decision.why, now)
 
     def _ask_policy(self, failure: Failure, history: History) -> AnyDecision:
-        """A policy is somebody's code: what it throws ends the run with a reason, not the agent without one."""
+        """Call the policy, which may be user code: an exception ends the run with a reason, not the agent."""
         try:
             return self._policy.decide(failure, history)
         except Exception as error:
             return GiveUp(f"the restart policy {type(self._policy).__name__} raised {type(error).__name__}: {error}")
 
-    # --- time, and the end --------------------------------------------------------------------------------------------
+    # --- deadlines, and the end of the run ----------------------------------------------------------------------------
 
-    def _on_time(self, now: float) -> None:
+    def _on_tick(self, now: float) -> None:
         state = self.state
         due = [deadline for deadline, at in state.deadlines.items() if at <= now]
         for deadline in due:
             if deadline not in state.deadlines:
-                continue  # an earlier one has changed everything
+                continue  # handling an earlier one removed it
             del state.deadlines[deadline]
             match deadline:
                 case RunDeadline.LAST_CALL:
@@ -1083,20 +1085,20 @@ class CoordinatorMachine:
                 case RunDeadline.PAUSE:
                     self._gather(state.next_why, now)
                 case RunDeadline.RECOVER:
-                    self._recover_no_longer(now)
+                    self._on_recover_timeout(now)
                 case RunDeadline.TELL:
                     state.deadlines[RunDeadline.TELL] = now + state.settings.tell_waiting_every_s
-                    self._say(events.Waiting(self._waiting_in_words(now)), *state.ready)
+                    self._send(events.Waiting(self._describe_waiting(now)), *state.ready)
                 case RunDeadline.JOIN:
-                    self._too_few(now)
+                    self._on_join_timeout(now)
                 case RunDeadline.QUIET:
                     self._suspect_if_all_are_quiet(now)
                 case RunDeadline.STACKS:
                     if state.hang is not None:
-                        self._hang_found(now)
+                        self._report_hang(now)
 
     def _on_resumed(self, now: float) -> None:
-        """Give nodes a full period: they could not reach this coordinator while it did not run (C10)."""
+        """Give nodes a full period again: they could not reach this coordinator while it was suspended (C10)."""
         state, settings = self.state, self.state.settings
         if RunDeadline.QUIET in state.deadlines:
             state.moved_at = now
@@ -1110,26 +1112,26 @@ class CoordinatorMachine:
         for deadline, at in state.deadlines.items():
             state.deadlines[deadline] = max(at, now + periods.get(deadline, 0.0))
 
-    def _too_few(self, now: float) -> None:
+    def _on_join_timeout(self, now: float) -> None:
         settings = self.state.settings
         if len(self.state.ready) >= settings.min_nodes:
             self._form(now)
             return
-        self._over(
+        self._end_run(
             Outcome.BROKEN,
             f"only {_nodes(len(self.state.ready))} of at least {settings.min_nodes} came together within "
-            f"{settings.join_timeout_s:g} s{self._lost_in_words()}; start the missing ones, or allow more time with "
+            f"{settings.join_timeout_s:g} s{self._describe_lost()}; start the missing ones, or allow more time with "
             "--rdzv-conf join_timeout=SECONDS",
             now,
         )
 
-    def _over(self, outcome: Outcome, why: str, now: float) -> None:
+    def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
         state = self.state
         state.phase = RunPhase.OVER
         state.deadlines.clear()
         state.quiet, state.hang = {}, None
         state.ledger.over(outcome.value, why, now)
-        failures = told_in_full(sorted(state.failures, key=by_cause))
+        failures = truncate_failures(sorted(state.failures, key=by_cause))
         failed = {failure.global_rank for failure in state.failures}
         stopped = tuple(each for each in state.stopped if each.global_rank not in failed)
         state.verdict = Verdict(
@@ -1145,11 +1147,11 @@ class CoordinatorMachine:
             requests=state.requests,
             goodput=state.ledger.goodput(now),
         )
-        self._say(events.RunEnded(state.verdict, now), *state.nodes)
+        self._send(events.RunEnded(state.verdict, now), *state.nodes)
 
 
-def _span(least: int, most: int) -> str:
-    return str(least) if least == most else f"{least} to {most}"
+def _span(minimum: int, maximum: int) -> str:
+    return str(minimum) if minimum == maximum else f"{minimum} to {maximum}"
 
 
 def _nodes(count: int) -> str:

@@ -1,7 +1,6 @@
-"""The environment of a worker: which variables it gets, and from what.
+"""The environment variables that tenax sets for a worker.
 
-Pure: takes what the agent was given and returns what is added for one worker. The names and formats are TorchElastic's,
-so that any script written for torchrun finds what it looks for.
+Names and formats are TorchElastic's, so that scripts written for torchrun work unchanged.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True):
-    """What is the same for all workers of a node during the whole run."""
+    """Options that are the same for all workers of a node during the whole run."""
 
     virtual_local_rank: bool = False
-    omp_num_threads: tuple[int, ...] = ()  # by local rank; empty: leave the variable as it is
+    omp_num_threads: tuple[int, ...] = ()  # by local rank; empty: leave the variable unchanged
 
 
 def worker_environment(
@@ -31,7 +30,7 @@ def worker_environment(
     inherited: Mapping[str, str],
     options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
 ) -> dict[str, str]:
-    """What tenax sets for one worker, on top of what it inherits."""
+    """Return the variables that tenax sets for one worker, in addition to those it inherits."""
     added = {
         "RANK": str(assignment.first_global_rank + local_rank),
         "LOCAL_RANK": "0" if options.virtual_local_rank else str(local_rank),
@@ -50,9 +49,9 @@ def worker_environment(
         "TORCHELASTIC_USE_AGENT_STORE": str(assignment.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TENAX_GENERATION": str(assignment.generation),
-        "TENAX_GENERATION_REASON": assignment.why.replace("\0", " "),  # which no variable can hold
+        "TENAX_GENERATION_REASON": assignment.why.replace("\0", " "),  # a variable cannot contain NUL
     }
-    # A crash in native code leaves its Python stack on stderr, where the failure report finds it.
+    # A crash in native code then writes its Python stack to stderr, where the failure report finds it.
     added["PYTHONFAULTHANDLER"] = inherited.get("PYTHONFAULTHANDLER", "1")
     if options.omp_num_threads and "OMP_NUM_THREADS" not in inherited:
         added["OMP_NUM_THREADS"] = str(options.omp_num_threads[local_rank])
@@ -66,13 +65,13 @@ def lasting_environment(
     inherited: Mapping[str, str],
     options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
 ) -> tuple[dict[str, str], set[str]]:
-    """What every worker of every generation gets alike, and the names of what only one of them has.
+    """Return the variables that are the same for every worker of every generation, and the names of all others.
 
-    Found by looking at two generations that have nothing in common.
+    Found by comparing two generations that have no value in common.
     """
     environments = [
         worker_environment(settings, assignment, rank, inherited, options)
-        for assignment in _UNLIKE
+        for assignment in _DIFFERENT
         for rank in range(settings.local_world_size)
     ]
     first = environments[0]
@@ -80,14 +79,14 @@ def lasting_environment(
     return lasting, {name for env in environments for name in env if name not in lasting}
 
 
-_UNLIKE = (
+_DIFFERENT = (
     Assignment(1, 2, 3, 4, 5, 6, 7, "a", 8, False, 9, "b", 0),
     Assignment(11, 12, 13, 14, 15, 16, 17, "c", 18, True, 19, "d", 1),
 )
 
 
 def only_device(visible: str | None, local_rank: int) -> str:
-    """The one device that a worker sees in virtual-local-rank mode."""
+    """Return the one device that a worker sees in virtual-local-rank mode."""
     if visible is None:
         return str(local_rank)
     devices = [device.strip() for device in visible.split(",") if device.strip()]

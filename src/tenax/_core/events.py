@@ -1,6 +1,6 @@
-"""Facts, in the past tense. Each says what an edge has seen; none says what to do about it.
+"""Events of the agent machine, in the past tense. Each reports what an edge observed; none requests an action.
 
-A fact about a generation carries its number, so that a late echo of an older one can be dropped in one place.
+An event about a generation carries its number, so that the machine drops late events of older ones in one place.
 """
 
 from __future__ import annotations
@@ -28,67 +28,67 @@ from tenax._core.model import Assignment, Evidence, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event", omit_defaults=True):
-    """Base of all facts."""
+    """Base of all events."""
 
 
 class RunRequested(Event, frozen=True):
-    """Somebody wants this node to run. The first event of every run."""
+    """This node was started. The first event of every run."""
 
 
-# --- what the coordinator says; these travel -------------------------------------------------------------------------
+# --- sent by the coordinator over the wire ---------------------------------------------------------------------------
 
 
 class GenerationFormed(Event, frozen=True):
-    """This is our part in the next generation."""
+    """The coordinator formed a generation, and this is the node's assignment in it."""
 
     assignment: Assignment
 
 
 class GenerationEnded(Event, frozen=True):
-    """The generation is over for every node: a worker failed somewhere, a node went away, or one is let in."""
+    """The generation ended on every node: a worker failed, or a node left or joined."""
 
     generation: Generation
     why: LongText
-    is_late: bool = False  # the next one is at work already: whoever is still there has no time to lose
-    is_free: bool = False  # a node came or went: what fails in it is not charged, whichever coordinator asks
+    is_late: bool = False  # the next generation is running already: kill the workers without a grace period
+    is_free: bool = False  # uncharged: failures in it cost no restart, also for a later coordinator
 
 
 class RunEnded(Event, frozen=True):
-    """The run is over, with the same verdict on every node."""
+    """The run ended, with the same verdict on every node."""
 
     verdict: Verdict
-    sent_at: Time  # on the coordinator's clock, as the times in the verdict
+    sent_at: Time  # on the coordinator's clock, like the times in the verdict
 
 
 class JoinRefused(Event, frozen=True):
-    """This node cannot be part of the run."""
+    """The coordinator rejected this node."""
 
     reason: LongText
 
 
 class Waiting(Event, frozen=True):
-    """No generation for us yet. A sentence for the person who waits too."""
+    """No generation has been formed for this node yet. For display only."""
 
     why: LongText
 
 
 class LeaveNoticed(Event, frozen=True):
-    """A node of the generation is going to leave: time to save what should be saved."""
+    """A node of the generation is about to leave. Workers may save a checkpoint."""
 
     generation: Generation
     host: Label
     why: LongText
-    in_s: Seconds | None = None  # how soon, if that is known
+    in_s: Seconds | None = None  # None: not known
 
 
 class LeaveRequested(Event, frozen=True):
-    """An operator wants this node to leave the run, as if its agent had got SIGTERM."""
+    """An operator drains this node, as if its agent had received SIGTERM."""
 
     why: LongText
 
 
 class StacksRequested(Event, frozen=True):
-    """Nothing moves on any node: the coordinator wants to know where all workers are."""
+    """The coordinator suspects a hang and requests the stacks of all workers."""
 
     generation: Generation
     number: Number  # of the suspicion
@@ -96,29 +96,29 @@ class StacksRequested(Event, frozen=True):
 
 
 class HangFound(Event, frozen=True):
-    """The generation hangs, and this is where its workers are. The same words for every node."""
+    """The generation hangs. Every node receives the same report of where its workers are."""
 
     generation: Generation
     report: HangReport
 
 
 class HangOver(Event, frozen=True):
-    """What was said to hang moves again."""
+    """A generation that was reported as hanging makes progress again."""
 
     generation: Generation
 
 
-# --- what the hold on the coordinator says ----------------------------------------------------------------------------
+# --- from the link to the coordinator ---------------------------------------------------------------------------------
 
 
 class Fenced(Event, frozen=True):
-    """This node was cut off for so long that the others may go on without it: its generation is no longer ours."""
+    """The lease expired: the other nodes may form a generation without this node."""
 
     generation: Generation
     why: LongText
 
 
-# --- what this node sees ----------------------------------------------------------------------------------------------
+# --- observed on this node --------------------------------------------------------------------------------------------
 
 
 class WorkerStarted(Event, frozen=True):
@@ -128,34 +128,34 @@ class WorkerStarted(Event, frozen=True):
 
 
 class ProgressSeen(Event, frozen=True):
-    """What the workers have written down about their steps."""
+    """The workers reported which steps they are at."""
 
     generation: Generation
     workers: Annotated[tuple[WorkerProgress, ...], msgspec.Meta(max_length=MAX_SLOTS)]
 
 
 class WorkerStartFailed(Event, frozen=True):
-    """The operating system would not start it: no such file, no more processes, not permitted."""
+    """The operating system could not start the worker: no such file, too many processes, not permitted."""
 
     generation: Generation
     local_rank: LocalRank
     reason: LongText
-    exit_code: ExitCode = 1  # as a shell would say it: 127 not found, 126 not executable
-    ended_at: Time | None = None  # as of WorkerExited
+    exit_code: ExitCode = 1  # as a shell reports it: 127 not found, 126 not executable
+    ended_at: Time | None = None  # see WorkerExited
 
 
 class WorkerExited(Event, frozen=True):
     generation: Generation
     local_rank: LocalRank
     exit_code: ExitCode  # negative: the number of the signal that killed it
-    fault: LongText = ""  # why even exit code 0 is a failure: "its result cannot be read: ..."
-    unasked: bool = False  # it had ended before our request to end could reach it
+    fault: LongText = ""  # why this is a failure even with exit code 0: "its result cannot be read: ..."
+    unasked: bool = False  # it exited before a stop request reached it
     wrote_error: bool = False  # it left an error file
-    ended_at: Time | None = None  # on this host's clock; None: now. An agent that was stopped receives it later
+    ended_at: Time | None = None  # on this host's clock; None: now. A paused agent receives the event later
 
 
 class FailureExamined(Event, frozen=True):
-    """What could be found out about a worker that ended badly."""
+    """The evidence on a failed worker was collected."""
 
     generation: Generation
     local_rank: LocalRank
@@ -163,19 +163,19 @@ class FailureExamined(Event, frozen=True):
 
 
 class ScopeExpired(Event, frozen=True):
-    """A worker did not leave a scope in time. With a signal, it asked to be ended by that in this case."""
+    """A worker did not leave a scope in time. With a signal, the scope requests that the worker be ended by it."""
 
     generation: Generation
     local_rank: LocalRank
     pid: Pid
     scope: Text
-    after_s: float  # how long it may take to leave the scope
-    expiration_time: float  # seconds since the epoch, as the worker asked for it
+    after_s: float  # the time limit of the scope
+    expiration_time: float  # seconds since the epoch, as the worker requested it
     signal: Signal = 0
 
 
 class StacksRefused(Event, frozen=True):
-    """A worker cannot be asked where its threads are."""
+    """A worker cannot write its stacks."""
 
     generation: Generation
     local_rank: LocalRank
@@ -183,15 +183,15 @@ class StacksRefused(Event, frozen=True):
 
 
 class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one worker has written down about its threads, when it was asked last."""
+    """The stacks that one worker wrote on the last request."""
 
     local_rank: LocalRank
     stacks: LongText = ""
-    why: LongText = ""  # there are none
+    why: LongText = ""  # why there are none
 
 
 class StacksRead(Event, frozen=True):
-    """What the workers have written down, as ordered."""
+    """The stacks were read, after ``commands.ReadStacks``."""
 
     generation: Generation
     number: Number
@@ -199,50 +199,50 @@ class StacksRead(Event, frozen=True):
 
 
 class QuietSeen(Event, frozen=True):
-    """No worker of this node has done anything since then that can be seen, for longer than is usual."""
+    """No worker of this node has shown activity since ``since``, which is unusually long."""
 
     generation: Generation
     since: Time
     why: LongText
     stopped: Annotated[
         tuple[LocalRank, ...], msgspec.Meta(max_length=MAX_SLOTS)
-    ] = ()  # local ranks that somebody has stopped (SIGSTOP, a debugger)
+    ] = ()  # local ranks that are stopped by SIGSTOP or a debugger
 
 
 class MovementSeen(Event, frozen=True):
-    """They do something again."""
+    """A worker of this node shows activity again."""
 
     generation: Generation
 
 
 class NodeCleared(Event, frozen=True):
-    """No process that this generation's workers started, directly or not, is alive on this node."""
+    """No worker of this generation and none of their descendants is alive on this node."""
 
     generation: Generation
 
 
 class SignalReceived(Event, frozen=True):
-    """The agent was asked to stop, by the system or by a person."""
+    """The agent received a signal to stop."""
 
     signal: Signal
-    grace_s: Seconds | None = None  # None: what the settings say
+    grace_s: Seconds | None = None  # None: as in the settings
 
 
 class NoticeReceived(Event, frozen=True):
-    """This node will be asked to stop later: a scheduler's advance notice."""
+    """The scheduler announced that it will stop this node."""
 
     why: LongText
     in_s: Seconds | None = None
 
 
 class KeeperLost(Event, frozen=True):
-    """The process above our workers is gone, and with it our hold on them."""
+    """The keeper exited, and with it the control over the workers."""
 
     reason: LongText
 
 
 class Tick(Event, frozen=True):
-    """Nothing happened but time: some deadline may be due."""
+    """Time has passed: a deadline may be due."""
 
 
 AnyEvent = (
@@ -274,7 +274,7 @@ AnyEvent = (
     | KeeperLost
     | Tick
 )
-# What a coordinator says to a node.
+# What a coordinator sends to a node.
 FromCoordinator = (
     GenerationFormed
     | GenerationEnded

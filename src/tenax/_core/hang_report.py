@@ -1,16 +1,15 @@
-"""Where the workers of a generation are when nothing moves: their stacks, put together so that a person sees the odd
-one out first. Pure.
+"""Hang reports: groups workers by their stacks, so that the worker that stands out comes first.
 
-Workers whose main threads have made the same calls are at one place, whatever their threads are called and wherever
-they are in the innermost function: one that spins is at another of its lines at every look. If that shows nobody who
-stands out, lines are compared too; and if all are at one line, what their other threads do. The place that the fewest
-workers are at comes first: in a job whose workers do the same, it is the one that the others wait for.
+Workers whose main threads have the same call stack are at one location. Thread names and the line in the innermost
+function do not count, because the line of a spinning worker changes with every sample. If no location stands out, lines
+are compared as well; if all workers are at one line, their other threads. The location with the fewest workers comes
+first: if all workers run the same program, the others are waiting for that one.
 
-Laws (tests cite the numbers; H1 to H4 are in ``hang.py``, H5 to H8 in ``coordinator.py``):
+Invariants (tests cite the numbers; H1 to H4 are in ``hang.py``, H5 to H8 in ``hang_suspicion.py``):
 
-H9  The same stacks make the same report, in whatever order nodes answer and however their threads are named.
-H10 Every worker that is at work is at exactly one place; one whose stacks are not known is at a place that says why.
-H11 A report is bounded, however many workers there are and whatever they wrote.
+H9  The same stacks give the same report, independent of the order of replies and of thread names.
+H10 Every running worker is at exactly one location; a worker without stacks is at a location that states why.
+H11 The size of a report is limited, whatever the number of workers and the stacks that they write.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from tenax._core.messages import HangReport, StackPlace
-from tenax._core.model import most_of_stacks
+from tenax._core.model import truncate_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,32 +30,32 @@ _MAX_PLACES = 64
 _MAX_WITH_STACKS = 16
 _MAX_FRAMES = 40
 _MAX_BESIDE = 32
-_MAX_OF_FRAME = 300  # characters
-_RANKS_SAID = 8
+_MAX_FRAME_CHARS = 300
+_MAX_RANGES = 8  # of ranks in a text
 _ELSEWHERE = "it is at another place, and there were too many to tell them all"
 
-# How faulthandler begins what it tells of a thread; without a number it tells of the main thread alone.
+# The first line that faulthandler writes for a thread; without a number it is a dump of the main thread alone.
 _HEADER = re.compile(r"^(?:(?:Current t|T)hread (0x[0-9a-f]+)|Stack)\b.*:$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.+)$')
-# Where a program waits for others of its kind: whoever is there is rarely the one that is waited for.
+# Where a worker waits for other workers, so that it is rarely the one that others wait for.
 _WAITS_FOR_OTHERS = re.compile(
     r"distributed|collective|all_?reduce|all_?gather|broadcast|barrier|recv|gloo|nccl|socket|/store/", re.IGNORECASE
 )
-_OF_OTHERS = re.compile(r"/lib(?:64)?/python\d|/(?:site|dist)-packages/|^<frozen |^<string>")
+_THIRD_PARTY = re.compile(r"/lib(?:64)?/python\d|/(?:site|dist)-packages/|^<frozen |^<string>")
 
 
 class LocalStacks(NamedTuple):
-    """One worker of a node, and what it wrote."""
+    """One worker of a node, and the stacks that it wrote."""
 
     local_rank: int
     global_rank: int
     pid: int
     stacks: str
-    why: str  # there are none, if there are none
+    why: str  # why there are none
 
 
 def last_dump(text: str) -> str:
-    """Of what a worker has written each time it was asked, the last: there no thread is told twice."""
+    """Return the last dump of a file with several: walk back until a thread appears for the second time."""
     lines = text.splitlines()
     seen: set[str] = set()
     begin = len(lines)
@@ -64,7 +63,7 @@ def last_dump(text: str) -> str:
         header = _HEADER.match(lines[number])
         if header is None:
             continue
-        thread = header[1] or ""  # its main thread alone, asked for before all others
+        thread = header[1] or ""  # "": a dump of the main thread alone, which precedes the dump of all threads
         if thread in seen:
             break
         seen.add(thread)
@@ -75,7 +74,7 @@ def last_dump(text: str) -> str:
 
 
 def frames_in(stacks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of the main thread, innermost first; and the innermost of each other thread."""
+    """Return the frames of the main thread, innermost first, and the innermost frame of each other thread."""
     threads: list[list[str]] = []
     main: list[str] | None = None
     for line in stacks.splitlines():
@@ -84,22 +83,22 @@ def frames_in(stacks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             if not header[1]:
                 main = threads[-1]
         elif threads and (frame := _FRAME.match(line)) is not None:
-            threads[-1].append(f"{frame[1]}:{frame[2]} in {frame[3]}"[-_MAX_OF_FRAME:])
+            threads[-1].append(f"{frame[1]}:{frame[2]} in {frame[3]}"[-_MAX_FRAME_CHARS:])
     if not threads:
         return (), ()
     if main is None:
-        main = threads[-1]  # the oldest thread is told last
+        main = threads[-1]  # faulthandler writes the oldest thread last
     beside = {thread[0] for thread in threads if thread and thread is not main}
     return tuple(main[:_MAX_FRAMES]), tuple(sorted(beside)[:_MAX_BESIDE])
 
 
 def places_of(workers: Iterable[LocalStacks]) -> tuple[StackPlace, ...]:
-    """The workers of one node, those at one place together."""
+    """Group the workers of one node by location."""
     places: list[StackPlace] = []
     for worker in workers:
         frames, beside = frames_in(worker.stacks)
         why = "" if frames else worker.why or "what it wrote tells no place"
-        stacks = most_of_stacks(worker.stacks) if frames else ""
+        stacks = truncate_stacks(worker.stacks) if frames else ""
         places.append(
             StackPlace((worker.global_rank,), frames, beside, stacks, why, local_rank=worker.local_rank, pid=worker.pid)
         )
@@ -107,7 +106,7 @@ def places_of(workers: Iterable[LocalStacks]) -> tuple[StackPlace, ...]:
 
 
 def merged(places: Iterable[StackPlace], level: int = 2) -> tuple[StackPlace, ...]:
-    """Those that are one, as one: by the calls (0), the lines (1), and all threads (2). Only the rarest keep stacks."""
+    """Merge equal locations, comparing calls (level 0), lines (1) or all threads (2). Only the first keep stacks."""
     found: dict[tuple[object, ...], StackPlace] = {}
     for place in sorted(places, key=lambda place: place.ranks[:1]):
         key = _key(place, level)
@@ -123,22 +122,22 @@ def merged(places: Iterable[StackPlace], level: int = 2) -> tuple[StackPlace, ..
         return tuple(bounded)
     rest = tuple(sorted(rank for place in bounded[_MAX_PLACES - 1 :] for rank in place.ranks))
     first = bounded[_MAX_PLACES - 1]
-    untold = StackPlace(rest, why=_ELSEWHERE, local_rank=first.local_rank, pid=first.pid, host=first.host)
-    return (*bounded[: _MAX_PLACES - 1], untold)
+    omitted = StackPlace(rest, why=_ELSEWHERE, local_rank=first.local_rank, pid=first.pid, host=first.host)
+    return (*bounded[: _MAX_PLACES - 1], omitted)
 
 
 def make_report(
     places: Iterable[StackPlace], *, generation: int, nodes: int, quiet_s: float, why: str, what_follows: str
 ) -> HangReport:
-    """The odd one first."""
+    """Report the coarsest grouping in which a location stands out, or else in which there are several."""
     fine = merged(places)
     views = [merged(fine, level) for level in (0, 1, 2)]
-    told = next((view for view in views if _has_odd_one(view)), None)
-    is_odd = told is not None
-    if told is None:
-        told = next((view for view in views if len(view) > 1), fine)
-    workers = sum(len(place.ranks) for place in told)
-    return HangReport(generation, nodes, workers, round(quiet_s, 1), why, told, is_odd, what_follows)
+    shown = next((view for view in views if _has_odd_one(view)), None)
+    is_odd = shown is not None
+    if shown is None:
+        shown = next((view for view in views if len(view) > 1), fine)
+    workers = sum(len(place.ranks) for place in shown)
+    return HangReport(generation, nodes, workers, round(quiet_s, 1), why, shown, is_odd, what_follows)
 
 
 def _key(place: StackPlace, level: int) -> tuple[object, ...]:
@@ -164,77 +163,77 @@ def _oddness(place: StackPlace) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _waits(place: StackPlace) -> int:
-    """Who cannot even say where it is, is not one of those that wait; who waits for others by the look of it, is."""
+    """Return 0 for unknown stacks, 2 if the innermost frames wait for other workers, 1 otherwise."""
     if not place.frames:
         return 0
     return 2 if any(_WAITS_FOR_OTHERS.search(frame) for frame in place.frames[:4]) else 1
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def where_in_words(place: StackPlace) -> str:
-    """In the program, and what it called there, if that is code of others."""
+def describe_location(place: StackPlace) -> str:
+    """Describe the location: the innermost frame in user code, and the third-party call it made, if any."""
     if not place.frames:
         return f"not known: {place.why}"
     innermost = place.frames[0]
-    own = next((frame for frame in place.frames if not _OF_OTHERS.search(frame)), innermost)
+    own = next((frame for frame in place.frames if not _THIRD_PARTY.search(frame)), innermost)
     return f"at {own}" if own == innermost else f"at {own}, in {_short(innermost)}"
 
 
 def _short(frame: str) -> str:
-    """Of a file of others the name is enough."""
+    """Shorten a third-party frame to the file's base name."""
     path, _, rest = frame.rpartition(":")
     return f"{path.rpartition('/')[2]}:{rest}"
 
 
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 1, 2``, ``ranks 0 to 6 and 8``: short, however many there are."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0, 1, 2`` or ``ranks 0 to 6, 8``, limited in length."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    said = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs[:_RANKS_SAID]]
-    more = sum(b - a + 1 for a, b in runs[_RANKS_SAID:])
-    listed = ", ".join(said) + (f" and {more} more" if more else "")
+    shown = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs[:_MAX_RANGES]]
+    more = sum(b - a + 1 for a, b in runs[_MAX_RANGES:])
+    listed = ", ".join(shown) + (f" and {more} more" if more else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {listed}"
 
 
 def reason_of(report: HangReport) -> str:
-    """Why the odd one is a failure, as the rest of a sentence that begins with its name."""
-    moved = f"hung: nothing moved on {nodes_in_words(report.nodes)} for {report.quiet_s:g} s"
+    """Return why the worker that stands out is a failure, as the predicate of a sentence about it."""
+    moved = f"hung: nothing moved on {format_nodes(report.nodes)} for {report.quiet_s:g} s"
     if not report.places:
         return moved
     odd = report.places[0]
-    where = where_in_words(odd) if odd.frames else f"which place is {where_in_words(odd)}"
+    where = describe_location(odd) if odd.frames else f"which place is {describe_location(odd)}"
     if len(report.places) == 1:
         return f"{moved}; all ranks are at one place, {where}" if report.workers > 1 else f"{moved}; it is {where}"
-    who = "it is the one that is elsewhere" if len(report.places[0].ranks) == 1 else "it is one of those elsewhere"
+    which = "it is the one that is elsewhere" if len(report.places[0].ranks) == 1 else "it is one of those elsewhere"
     if not report.is_odd:
-        who = "no rank stands out, and this one is the first"
-    return f"{moved}; {who}, {where}"
+        which = "no rank stands out, and this one is the first"
+    return f"{moved}; {which}, {where}"
 
 
-def nodes_in_words(count: int) -> str:
+def format_nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def report_in_lines(report: HangReport) -> list[str]:
-    """For the console: the same on every node."""
+def format_report(report: HangReport) -> list[str]:
+    """Return the report as lines for the console."""
     workers = "1 worker" if report.workers == 1 else f"{report.workers} workers"
     order = ", the odd one out first" if report.is_odd else ""
     lines = [
-        f"generation {report.generation} seems to hang: nothing has moved on {nodes_in_words(report.nodes)} for "
+        f"generation {report.generation} seems to hang: nothing has moved on {format_nodes(report.nodes)} for "
         f"{report.quiet_s:g} s ({report.why})",
         f"where its {workers} {'is' if report.workers == 1 else 'are'}{order}:",
     ]
     for place in report.places:
-        who = ranks_in_words(place.ranks)
+        ranks = format_ranks(place.ranks)
         if len(place.ranks) == 1:
-            who += f" (pid {place.pid}{f' on {place.host}' if place.host else ''})"
-        lines.append(f"  {who}: {where_in_words(place)}")
+            ranks += f" (pid {place.pid}{f' on {place.host}' if place.host else ''})"
+        lines.append(f"  {ranks}: {describe_location(place)}")
     if report.what_follows:
         lines.append(report.what_follows)
     return lines

@@ -1,19 +1,19 @@
-"""A suspicion: nothing moves on any node of a generation. What the coordinator does then, as functions on its state.
+"""Suspected hangs: what the coordinator does when no node of a generation shows activity, as functions on its state.
 
-    every member quiet -> suspected: where are your workers? -> all have told, or the time is over -> found -> reported
-                                          '-> something moves: it was nothing
+    every member quiet -> suspected, stacks requested -> all have replied, or the deadline passed -> reported
+                                          '-> activity: the suspicion ends
 
-Laws (tests cite the numbers; H1 to H4 are a node's own, in ``hang.py``):
+Invariants (tests cite the numbers; H1 to H4 concern a single node and are in ``hang.py``):
 
-H5  A hang is suspected only when every member that is at work says that nothing moves there, and nothing was heard to
-    move for as long as that takes (``hang_after_s``). One that says nothing of it is busy.
-H6  A suspicion ends: in a report that is said to every member, when all have answered or the time for it is over; or
-    because something moves. That it goes on is said only after a report.
-H7  A report alone changes nothing. If a restart was asked for, it ends the generation by the failure of the odd one
-    out, charged like any other.
-H8  Nothing of it outlives the generation.
+H5  A hang is suspected only if every member that runs workers has reported to be quiet, and no activity was reported
+    for ``hang_after_s``. A member that has not reported is busy.
+H6  A suspicion ends with a report to every member, once all have replied or the deadline passed, or with activity. The
+    end of a hang is sent only after a report.
+H7  A report alone changes nothing. With ``--on-hang restart`` it ends the generation with the failure of the worker
+    that stands out, charged like any other failure.
+H8  A suspicion ends with its generation.
 
-Imported when a node says that nothing moves there, which none does unless it was asked to look (``--on-hang``).
+Imported only when a node reports to be quiet, which requires ``--on-hang``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import events, messages
-from tenax._core.hang_report import make_report, merged, ranks_in_words, reason_of, where_in_words
+from tenax._core.hang_report import describe_location, format_ranks, make_report, merged, reason_of
 from tenax._core.model import HANG, Evidence, Failure
 from tenax._core.run_state import RunDeadline, RunPhase, Send, Suspicion
 from tenax._core.text import some_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tenax._core.run_state import CoordinatorState, NodeRecord
 
 _SIGTERM = 15
-_PLACES_SAID = 3
+_MAX_PLACES = 3  # in a one-line description
 _WHAT_FOLLOWS = {
     "report": "nothing is done about it (--on-hang report)",
     "restart": "its workers are ended and started again, if restarts are left (--on-hang restart)",
@@ -39,8 +39,8 @@ _WHAT_FOLLOWS = {
 }
 
 
-def suspected(state: CoordinatorState, now: float) -> list[Send]:
-    """Ask everybody where its workers are, if all are quiet and have been for long enough (H5)."""
+def suspect(state: CoordinatorState, now: float) -> list[Send]:
+    """Request the stacks of all workers, if all members have been quiet for long enough (H5)."""
     if state.phase is not RunPhase.RUNNING or state.hang is not None:
         return []
     at_work = _at_work(state)
@@ -48,7 +48,7 @@ def suspected(state: CoordinatorState, now: float) -> list[Send]:
         state.deadlines.pop(RunDeadline.QUIET, None)
         return []
     sure_at = state.moved_at + state.settings.hang_after_s
-    if now < sure_at:  # they were quiet because they waited for one that has just moved
+    if now < sure_at:  # they were quiet because they waited for a member that was active until recently
         state.deadlines[RunDeadline.QUIET] = sure_at
         return []
     state.deadlines.pop(RunDeadline.QUIET, None)
@@ -60,8 +60,8 @@ def suspected(state: CoordinatorState, now: float) -> list[Send]:
     return [Send(tuple(at_work), events.StacksRequested(state.generation, state.suspicions, why))]
 
 
-def moved(state: CoordinatorState, now: float) -> list[Send]:
-    """Whatever was suspected is not so; not any more, at least (H6)."""
+def end_suspicion(state: CoordinatorState, now: float) -> list[Send]:
+    """End the suspicion, if any, because of activity (H6)."""
     hang, state.hang = state.hang, None
     state.moved_at = now
     for deadline in (RunDeadline.STACKS, RunDeadline.QUIET):
@@ -71,28 +71,28 @@ def moved(state: CoordinatorState, now: float) -> list[Send]:
     return [Send(tuple(members), events.HangOver(state.generation))] if was_reported and members else []
 
 
-def told_where(
+def add_stacks(
     state: CoordinatorState, record: NodeRecord, number: int, places: tuple[messages.StackPlace, ...]
 ) -> bool:
-    """A member has told where its workers are. Says whether it was the last that was waited for."""
+    """Add the locations of a member's workers; return whether all members have replied."""
     hang = state.hang
     if hang is None or hang.number != number or record.info.node_id not in hang.awaited:
         return False
     hang.awaited.discard(record.info.node_id)
-    ours = (msgspec.structs.replace(place, host=record.info.host) for place in places)
-    hang.places = merged((*hang.places, *ours))
+    own = (msgspec.structs.replace(place, host=record.info.host) for place in places)
+    hang.places = merged((*hang.places, *own))
     return not hang.awaited
 
 
-def found(state: CoordinatorState, now: float) -> list[Send]:
-    """Tell everybody who is where, the odd one out first (H6)."""
+def report_hang(state: CoordinatorState, now: float) -> list[Send]:
+    """Send every member the locations of all workers, the one that stands out first (H6)."""
     hang = state.hang
     assert hang is not None, "suspected before"
     state.deadlines.pop(RunDeadline.STACKS, None)
-    unheard = [place for each in sorted(hang.awaited) if (place := _unheard(state, each)) is not None]
+    missing = [place for each in sorted(hang.awaited) if (place := _missing_place(state, each)) is not None]
     hang.awaited = set()
     hang.report = make_report(
-        (*hang.places, *unheard),
+        (*hang.places, *missing),
         generation=state.generation,
         nodes=len(_at_work(state)),
         quiet_s=now - hang.since,
@@ -104,9 +104,9 @@ def found(state: CoordinatorState, now: float) -> list[Send]:
 
 
 def failure_by_hang(state: CoordinatorState) -> Failure:
-    """The failure of the odd one out, by which the generation ends if that was asked for (H7)."""
+    """Return the failure of the worker that stands out, with which ``--on-hang restart`` ends the generation (H7)."""
     hang = state.hang
-    assert hang is not None and hang.report is not None, "found before"  # noqa: PT018 - one fact
+    assert hang is not None and hang.report is not None, "reported before"  # noqa: PT018 - one condition
     report = hang.report
     odd = report.places[0] if report.places else messages.StackPlace((0,), local_rank=0)
     return Failure(
@@ -114,7 +114,7 @@ def failure_by_hang(state: CoordinatorState) -> Failure:
         local_rank=max(0, odd.local_rank),
         global_rank=odd.ranks[0],
         pid=odd.pid,
-        exit_code=-_SIGTERM,  # how it is ended, if it lets itself be ended
+        exit_code=-_SIGTERM,  # of the stop that follows
         seen_at=hang.since,
         reason=reason_of(report),
         evidence=Evidence(stacks=odd.stacks, cause=HANG),
@@ -123,31 +123,31 @@ def failure_by_hang(state: CoordinatorState) -> Failure:
     )
 
 
-def hang_in_words(state: CoordinatorState, now: float) -> str:
-    """That nothing moves, if that is so; else nothing."""
+def describe_hang(state: CoordinatorState, now: float) -> str:
+    """Describe the suspected hang, or return "" if there is none."""
     hang = state.hang
     if hang is None:
         return ""
     still = f"generation {state.generation} seems to hang: nothing has moved for {now - hang.since:.0f} s"
-    return f"{still}; {where}" if (where := places_in_words(hang)) else still
+    return f"{still}; {where}" if (where := describe_places(hang)) else still
 
 
-def places_in_words(hang: Suspicion) -> str:
-    """Who is elsewhere, as far as it is known; if nobody stands out, where all are."""
+def describe_places(hang: Suspicion) -> str:
+    """Describe the location that stands out, or if none does, the first few locations."""
     if hang.report is None:
         return "asking where its workers are"
     places = hang.report.places
     if hang.report.is_odd or len(places) < 2:
-        return "; ".join(_place_in_words(place) for place in places[:1])
-    said = [_place_in_words(place) for place in places[:_PLACES_SAID]]
-    more = len(places) - len(said)
+        return "; ".join(_describe_place(place) for place in places[:1])
+    shown = [_describe_place(place) for place in places[:_MAX_PLACES]]
+    more = len(places) - len(shown)
     if more:
-        said.append("1 more place" if more == 1 else f"{more} more places")
-    return f"no rank stands out: {'; '.join(said)}"
+        shown.append("1 more place" if more == 1 else f"{more} more places")
+    return f"no rank stands out: {'; '.join(shown)}"
 
 
-def _place_in_words(place: messages.StackPlace) -> str:
-    return f"{ranks_in_words(place.ranks)}{f' on {place.host}' if place.host else ''}: {where_in_words(place)}"
+def _describe_place(place: messages.StackPlace) -> str:
+    return f"{format_ranks(place.ranks)}{f' on {place.host}' if place.host else ''}: {describe_location(place)}"
 
 
 def _present(state: CoordinatorState) -> list[str]:
@@ -158,7 +158,7 @@ def _at_work(state: CoordinatorState) -> list[str]:
     return [each for each in _present(state) if each not in state.done]
 
 
-def _unheard(state: CoordinatorState, node_id: str) -> messages.StackPlace | None:
+def _missing_place(state: CoordinatorState, node_id: str) -> messages.StackPlace | None:
     record = state.nodes.get(node_id)
     if record is None or record.part is None:
         return None

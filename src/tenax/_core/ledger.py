@@ -1,22 +1,22 @@
-"""The ledger: what the time of a run was spent on, generation by generation. Pure; a part of the coordinator's state.
+"""The ledger: how the time of a run was spent, per generation. Part of the coordinator's state.
 
-    waiting -> starting -> training -> stopping -> waiting ...      for nodes, workers, and the end of workers
+    waiting -> starting -> training -> stopping -> waiting ...
 
-A generation is *starting* until the workers of all its nodes run; and, if the script says which step it is at
-(``tenax.progress``), until the first step was said. Of its training, what a later generation did again is *lost*, and
-what was done after its last step: only of scripts that say their steps that is known. Lost is also the time of a hang
-by which a generation ended.
+A generation is *starting* until the workers of all its nodes run and, if the script reports its steps
+(``tenax.progress``), until its first step. Training time is *lost* if a later generation repeats its steps, or if it
+came after the last step; both are known only for scripts that report steps. The time of a hang that ended a generation
+is lost too.
 
-*Waiting* is all the rest: for the first nodes, for nodes that were lost, for the end of the pause that a policy wanted,
-and for the members of an earlier coordinator's generation to come back.
+All other time is *waiting*: for the first nodes, for replacements of lost nodes, for the pause of a restart policy, and
+for the members of an earlier coordinator's generation to reconnect.
 
-Laws (tests cite the numbers):
+Invariants (tests cite the numbers):
 
-L1  Every second between the first node and the end of the run is in exactly one of the five sums. Of the time before
-    this coordinator those count that the record of the earlier one knew of: until it had formed its last generation.
-L2  Sums never shrink while time passes. Only what a script says of its steps, and the end of a hang, moves seconds:
-    between starting and training of its generation, and from training to lost. Those that are lost stay so.
-L3  What is known of old generations is bounded; the sums of those that are forgotten stay.
+L1  Every second from the first node to the end of the run is in exactly one of the five sums. The time of an earlier
+    coordinator counts up to the last generation in its record.
+L2  Sums never shrink as time passes. Only reported steps and the end of a hang move seconds: between starting and
+    training of a generation, and from training to lost. Lost seconds stay lost.
+L3  The number of generations kept is limited; the sums of dropped ones are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 
 from tenax._core.bounds import Count, SumSeconds
 
-_ENTRIES_KEPT = 100
+_MAX_ENTRIES = 100
 
 
 class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,7 +43,7 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ratio(self) -> float | None:
-        """The effective training time ratio. None: no time has passed."""
+        """The effective training time ratio; None if no time has passed."""
         total_s = self.total_s
         return self.training_s / total_s if total_s > 0 else None
 
@@ -58,7 +58,7 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of durations, without keeping them."""
+    """The mean of durations, without storing them."""
 
     count: Count = 0
     sum_s: SumSeconds = 0.0
@@ -72,11 +72,11 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The ledger in sums, for a verdict, a page and a metric."""
+    """The totals of the ledger, for a verdict, a page and a metric."""
 
     spent: Spent = Spent()
-    to_detect: Mean = Mean()  # from a failure to the moment at which the coordinator ended its generation
-    to_recover: Mean = Mean()  # from there until all workers of the next one ran
+    to_detect: Mean = Mean()  # from a failure until the coordinator ended its generation
+    to_recover: Mean = Mean()  # from then until all workers of the next generation ran
     lost_steps: Count = 0
 
 
@@ -84,27 +84,27 @@ class GenerationEntry(msgspec.Struct, omit_defaults=True):
     """One generation. Times are on the coordinator's clock."""
 
     number: int
-    why: str  # it was formed
+    why: str  # why it was formed
     nodes: int
     workers: int
     formed_at: float
-    waited_s: float = 0.0  # since the one before had stopped, or since the first node came
+    waited_s: float = 0.0  # since the previous one had stopped, or since the first node joined
     running_at: float | None = None  # when all its workers ran
-    ended_at: float | None = None  # when the coordinator ended it, or the last of its workers had succeeded
-    settled_at: float | None = None  # when it had ended everywhere
+    ended_at: float | None = None  # when the coordinator ended it, or all its workers had succeeded
+    settled_at: float | None = None  # when it had stopped on every node
     ended_by: str = ""  # failure, loss, drain, join, request, success, cancel ...
     ended_why: str = ""
-    # What its workers said of their steps; all of them together.
+    # The steps that its workers reported, taken together.
     first_step: int = -1
     last_step: int = -1
-    first_step_at: float | None = None  # the first of all; may be before an heir has found the generation
+    first_step_at: float | None = None  # may be earlier than ``formed_at`` under a later coordinator
     last_step_at: float | None = None
     lost_steps: int = 0
     lost_s: float = 0.0
 
     @property
     def trains_since(self) -> float | None:
-        """None: it has not got so far."""
+        """When training began; None if it has not."""
         if self.running_at is None:
             return None
         return self.running_at if self.first_step_at is None else max(self.running_at, self.first_step_at)
@@ -126,19 +126,19 @@ class GenerationEntry(msgspec.Struct, omit_defaults=True):
 
 
 class Ledger(msgspec.Struct, omit_defaults=True):
-    """What the coordinator writes down about time."""
+    """How the time of a run was spent."""
 
-    began_at: float | None = None  # when the first node came, or an heir was opened; None: neither was
+    began_at: float | None = None  # when the first node joined, or a later coordinator was opened
     over_at: float | None = None
     entries: list[GenerationEntry] = []  # the last ones
-    forgotten: int = 0
-    before: Spent = Spent()  # of those that are forgotten, and of an earlier coordinator
+    forgotten: int = 0  # number of dropped entries
+    before: Spent = Spent()  # of dropped entries, and of an earlier coordinator
     to_detect: Mean = Mean()
     to_recover: Mean = Mean()
     lost_steps: int = 0
-    failed_at: float | None = None  # when the last generation ended by a failure or a loss; None: nobody waits for that
+    failed_at: float | None = None  # when a failure or a loss ended the last generation, until the next one runs
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
         if self.began_at is None:
@@ -150,7 +150,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         self._append(GenerationEntry(number, why, nodes, workers, now, waited_s))
 
     def found(self, number: int, nodes: int, workers: int, now: float) -> None:
-        """A generation of an earlier coordinator goes on."""
+        """Continue with a running generation of an earlier coordinator."""
         self.formed(number, "formed by an earlier coordinator", nodes, workers, now)
         self.running(now)
 
@@ -163,7 +163,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
                 self.failed_at = None
 
     def stepped(self, first_step: int, first_at: float, last_step: int, last_at: float, now: float) -> None:
-        """Some workers of the current generation have said which steps they did."""
+        """Add steps that workers of the current generation reported."""
         entry = self.current
         if entry is None or entry.settled_at is not None:
             return
@@ -176,10 +176,10 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         if entry.last_step_at is None or (last_step, -last_at) > (entry.last_step, -entry.last_step_at):
             entry.last_step, entry.last_step_at = last_step, last_at
         if begins_earlier:
-            self._charge_what_is_done_again(entry)
+            self._charge_repeated_steps(entry)
 
     def ended(self, ended_by: str, why: str, began_at: float | None, now: float) -> None:
-        """``began_at``: when what ended it had happened, if that was a failure."""
+        """End the current generation. ``began_at``: when the failure that ended it began."""
         entry = self.current
         if entry is None or entry.ended_at is not None:
             return
@@ -190,7 +190,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
             self.failed_at = now
 
     def hung(self, since: float, now: float) -> None:
-        """Nothing moved since then: whatever ran was no training."""
+        """Count the time of a hang as lost."""
         if (entry := self.current) is not None and entry.settled_at is None:
             entry.lost_s = max(entry.lost_s, now - since)
 
@@ -206,14 +206,14 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         if self.over_at is None:
             self.over_at = now
 
-    # --- what it comes to ---------------------------------------------------------------------------------------------
+    # --- sums ---------------------------------------------------------------------------------------------------------
 
     @property
     def current(self) -> GenerationEntry | None:
         return self.entries[-1] if self.entries else None
 
     def spent(self, now: float) -> Spent:
-        """All of it. Of a run that is over, until then."""
+        """Return all time up to now, or up to the end of the run."""
         now = now if self.over_at is None else self.over_at
         spent = self.before
         for entry in self.entries:
@@ -224,7 +224,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         return spent
 
     def spent_on_settled(self) -> Spent:
-        """What is sure whatever the clock says."""
+        """Return the time of settled generations, which does not depend on the clock."""
         spent = self.before
         for entry in self.entries:
             at = entry.settled_at
@@ -232,7 +232,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         return spent
 
     def cost_so_far(self) -> Goodput:
-        """What a successor goes on from."""
+        """Return the totals from which a later coordinator continues."""
         return Goodput(self.spent_on_settled(), self.to_detect, self.to_recover, self.lost_steps)
 
     def inherit(self, cost: Goodput) -> None:
@@ -246,20 +246,23 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         entry = self.current
         if entry is not None and entry.settled_at is not None:
             return entry.settled_at
-        if entry is not None:  # it never settled: an earlier coordinator's, of which no more is known
+        if entry is not None:  # it never settled
             return now
         return now if self.began_at is None else self.began_at
 
     def _append(self, entry: GenerationEntry) -> None:
         self.settled(entry.formed_at)
         self.entries.append(entry)
-        while len(self.entries) > _ENTRIES_KEPT:
+        while len(self.entries) > _MAX_ENTRIES:
             oldest = self.entries.pop(0)
             self.before += oldest.spent(entry.formed_at)
             self.forgotten += 1
 
-    def _charge_what_is_done_again(self, entry: GenerationEntry) -> None:
-        """Mostly of the one before; of more, if that did not get to a step, or if an older checkpoint was taken."""
+    def _charge_repeated_steps(self, entry: GenerationEntry) -> None:
+        """Count the steps that ``entry`` repeats as lost in earlier generations.
+
+        That is usually the previous one; or several, if it reached no step or an older checkpoint was loaded.
+        """
         for earlier in self.entries[:-1]:
             if earlier.last_step_at is None or earlier.first_step_at is None:
                 continue

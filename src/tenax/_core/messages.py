@@ -1,7 +1,7 @@
-"""What a node says to the coordinator. What the coordinator says are events (``events.FromCoordinator``).
+"""Messages from a node to the coordinator. The coordinator sends events (``events.FromCoordinator``).
 
-These travel between hosts, so they are typed, tagged and hold no time of day: ``sent_at`` is the sender's own clock at
-the moment of sending, and the receiver makes a difference out of it. A word about a generation carries its number.
+Messages are typed and tagged, and contain no time of day: ``sent_at`` is the sender's clock at the moment of sending,
+and the receiver uses only differences to it. A message about a generation carries its number.
 """
 
 from __future__ import annotations
@@ -40,74 +40,74 @@ from tenax._core.model import Failure, Failures, StoppedWorkers
 
 MAX_HOST_ADDRESSES = 16  # that a node announces
 Frames = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_FRAMES)]
-# The coordinator adds the address that it sees.
+# One more than a node announces: the coordinator adds the source address of the connection.
 HostAddresses = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_HOST_ADDRESSES + 1)]
 
 
 class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who a node is. Nothing in it changes while its agent lives."""
+    """The identity of a node. Constant while its agent runs."""
 
-    node_id: NodeId  # random, new at every start: hosts and process ids repeat, this does not
-    host: Name  # for people
-    slots: Slots = 1  # workers
+    node_id: NodeId  # random and new at every start, because hosts and process ids repeat
+    host: Name  # for display
+    slots: Slots = 1  # number of workers
     role: Name = "default"
-    rank: NodeRank = -1  # the group rank that was asked for; -1: any
-    name: Name = ""  # a name that outlives the agent: a new node of that name takes the old one's place at once
-    order: Name = ""  # where in the order of ranks this node belongs: switch, rack, SLURM_PROCID
+    rank: NodeRank = -1  # the requested group rank; -1: any
+    name: Name = ""  # survives the agent: a new node with this name replaces the old one at once
+    order: Name = ""  # sort key for ranks: switch, rack, SLURM_PROCID
     min_nodes: NodeLimit = 1
     max_nodes: NodeLimit = 1
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="message", omit_defaults=True):
-    """Base of what a node says."""
+    """Base of all messages of a node."""
 
 
 class NodeJoined(Message, frozen=True):
-    """The first word on every connection: who we are, and what we are doing already."""
+    """The first message on every connection: the node's identity and current state."""
 
     node: NodeInfo
-    generation: Generation = 0  # the last one we were part of
-    is_running: bool = False  # its workers are alive here
-    has_succeeded: bool = False  # its workers all succeeded here
+    generation: Generation = 0  # the last one that this node was a member of
+    is_running: bool = False  # its workers are alive on this node
+    has_succeeded: bool = False  # all its workers succeeded on this node
     group_rank: NodeRank = -1
     group_world_size: NodeCount = 0
     coordinator_rank: NodeRank = -1
     restarts_used: Number = 0
     store: Address = ""  # of that generation
-    is_free: bool = False  # it was ended because a node came or went: what failed in it is not charged
+    is_free: bool = False  # uncharged: it ended because a node joined or left, so its failures cost no restart
 
 
 class NodeReady(Message, frozen=True):
-    """Nothing of any generation is alive here: we take a part in the next."""
+    """The node is clear and can join the next generation."""
 
-    generation: Generation  # the last one we were part of
-    # Where we would host the store of the workers, if we came to be rank 0; filled in by the edge.
+    generation: Generation  # the last one that this node was a member of
+    # Where this node hosts the workers' store if it becomes rank 0; filled in by the edge.
     store_addr: Address = ""
     store_port: Port = 0
     is_agent_store: bool = False
-    addresses: HostAddresses = ()  # of our host: where our workers' connections to a store may come from
+    addresses: HostAddresses = ()  # of this host: possible source addresses of its workers' connections to a store
 
 
 class WorkersRunning(Message, frozen=True):
-    """All our workers of this generation have been started."""
+    """All workers of this generation have been started on the node."""
 
     generation: Generation
     pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_SLOTS)]  # by local rank
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one worker has said of its steps (``tenax.progress``). Times are on its host's clock."""
+    """The steps that one worker reported (``tenax.progress``). Times are on its host's clock."""
 
     local_rank: LocalRank
     first_step: Step
     last_step: Step
     first_at: Time
     last_at: Time
-    phase: Text = ""  # what it does besides training, if it says so: "checkpoint"
+    phase: Text = ""  # the phase it reported, if not training: "checkpoint"
 
 
 class NodeProgress(Message, frozen=True):
-    """How far our workers of this generation have got."""
+    """Progress of the node's workers in this generation."""
 
     generation: Generation
     sent_at: Time
@@ -115,7 +115,7 @@ class NodeProgress(Message, frozen=True):
 
 
 class FailureSeen(Message, frozen=True):
-    """A worker failed. Sent at once; what can be found out about it follows with ``NodeStopped``."""
+    """A worker failed. Sent at once; the evidence follows in ``NodeStopped``."""
 
     generation: Generation
     failure: Failure
@@ -123,73 +123,73 @@ class FailureSeen(Message, frozen=True):
 
 
 class NodeStopped(Message, frozen=True):
-    """All our workers of this generation have ended, not all of them well, and the node is clear."""
+    """All workers of this generation have exited, not all of them successfully, and the node is clear."""
 
     generation: Generation
     sent_at: Time
     failures: Failures = ()
     stopped: StoppedWorkers = ()
-    was_cut_off: bool = False  # the lease had run out: whatever failed elsewhere may have failed because of us
+    was_cut_off: bool = False  # the lease expired: failures on other nodes may be a consequence
 
 
 class NodeSucceeded(Message, frozen=True):
-    """All our workers of this generation succeeded, and the node is clear."""
+    """All workers of this generation succeeded on the node, and the node is clear."""
 
     generation: Generation
 
 
 class StackPlace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Workers that are at the same place in their program; or of which that is not known, for the same reason."""
+    """Workers at the same location in their program, or workers without known stacks for the same reason."""
 
     ranks: tuple[Rank, ...]  # global, ascending
     frames: Frames = ()  # of the main thread, innermost first: "train.py:12 in load"
-    beside: Frames = ()  # the innermost frames of its other threads, each once
+    beside: Frames = ()  # the innermost frames of the other threads, without duplicates
     stacks: LongText = ""  # of the first of these workers, as it wrote them
-    why: Text = ""  # there are none
-    # Of the first of them.
+    why: Text = ""  # why there are no frames
+    # Of the first of these workers.
     local_rank: LocalRank = -1
     pid: Pid = 0
     host: Label = ""
 
 
 class NodeQuiet(Message, frozen=True):
-    """Nothing has moved here since then: no worker of ours does anything that can be seen."""
+    """No worker of the node has shown activity since ``since``."""
 
     generation: Generation
     sent_at: Time
     since: Time
-    why: Text  # what is not seen, for people
+    why: Text  # which activity is missing, for display
 
 
 class NodeBusy(Message, frozen=True):
-    """Our workers move again."""
+    """Workers of the node show activity again."""
 
     generation: Generation
 
 
 class StacksTaken(Message, frozen=True):
-    """Where our workers are, as wanted."""
+    """Where the node's workers are, in reply to ``events.StacksRequested``."""
 
     generation: Generation
-    number: Number  # as the coordinator counts its suspicions
+    number: Number  # of the coordinator's suspicion
     places: tuple[StackPlace, ...] = ()
 
 
 class HangReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A generation in which nothing moves, and where its workers are. Made by the coordinator."""
+    """Where the workers of a generation without activity are. Composed by the coordinator."""
 
     generation: Generation
-    nodes: NodeCount  # that are at work, and quiet
+    nodes: NodeCount  # nodes that run workers; all of them are quiet
     workers: WorldSize
     quiet_s: SumSeconds
-    why: LongText  # what is not seen
-    places: tuple[StackPlace, ...] = ()  # the one that fewest workers are at first
-    is_odd: bool = False  # that one stands out
-    what_follows: LongText = ""  # for people
+    why: LongText  # which activity is missing
+    places: tuple[StackPlace, ...] = ()  # locations, the one with the fewest workers first
+    is_odd: bool = False  # the first location stands out
+    what_follows: LongText = ""  # for display
 
 
 class NodeDraining(Message, frozen=True):
-    """We were asked to leave. Our workers are being asked to end, and have so many seconds."""
+    """The node is leaving: its workers are being stopped within the grace period."""
 
     generation: Generation
     grace_s: Seconds
@@ -197,7 +197,7 @@ class NodeDraining(Message, frozen=True):
 
 
 class NodeWillLeave(Message, frozen=True):
-    """We shall be asked to leave. Our workers go on for now."""
+    """The node will be drained soon. Its workers keep running for now."""
 
     generation: Generation
     why: Text
@@ -205,10 +205,10 @@ class NodeWillLeave(Message, frozen=True):
 
 
 class NodeLeft(Message, frozen=True):
-    """We go."""
+    """The node leaves the run."""
 
     why: Text
-    is_clear: bool = True  # False: a process of ours survived SIGKILL, and this host needs attention
+    is_clear: bool = True  # False: a process survived SIGKILL, and this host needs attention
 
 
 FromNode = (

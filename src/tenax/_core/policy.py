@@ -1,7 +1,7 @@
-"""The restart policy: given this failure and this history, what now?
+"""The restart policy: decides, from a failure and the history, whether the run restarts.
 
-A seam of its own. The coordinator asks once per failed generation, after every node is clear and the evidence is in;
-the answer is a value with its reason in words. A policy is pure: the same failure and history give the same answer.
+The coordinator calls it once per failed generation, after every node is clear and the evidence is collected. The
+decision is a value with its reason. A policy is pure: the same failure and history give the same decision.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import msgspec
 
 from tenax._core.model import Failure
 
-# A generation that lived no longer than this had not got beyond its start.
+# A generation that ran no longer than this failed at its start.
 START_S = 60.0
-# What a program that has not changed does again.
+# Errors that an unchanged program raises again.
 _INCURABLE = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError"}
 )
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="decision", omit_defaults=True):
-    """Base of the three answers."""
+    """Base of the three decisions."""
 
     why: str
 
 
 class Restart(Decision, frozen=True):
-    """Form the next generation now. Costs one restart of the budget."""
+    """Form the next generation now. Charges one restart."""
 
 
 class Wait(Decision, frozen=True, kw_only=True):
-    """Form the next generation after a pause. Costs one restart of the budget."""
+    """Form the next generation after a pause. Charges one restart."""
 
     seconds: float
 
@@ -44,16 +44,16 @@ AnyDecision = Restart | Wait | GiveUp
 
 
 class History(msgspec.Struct, frozen=True):
-    """What happened before this failure, and beside it."""
+    """What happened before this failure, and the other failures of its generation."""
 
     restarts_used: int
     max_restarts: int
-    # The first cause of every generation that failed before this one, oldest first; bounded by the machine.
+    # The first cause of each earlier failed generation, oldest first; limited in number.
     earlier: tuple[Failure, ...] = ()
     failures: tuple[Failure, ...] = ()  # all of this generation, on all nodes, first cause first
     world_size: int = 0
-    lived_s: float = START_S + 1  # how long this generation had run when the first cause began
-    longest_s: float = 0.0  # how long the most successful generation before it had run
+    lived_s: float = START_S + 1  # how long this generation had run when the failure began
+    longest_s: float = 0.0  # how long the longest earlier generation ran
 
     @property
     def restarts_left(self) -> int:
@@ -61,15 +61,15 @@ class History(msgspec.Struct, frozen=True):
 
 
 class RestartPolicy(Protocol):
-    """What a policy must offer."""
+    """The interface of a restart policy."""
 
     def decide(self, failure: Failure, history: History) -> AnyDecision: ...
 
 
 class BudgetPolicy:
-    """Restart at once until ``max_restarts`` are used, but do not try again what cannot succeed. The default.
+    """Restart at once until ``max_restarts`` are used, but not after failures that would repeat. The default.
 
-    ``fatal_exit_codes`` and ``fatal_errors`` (names of exception classes) are what the user knows to be hopeless.
+    The user marks such failures with ``fatal_exit_codes`` and ``fatal_errors`` (names of exception classes).
     """
 
     def __init__(self, fatal_exit_codes: tuple[int, ...] = (), fatal_errors: tuple[str, ...] = ()) -> None:
@@ -92,27 +92,27 @@ class BudgetPolicy:
         if failure.exit_code in self._fatal_exit_codes:
             return f"exit code {failure.exit_code} is marked as fatal (--fatal-exit-codes)"
         kind = failure.evidence.error_type
-        if kind and _last_part(kind) in self._fatal_errors:  # evidence does not always know the module
+        if kind and _last_part(kind) in self._fatal_errors:  # evidence may lack the module's name
             return f"{kind} is marked as fatal (--fatal-errors)"
         return ""
 
 
 def _why_it_will_fail_again(failure: Failure, history: History) -> str:
-    """Only what fails at its start, before any generation got beyond that, is thought to be hopeless."""
+    """Return why a restart would fail again, or "". Only applies if no generation got beyond its start."""
     if max(history.lived_s, history.longest_s) > START_S:
         return ""
     if failure.evidence.error_type in _INCURABLE:
         return f"{failure.evidence.error_type} at the start is an error of the program itself"
-    everybody = {_signature(each) for each in history.failures}
-    is_everybody = len(history.failures) == history.world_size >= 2 and len(everybody) == 1
-    is_the_same_again = bool(history.earlier) and _signature(history.earlier[-1]) == _signature(failure)
-    if is_everybody and is_the_same_again and failure.evidence.message:
+    signatures = {_signature(each) for each in history.failures}
+    have_all_failed_alike = len(history.failures) == history.world_size >= 2 and len(signatures) == 1
+    is_repeated = bool(history.earlier) and _signature(history.earlier[-1]) == _signature(failure)
+    if have_all_failed_alike and is_repeated and failure.evidence.message:
         return f"all {history.world_size} workers failed at the start with the same error as the time before"
     return ""
 
 
 def _signature(failure: Failure) -> tuple[str, str]:
-    evidence = failure.brief().evidence  # some were cut on their way
+    evidence = failure.brief().evidence  # earlier failures are kept in brief
     return evidence.error_type, evidence.message
 
 

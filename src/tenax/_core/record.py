@@ -1,8 +1,8 @@
-"""The record: what a coordinator has decided, so that a successor on another host can go on.
+"""The record: a coordinator's decisions, from which a successor on another host continues.
 
-It holds decisions only: which generation was formed of whom, what was charged, and the verdict. What nodes are doing
-they say themselves to whoever leads next. A coordinator whose record is kept elsewhere (etcd) lets nobody hear of a
-decision before it is written; ``mark_of`` tells cheaply whether there is a new one. Pure.
+It contains decisions only: the last generation and its members, what was charged, and the verdict. Nodes report their
+own state to the successor. A coordinator that keeps its record in etcd sends a decision only after the record is
+written; ``mark_of`` detects cheaply whether the record has changed.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ Mark = tuple[int, int, int, bool, int, str]
 class RecordedMember(msgspec.Struct, frozen=True):
     node_id: NodeId
     rank: NodeRank
-    label: Label  # what people call it
+    label: Label  # its display name
 
 
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One value, replaced as a whole."""
+    """The whole record, always replaced as one value."""
 
-    generation: OldGeneration = 0  # the last that was formed
-    members: tuple[RecordedMember, ...] = ()  # of that one
-    settled: OldGeneration = 0  # the last one that has ended everywhere, and was charged or not
+    generation: OldGeneration = 0  # the last one formed
+    members: tuple[RecordedMember, ...] = ()  # of that generation
+    settled: OldGeneration = 0  # the last one that has stopped on every node and is accounted for
     world_size: WorldSize = 0
     store: Address = ""
     next_why: LongText = "first generation"
-    # The ledger.
+    # Counters.
     restarts_used: Count = 0
     membership_changes: Count = 0
     drains: Count = 0
     requests: Count = 0
-    cost: Goodput = Goodput()  # what the time was spent on, as far as generations have settled
+    cost: Goodput = Goodput()  # how the time was spent, of settled generations
     earlier: Failures = ()
     longest_s: SumSeconds = 0.0
     ranks_by_name: dict[Name, NodeRank] = {}
@@ -59,17 +59,17 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether some member of its generation may be at work."""
+        """Whether workers of its generation may be running."""
         return self.generation > self.settled and self.verdict is None
 
     @property
     def mark(self) -> Mark:
-        """As ``mark_of`` of a state that has this record."""
+        """The value of ``mark_of`` for a state with this record."""
         count = len(self.members) if self.generation > self.settled else 0
         return self.generation, self.settled, self.restarts_used, self.verdict is not None, count, self.store
 
     def __post_init__(self) -> None:
-        """Reject what no coordinator writes: others may have written the record that is read."""
+        """Reject records that no coordinator writes."""
         if not 0 <= self.settled <= self.generation:
             raise ValueError("a generation has ended that was not formed")
         if len({member.node_id for member in self.members}) < len(self.members):
@@ -77,8 +77,8 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def mark_of(state: CoordinatorState) -> Mark:
-    """Two states with the same mark have the same record."""
-    count = len(state.members) if state.generation > state.settled else 0  # they may be found one after the other
+    """Return a value that changes whenever the record of the state changes."""
+    count = len(state.members) if state.generation > state.settled else 0  # a successor finds members one by one
     return state.generation, state.settled, state.restarts_used, state.verdict is not None, count, state.store
 
 

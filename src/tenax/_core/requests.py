@@ -1,6 +1,6 @@
-"""What an operator may want of a run. These travel, so they are typed and tagged.
+"""Requests of operators to a run, typed and tagged for the wire.
 
-The coordinator answers; what only a node knows (``OfNode``) it passes on to that node.
+The coordinator answers them, and forwards to a node what only that node can answer (``OfNode``).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True, tag=True, tag_field="request", omit_defaults=True):
-    """Base of all of them."""
+    """Base of all requests."""
 
 
 class AgentRequest(Request, frozen=True):
-    """Who are you? Answered by the agent that was asked, whether it has a coordinator or not."""
+    """Identify the agent. The agent that receives this answers it, connected to a coordinator or not."""
 
 
 class StatusRequest(Request, frozen=True):
-    """What is the run doing?"""
+    """Return the status of the run."""
 
-    mark: Text = ""  # of the last answer: this one may wait until something has changed
-    wait_s: Seconds = 0.0  # for so long at most
+    mark: Text = ""  # of the last answer: wait until the status differs from it
+    wait_s: Seconds = 0.0  # the maximum wait
 
 
 class StopRequest(Request, frozen=True):
@@ -40,41 +40,41 @@ class StopRequest(Request, frozen=True):
 
 
 class RestartRequest(Request, frozen=True):
-    """Start all workers again. Costs no restart of the budget."""
+    """Restart all workers. Uncharged."""
 
     why: Reason
 
 
 class DrainRequest(Request, frozen=True):
-    """Let one node leave."""
+    """Drain one node."""
 
     node: Name  # its name, host, rank or id
     why: Reason
 
 
 class NodeRequest(Request, frozen=True):
-    """Who is meant by this name? The answer is the node's id."""
+    """Resolve a name to the id of a node."""
 
     node: Name  # its name, host, rank or id
 
 
 class LogsRequest(Request, frozen=True):
-    """What workers of one node have printed. The answer is a ``view.log_lines.LogAnswer``.
+    """Return output of one node's workers, as a ``LogAnswer``.
 
-    Without a cursor it is the end of what there is: the last lines. With one it is what follows, from the oldest on.
+    Without a cursor, return the last lines. With a cursor, return the lines after it, oldest first.
     """
 
     node: Name
-    local_rank: LocalRank = -1  # -1: all of the node
-    generation: NumberOrAll = 0  # 0: the last one and, with a cursor, all that follow; -1: all that are known
+    local_rank: LocalRank = -1  # -1: all workers of the node
+    generation: NumberOrAll = 0  # 0: the last one and, with a cursor, all later ones; -1: all known ones
     stream: Name = ""  # "stdout", "stderr"; empty: both
-    cursor: Text = ""  # where the last answer ended; "start": the beginning of what there is; empty: its end
-    last: NumberOrAll = 100  # lines, if there is no cursor; -1: all
-    wait_s: Seconds = 0.0  # how long the answer may wait until there is something new after the cursor
-    ranks: Text = ""  # "0,3-5": only these, by their rank in the generation; empty: all
-    containing: Text = ""  # only lines with this text in them
-    since: Time = 0.0  # seconds since the epoch: nothing older
-    unfinished: bool = False  # also a last line that has no end yet; it will come again when it has one
+    cursor: Text = ""  # where the last answer ended; "start": the beginning of the logs; empty: their end
+    last: NumberOrAll = 100  # number of lines without a cursor; -1: all
+    wait_s: Seconds = 0.0  # the maximum wait for new lines after the cursor
+    ranks: Text = ""  # "0,3-5": only these global ranks; empty: all
+    containing: Text = ""  # only lines that contain this text
+    since: Time = 0.0  # seconds since the epoch: only lines from then on
+    unfinished: bool = False  # include a last line without a line break; it is sent again once complete
 
 
 OfNode = LogsRequest
@@ -82,8 +82,10 @@ AnyRequest = AgentRequest | StatusRequest | StopRequest | RestartRequest | Drain
 
 
 def answer_safely(answer: Callable[[R, Reply], None], request: R, reply: Reply) -> None:
-    """Let it be answered. Whatever is wrong with that (a bug of ours; files of another version, if tenax was replaced
-    while the run goes on) is an answer too, and never the end of the run that was asked about."""
+    """Answer a request, and turn an exception into an error reply.
+
+    A request must not end the run: not by a bug, and not by files of another tenax version installed meanwhile.
+    """
     has_replied = False
 
     def reply_once(value: Any, error: str) -> None:
@@ -95,5 +97,5 @@ def answer_safely(answer: Callable[[R, Reply], None], request: R, reply: Reply) 
         answer(request, reply_once)
     except Exception as error:
         if has_replied:
-            raise  # it was understood, and begun: what broke is the run itself
+            raise  # the request was accepted, so the error is in the run itself
         reply(None, f"this cannot be answered: {type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""What the coordinator is told, hears, says and remembers: the values of ``coordinator.py``, which decides.
+"""The coordinator machine's settings, events, output and state. ``coordinator.py`` contains the decisions.
 
-All of it is serialisable: the state is one value that a journal can rebuild and a page can show.
+All of them can be serialised.
 """
 
 from __future__ import annotations
@@ -31,94 +31,97 @@ from tenax._core.record import RunRecord
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the coordinator is told before its first step."""
+    """The settings of one run. Constant during the run."""
 
     run_id: Text
     min_nodes: NodeLimit = 1
     max_nodes: NodeLimit = 1
     max_restarts: Number = 0
-    # How long fewer nodes than the least are waited for: at the first gathering, and whenever nodes were lost.
+    # How long to wait for the minimum number of nodes, at the first rendezvous and after nodes were lost.
     join_timeout_s: float = 600.0
-    # How long strangers are waited for at the first gathering when there are enough nodes, but not all.
+    # How long the first rendezvous waits for more nodes once the minimum, but not the maximum, has joined.
     last_call_s: float = 5.0
-    scale_up: bool = True  # whether a newcomer ends the running generation, or waits for the next
-    tell_waiting_every_s: float = 10.0
-    serving_node: str = ""  # the node whose agent serves this coordinator
-    on_hang: str = "off"  # what follows when nothing moves on any node: off, report, restart
-    hang_after_s: float = 300.0  # how long nothing may move at the least
-    stacks_timeout_s: float = 10.0  # how long members may take to tell where their workers are
+    scale_up: bool = True  # whether a new node ends the running generation, or waits for the next one
+    tell_waiting_every_s: float = 10.0  # how often waiting nodes are sent ``Waiting``
+    serving_node: str = ""  # the node whose agent hosts this coordinator
+    on_hang: str = "off"  # what to do when no node shows activity: off, report, restart
+    hang_after_s: float = 300.0  # the minimum time without activity
+    stacks_timeout_s: float = 10.0  # how long members may take to send the locations of their workers
 
 
-# --- what the coordinator hears ---------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 class CoordinatorEvent(msgspec.Struct, frozen=True, tag=True, tag_field="event", omit_defaults=True):
-    """Base of all facts for the coordinator."""
+    """Base of all events of the coordinator."""
 
 
 class Opened(CoordinatorEvent, frozen=True):
-    """The first event. With ``recover_s``, an earlier coordinator of this run may have left a generation at work:
-    its members have that long to show up before another one is formed."""
+    """The first event: the coordinator was opened.
+
+    With ``recover_s``, a generation of an earlier coordinator may be running: its members have that long to reconnect
+    before another one is formed.
+    """
 
     recover_s: SumSeconds = 0.0
-    dead_rank: NodeRank = -1  # the group rank of a member that is known to be dead: the one that served
-    generation: OldGeneration = 0  # what is known of the past
+    dead_rank: NodeRank = -1  # the group rank of the earlier coordinator's node, if that is known to be dead
+    generation: OldGeneration = 0  # the last known generation
     restarts_used: Number = 0
     store: Address = ""  # of that generation
-    verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it
-    # Where an elected coordinator keeps a record: then it is known who the members were, and how long each may be
-    # at work without us (``authority.py``).
+    verdict: Verdict | None = None  # set if an earlier coordinator ended the run; some nodes may not have received it
+    # The record of an elected coordinator's predecessor. With a record, the members are known, and how long each may
+    # run without a coordinator (``authority.py``).
     record: RunRecord | None = None
-    return_s: SumSeconds = 0.0  # since the first of them is here
-    alone_s: SumSeconds = 0.0  # for a generation of one
+    return_s: SumSeconds = 0.0  # after the first member is back
+    alone_s: SumSeconds = 0.0  # for a generation with one member
 
 
 class Received(CoordinatorEvent, frozen=True):
-    """A node said something."""
+    """A node sent a message."""
 
     node_id: NodeId
     message: messages.FromNode
 
 
 class NodeLost(CoordinatorEvent, frozen=True):
-    """A node's connection was closed, or it was silent for too long."""
+    """A node's connection was closed, or its lease expired."""
 
     node_id: NodeId
     why: LongText
 
 
 class EarlierCoordinatorGone(CoordinatorEvent, frozen=True):
-    """The agent in which an earlier coordinator lived is dead, and everything that it had started."""
+    """The agent that hosted an earlier coordinator is dead, and so are all its processes."""
 
-    node_id: OptionalNodeId  # empty: this node served them all, in earlier terms
-    others: NodeCount = 0  # earlier ones that may live, and answer members that are not here
+    node_id: OptionalNodeId  # empty: this node hosted all earlier coordinators
+    others: NodeCount = 0  # earlier coordinators that may be alive and connected to missing members
 
 
 class CancelRequested(CoordinatorEvent, frozen=True):
-    """An operator ends the run for everybody."""
+    """An operator ends the run."""
 
     why: LongText
 
 
 class RestartRequested(CoordinatorEvent, frozen=True):
-    """An operator wants all workers to be started again."""
+    """An operator requests a restart of all workers."""
 
     why: LongText
 
 
 class DrainRequested(CoordinatorEvent, frozen=True):
-    """An operator wants a node to leave the run."""
+    """An operator drains a node."""
 
     node_id: NodeId
     why: LongText
 
 
 class Tick(CoordinatorEvent, frozen=True):
-    """Some deadline may be due."""
+    """Time has passed: a deadline may be due."""
 
 
 class Resumed(CoordinatorEvent, frozen=True):
-    """The coordinator's process did not run for ``absent_s`` (SIGSTOP, a paused VM, a suspended host)."""
+    """The coordinator's process was suspended for ``absent_s`` (SIGSTOP, a paused VM, a suspended host)."""
 
     absent_s: float
 
@@ -137,13 +140,13 @@ AnyCoordinatorEvent = (
 
 
 class Send(msgspec.Struct, frozen=True):
-    """What to say, and to whom."""
+    """An event to send, and the ids of the nodes that receive it."""
 
     to: tuple[str, ...]
     event: FromCoordinator
 
 
-# --- what the coordinator remembers -----------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------------------------
 
 
 class RunPhase(enum.Enum):
@@ -156,21 +159,21 @@ class RunPhase(enum.Enum):
 
 
 class NodePhase(enum.Enum):
-    JOINED = "joined"  # here, but not ready for a generation
-    READY = "ready"  # clear, and waiting for the next
-    MEMBER = "member"  # at work
-    STALE = "stale"  # at work in a generation of an earlier coordinator, and told to stop
+    JOINED = "joined"  # connected, but not ready for a generation
+    READY = "ready"  # clear, and waiting for the next generation
+    MEMBER = "member"  # runs workers of the current generation
+    STALE = "stale"  # runs workers of another generation, and was sent its end
     DONE = "done"  # its workers succeeded
 
 
 class RunDeadline(enum.Enum):
-    JOIN = "join"  # there must be enough nodes
-    LAST_CALL = "last call"  # who is not here by then is not in the first generation
-    PAUSE = "pause"  # the policy's pause is over
-    RECOVER = "recover"  # members of an earlier coordinator's generation must have shown up
-    TELL = "tell"  # say again who is waited for
-    QUIET = "quiet"  # nothing was heard to move for long enough to suspect a hang
-    STACKS = "stacks"  # members must have told where their workers are
+    JOIN = "join"  # the minimum number of nodes must have joined
+    LAST_CALL = "last call"  # later nodes are not in the first generation
+    PAUSE = "pause"  # the policy's pause ends
+    RECOVER = "recover"  # members of an earlier coordinator's generation must have reconnected
+    TELL = "tell"  # send ``Waiting`` again
+    QUIET = "quiet"  # no activity for long enough to suspect a hang
+    STACKS = "stacks"  # members must have sent the locations of their workers
 
 
 class Ending(enum.Enum):
@@ -186,38 +189,38 @@ class Ending(enum.Enum):
 class NodeRecord(msgspec.Struct):
     info: messages.NodeInfo
     arrival: int
-    label: str  # what people call it: its host, and a number if there are several agents on that host
+    label: str  # its display name: its host, and a number if there are several agents on that host
     phase: NodePhase = NodePhase.JOINED
     last_rank: int = -1  # in the last generation that was formed
-    generation: int = 0  # the last one that it was part of; an earlier ready is an echo
-    part: Assignment | None = None  # in that one, if we formed it
+    generation: int = 0  # the last one that it was a member of; a ready message for an earlier one is late
+    part: Assignment | None = None  # in that generation, if this coordinator formed it
     is_draining: bool = False
-    is_superseded: bool = False  # its new self is here; only its workers are waited for
+    is_superseded: bool = False  # a new node has replaced it; its workers must still stop
     store_addr: str = ""
     store_port: int = 0
     is_agent_store: bool = False
     addresses: tuple[str, ...] = ()  # of its host, the most likely source of a connection first
-    since: float = 0.0  # it is in this phase
+    since: float = 0.0  # when it entered this phase
     pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
-    progress: tuple[messages.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock
+    progress: tuple[messages.WorkerProgress, ...] = ()  # of its workers, on the coordinator's clock
 
 
 class Quiet(msgspec.Struct):
-    """A member on which nothing moves."""
+    """A member without activity."""
 
-    since: float  # on our clock
+    since: float  # on the coordinator's clock
     why: str
 
 
 class Suspicion(msgspec.Struct):
-    """Nothing moves on any member."""
+    """A suspected hang: no member shows activity."""
 
     number: int
     since: float
     why: str
-    awaited: set[str]  # members that have not told where their workers are
+    awaited: set[str]  # members that have not sent the locations of their workers
     places: tuple[messages.StackPlace, ...] = ()
-    report: messages.HangReport | None = None  # once it was said
+    report: messages.HangReport | None = None  # once it was sent
 
 
 class CoordinatorState(msgspec.Struct):
@@ -225,28 +228,28 @@ class CoordinatorState(msgspec.Struct):
     phase: RunPhase = RunPhase.GATHERING
     generation: int = 0
     nodes: dict[str, NodeRecord] = {}
-    labels: dict[str, str] = {}  # who is called what
-    by_name: dict[str, str] = {}  # who of them has a name; without those whose new self is here
-    by_rank: dict[int, str] = {}  # who has asked for a rank
+    labels: dict[str, str] = {}  # node ids by display name
+    by_name: dict[str, str] = {}  # ids of nodes that have a name, without superseded ones
+    by_rank: dict[int, str] = {}  # ids of nodes that requested a rank
     arrivals: int = 0
-    ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they came (a set with an order)
-    members: dict[str, int] = {}  # of the current generation, with their group ranks; also those that are gone
-    member_labels: dict[str, str] = {}  # also of those that are gone
+    ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they joined (an ordered set)
+    members: dict[str, int] = {}  # of the current generation, with their group ranks; including those that are gone
+    member_labels: dict[str, str] = {}  # including those that are gone
     done: set[str] = set()  # members whose workers all succeeded
     store: str = ""  # of the current generation, which it identifies
-    settled: int = 0  # the last generation that has ended everywhere
-    unstopped: set[str] = set()  # connected nodes that were at work when a generation ended and are not ready yet
+    settled: int = 0  # the last generation that has stopped on every node
+    unstopped: set[str] = set()  # connected nodes that ran workers when a generation ended and are not ready yet
     world_size: int = 0
     formed_at: float = 0.0
     ended_by: Ending | None = None
     ended_why: str = ""
     ended_at: float = 0.0
-    gone: set[str] = set()  # members that left or were lost; what they say later is not about this generation
+    gone: set[str] = set()  # members that left or were lost; their later messages do not concern this generation
     lost: dict[str, str] = {}  # hosts that this generation lost, and why
-    drained: list[str] = []  # hosts that were asked to leave this generation
-    failures: list[Failure] = []  # of this generation, on our clock
+    drained: list[str] = []  # hosts that were drained from this generation
+    failures: list[Failure] = []  # of this generation, on the coordinator's clock
     stopped: list[Stopped] = []
-    # The ledger.
+    # Counters and history.
     restarts_used: int = 0
     membership_changes: int = 0
     drains: int = 0
@@ -255,25 +258,25 @@ class CoordinatorState(msgspec.Struct):
     unstarted: set[str] = set()  # members whose workers have not all been started
     earlier: list[Failure] = []
     longest_s: float = 0.0
-    # Of an earlier coordinator's generation.
-    expected: int = 0  # members it had; 0: not known
+    # Recovery of an earlier coordinator's generation.
+    expected: int = 0  # number of its members; 0: not known
     dead_rank: int = -1
-    is_broken: bool = False  # some member of it does not run any more
-    awaited: dict[str, str] = {}  # its members that have not shown up, if they are on record, with their labels
-    is_recorded: bool = False  # they are
-    is_deserted: bool = False  # nobody answers them any more but we
-    return_s: float = 0.0  # as opened with
-    recover_s: float = 0.0
+    is_broken: bool = False  # a member of it no longer runs
+    awaited: dict[str, str] = {}  # its recorded members that have not reconnected, with their labels
+    is_recorded: bool = False  # its members are known from a record
+    is_deserted: bool = False  # no earlier coordinator is alive
+    return_s: float = 0.0  # from ``Opened``
+    recover_s: float = 0.0  # from ``Opened``
     recover_period_s: float = 0.0  # the whole period of the deadline RECOVER
-    is_free: bool = False  # it had ended it because a node came or went
-    superseded: list[str] = []  # nodes whose new self is here: should they come back, they are refused
+    is_uncharged: bool = False  # its failures cost no restart
+    superseded: list[str] = []  # ids of replaced nodes, which are rejected if they return
     ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
     next_why: str = "first generation"
     gathering_since: float = 0.0
     deadlines: dict[RunDeadline, float] = {}
-    # Hangs, of the current generation.
-    quiet: dict[str, Quiet] = {}  # members on which nothing moves
-    moved_at: float = 0.0  # when something was last heard to move, apart from members that never were quiet
+    # Hangs of the current generation.
+    quiet: dict[str, Quiet] = {}  # members without activity
+    moved_at: float = 0.0  # when activity was last reported, or the generation was formed
     hang: Suspicion | None = None
     suspicions: int = 0  # of all generations
     decision: AnyDecision | None = None
@@ -283,5 +286,5 @@ class CoordinatorState(msgspec.Struct):
         return min(self.deadlines.values(), default=None)
 
     def seconds_left(self, deadline: RunDeadline, now: float) -> float:
-        """How long until a deadline; 0 if it has passed or is not set."""
+        """Return the time until a deadline; 0 if it has passed or is not set."""
         return max(0.0, self.deadlines.get(deadline, now) - now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-NAMES_SAID = 8
+MAX_NAMES = 8  # listed by ``some_of``
 _SECRET_NAMES = ("secret", "password", "token", "conf")  # of fields and settings
 # Colours are removed: a coloured traceback should read like a plain one. Compiled on first use.
 _COLOUR = r"\x1b\[[0-9;:]*m"
@@ -84,7 +84,7 @@ def hide_passwords(addresses: str) -> str:
 
 
 def encodable(value: Any) -> Any:
-    """The same plain value, with every text in a form that can be encoded."""
+    """Return a plain value with every text made encodable as UTF-8."""
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode()
@@ -96,7 +96,7 @@ def encodable(value: Any) -> Any:
 
 
 def shortened_texts(value: Any, limit: int) -> Any:
-    """The same plain value, with every text cut to so many characters: what is longer would be rejected by a reader."""
+    """Return a plain value with every text truncated to ``limit`` characters, the most that readers accept."""
     match value:
         case str():
             return value if len(value) <= limit else f"{value[: limit - 3]}..."
@@ -108,7 +108,7 @@ def shortened_texts(value: Any, limit: int) -> Any:
 
 
 def conceal(name: str, value: Any) -> Any:
-    """The value of a field or setting for people: without secrets."""
+    """Return the value of a field or setting for display, without secrets."""
     if name in _SECRET_NAMES and value:
         return "***"
     if isinstance(value, dict):
@@ -117,13 +117,13 @@ def conceal(name: str, value: Any) -> Any:
 
 
 def concealed_repr(struct: Any) -> str:
-    """``repr()`` of a struct, without secrets."""
+    """Return ``repr()`` of a struct, without secrets."""
     shown = (f"{name}={conceal(name, getattr(struct, name))!r}" for name in struct.__struct_fields__)
     return f"{type(struct).__name__}({', '.join(shown)})"
 
 
 def some_of(names: list[str], count: int = 0) -> str:
-    """A few names, however many there are."""
+    """Return the first ``MAX_NAMES`` names as one text, and how many more there are."""
     count = count or len(names)
-    shown = ", ".join(names[:NAMES_SAID])
-    return shown if count <= NAMES_SAID else f"{shown} and {count - NAMES_SAID} more"
+    shown = ", ".join(names[:MAX_NAMES])
+    return shown if count <= MAX_NAMES else f"{shown} and {count - MAX_NAMES} more"

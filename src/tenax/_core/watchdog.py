@@ -1,20 +1,19 @@
 """The watchdog: which scopes the workers of this node must leave, and by when.
 
-A worker enters a scope with a request (``tenax.timer.expires``) and releases it when it leaves. Requests arrive as
-lines of JSON on one pipe that every worker can write to, in TorchElastic's format. This machine takes the bytes, keeps
-the timers of the living workers, and says which scopes were not left in time. What follows is the agent machine's
-decision.
+A worker enters a scope with a request (``tenax.timer.expires``) and releases it when it leaves. Requests are lines of
+JSON in TorchElastic's format, on one pipe that all workers write to. This machine parses them, keeps the timers of live
+workers, and returns the scopes that expired. The agent machine decides what follows.
 
-What always holds:
+Invariants:
 
-W1  A line that is no request costs only itself.
-W2  A timer belongs to a living worker of the present generation. What other processes ask for is counted, not done.
-W3  What is kept is bounded, whatever is written into the pipe.
-W4  The wall clock is looked at once, when a request arrives; after that it may jump.
-W5  Each worker is said to be late at most once with a signal, and then no more of its requests are taken.
-W6  That a living worker enters or leaves a scope is a beat: whoever looks for hangs may ask for them.
+W1  An invalid line affects no other line.
+W2  A timer belongs to a live worker of the current generation. Requests of other processes are only counted.
+W3  Memory is bounded, whatever is written to the pipe.
+W4  The wall clock is used once, when a request arrives; later jumps have no effect.
+W5  A worker is reported overdue with a signal at most once; after that its requests are ignored.
+W6  Entering and leaving a scope counts as activity of a worker (``scopes``), for hang detection.
 
-It reads no clock: both are arguments, ``now`` (the agent's) and ``wall`` (seconds since the epoch, as in the requests).
+Both clocks are arguments: ``now`` (the agent's) and ``wall`` (seconds since the epoch, as in the requests).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from math import ceil
 
 import msgspec
 
-from tenax._core import commands as order
+from tenax._core import commands as command_types
 from tenax._core import events
 from tenax._core.bounds import DECODE_ERRORS, Pid, Text
 from tenax._core.hang import Scopes
@@ -35,22 +34,22 @@ if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand
     from tenax._core.events import AnyEvent
 
-MAX_LINE = 4096  # what POSIX systems write into a pipe in one piece
-_LEAST_LINE = 40  # no request is shorter
-_BEGIN = b'{"version"'  # how every client begins one
+MAX_LINE = 4096  # POSIX systems write this to a pipe atomically
+_MIN_LINE = 40  # no request is shorter
+_BEGIN = b'{"version"'  # the first bytes of every client's requests
 _LAST_SIGNAL = 64
-_MAX_TIMERS = 256  # of one worker
-_MAX_EARLY = 256  # of workers whose start we have not heard of yet
-_MAX_WARNINGS = 100  # of one worker in a generation: scopes that expire without a signal
+_MAX_TIMERS = 256  # per worker
+_MAX_EARLY = 256  # requests of workers whose start is not confirmed yet
+_MAX_WARNINGS = 100  # per worker and generation: expired scopes without a signal
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One line. A negative expiration time releases the scope."""
+    """One request. A negative expiration time releases the scope."""
 
     pid: Pid
     scope_id: Text
     expiration_time: float  # seconds since the epoch
-    signal: int = 0  # 0 or less: only say so
+    signal: int = 0  # 0 or less: only report it
     version: int = 1
 
 
@@ -58,7 +57,7 @@ _decode = msgspec.json.Decoder(Request).decode
 
 
 class RequestLines:
-    """Cuts what comes out of the pipe into requests."""
+    """Splits the bytes from the pipe into requests."""
 
     def __init__(self) -> None:
         self.malformed = 0  # lines, or beginnings of lines
@@ -66,7 +65,7 @@ class RequestLines:
 
     def feed(self, data: bytes) -> Iterator[Request]:
         lines = (self._carry + data).split(b"\n")
-        # A request is written in one piece, so whatever is longer than one is not the beginning of it.
+        # A request is written atomically, so bytes before the last MAX_LINE belong to no request.
         self._carry = lines.pop()[-MAX_LINE:]
         for line in lines:
             request = self._parse(line[-MAX_LINE:])
@@ -74,13 +73,13 @@ class RequestLines:
                 yield request
 
     def _parse(self, line: bytes) -> Request | None:
-        if len(line) < _LEAST_LINE:  # cheap, in case that somebody writes nothing but newlines
+        if len(line) < _MIN_LINE:  # cheap, in case a process writes only newlines
             self.malformed += bool(line)
             return None
         request = _request(line)
         if request is None:
             self.malformed += 1
-            # Somebody may have written without a newline, just before a request came.
+            # Another process may have written text without a newline before the request.
             begin = line.rfind(_BEGIN)
             request = _request(line[begin:]) if begin > 0 else None
         return request
@@ -91,9 +90,9 @@ def _request(line: bytes) -> Request | None:
         request = _decode(line)
     except DECODE_ERRORS:
         return None
-    # Signal numbers and pids of 0 and below mean something else to the system than one process and one signal.
-    is_sound = request.version == 1 and request.pid > 0 and request.signal <= _LAST_SIGNAL
-    return request if is_sound else None
+    # kill() treats pids of 0 and below as groups of processes.
+    is_valid = request.version == 1 and request.pid > 0 and request.signal <= _LAST_SIGNAL
+    return request if is_valid else None
 
 
 class _Timer(msgspec.Struct, frozen=True):
@@ -103,38 +102,38 @@ class _Timer(msgspec.Struct, frozen=True):
 
 
 class Watchdog:
-    """One for a run. Facts and orders of the agent machine tell it who lives."""
+    """The watchdog of one run. Follows the agent machine's events and commands to know which workers are alive."""
 
     def __init__(self, local_world_size: int) -> None:
         self._local_world_size = local_world_size
         self._lines = RequestLines()
         self._generation = 0
-        self._is_ending = True  # there is nobody to watch, or they are being ended already
-        self._rank_of: dict[int, int] = {}  # of living workers, by pid
-        self._heard_of: set[int] = set()  # local ranks that started or could not
-        self._past: set[int] = set()  # pids of workers that ended; some of what they wrote may come late
+        self._is_ending = True  # there are no workers, or they are being stopped
+        self._rank_of: dict[int, int] = {}  # of live workers, by pid
+        self._settled: set[int] = set()  # local ranks that started or failed to start
+        self._past: set[int] = set()  # pids of exited workers, whose requests may arrive late
         self._timers: dict[int, dict[str, _Timer]] = {}  # by local rank and scope
         self._is_late: set[int] = set()  # local ranks that are being ended because of a scope
-        self._beats: dict[int, tuple[int, float, float]] = {}  # by local rank: how many, the first and the last
+        self._beats: dict[int, tuple[int, float, float]] = {}  # by local rank: count, first and last time
         self._warnings: dict[int, int] = {}
         self._early: list[tuple[Request, float, float]] = []
         self._next: float | None = None
         self._is_next_known = True
         self._notes: list[str] = []
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
         self.taken = 0
-        self.strangers = 0  # requests of processes that are no workers of this node
-        self.too_many = 0  # timers beyond what one worker may have
+        self.strangers = 0  # requests of processes that are not workers of this node
+        self.too_many = 0  # timers beyond the limit per worker
         self.last_request_at: float | None = None  # wall time
 
     @property
     def malformed(self) -> int:
         return self._lines.malformed
 
-    # --- who lives ----------------------------------------------------------------------------------------------------
+    # --- live workers -------------------------------------------------------------------------------------------------
 
     def heard(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
-        """A step of the agent machine."""
+        """Follow a step of the agent machine."""
         match event:
             case events.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
                 if not self._is_ending:
@@ -144,23 +143,28 @@ class Watchdog:
                     self._on_ended(local_rank)
         for command in commands:
             match command:
-                case order.StartWorkers(assignment):
+                case command_types.StartWorkers(assignment):
                     self._begin(assignment.generation)
-                case order.SignalWorkers() | order.ClearNode() | order.KillNode() | order.Finish():
+                case (
+                    command_types.SignalWorkers()
+                    | command_types.ClearNode()
+                    | command_types.KillNode()
+                    | command_types.Finish()
+                ):
                     self._end()
 
     def _begin(self, generation: int) -> None:
         self._end()
         self._generation = generation
         self._past = set()
-        self._heard_of = set()
+        self._settled = set()
         self._is_late = set()
         self._beats = {}
         self._warnings = {}
         self._is_ending = False
 
     def _end(self) -> None:
-        """Timers die with their generation."""
+        """Drop all timers: they end with their generation."""
         self._is_ending = True
         self._past.update(self._rank_of)
         self._rank_of = {}
@@ -170,13 +174,13 @@ class Watchdog:
 
     def _on_started(self, local_rank: int, pid: int) -> None:
         self._rank_of[pid] = local_rank
-        self._heard_of.add(local_rank)
+        self._settled.add(local_rank)
         early, self._early = self._early, []
-        for request, now, wall in early:  # again: it may be this one's, or not be too early any more
+        for request, now, wall in early:
             self._take(request, now, wall)
 
     def _on_ended(self, local_rank: int) -> None:
-        self._heard_of.add(local_rank)
+        self._settled.add(local_rank)
         self._past.update(pid for pid, rank in self._rank_of.items() if rank == local_rank)
         self._rank_of = {pid: rank for pid, rank in self._rank_of.items() if rank != local_rank}
         self._forget(local_rank)
@@ -188,7 +192,7 @@ class Watchdog:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def take(self, data: bytes, now: float, wall: float) -> None:
-        """What was read from the pipe."""
+        """Handle bytes read from the pipe."""
         malformed = self.malformed
         for request in self._lines.feed(data):
             self._take(request, now, wall)
@@ -196,14 +200,14 @@ class Watchdog:
             self._note("something on the watchdog's pipe is no request; it is ignored")
 
     def discard(self, data: bytes) -> None:
-        """What was read when nobody is alive who could have meant it."""
+        """Count and drop bytes read from the pipe while no worker is alive."""
         for _ in self._lines.feed(data):
             self.strangers += 1
 
     def _take(self, request: Request, now: float, wall: float) -> None:
         local_rank = self._rank_of.get(request.pid)
         if local_rank is None:
-            self._take_from_stranger(request, now, wall)
+            self._take_from_unknown_process(request, now, wall)
             return
         self.taken += 1
         self.last_request_at = wall
@@ -223,11 +227,11 @@ class Watchdog:
             self.too_many += 1
             self._note(f"process {request.pid} has more than {_MAX_TIMERS} scopes; the watchdog ignores the others")
 
-    def _take_from_stranger(self, request: Request, now: float, wall: float) -> None:
+    def _take_from_unknown_process(self, request: Request, now: float, wall: float) -> None:
         if self._is_ending or request.pid in self._past:
             return
-        if len(self._heard_of) < self._local_world_size and len(self._early) < _MAX_EARLY:
-            self._early.append((request, now, wall))  # a worker can be faster than the news of its start
+        if len(self._settled) < self._local_world_size and len(self._early) < _MAX_EARLY:
+            self._early.append((request, now, wall))  # a request may arrive before WorkerStarted
             return
         self.strangers += 1
         self._note(
@@ -236,7 +240,7 @@ class Watchdog:
         )
 
     def scopes(self) -> Mapping[int, Scopes]:
-        """By local rank, what was heard of those in this generation that have entered one."""
+        """Return the use of scopes in this generation, by local rank."""
         return {
             local_rank: Scopes(count, first_at, last_at, is_in_one=bool(self._timers.get(local_rank)))
             for local_rank, (count, first_at, last_at) in self._beats.items()
@@ -245,7 +249,7 @@ class Watchdog:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When ``expired`` has something to say at the earliest."""
+        """Return when the next scope expires."""
         if not self._is_next_known:
             due = (timer.due_at for timers in self._timers.values() for timer in timers.values())
             self._next = min(due, default=None)
@@ -253,7 +257,7 @@ class Watchdog:
         return self._next
 
     def expired(self, now: float) -> list[events.ScopeExpired]:
-        """The scopes that were not left in time, in the order of their expiry. Each is said once."""
+        """Return the scopes that expired, in the order of their expiry. Each is returned once."""
         due = [
             (timer.due_at, local_rank, timer)
             for local_rank, timers in self._timers.items()
@@ -261,7 +265,7 @@ class Watchdog:
             if timer.due_at <= now
         ]
         due.sort(key=lambda each: each[:2])
-        return [said for _, local_rank, timer in due if (said := self._expire(local_rank, timer)) is not None]
+        return [event for _, local_rank, timer in due if (event := self._expire(local_rank, timer)) is not None]
 
     def _expire(self, local_rank: int, timer: _Timer) -> events.ScopeExpired | None:
         request = timer.request
@@ -281,30 +285,30 @@ class Watchdog:
             local_rank=local_rank,
             pid=request.pid,
             scope=request.scope_id,
-            after_s=_as_asked(timer.after_s),
+            after_s=_round_up(timer.after_s),
             expiration_time=request.expiration_time,
             signal=max(0, request.signal),
         )
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- notes --------------------------------------------------------------------------------------------------------
 
     def take_notes(self) -> list[str]:
-        """What a person should know; each is said once in a run."""
+        """Return new warnings for the console. Each kind is returned once per run."""
         notes, self._notes = self._notes, []
         return notes
 
     def _note(self, text: str) -> None:
         kind = text.translate(_NO_DIGITS)
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._noted:
+            self._noted.add(kind)
             self._notes.append(text)
 
 
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 
-def _as_asked(after_s: float) -> float:
-    """The number that the worker's author wrote, most likely: what is missing was spent on the way to us."""
+def _round_up(after_s: float) -> float:
+    """Return the timeout that the script most likely set: a little of it passed before the request arrived."""
     written = _up_to(after_s, 0.5)
     if written - after_s > 0.1:
         written = _up_to(after_s, 0.05)

@@ -60,9 +60,9 @@ class CoordinatorHost:
     def state(self) -> CoordinatorState:
         return self._machine.state
 
-    def doing_in_words(self) -> str:
+    def describe_activity(self) -> str:
         """What the run does now, and for whom it waits."""
-        return self._machine.doing_in_words(self._loop.now())
+        return self._machine.describe_activity(self._loop.now())
 
     def step(self, event: AnyCoordinatorEvent) -> None:
         self._facts.append(event)

@@ -91,7 +91,7 @@ class OperatorApi:
         self._count()
         now = self._loop.now()
         seat = self._seat
-        status = status_of(seat.state, seat.recent, seat.doing_in_words(), now, self._offset(now))
+        status = status_of(seat.state, seat.recent, seat.describe_activity(), now, self._offset(now))
         return msgspec.structs.replace(status, mark=self._mark)
 
     def _tell_status(self, reply: Reply) -> None:
@@ -205,7 +205,7 @@ class OperatorApi:
             case requests.RestartRequest(why):
                 phase = self._seat.state.phase
                 if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
-                    reply(None, f"no generation is running that could be restarted: {self._seat.doing_in_words()}")
+                    reply(None, f"no generation is running that could be restarted: {self._seat.describe_activity()}")
                     return
                 if leaving := self._last_leaving():
                     reply(None, f"generation {self._seat.state.generation} is ending already: {leaving}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax._core.model import Failure, Outcome, Verdict, when_it_began
+from tenax._core.model import Failure, Outcome, Verdict, failure_began_at
 from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
 from tenax._failures.exit_text import ended_in_words, signal_in_words, signal_name
@@ -185,7 +185,7 @@ def _when(report: Report, failure: Failure) -> str:
         return ""
     from tenax._view.goodput_text import duration_in_words
 
-    at, began_at = when_it_began(failure), report.clock.began_at
+    at, began_at = failure_began_at(failure), report.clock.began_at
     after = "" if began_at is None else f", {duration_in_words(at - began_at)} after the start"
     return _moment(report.clock, at) + after
 
@@ -469,7 +469,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "log_dir": storable(report.log_dir),
         "journal": storable(report.journal),
         "began_at": _since_epoch(report.clock, report.clock.began_at if report.clock is not None else None),
-        "failed_at": _since_epoch(report.clock, when_it_began(verdict.failures[0]) if verdict.failures else None),
+        "failed_at": _since_epoch(report.clock, failure_began_at(verdict.failures[0]) if verdict.failures else None),
     }
 
 

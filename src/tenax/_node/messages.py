@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tenax._core import commands, events, messages
-from tenax._core.agent import SIGINT, AgentState, Phase, Rung, lateness
+from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
 from tenax._core.model import Outcome, WorkerPhase
 from tenax._failures.exit_text import ended_in_words, signal_in_words
 
@@ -51,7 +51,7 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
             cause = evidence.out_of_memory or evidence.message
             return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
         case events.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
-            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {lateness(event)}")]
+            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {overrun(event)}")]
         case events.StacksRefused(generation, local_rank, why) if generation == state.generation:
             worker = state.workers.get(local_rank)
             is_late = worker is not None and worker.overdue is not None
@@ -122,9 +122,9 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             ranks = ", ".join(_rank(state, rank) for rank in local_ranks)
             return [Line(f"reading the stacks of {ranks}", important=False)]
         case commands.ReportHang(_, report):
-            from tenax._core.hang_report import report_in_lines
+            from tenax._core.hang_report import format_report
 
-            return [Line(line) for line in report_in_lines(report)]
+            return [Line(line) for line in format_report(report)]
         case commands.ReportMovement(generation):
             return [Line(f"generation {generation} moves again: it goes on")]
         case commands.EndWorker(_, local_rank, _, number, why):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, Phase, is_started, words_on_connecting
+from tenax._core.agent import AgentMachine, Phase, is_started, messages_on_connecting
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
 from tenax._io.ports import ControlledNode
@@ -224,7 +224,7 @@ class Supervisor:
         return self._run_journal.run_step
 
     def _announcements(self, node: NodeInfo) -> list[FromNode]:
-        return words_on_connecting(self.machine.state, node, self._loop.now())
+        return messages_on_connecting(self.machine.state, node, self._loop.now())
 
     def _stay_for_others(self) -> bool:
         """Keep serving while other nodes need the coordinator in this process. Returns False on a signal."""

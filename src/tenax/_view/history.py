@@ -72,13 +72,13 @@ class HangSpan(Value, frozen=True):
 
 def odd_ranks(report: HangReport) -> str:
     """Return the ranks at the rarest location in the code, and that location."""
-    from tenax._core.hang_report import ranks_in_words, where_in_words
+    from tenax._core.hang_report import describe_location, format_ranks
 
     if not report.places:
         return ""
     odd = report.places[0]
     unsure = "" if report.is_odd or len(report.places) == 1 else "no rank stands out; "
-    return f"{unsure}{ranks_in_words(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {where_in_words(odd)}"
+    return f"{unsure}{format_ranks(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {describe_location(odd)}"
 
 
 def without_overlaps(hangs: Sequence[HangSpan]) -> tuple[HangSpan, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.coordinator import NodePhase, Received, RunPhase
-from tenax._core.hang_suspicion import hang_in_words, places_in_words
+from tenax._core.hang_suspicion import describe_hang, describe_places
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.messages import NodeDraining
 from tenax._view.failure_kind import exit_summary
@@ -152,9 +152,9 @@ def status_of(
         goodput=_goodput(state, now),
         outcome=verdict.outcome.value if verdict is not None else "",
         why=verdict.why if verdict is not None else "",
-        hang=hang_in_words(state, now),
+        hang=describe_hang(state, now),
         hang_since=state.hang.since + wall_offset if state.hang is not None else None,
-        hang_where=places_in_words(state.hang) if state.hang is not None else "",
+        hang_where=describe_places(state.hang) if state.hang is not None else "",
     )
 
 

@@ -104,7 +104,7 @@ class MetricView:
         if self._interrupted is None:
             first = min((failure.seen_at for failure in state.failures), default=stopped_at)
             since = max(state.running_since, min(first, stopped_at))
-            self._interrupted = (MEMBERSHIP_CHANGE if state.is_free else RECOVERY, since)
+            self._interrupted = (MEMBERSHIP_CHANGE if state.is_uncharged else RECOVERY, since)
 
     def _generation_formed(self, part: Assignment) -> None:
         self._say("forming_ms", self._ms_since(self._spans[RENDEZVOUS]), TENAX)

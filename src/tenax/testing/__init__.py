@@ -1,7 +1,6 @@
-"""The public test kit: what tenax tests itself with, for those who build on it.
+"""The public test kit: tenax's own test tools, for projects that build on it.
 
-``rendezvous_contract`` and ``store_contract`` are tests that run against anybody's rendezvous handler or store.
-``scenario`` and ``run_scenario`` play conversations with the agent machine and with the coordinator that are written as
-text; ``processes`` has workers that exist only in a test, ``clock`` time that a test holds, and ``simulator`` whole
-clusters with faults. Nothing else in tenax imports this package.
+``rendezvous_contract`` and ``store_contract`` are tests for any rendezvous handler or store. ``scenario`` and
+``run_scenario`` run text scenarios against the agent and the coordinator machine. ``processes`` provides fake workers,
+``clock`` a fake clock, and ``simulator`` whole clusters with faults. Nothing else in tenax imports this package.
 """

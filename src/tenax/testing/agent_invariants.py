@@ -1,8 +1,8 @@
-"""The agent machine's promises, as a check that runs after every step in tests and replays.
+"""The agent machine's invariants, as a check that runs after every step in tests and replays.
 
-The checker watches from the outside. What it can learn from events and orders (which generations started, whether the
-node was cleared) it learns there and not from the machine's own memory: a machine that deludes itself is caught. Each
-message names the promise by its number (see ``agent.py``).
+The checker derives what it can (which generations started, whether the node is clear) from events and commands, not
+from the machine's state, so that it also detects a wrong state. Each error names the invariant by its number (see
+``_core/agent.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from tenax._core import commands as order
+from tenax._core import commands as command_types
 from tenax._core import events, messages
 from tenax._core.agent import AgentState, Deadline, Phase, Rung
 from tenax._core.commands import AnyCommand
@@ -19,7 +19,7 @@ from tenax._core.events import AnyEvent
 from tenax._core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, by_cause
 
 _encode = msgspec.json.Encoder().encode
-_ABOUT_OUR_GENERATION = (
+_ABOUT_CURRENT_GENERATION = (
     messages.WorkersRunning,
     messages.NodeProgress,
     messages.NodeSucceeded,
@@ -33,14 +33,14 @@ _ABOUT_OUR_GENERATION = (
 
 
 class InvariantBroken(AssertionError):
-    """A promise of the machine does not hold: a bug in tenax."""
+    """An invariant of the machine does not hold: a bug in tenax."""
 
 
 _NEGATIVE = re.compile(r"(?<![\w.-])-\d[\d.]* (?:ms|s|min|h)\b")
 
 
 def check_text(message: object) -> None:
-    """Raise ``InvariantBroken`` if a text for people in a message or command contains a negative duration."""
+    """Raise ``InvariantBroken`` if a displayed text of a message or command contains a negative duration."""
     for name in ("why", "reason"):
         text = getattr(message, name, "")
         if "-" in text and _NEGATIVE.search(text):
@@ -48,26 +48,26 @@ def check_text(message: object) -> None:
 
 
 class InvariantChecker:
-    """Watches one run. ``check`` is called after every step."""
+    """Checks one run. Call ``check`` after every step."""
 
     def __init__(self, state: AgentState) -> None:
         self._started = state.generation  # the last generation whose workers were started
         self._occupied = not state.cleared  # processes of the last generation may be alive
-        self._clearing = state.rung >= Rung.CLEARING  # the end of all of them was ordered
-        self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # a scope of theirs expired
-        self._is_wanted = state.stacks_wish is not None  # the coordinator wants stacks
-        self._is_quiet = state.stillness is not None  # as told
-        self._is_hang_told = state.is_hang_told
+        self._clearing = state.rung >= Rung.CLEARING  # ClearNode or KillNode was issued
+        self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # with an expired scope
+        self._is_wanted = state.stacks_request is not None  # the coordinator has requested stacks
+        self._is_quiet = state.quiet is not None  # as last sent
+        self._is_hang_reported = state.is_hang_reported
         self._is_written_before = False
         self._remember(state)
 
     def expect(self, state: AgentState, event: AnyEvent) -> None:
-        """Called before a step, this saves writing the state down after every one."""
+        """Call this before each step to avoid encoding the state after every step."""
         self._is_written_before = True
         self._written = _encode(state) if self._ended or self._is_of_another_generation(event) else b""
 
     def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """Raise ``InvariantBroken`` unless the step that took ``event`` and gave ``commands`` kept every promise."""
+        """Raise ``InvariantBroken`` unless the step from ``event`` to ``commands`` kept every invariant."""
         self._check_silence(state, event, commands)
         if self._ended:
             return
@@ -79,7 +79,7 @@ class InvariantChecker:
             self._is_wanted = True
         formed = event.assignment.generation if isinstance(event, events.GenerationFormed) else 0
         for command in commands:
-            check_text(command.message if isinstance(command, order.SendMessage) else command)
+            check_text(command.message if isinstance(command, command_types.SendMessage) else command)
             self._check_command(state, command, formed)
         self._check_ladder(state)
         self._check_deadlines(state)
@@ -102,7 +102,7 @@ class InvariantChecker:
         return getattr(event, "generation", self._generation) != self._generation
 
     def _check_silence(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """Some events must have no consequence at all."""
+        """Check that events without effect change nothing and issue no command."""
         if self._ended:
             if commands or _encode(state) != self._written:
                 raise InvariantBroken(f"A4: {event} had consequences after the verdict: {commands}")
@@ -112,7 +112,7 @@ class InvariantChecker:
 
     def _check_command(self, state: AgentState, command: AnyCommand, formed: int) -> None:
         match command:
-            case order.StartWorkers(assignment):
+            case command_types.StartWorkers(assignment):
                 generation = assignment.generation
                 if self._occupied:
                     raise InvariantBroken(f"A1: generation {generation} starts on a node that is not clear")
@@ -124,23 +124,23 @@ class InvariantChecker:
                 self._occupied = True
                 self._clearing = False
                 self._late = set()
-                self._is_wanted = self._is_quiet = self._is_hang_told = False
-            case order.DumpStacks(generation):
+                self._is_wanted = self._is_quiet = self._is_hang_reported = False
+            case command_types.DumpStacks(generation):
                 if generation != self._started or not (self._late or self._is_wanted):
-                    raise InvariantBroken(f"A10: {command}, and nobody is late")
-            case order.ReadStacks(generation):
+                    raise InvariantBroken(f"A10: {command}, but no worker is overdue")
+            case command_types.ReadStacks(generation):
                 if generation != self._started or not self._is_wanted:
-                    raise InvariantBroken(f"A11: {command}, and nobody wants stacks")
-            case order.ReportHang() | order.ReportMovement():
-                if self._is_hang_told is isinstance(command, order.ReportHang):
-                    raise InvariantBroken(f"A11: {type(command).__name__}, and that is known")
-                self._is_hang_told = not self._is_hang_told
-            case order.EndWorker(generation, local_rank):
+                    raise InvariantBroken(f"A11: {command}, but stacks were not requested")
+            case command_types.ReportHang() | command_types.ReportMovement():
+                if self._is_hang_reported is isinstance(command, command_types.ReportHang):
+                    raise InvariantBroken(f"A11: {type(command).__name__}, but that was already reported")
+                self._is_hang_reported = not self._is_hang_reported
+            case command_types.EndWorker(generation, local_rank):
                 if generation != self._started or local_rank not in self._late:
                     raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
-            case order.ClearNode() | order.KillNode():
+            case command_types.ClearNode() | command_types.KillNode():
                 self._clearing = True
-            case order.SendMessage(message):
+            case command_types.SendMessage(message):
                 self._check_message(state, message)
 
     def _check_message(self, state: AgentState, message: messages.FromNode) -> None:
@@ -148,21 +148,21 @@ class InvariantChecker:
         if self._occupied and isinstance(message, messages.NodeReady | messages.NodeStopped | messages.NodeSucceeded):
             raise InvariantBroken(f"A3: {what} while processes may be alive")
         if isinstance(message, messages.WorkersRunning) and not self._occupied:
-            raise InvariantBroken("A3: told of workers that run on a node that is clear")
+            raise InvariantBroken("A3: WorkersRunning on a node that is clear")
         if isinstance(message, messages.NodeSucceeded) and not _all_succeeded(state):
-            raise InvariantBroken("A3: told of a success that not every worker had")
+            raise InvariantBroken("A3: NodeSucceeded, but not every worker succeeded")
         if isinstance(message, messages.NodeQuiet | messages.NodeBusy):
             if self._is_quiet is isinstance(message, messages.NodeQuiet):
-                raise InvariantBroken(f"A11: {what}, and that is known")
+                raise InvariantBroken(f"A11: {what}, but that was already reported")
             self._is_quiet = not self._is_quiet
         if isinstance(message, messages.StacksTaken):
             if not self._is_wanted:
-                raise InvariantBroken("A11: told where the workers are, and nobody wanted to know")
+                raise InvariantBroken("A11: StacksTaken, but stacks were not requested")
             self._is_wanted = False
-        if isinstance(message, _ABOUT_OUR_GENERATION):
-            told = message.generation
-            if told != self._started:
-                raise InvariantBroken(f"A3: {what} of generation {told} while {self._started} was started last")
+        if isinstance(message, _ABOUT_CURRENT_GENERATION):
+            generation = message.generation
+            if generation != self._started:
+                raise InvariantBroken(f"A3: {what} of generation {generation} while {self._started} was started last")
 
     def _check_ladder(self, state: AgentState) -> None:
         if state.generation == self._generation and state.rung < self._rung:
@@ -170,7 +170,7 @@ class InvariantChecker:
 
     @staticmethod
     def _check_deadlines(state: AgentState) -> None:
-        """A deadline stands for everything that is awaited, and for nothing else."""
+        """Check that exactly the events being waited for have a deadline."""
         awaited = set()
         if state.phase in (Phase.STOPPING, Phase.CLOSING) and not state.cleared:
             awaited.add(Deadline.ABANDON if state.rung is Rung.KILLED else Deadline.GRACE)
@@ -182,7 +182,7 @@ class InvariantChecker:
             and any(map(_is_awaited_alone, state.workers.values()))
         ):
             awaited.add(Deadline.OVERDUE)
-        if state.stacks_wish is not None:
+        if state.stacks_request is not None:
             awaited.add(Deadline.STACKS)
         if state.deadlines.keys() != awaited:
             raise InvariantBroken(
@@ -197,14 +197,14 @@ class InvariantChecker:
         if self._occupied and verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
             raise InvariantBroken(f"A5: {verdict.outcome.value} while processes may be alive")
         if verdict.outcome is Outcome.FAILED and not verdict.failures:
-            raise InvariantBroken("A6: failed, but nobody failed")
+            raise InvariantBroken("A6: failed, but no worker failed")
         if list(verdict.failures) != sorted(verdict.failures, key=by_cause):
             raise InvariantBroken("A6: the first cause does not come first")
         both = {f.global_rank for f in verdict.failures} & {s.global_rank for s in verdict.stopped}
         if both:
             raise InvariantBroken(f"A6: ranks {sorted(both)} both failed and stopped by us")
         if verdict.outcome is Outcome.SUCCEEDED and verdict.failures:
-            raise InvariantBroken("A6: succeeded, but somebody failed")
+            raise InvariantBroken("A6: succeeded, but a worker failed")
 
 
 def _all_succeeded(state: AgentState) -> bool:

@@ -1,11 +1,11 @@
-"""A clock that a test holds, and the selector that makes a loop wait on it: hours pass in no time.
+"""A fake clock, and a selector that lets a loop run on it: hours pass at once.
 
     clock = FakeClock()
     loop = Loop(clock, selector=clock.selector())
 
-Real descriptors are served as they become ready. When none is, the time jumps to the loop's next deadline instead of
-passing. So use it only where everything that happens, happens through descriptors that are ready at once, such as
-those of ``FakeProcesses``: a real process would seem to take for ever.
+Descriptors are served when they are ready. If none is, the clock jumps to the loop's next deadline. Use it only where
+all events come through descriptors that are ready at once, such as those of ``FakeProcesses``: a real process would
+appear to take very long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["FakeClock"]
 
 
 class FakeClock:
-    """Call it for the time. It stands still until somebody moves it."""
+    """Returns the time when called. It changes only with ``advance`` and the selector."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -25,18 +25,18 @@ class FakeClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         if seconds < 0:
             raise ValueError(f"time does not go back, and {seconds:g} s is negative")
         self._now += seconds
 
     def selector(self) -> selectors.BaseSelector:
-        """What a loop on this clock waits with."""
+        """Return a selector for a loop on this clock."""
         return _JumpingSelector(self)
 
 
 class _JumpingSelector(selectors.PollSelector):
-    """Looks at the descriptors; if none is ready, lets the time pass that it should have waited."""
+    """Polls the descriptors; if none is ready, advances the clock by the timeout."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _JumpingSelector(selectors.PollSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            return super().select(None)  # no deadline stands: only a descriptor can end this
+            return super().select(None)  # no deadline: wait for a descriptor
         ready = super().select(0)
         if not ready:
             self._clock.advance(max(0.0, timeout))

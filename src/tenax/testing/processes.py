@@ -1,13 +1,13 @@
-"""Processes that exist only in a test: they start, hear signals, leave children behind and refuse to die, as told.
+"""Fake worker processes for tests: they start, receive signals, leave children behind and ignore SIGTERM, as set up.
 
-``FakeProcesses`` implements ``ports.Processes`` and passes the same contract tests as the real keeper. What the
-operating system does to a real worker, the test does here::
+``FakeProcesses`` implements ``ports.Processes`` and passes the same contract tests as the real keeper. The test does
+what the operating system does to a real worker::
 
     processes = FakeProcesses()
     ...                                      # a supervisor starts workers
     processes.exit(local_rank=1, exit_code=3)
 
-As with the real one, answers are heard only when the descriptor is served (``on_readable``), never inside an order.
+As with the real keeper, events are emitted only when the descriptor is served (``on_readable``), never inside a call.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeProcesses", "FakeWorker"]
 
-_FIRST_PID = 1_000_000  # above what systems hand out, should a test send a signal to one by mistake
+_FIRST_PID = 1_000_000  # above real pids, in case a test sends a signal to one by mistake
 
 
 class FakeWorker:
-    """One worker: what it was started with, how it takes signals, and what it left behind."""
+    """One worker: how it was started, how it reacts to signals, and its children."""
 
     def __init__(self, generation: int, local_rank: int, pid: int, launch: Launch) -> None:
         self.generation = generation
@@ -36,18 +36,18 @@ class FakeWorker:
         self.pid = pid
         self.launch = launch
         self.is_alive = True
-        self.was_asked = False  # with all others
-        self.was_ended = False  # alone
+        self.was_asked = False  # signalled together with all workers
+        self.was_ended = False  # signalled alone
         self.shows_stacks = True
-        self.dumps = 0  # how often it wrote down its stacks
-        self.signals: list[int] = []  # that reached it, in order
+        self.dumps = 0  # how often it wrote its stacks
+        self.signals: list[int] = []  # received, in order
         self.ignores: set[int] = set()
-        self.is_stuck = False  # in the kernel: even SIGKILL does not end it
+        self.is_stuck = False  # in the kernel: SIGKILL has no effect
         self.children: list[FakeChild] = []
 
 
 class FakeChild:
-    """A process that a worker started: in the worker's group or in a session of its own."""
+    """A process that a worker started, in the worker's process group or in its own session."""
 
     def __init__(self, *, in_group: bool, ignores_term: bool) -> None:
         self.in_group = in_group
@@ -62,53 +62,53 @@ class FakeProcesses:
         self._next_pid = _FIRST_PID
         self._refusals: dict[int, tuple[str, int]] = {}
         self._behaviour: dict[int, tuple[set[int], bool]] = {}
-        self._heard: deque[events.AnyEvent] = deque()
+        self._pending: deque[events.AnyEvent] = deque()
         self._emit: Emit = lambda _: None
         self._reader = self._writer = -1
         self._clearing = 0
         self._killing = False
-        self.held_s = 0.0  # the lease on the workers' lives as it was said last; 0: no limit
+        self.held_s = 0.0  # the last lease passed to ``hold``; 0: no limit
         self._is_lease_over = False
 
-    # --- what a test does to them -------------------------------------------------------------------------------------
+    # --- actions of a test --------------------------------------------------------------------------------------------
 
     def __getitem__(self, local_rank: int) -> FakeWorker:
-        """The last worker that was started with this local rank."""
+        """Return the last worker started with this local rank."""
         for worker in reversed(self.workers.values()):
             if worker.local_rank == local_rank:
                 return worker
         raise KeyError(f"no worker was started with local rank {local_rank}")
 
     def exit(self, local_rank: int, exit_code: int = 0) -> None:
-        """The worker ends by itself; a negative code: the signal that somebody else killed it with."""
+        """Let the worker exit by itself; with a negative code, by that signal."""
         self._end(self[local_rank], exit_code)
         self._settle()
 
     def leave_behind(self, local_rank: int, *, in_group: bool = True, ignores_term: bool = False) -> None:
-        """The worker starts a process that does not end with it."""
+        """Let the worker start a process that outlives it."""
         self[local_rank].children.append(FakeChild(in_group=in_group, ignores_term=ignores_term))
 
     def refuse(self, local_rank: int, reason: str, exit_code: int = 127) -> None:
-        """The next worker with this local rank cannot be started."""
+        """Fail the next start of a worker with this local rank."""
         self._refusals[local_rank] = (reason, exit_code)
 
     def will_ignore(self, local_rank: int, *signals: int) -> None:
-        """Every later worker with this local rank ignores these signals."""
+        """Let every later worker with this local rank ignore these signals."""
         self._behaviour[local_rank] = (set(signals), self._behaviour.get(local_rank, (set(), False))[1])
 
     def will_be_stuck(self, local_rank: int) -> None:
-        """Every later worker with this local rank hangs in the kernel: nothing ends it."""
+        """Let every later worker with this local rank hang in the kernel, where no signal ends it."""
         self._behaviour[local_rank] = (self._behaviour.get(local_rank, (set(), False))[0], True)
 
     def lose(self, reason: str = "it was killed by SIGKILL") -> None:
-        """The process above the workers dies, and they with it."""
+        """Kill the keeper, and with it all workers."""
         for worker in self.workers.values():
             worker.is_alive = False
             worker.children.clear()
-        self._say(events.KeeperLost(reason))
+        self._queue(events.KeeperLost(reason))
 
     def end_lease(self) -> None:
-        """The time for which the workers may live is over, if it was limited. A test says when: no clock runs here."""
+        """Let the lease expire, if there is one."""
         if self.held_s > 0:
             self._is_lease_over = True
             self._fence()
@@ -120,7 +120,7 @@ class FakeProcesses:
         return _FIRST_PID - 1
 
     def spawn(self) -> None:
-        """Come up. ``open`` does it too."""
+        """Open the descriptors. ``open`` does it too."""
         if self._reader < 0:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._reader, False)
@@ -133,13 +133,13 @@ class FakeProcesses:
         self._next_pid += 1
         refusal = self._refusals.pop(local_rank, None)
         if refusal is not None:
-            self._say(events.WorkerStartFailed(generation, local_rank, *refusal))
+            self._queue(events.WorkerStartFailed(generation, local_rank, *refusal))
             return
         worker = FakeWorker(generation, local_rank, self._next_pid, launch)
         ignores, worker.is_stuck = self._behaviour.get(local_rank, (set(), False))
         worker.ignores = set(ignores)
         self.workers[generation, local_rank] = worker
-        self._say(events.WorkerStarted(generation, local_rank, worker.pid))
+        self._queue(events.WorkerStarted(generation, local_rank, worker.pid))
         if self._is_lease_over:
             self._fence()
 
@@ -156,7 +156,7 @@ class FakeProcesses:
         if worker.shows_stacks:
             worker.dumps += 1
         else:
-            self._say(events.StacksRefused(generation, local_rank, "it is no Python program"))
+            self._queue(events.StacksRefused(generation, local_rank, "it is no Python program"))
 
     def end(self, generation: int, local_rank: int, number: int) -> None:
         worker = self.workers.get((generation, local_rank))
@@ -176,10 +176,10 @@ class FakeProcesses:
         self._settle()
 
     def keep(self, name: str, descriptor: int) -> None:
-        """There is no process here that could outlive the agent."""
+        """Do nothing: no process here outlives the agent."""
 
     def release(self, name: str) -> None:
-        """Nothing was kept."""
+        """Do nothing: ``keep`` keeps nothing."""
 
     def hold(self, seconds: float) -> None:
         self.held_s = seconds
@@ -189,7 +189,7 @@ class FakeProcesses:
         for worker in self.workers.values():
             worker.is_alive = worker.is_stuck
             worker.children.clear()
-        self._heard.clear()
+        self._pending.clear()
         if self._reader >= 0:
             os.close(self._reader)
             os.close(self._writer)
@@ -203,26 +203,26 @@ class FakeProcesses:
         return False
 
     def on_writable(self) -> None:
-        """There is nothing to write."""
+        """Do nothing: there is nothing to write."""
 
     def on_readable(self) -> None:
         if self._reader < 0:
             return
         os.read(self._reader, 4096)
-        while self._heard:
-            event = self._heard.popleft()
+        while self._pending:
+            event = self._pending.popleft()
             if isinstance(event, events.KeeperLost):
                 self.close()
             self._emit(event)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------------
 
     def _of(self, generation: int) -> list[FakeWorker]:
         return [worker for worker in self.workers.values() if worker.generation == generation]
 
-    def _say(self, event: events.AnyEvent) -> None:
-        assert self._writer >= 0, "nobody listens: open these processes first"
-        self._heard.append(event)
+    def _queue(self, event: events.AnyEvent) -> None:
+        assert self._writer >= 0, "open these processes first"
+        self._pending.append(event)
         os.write(self._writer, b"\0")
 
     def _deliver(self, worker: FakeWorker, number: int) -> None:
@@ -235,12 +235,12 @@ class FakeProcesses:
         assert worker.is_alive, f"the worker with local rank {worker.local_rank} is dead already"
         worker.is_alive = False
         was_ours = worker.was_asked or worker.was_ended
-        self._say(events.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not was_ours))
+        self._queue(events.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not was_ours))
 
     def _fence(self) -> None:
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):
             return
-        self._say(events.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
+        self._queue(events.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
         for worker in self.workers.values():
             worker.children.clear()
             if worker.is_alive:
@@ -249,7 +249,7 @@ class FakeProcesses:
         self._settle()
 
     def _settle(self) -> None:
-        """While the node is being cleared: end who must go, and say so when nobody is left."""
+        """While the node is being cleared, end its processes, and report when none is left."""
         if not self._clearing:
             return
         for worker in self.workers.values():
@@ -259,4 +259,4 @@ class FakeProcesses:
                 self._deliver(worker, signal.SIGKILL)
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):
             generation, self._clearing, self._killing = self._clearing, 0, False
-            self._say(events.NodeCleared(generation))
+            self._queue(events.NodeCleared(generation))

@@ -1,7 +1,7 @@
-"""Replay: derive every decision of a run again from its journal, and tell its story.
+"""Replay: repeat every decision of a run from its journal, and describe the run.
 
-Pure: from a journal to lines. The same facts at the same times must give the same orders; where they do not, either the
-journal was changed or this version of tenax decides differently, and the difference is named.
+The same events at the same times must give the same commands. If they do not, either the journal was changed or this
+version of tenax decides differently; each difference is reported.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from tenax._node.journal import Footer, Header, Step
 
 
-class Told(msgspec.Struct, frozen=True):
-    """One line of the story, with the time since the beginning."""
+class StoryLine(msgspec.Struct, frozen=True):
+    """One line of the description, with the time since the start of the run."""
 
     after_s: float
     text: str
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What came out."""
+    """The result of a replay."""
 
-    story: list[Told]
+    story: list[StoryLine]
     differences: list[str]
     verdict: Verdict | None
-    is_complete: bool  # the journal has its last line, and nothing was left out of it
+    is_complete: bool  # the journal has its footer, and no step is missing
 
 
 def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed:
-    """Go through the journal as if it happened now."""
+    """Repeat the steps of a journal."""
     machine = AgentMachine(header.settings)
     checker = InvariantChecker(machine.state)
-    story: list[Told] = []
+    story: list[StoryLine] = []
     differences: list[str] = []
     for number, step in enumerate(steps, 1):
         commands = machine.step(step.event, step.at)
@@ -53,7 +53,7 @@ def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed
             checker.check(machine.state, step.event, commands)
         except InvariantBroken as broken:
             differences.append(f"step {number}, {type(step.event).__name__}: a promise is broken: {broken}")
-        story += [Told(step.at - header.at, line.text) for line in lines_for(step.event, commands, machine.state)]
+        story += [StoryLine(step.at - header.at, line.text) for line in lines_for(step.event, commands, machine.state)]
     is_complete = footer is not None and footer.steps_not_written == 0
     return Replayed(story, differences, machine.state.verdict, is_complete)
 

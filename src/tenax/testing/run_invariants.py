@@ -1,13 +1,12 @@
-"""The coordinator machine's promises, as a check that runs after every step in tests, replays and the simulator.
+"""The coordinator machine's invariants, as a check that runs after every step in tests, replays and the simulator.
 
-The checker watches from the outside. Who is here, who is clear, who is at work in which generation and what it was told
-it learns from what the coordinator hears and says, not from the machine's memory: a machine that deludes itself is
-caught. From the state it reads only what cannot be heard: the phase, the deadlines, the ledger and the verdict. Each
-message names the promise by its number (see ``coordinator.py``).
+The checker derives which nodes are connected, clear or running, and what each was sent, from the coordinator's input
+and output, not from its state, so that it also detects a wrong state. From the state it reads only the phase, the
+deadlines, the ledger and the verdict. Each error names the invariant by its number (see ``_core/coordinator.py``).
 
-With the time of each step it also watches that the ledger has every second once (L1 of ``ledger.py``).
+With the time of each step it also checks that the ledger counts every second once (L1 of ``_core/ledger.py``).
 
-One checker watches one coordinator, from its first event on.
+One checker checks one coordinator, from its first event on.
 """
 
 from __future__ import annotations
@@ -24,43 +23,43 @@ from tenax.testing.agent_invariants import InvariantBroken, check_text
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CoordinatorState).decode
-# What must stand while the run is in a phase; LAST_CALL is checked apart. In the other phases nothing may stand.
+# The deadlines that each phase requires; LAST_CALL is checked separately. Other phases have none.
 _DEADLINES = {
     RunPhase.GATHERING: {RunDeadline.JOIN, RunDeadline.TELL},
     RunPhase.ENDING: {RunDeadline.TELL},
     RunPhase.RECOVERING: {RunDeadline.RECOVER},
     RunPhase.PAUSED: {RunDeadline.PAUSE},
 }
-_SAME_S = 1e-6  # of sums of seconds, beside what their size costs in digits
-_MAX_TOLD = 256  # failures in a verdict: messages between hosts are bounded
+_SAME_S = 1e-6  # tolerance for sums of seconds, in addition to rounding
+_MAX_REPORTED = 256  # failures in a verdict
 _OF_HANGS = {RunDeadline.QUIET, RunDeadline.STACKS}
 _Parts = dict[str, Assignment]
 
 
 class _Generation:
-    """What was heard and said about one generation: the one at work, or the last."""
+    """What is known of one generation: the running one, or the last one."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.parts: _Parts = {}  # empty if an earlier coordinator formed it
-        self.ranks: dict[str, int] = {}  # of all members that are known, also of those that are gone
-        self.expected = 0  # how many members it has
+        self.ranks: dict[str, int] = {}  # of all known members, including those that are gone
+        self.expected = 0  # number of its members
         self.gone: set[str] = set()
         self.done: set[str] = set()
-        self.away: set[str] = set()  # who is done and went; it may come back to say so again
+        self.away: set[str] = set()  # done and disconnected; they may reconnect and report it again
         self.failed: set[int] = set()  # global ranks
         self.is_ended = False
         self.is_counted = False  # in the ledger
         self.is_lost = False  # it lost a node
-        self.is_broken = False  # it is not whole, or of the past, since a coordinator was lost
-        self.is_drained = False  # a node was asked to leave it
-        self.is_opened = False  # it ended to let a node in
-        self.is_requested = False  # it ended because an operator wanted a restart
+        self.is_broken = False  # it is incomplete or outdated, because a coordinator was lost
+        self.is_drained = False  # a node was drained from it
+        self.is_opened = False  # it ended to admit a node
+        self.is_requested = False  # an operator's restart ended it
         self.is_recorded = False  # an earlier coordinator formed it, and left a record of its members
-        self.is_unheard = False  # some of them were not told before that one was lost
+        self.is_unheard = False  # a member did not receive its assignment before that coordinator was lost
 
     @property
-    def is_free(self) -> bool:
+    def is_uncharged(self) -> bool:
         is_broken = self.is_unheard if self.is_recorded else self.is_broken
         return self.is_lost or is_broken or self.is_drained or self.is_opened or self.is_requested
 
@@ -73,76 +72,76 @@ class _Generation:
 
 
 class RunChecker:
-    """Watches one run. ``check`` is called after every step.
+    """Checks one run. Call ``check`` after every step.
 
-    A thorough checker writes the whole state down at every step, to see that a word which must change nothing changes
-    nothing. Without that it also keeps up with thousands of nodes.
+    A thorough checker encodes the whole state at every step, to detect that a message without effect changed it. A
+    checker that is not thorough is fast enough for thousands of nodes.
     """
 
     def __init__(self, settings: RunSettings, *, is_thorough: bool = True) -> None:
         self._settings = settings
         self._is_thorough = is_thorough
         self._here: dict[str, messages.NodeInfo] = {}
-        self._clear: set[str] = set()  # said so, and were not given work since
+        self._clear: set[str] = set()  # reported to be clear, and have no assignment since
         self._newly_clear = ""
-        self._at_work: dict[str, int] = {}  # nodes whose workers may live, and of which generation
+        self._at_work: dict[str, int] = {}  # nodes whose workers may be alive, and their generation
         self._draining: set[str] = set()
-        self._superseded: set[str] = set()  # their new self is here, and their workers may live
-        self._known: dict[str, int] = {}  # the last generation that a node knew of or was told of
-        self._latest = 0  # the greatest number that was formed or heard of
+        self._superseded: set[str] = set()  # replaced nodes whose workers may be alive
+        self._known: dict[str, int] = {}  # the last generation that a node reported or was sent
+        self._latest = 0  # the greatest known generation
         self._store = ""  # of that generation
         self._last: _Generation | None = None
         self._failed: set[int] = set()  # global ranks, of all generations
         self._ledger = (0, 0, 0, 0)  # restarts, membership changes, drains, requests
-        self._came_at: float | None = None  # the first node; an heir: the heir
-        self._inherited_s = 0.0  # of an earlier coordinator's time
+        self._came_at: float | None = None  # when the first node joined, or a later coordinator was opened
+        self._inherited_s = 0.0  # time of earlier coordinators
         self._phase = RunPhase.GATHERING
         self._verdict: Verdict | None = None
         self._written = b""
         self._is_written_before = False
-        self._quiet: set[str] = set()  # nodes that said so of the last generation
-        self._is_hang_said = False
+        self._quiet: set[str] = set()  # nodes that reported to be quiet in the last generation
+        self._is_hang_reported = False
 
     def expect(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
-        """Called before a step, this saves writing the state down after every one."""
-        must_change_nothing = isinstance(event, run.DrainRequested) or self._is_nothing(event)
+        """Call this before each step to avoid encoding the state after every step."""
+        must_change_nothing = isinstance(event, run.DrainRequested) or self._is_without_effect(event)
         self._is_written_before = True
         self._written = _encode(state) if self._is_thorough and must_change_nothing else b""
 
     def check(
-        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send], now: float | None = None
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send], now: float | None = None
     ) -> None:
-        """Raise ``InvariantBroken`` unless the step that took ``event`` and said ``says`` kept every promise."""
-        for say in says:
-            check_text(say.event.verdict if isinstance(say.event, events.RunEnded) else say.event)
+        """Raise ``InvariantBroken`` unless the step from ``event`` to ``sends`` kept every invariant."""
+        for send in sends:
+            check_text(send.event.verdict if isinstance(send.event, events.RunEnded) else send.event)
         if now is not None and self._verdict is None:
             self._check_time(state, event, now)
         if self._verdict is not None:
-            self._check_after_the_end(state, event, says)
+            self._check_after_the_end(state, event, sends)
             return
         if isinstance(event, run.Opened) and event.verdict is not None:
             self._verdict = event.verdict
-            self._check_after_the_end(state, event, says)
+            self._check_after_the_end(state, event, sends)
             return
-        if self._is_nothing(event):
-            self._check_silence(state, event, says)
+        if self._is_without_effect(event):
+            self._check_silence(state, event, sends)
             return
         if isinstance(event, run.Resumed):
-            self._check_resumed(state, says, now)
+            self._check_resumed(state, sends, now)
             return
-        self._check_drains(state, event, says)
+        self._check_drains(state, event, sends)
         if isinstance(event, run.DrainRequested):
             return
-        must_end = self._hear(state, event, says)
-        self._check_ending(state, event, says, must_end)
+        must_end = self._follow(state, event, sends)
+        self._check_ending(state, event, sends, must_end)
         self._check_ledger(state, event)
-        self._check_forming(state, event, says)
+        self._check_forming(state, event, sends)
         if state.phase is RunPhase.OVER or state.verdict is not None:
-            self._check_verdict(state, event, says)
-        elif any(isinstance(say.event, events.RunEnded) for say in says):
-            raise InvariantBroken(f"C6: the end was told while {state.phase.value}")
+            self._check_verdict(state, event, sends)
+        elif any(isinstance(send.event, events.RunEnded) for send in sends):
+            raise InvariantBroken(f"C6: the end was sent while {state.phase.value}")
         else:
-            self._check_waiting(state, says)
+            self._check_waiting(state, sends)
             self._check_progress(state)
         self._check_deadlines(state)
         if state.generation != self._latest:
@@ -154,10 +153,10 @@ class RunChecker:
         if self._is_thorough and not self._is_written_before:
             self._written = _encode(state)
 
-    # --- what must change nothing -------------------------------------------------------------------------------------
+    # --- events without effect ----------------------------------------------------------------------------------------
 
-    def _is_nothing(self, event: AnyCoordinatorEvent) -> bool:
-        """A word of a stranger, or about a generation that is not the speaker's last."""
+    def _is_without_effect(self, event: AnyCoordinatorEvent) -> bool:
+        """Whether the event is from an unknown node, or about a generation that is not the sender's last."""
         if isinstance(event, run.NodeLost | run.DrainRequested):
             return event.node_id not in self._here
         if isinstance(event, run.RestartRequested):
@@ -175,40 +174,40 @@ class RunChecker:
         is_its_last = generation == self._latest == self._known[node_id]
         return self._last is None or not is_its_last or not self._last.has(node_id)
 
-    def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
-        """Who is asked to leave is whom an operator wants to leave; the rest follows when it leaves."""
-        asked = [say.to for say in says if isinstance(say.event, events.LeaveRequested)]
+    def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
+        """Check that only an operator's request drains a node, and that it has no other immediate effect."""
+        drained = [send.to for send in sends if isinstance(send.event, events.LeaveRequested)]
         if not isinstance(event, run.DrainRequested):
-            if asked:
-                raise InvariantBroken(f"C9: {asked} are asked to leave, and no operator wants that")
-        elif asked != [(event.node_id,)] or len(says) > 1 or self._is_changed(state):
-            raise InvariantBroken(f"C9: {event.node_id} shall leave, and what was said is {says}")
+            if drained:
+                raise InvariantBroken(f"C9: {drained} are drained, but no operator requested it")
+        elif drained != [(event.node_id,)] or len(sends) > 1 or self._is_changed(state):
+            raise InvariantBroken(f"C9: {event.node_id} is drained, but {sends} were sent")
 
     def _is_changed(self, state: CoordinatorState) -> bool:
         is_written = self._written != b""
         return (is_written and _decode(self._written) != state) or state.phase is not self._phase  # sets have no order
 
-    def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
-        if says or self._is_changed(state):
-            raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {says}")
+    def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
+        if sends or self._is_changed(state):
+            raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {sends}")
 
-    def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
+    def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         if state.phase is not RunPhase.OVER or state.verdict != self._verdict or state.deadlines:
-            raise InvariantBroken(f"C6: the run goes on after its end: {state.phase.value}, {state.verdict}")
+            raise InvariantBroken(f"C6: the run continues after its end: {state.phase.value}, {state.verdict}")
         joined = event.message if isinstance(event, run.Received) else None
         newcomer = joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
-        for say in says:
-            told = say.event
-            is_the_same = isinstance(told, events.RunEnded) and told.verdict == self._verdict
-            if say.to != (newcomer,) or not (is_the_same or isinstance(told, events.JoinRefused)):
-                raise InvariantBroken(f"C6: {told} was said after the end")
-        if newcomer and not says:
-            raise InvariantBroken(f"C6: {newcomer} came after the end and was not told of it")
+        for send in sends:
+            sent = send.event
+            is_the_same = isinstance(sent, events.RunEnded) and sent.verdict == self._verdict
+            if send.to != (newcomer,) or not (is_the_same or isinstance(sent, events.JoinRefused)):
+                raise InvariantBroken(f"C6: {sent} was sent after the end")
+        if newcomer and not sends:
+            raise InvariantBroken(f"C6: {newcomer} joined after the end and was not sent the verdict")
 
-    def _check_resumed(self, state: CoordinatorState, says: list[Send], now: float | None) -> None:
-        """Nothing is judged and nothing is sent; deadlines that nodes must keep are not due for a full period."""
-        if says or state.phase is not self._phase:
-            raise InvariantBroken(f"C10: resumed, and at once {state.phase.value}: {says}")
+    def _check_resumed(self, state: CoordinatorState, sends: list[Send], now: float | None) -> None:
+        """Check that nothing is decided or sent, and that deadlines for nodes are a full period away."""
+        if sends or state.phase is not self._phase:
+            raise InvariantBroken(f"C10: resumed, and at once {state.phase.value}: {sends}")
         self._check_deadlines(state)
         settings = self._settings
         periods = {
@@ -223,10 +222,10 @@ class RunChecker:
         if self._is_thorough and not self._is_written_before:
             self._written = _encode(state)
 
-    # --- what was heard -----------------------------------------------------------------------------------------------
+    # --- received messages --------------------------------------------------------------------------------------------
 
-    def _hear(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> bool:
-        """Keep what the event tells. Says whether the generation that is at work must end because of it."""
+    def _follow(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> bool:
+        """Follow an event; return whether it must end the running generation."""
         self._newly_clear = ""
         must_end = False
         match event:
@@ -242,49 +241,49 @@ class RunChecker:
                 if self._last is not None:
                     self._last.is_requested = True
             case run.Received(message=messages.NodeJoined() as joined):
-                must_end = self._join(joined, says)
+                must_end = self._join(joined, sends)
             case run.Received(node_id, message):
-                must_end = self._listen(node_id, message)
-        must_end |= self._hear_of_hang(state, event, says)
+                must_end = self._follow_message(node_id, message)
+        must_end |= self._follow_hang(state, event, sends)
         if self._phase is not RunPhase.RECOVERING or isinstance(event, run.Opened | run.CancelRequested):
             return must_end
         return state.phase is not RunPhase.RECOVERING and self._is_broken_since_recovery()
 
-    def _hear_of_hang(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> bool:
-        """Who was asked, what was found, and whether that must end the generation."""
+    def _follow_hang(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> bool:
+        """Follow a suspected hang; return whether its report must end the generation."""
         last, must_end = self._last, False
         message = event.message if isinstance(event, run.Received) else None
         if isinstance(event, run.Received) and isinstance(message, messages.NodeQuiet):
             self._quiet.add(event.node_id)
         elif isinstance(event, run.Received) and isinstance(message, messages.NodeBusy | messages.NodeSucceeded):
             self._quiet.discard(event.node_id)
-        for say in says:
-            match say.event:
+        for send in sends:
+            match send.event:
                 case events.StacksRequested():
                     at_work = {each for each in last.ranks if last.has(each)} - last.done if last is not None else set()
-                    if self._settings.on_hang == "off" or not at_work <= self._quiet or set(say.to) != at_work:
+                    if self._settings.on_hang == "off" or not at_work <= self._quiet or set(send.to) != at_work:
                         raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
                 case events.HangFound(report=report) if self._settings.on_hang == "restart":
-                    if last is not None:  # of a member that was adopted and does not answer no rank is known
+                    if last is not None:  # rank 0 if an adopted member has not replied
                         self._note_failures(last, {report.places[0].ranks[0] if report.places else 0})
                     must_end = True
                 case events.HangFound():
-                    self._is_hang_said = True
+                    self._is_hang_reported = True
                 case events.HangOver():
-                    if not self._is_hang_said:
-                        raise InvariantBroken("H6: it goes on, and nobody was told of a hang")
-                    self._is_hang_said = False
+                    if not self._is_hang_reported:
+                        raise InvariantBroken("H6: the end of a hang was sent, but no report")
+                    self._is_hang_reported = False
         if state.phase is not RunPhase.RUNNING and (state.hang is not None or state.deadlines.keys() & _OF_HANGS):
             raise InvariantBroken(f"H8: a hang is suspected while {state.phase.value}")
         return must_end
 
-    def _listen(self, node_id: str, message: messages.FromNode) -> bool:
+    def _follow_message(self, node_id: str, message: messages.FromNode) -> bool:
         last = self._last
         if isinstance(message, messages.NodeLeft):
             return self._go(node_id, is_loss=not message.is_clear)
         if isinstance(message, messages.NodeReady):
             return self._become_clear(node_id)
-        assert last is not None, "words about a generation were sorted out before"
+        assert last is not None, "messages about other generations were handled before"
         match message:
             case messages.FailureSeen(failure=failure):
                 self._note_failures(last, {failure.global_rank})
@@ -320,12 +319,12 @@ class RunChecker:
         last = self._last
         if self._phase is not RunPhase.RUNNING or last is None or not last.has(node_id):
             return False
-        last.gone.add(node_id)  # it stopped by itself: it had been cut off
+        last.gone.add(node_id)  # it stopped its workers because its lease expired
         last.is_lost = True
         return True
 
     def _go(self, node_id: str, *, is_loss: bool) -> bool:
-        """The node is not here any more."""
+        """Remove a node that left or was lost."""
         del self._here[node_id], self._known[node_id]
         self._clear.discard(node_id)
         self._at_work.pop(node_id, None)
@@ -345,22 +344,22 @@ class RunChecker:
             last.is_lost |= not is_drain
         return True
 
-    def _join(self, joined: messages.NodeJoined, says: list[Send]) -> bool:
+    def _join(self, joined: messages.NodeJoined, sends: list[Send]) -> bool:
         node_id = joined.node.node_id
-        refused = {each for say in says if isinstance(say.event, events.JoinRefused) for each in say.to}
+        refused = {each for send in sends if isinstance(send.event, events.JoinRefused) for each in send.to}
         must_end = [self._supersede(each) for each in refused if each != node_id and each in self._here]
         if node_id in refused:
             return any(must_end)
         self._here[node_id] = joined.node
         if joined.generation == self._latest and joined.store and self._store and joined.store != self._store:
             if joined.is_running or joined.has_succeeded:
-                self._check_told_one(node_id, joined.generation, says)
+                self._check_notified_node(node_id, joined.generation, sends)
             if joined.is_running and node_id not in self._clear:
                 self._at_work[node_id] = joined.generation
-            joined = messages.NodeJoined(joined.node)  # of another generation with the same number
+            joined = messages.NodeJoined(joined.node)  # another generation with the same number
         self._known[node_id] = max(self._known.get(node_id, 0), joined.generation)
         if joined.generation > self._latest:
-            must_end.append(self._hear_of_later(joined.generation, says))
+            must_end.append(self._follow_later_generation(joined.generation, sends))
             self._store = joined.store
         if self._phase is RunPhase.RECOVERING and self._last is not None and self._last.is_recorded:
             is_behind = joined.generation < self._last.number and node_id in self._last.ranks
@@ -368,13 +367,13 @@ class RunChecker:
         if self._phase is RunPhase.RECOVERING and joined.generation == self._latest > 0:
             self._adopt(joined)
         elif joined.is_running or joined.has_succeeded:
-            self._come_back(joined, says)
+            self._follow_rejoin(joined, sends)
         elif node_id not in self._clear:
-            self._check_behind(joined, says)
+            self._check_behind(joined, sends)
         return any(must_end)
 
     def _supersede(self, node_id: str) -> bool:
-        """Its new self is here. If it is at work it is waited for, as every other member."""
+        """Follow the replacement of a node. If its workers run, they are awaited like those of other members."""
         last = self._last
         if node_id in self._at_work and (last is None or not last.has(node_id)):
             self._superseded.add(node_id)
@@ -385,8 +384,8 @@ class RunChecker:
         last.is_lost |= not last.is_counted
         return True
 
-    def _hear_of_later(self, generation: int, says: list[Send]) -> bool:
-        """An earlier coordinator got further than we knew: what is at work here is of the past."""
+    def _follow_later_generation(self, generation: int, sends: list[Send]) -> bool:
+        """Follow the discovery of a later generation of an earlier coordinator."""
         self._latest = generation
         last = self._last
         if last is None or last.is_ended:
@@ -394,7 +393,7 @@ class RunChecker:
                 last.is_broken = True
             return False
         if self._phase is RunPhase.RECOVERING:
-            self._check_told(last, says)
+            self._check_notified(last, sends)
             last.is_ended = last.is_counted = True
             return False
         last.is_broken = True
@@ -426,18 +425,18 @@ class RunChecker:
         last.is_lost |= not last.is_complete
         last.is_broken |= bool(idle or last.is_lost)
         must_end = last.is_broken or bool(last.failed)
-        last.is_broken &= not last.failed  # then it is the failure that ended it
+        last.is_broken &= not last.failed  # then the failure ended it
         return must_end
 
     def _inherit(self, record: RunRecord) -> None:
         self._ledger = (record.restarts_used, record.membership_changes, record.drains, record.requests)
-        if record.is_at_work and record.members:  # else only its number is known
+        if record.is_at_work and record.members:
             self._last = _Generation(record.generation)
             self._last.ranks = {member.node_id: member.rank for member in record.members}
             self._last.expected, self._last.is_recorded = len(record.members), True
 
-    def _come_back(self, joined: messages.NodeJoined, says: list[Send]) -> None:
-        """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""
+    def _follow_rejoin(self, joined: messages.NodeJoined, sends: list[Send]) -> None:
+        """Follow a node that joins with workers that run or succeeded: unless current, it must be sent their end."""
         node_id, last = joined.node.node_id, self._last
         is_of_last = last is not None and last.number == joined.generation
         if last is not None and is_of_last and last.has(node_id) and not last.is_ended:
@@ -446,82 +445,86 @@ class RunChecker:
                 last.away.discard(node_id)
                 self._at_work.pop(node_id, None)
             return
-        is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
+        is_other = last is not None and is_of_last and not last.is_ended  # another generation with the same number
         if joined.is_running and node_id not in self._clear:
             self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
             is_known = last is not None and is_of_last and last.has(node_id)
-            if joined.generation == self._latest and not is_alien and not is_known:
+            if joined.generation == self._latest and not is_other and not is_known:
                 self._await_latecomer(node_id, joined.group_rank)
-        self._check_told_one(node_id, joined.generation, says)
+        self._check_notified_node(node_id, joined.generation, sends)
 
-    def _check_told_one(self, node_id: str, generation: int, says: list[Send]) -> None:
-        if node_id not in _told_of_end(says, generation) and not _is_over(says):
-            raise InvariantBroken(f"C5: {node_id} works on generation {generation} and is not told that it ended")
+    def _check_notified_node(self, node_id: str, generation: int, sends: list[Send]) -> None:
+        if node_id not in _notified_of_end(sends, generation) and not _is_over(sends):
+            raise InvariantBroken(f"C5: {node_id} works on generation {generation} and is not sent its end")
 
     def _await_latecomer(self, node_id: str, group_rank: int) -> None:
-        """A member of the last generation that nobody knew of, or that was thought to be lost: it is waited for."""
+        """Wait for a member of the last generation that was unknown or counted as lost."""
         if self._last is None or (self._last.is_counted and self._last.number != self._latest):
             self._last = _Generation(self._latest)
-            self._last.is_ended = self._last.is_counted = True  # not by us
+            self._last.is_ended = self._last.is_counted = True  # by an earlier coordinator
         self._last.ranks[node_id] = group_rank
         self._last.gone.discard(node_id)
 
-    def _check_behind(self, joined: messages.NodeJoined, says: list[Send]) -> None:
-        """A member whose link broke before it heard of its generation waits for ever if it is not told again."""
+    def _check_behind(self, joined: messages.NodeJoined, sends: list[Send]) -> None:
+        """Check that a member whose link broke before it received its assignment is sent it again."""
         node_id, last = joined.node.node_id, self._last
         if last is None or node_id not in last.parts or joined.generation >= last.number:
             return
         if not last.has(node_id) or self._at_work.get(node_id) != last.number:
             return
-        if events.GenerationFormed(last.parts[node_id]) not in [say.event for say in says if node_id in say.to]:
-            raise InvariantBroken(f"C7: {node_id} has not heard of generation {last.number} and is not told again")
-        if last.is_ended and node_id not in _told_of_end(says, last.number):
-            raise InvariantBroken(f"C5: {node_id} is told of generation {last.number} and not that it ended")
+        if events.GenerationFormed(last.parts[node_id]) not in [send.event for send in sends if node_id in send.to]:
+            raise InvariantBroken(
+                f"C7: {node_id} has no assignment in generation {last.number} and is not sent it again"
+            )
+        if last.is_ended and node_id not in _notified_of_end(sends, last.number):
+            raise InvariantBroken(f"C5: {node_id} is sent generation {last.number} but not its end")
 
     # --- a generation ends --------------------------------------------------------------------------------------------
 
     def _check_ending(
-        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send], must_end: bool
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send], must_end: bool
     ) -> None:
-        for say in says:
-            if isinstance(say.event, events.GenerationEnded) and not say.event.why:
-                raise InvariantBroken(f"C5: generation {say.event.generation} ended without a reason")
+        for send in sends:
+            if isinstance(send.event, events.GenerationEnded) and not send.event.why:
+                raise InvariantBroken(f"C5: generation {send.event.generation} ended without a reason")
         last = self._last
         if last is None or last.is_ended or state.phase in (RunPhase.OVER, RunPhase.RECOVERING):
             return
         has_ended = (
             state.phase is not RunPhase.RUNNING
-            or bool(_told_of_end(says, last.number) & last.ranks.keys())
-            or bool(self._new_parts(event, says))
+            or bool(_notified_of_end(sends, last.number) & last.ranks.keys())
+            or bool(self._new_parts(event, sends))
         )
         if must_end and not has_ended:
-            raise InvariantBroken(f"C5: generation {last.number} goes on after {event}")
+            raise InvariantBroken(f"C5: generation {last.number} continues after {event}")
         if not has_ended:
             return
         if not must_end:
             self._check_opening(last, event)
-        self._check_told(last, says)
+        self._check_notified(last, sends)
         last.is_ended = True
 
     def _check_opening(self, last: _Generation, event: AnyCoordinatorEvent) -> None:
-        """Without need a generation ends only to let somebody in."""
+        """Check that a generation without a failure or loss ended only to admit a node."""
         candidates = self._clear if self._phase is RunPhase.RECOVERING else self._clear & {self._newly_clear}
         newcomers = {each for each in candidates if not last.has(each)}
         if not newcomers:
             raise InvariantBroken(f"C5: generation {last.number} ended without a cause, after {event}")
         if len(last.ranks) >= self._settings.max_nodes or last.done or not self._settings.scale_up:
-            raise InvariantBroken(f"C5: generation {last.number} ended for {_names(newcomers)}, who cannot come in")
+            raise InvariantBroken(
+                f"C5: generation {last.number} ended to admit {_names(newcomers)}, which cannot be admitted"
+            )
         last.is_opened = True
 
-    def _check_told(self, last: _Generation, says: list[Send]) -> None:
+    def _check_notified(self, last: _Generation, sends: list[Send]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
         members = {each for each in members if self._known[each] == last.number} - last.away
-        untold = members - _told_of_end(says, last.number)
-        if untold:
-            raise InvariantBroken(f"C5: generation {last.number} ended and {_names(untold)} were not told")
+        unnotified = members - _notified_of_end(sends, last.number)
+        if unnotified:
+            raise InvariantBroken(f"C5: generation {last.number} ended and {_names(unnotified)} were not notified")
 
     def _check_ledger(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
-        """What follows a generation is counted once: as a restart, a change of the membership, a drain, a request."""
+        """Check that each ended generation is counted once: as a restart, a membership change, a drain or a request."""
         restarts, changes, drains, requests = self._ledger
         if isinstance(event, run.Opened):
             restarts = max(restarts, event.restarts_used)
@@ -538,8 +541,8 @@ class RunChecker:
             raise InvariantBroken(f"C4: the ledger goes to {now} and no generation ended")
         self._check_stopped()
         last.is_counted = True
-        if charged and (last.is_free or not last.failed):
-            raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which was free")
+        if charged and (last.is_uncharged or not last.failed):
+            raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which is uncharged")
         if drained and (last.is_lost or not last.is_drained):
             raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, and was none")
         if wanted and (last.is_lost or last.is_drained or not last.is_requested):
@@ -553,39 +556,39 @@ class RunChecker:
             )
 
     def _check_time(self, state: CoordinatorState, event: AnyCoordinatorEvent, now: float) -> None:
-        """Every second since the first node came is in one of the sums."""
+        """Check that the sums of the ledger add up to the time since the first node joined."""
         if isinstance(event, run.Opened):
             if event.verdict is not None:
                 return
             self._inherited_s = event.record.cost.spent.total_s if event.record is not None else 0.0
-        is_heir = isinstance(event, run.Opened) and event.generation > 0
-        if self._came_at is None and (state.nodes or is_heir):
+        is_successor = isinstance(event, run.Opened) and event.generation > 0
+        if self._came_at is None and (state.nodes or is_successor):
             self._came_at = now
         passed_s = self._inherited_s + (now - self._came_at if self._came_at is not None else 0.0)
         spent = state.ledger.spent(now)
         if abs(spent.total_s - passed_s) > _SAME_S + 1e-12 * abs(now):
             raise InvariantBroken(f"L1: {passed_s:.9g} s have passed, and the ledger has {spent}")
         if min(spent.waiting_s, spent.starting_s, spent.training_s, spent.stopping_s, spent.lost_s) < 0:
-            raise InvariantBroken(f"L1: less than no time was spent: {spent}")
+            raise InvariantBroken(f"L1: a sum is negative: {spent}")
 
     # --- a generation forms -------------------------------------------------------------------------------------------
 
-    def _new_parts(self, event: AnyCoordinatorEvent, says: list[Send]) -> _Parts:
-        """Who was given a part in a new generation; a member that came back may be told again of its old one."""
+    def _new_parts(self, event: AnyCoordinatorEvent, sends: list[Send]) -> _Parts:
+        """Return the assignments in a new generation; a member that reconnects may be sent its current one again."""
         joined = event.message if isinstance(event, run.Received) else None
         newcomer = joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
         again = self._last.parts.get(newcomer) if self._last is not None else None
         parts: _Parts = {}
-        for say in says:
-            if isinstance(say.event, events.GenerationFormed) and (again is None or say.event.assignment != again):
-                for node_id in say.to:
-                    if node_id in parts or len(say.to) != 1:
-                        raise InvariantBroken(f"C1: {_names(set(say.to))} got more than one part, or the same")
-                    parts[node_id] = say.event.assignment
+        for send in sends:
+            if isinstance(send.event, events.GenerationFormed) and (again is None or send.event.assignment != again):
+                for node_id in send.to:
+                    if node_id in parts or len(send.to) != 1:
+                        raise InvariantBroken(f"C1: {_names(set(send.to))} got more than one part, or the same")
+                    parts[node_id] = send.event.assignment
         return parts
 
-    def _check_forming(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
-        parts = self._new_parts(event, says)
+    def _check_forming(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
+        parts = self._new_parts(event, sends)
         if not parts:
             return
         numbers = {part.generation for part in parts.values()}
@@ -598,14 +601,14 @@ class RunChecker:
             raise InvariantBroken(
                 f"C4: generation {number} was formed and what ended {self._last.number} was not counted"
             )
-        strangers = set(parts) - (self._clear & self._here.keys())
-        if strangers:
-            raise InvariantBroken(f"C2: generation {number} was formed with {_names(strangers)}, which are not clear")
+        not_clear = set(parts) - (self._clear & self._here.keys())
+        if not_clear:
+            raise InvariantBroken(f"C2: generation {number} was formed with {_names(not_clear)}, which are not clear")
         self._check_stopped()
         self._check_numbers(parts, state)
         self._latest, self._store = number, next(iter(parts.values())).store
         last = self._last = _Generation(number)
-        self._quiet, self._is_hang_said = set(), False
+        self._quiet, self._is_hang_reported = set(), False
         last.parts = parts
         last.ranks = {node_id: part.group_rank for node_id, part in parts.items()}
         last.expected = len(parts)
@@ -615,9 +618,9 @@ class RunChecker:
             self._at_work[node_id] = self._known[node_id] = number
 
     def _check_stopped(self) -> None:
-        """No node that is connected is at work, in whichever generation."""
+        """Check that no connected node runs workers of any generation."""
         if self._at_work:
-            raise InvariantBroken(f"C2: {_names(set(self._at_work))} have not stopped and the others go on")
+            raise InvariantBroken(f"C2: {_names(set(self._at_work))} have not stopped and the others continue")
 
     def _check_numbers(self, parts: _Parts, state: CoordinatorState) -> None:
         arranged = sorted(parts, key=lambda node_id: parts[node_id].group_rank)
@@ -635,19 +638,19 @@ class RunChecker:
             first_in_role[info.role] += info.slots
             common = (part.group_world_size, part.world_size, part.restarts_used, part.coordinator_rank)
             if common != (len(parts), world_size, state.restarts_used, serving.group_rank if serving else -1):
-                raise InvariantBroken(f"C3: {node_id} heard {part} of a world of {world_size}")
+                raise InvariantBroken(f"C3: {node_id} got {part} in a world of {world_size}")
         stores = {(part.master_addr, part.master_port, part.use_agent_store) for part in parts.values()}
         if len(stores) > 1 or len({part.why for part in parts.values()}) > 1:
-            raise InvariantBroken(f"C3: the members heard of different stores: {stores}")
+            raise InvariantBroken(f"C3: the members were sent different stores: {stores}")
 
-    # --- waiting, and the end -----------------------------------------------------------------------------------------
+    # --- waiting, and the end of the run ------------------------------------------------------------------------------
 
-    def _check_waiting(self, state: CoordinatorState, says: list[Send]) -> None:
-        """While a generation ends nothing is said at once: mostly the next forms in a moment."""
+    def _check_waiting(self, state: CoordinatorState, sends: list[Send]) -> None:
+        """Check that a node that became clear is sent why it waits, except while a generation is ending."""
         node_id = self._newly_clear if state.phase is not RunPhase.ENDING else ""
-        told = {each for say in says if isinstance(say.event, events.Waiting) for each in say.to}
-        if node_id in self._clear and node_id not in told:
-            raise InvariantBroken(f"C7: {node_id} waits and is not told for whom")
+        notified = {each for send in sends if isinstance(send.event, events.Waiting) for each in send.to}
+        if node_id in self._clear and node_id not in notified:
+            raise InvariantBroken(f"C7: {node_id} waits and was not sent a reason")
 
     def _check_deadlines(self, state: CoordinatorState) -> None:
         awaited = set(_DEADLINES.get(state.phase, set()))
@@ -656,7 +659,9 @@ class RunChecker:
             awaited.add(RunDeadline.LAST_CALL)
         if state.phase is RunPhase.RUNNING and settings.on_hang != "off":
             if (state.hang is not None and state.hang.report is None) != (RunDeadline.STACKS in state.deadlines):
-                raise InvariantBroken("H6: stacks are awaited without a deadline, or the other way round")
+                raise InvariantBroken(
+                    "H6: stacks are awaited without a deadline, or there is a deadline without a request"
+                )
             awaited |= state.deadlines.keys() & _OF_HANGS
         if state.deadlines.keys() != awaited:
             has, needs = (sorted(deadline.value for deadline in each) for each in (state.deadlines, awaited))
@@ -671,22 +676,22 @@ class RunChecker:
         elif state.phase is RunPhase.ENDING:
             members = {each for each in last.ranks if each in self._here} if last is not None else set()
             if not (members | self._at_work.keys()) - self._clear:
-                raise InvariantBroken("C7: ending, and nobody is awaited")
+                raise InvariantBroken("C7: ending, but no node is awaited")
         elif state.phase is RunPhase.RUNNING:
             if last is None or last.is_ended:
                 raise InvariantBroken("C5: running, and the generation has ended")
             if last.is_complete and last.done.issuperset(last.ranks):
-                raise InvariantBroken("C7: everybody is done and the run goes on")
+                raise InvariantBroken("C7: all members are done and the run continues")
 
-    def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
+    def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         verdict = state.verdict
         if verdict is None or state.phase is not RunPhase.OVER:
             raise InvariantBroken(f"C6: {state.phase.value}, and the verdict is {verdict}")
-        told = [each for say in says if isinstance(say.event, events.RunEnded) for each in say.to]
-        if sorted(told) != sorted(self._here):
-            raise InvariantBroken(f"C6: {sorted(self._here)} are here, and {sorted(told)} were told of the end")
-        if any(isinstance(say.event, events.RunEnded) and say.event.verdict != verdict for say in says):
-            raise InvariantBroken("C6: not everybody was told the same verdict")
+        notified = [each for send in sends if isinstance(send.event, events.RunEnded) for each in send.to]
+        if sorted(notified) != sorted(self._here):
+            raise InvariantBroken(f"C6: {sorted(self._here)} are here, and {sorted(notified)} were sent the end")
+        if any(isinstance(send.event, events.RunEnded) and send.event.verdict != verdict for send in sends):
+            raise InvariantBroken("C6: not all nodes were sent the same verdict")
         self._check_outcome(state, verdict, event)
         self._check_report(verdict)
         self._verdict = verdict
@@ -695,18 +700,20 @@ class RunChecker:
         last = self._last
         counted = (verdict.restarts_used, verdict.membership_changes, verdict.drains, verdict.requests)
         if not verdict.why or counted != _ledger(state):
-            raise InvariantBroken(f"C4: the verdict {verdict} is not what the ledger says: {_ledger(state)}")
+            raise InvariantBroken(f"C4: the verdict {verdict} is not what the ledger sends: {_ledger(state)}")
         match verdict.outcome:
             case Outcome.SUCCEEDED:
                 if last is None or last.is_ended or not last.is_complete or not last.done.issuperset(last.ranks):
                     raise InvariantBroken("C6: succeeded, and not every member has")
             case Outcome.FAILED:
-                if last is None or not last.is_ended or last.is_free or not isinstance(state.decision, GiveUp):
-                    raise InvariantBroken("C4: failed, and nobody gave up on a generation that had failed by itself")
+                if last is None or not last.is_ended or last.is_uncharged or not isinstance(state.decision, GiveUp):
+                    raise InvariantBroken(
+                        "C4: failed, but the policy did not give up on a generation that failed by itself"
+                    )
                 self._check_stopped()
             case Outcome.CANCELLED:
                 if not isinstance(event, run.CancelRequested):
-                    raise InvariantBroken("C6: cancelled, and nobody asked for it")
+                    raise InvariantBroken("C6: cancelled, but no operator requested it")
             case _:
                 is_time = isinstance(event, run.Tick) and self._phase is RunPhase.GATHERING
                 if not is_time or len(self._clear) >= self._settings.min_nodes:
@@ -722,23 +729,23 @@ class RunChecker:
         if verdict.outcome is Outcome.SUCCEEDED:
             is_right = not failed and not stopped
         elif verdict.outcome is Outcome.FAILED:
-            heard = self._last.failed if self._last is not None else set()
-            is_right = bool(failed) and failed <= heard and len(failed) == min(len(heard), _MAX_TOLD)
+            reported = self._last.failed if self._last is not None else set()
+            is_right = bool(failed) and failed <= reported and len(failed) == min(len(reported), _MAX_REPORTED)
         else:
             is_right = failed <= self._failed
         if not is_right:
             raise InvariantBroken(f"C5: {verdict.outcome.value}, and the report names {sorted(failed)}")
 
 
-def _told_of_end(says: list[Send], generation: int) -> set[str]:
+def _notified_of_end(sends: list[Send], generation: int) -> set[str]:
     ended = [
-        say for say in says if isinstance(say.event, events.GenerationEnded) and say.event.generation == generation
+        send for send in sends if isinstance(send.event, events.GenerationEnded) and send.event.generation == generation
     ]
-    return {node_id for say in ended for node_id in say.to}
+    return {node_id for send in ended for node_id in send.to}
 
 
-def _is_over(says: list[Send]) -> bool:
-    return any(isinstance(say.event, events.RunEnded) for say in says)
+def _is_over(sends: list[Send]) -> bool:
+    return any(isinstance(send.event, events.RunEnded) for send in sends)
 
 
 def _ledger(state: CoordinatorState) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
-"""Scenario files of the coordinator: conversations with the machine of a whole run, one line per fact.
+"""Scenario files of the coordinator: readable transcripts of the coordinator machine, one line per event.
 
-The same kind of text as in ``tenax.testing.scenario``; here the facts are what a coordinator hears of its nodes, and
-the answers what it says to them.
+The format is that of ``tenax.testing.scenario``; here the events are mostly messages of nodes, and the output is what
+the coordinator sends them.
 
     scenario a worker of one node fails and all start again
     settings nodes=2 max_restarts=1
@@ -17,46 +17,46 @@ the answers what it says to them.
         running -> ending
 
 ``scenario TITLE``
-    Begins a conversation with a new machine. A file may hold many.
+    Starts a scenario with a new machine. A file may contain several.
 ``settings NAME=VALUE ...``
-    Fields of ``RunSettings``; ``nodes=2:4`` (or ``nodes=2``) is short for ``min_nodes`` and ``max_nodes``. Unsaid: one
+    Fields of ``RunSettings``; ``nodes=2:4`` (or ``nodes=2``) is short for ``min_nodes`` and ``max_nodes``. Default: one
     node, no restarts.
 ``policy NAME``
-    A restart policy that the caller of ``play_run_scenario`` provides. Unsaid: ``budget``.
-``at TIME FACT``
-    One event, or one for each of several nodes. Times are seconds and never decrease. The facts:
+    A restart policy that the caller of ``play_run_scenario`` provides. Default: ``budget``.
+``at TIME EVENT``
+    One event, or one for each of several nodes. Times are seconds and never decrease. The events:
 
     - ``opened`` (``..., recover 30 s``) (``..., dead rank 1``) (``..., generation 3``) (``..., restarts used 1``). If
-      it is not the first fact, the coordinator was opened just before that.
-    - ``node a joined``, with any of ``with 2 slots``, ``on HOST``, ``named NAME``, ``asking for rank 1``,
-      ``order KEY``, ``role ROLE``, ``for 2 to 4 nodes`` and ``clock 864000 ahead`` (or ``behind``) after it, separated
-      by commas; of a node that was there before also ``running generation 3 as 0 of 2``, ``done with generation 3 as
-      0 of 2`` or ``after generation 3 as 0 of 2``, ``with its store at HOST:PORT`` and ``restarts used 1``. Unsaid: one
-      slot, on a host of the node's name, for as many nodes as the run is, with a clock like ours, and with the store
-      of its generation.
+      the first event is another one, the coordinator is opened just before it.
+    - ``node a joined``, followed by any of ``with 2 slots``, ``on HOST``, ``named NAME``, ``asking for rank 1``,
+      ``order KEY``, ``role ROLE``, ``for 2 to 4 nodes`` and ``clock 864000 ahead`` (or ``behind``), separated by
+      commas; a node that reconnects may also have ``running generation 3 as 0 of 2``, ``done with generation 3 as
+      0 of 2`` or ``after generation 3 as 0 of 2``, ``with its store at HOST:PORT`` and ``restarts used 1``. Default:
+      one slot, on a host with the node's name, for the run's number of nodes, with the coordinator's clock and the
+      store of its generation.
     - ``node a ready`` (``..., store at HOST:PORT``) (``..., served by the agent``); ``nodes a, b up`` is short for
-      joined (with all that may follow it) and ready
-    - ``node a failed: rank 1 exited 3``, ``... rank 1 killed by SIGSEGV``; after it may stand ``, seen at TIME`` and
-      ``, raised at TIME``, on our clock, and ``, MESSAGE``
-    - ``node a stopped`` (``..., cut off``: its lease had run out); after a colon may stand failures as above and
+      joined (with the same options) and ready
+    - ``node a failed: rank 1 exited 3``, ``... rank 1 killed by SIGSEGV``; may be followed by ``, seen at TIME`` and
+      ``, raised at TIME``, on the coordinator's clock, and ``, MESSAGE``
+    - ``node a stopped`` (``..., cut off``: its lease expired); a colon may be followed by failures as above and
       ``rank 0 stopped``, separated by semicolons
-    - ``nodes a, b running``: all their workers were started; ``node a at step 9`` (``node a at steps 3 to 9``), where
-      it began to say them, ``..., since 12``, ``..., until 15``: when the first and the last were done, on our clock;
-      unsaid: now
+    - ``nodes a, b running``: all their workers were started; ``node a at step 9`` (``node a at steps 3 to 9``);
+      ``..., since 12`` and ``..., until 15`` are the times of the first and the last step on the coordinator's clock;
+      default: now
     - ``nodes a, b stopped and ready``, ``node a succeeded``
-    - ``node a quiet since TIME: WHY`` (on our clock), ``node a busy``, ``node a told stacks, suspicion 1: rank 0 in
-      FUNCTION; rank 1 not known, WHY``
+    - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy``, ``node a told stacks, suspicion 1:
+      rank 0 in FUNCTION; rank 1 not known, WHY``
     - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
       ...``: a process survived), ``node a lost: REASON``
-    - ``cancel: WHY``, ``restart wanted: WHY``, ``drain a wanted: WHY``: what an operator says
-    - ``time passed``, ``resumed after 30 s``: the coordinator's process did not run for that long
+    - ``cancel: WHY``, ``restart wanted: WHY``, ``drain a wanted: WHY``: requests of an operator
+    - ``time passed``, ``resumed after 30 s``: the coordinator's process was suspended for that long
 
-    What a node says is about the last generation that it was told of, unless ``of generation 1`` stands after its name.
+    A node's message is about its last generation, unless ``of generation 1`` follows its name.
 
-An answer is what the coordinator says, then what changed: the ledger, the phase, the deadlines; with the verdict, what
-the time was spent on, if workers were said to be running. ``noted`` means that the machine only remembered something,
-``ignored`` that it did not even do that. Before every step its state is written down and read back, and after it its
-promises are checked (``tenax.testing.run_invariants``).
+The output is what the coordinator sends, then what changed: the ledger, the phase, the deadlines; with the verdict, how
+the time was spent, if workers were reported to be running. ``noted`` means that only other state changed, ``ignored``
+that nothing changed. The state is encoded and decoded before every step, and the invariants are checked after it
+(``tenax.testing.run_invariants``).
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ from tenax.testing.scenario import (
     ScenarioError,
     describe_verdict,
     evidence,
+    format_time,
     parse_settings,
     parse_signal,
     parse_time,
     play_lines,
-    say_time,
 )
 
-__all__ = ["describe_say", "play_run_scenario"]
+__all__ = ["describe_send", "play_run_scenario"]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CoordinatorState).decode
@@ -99,7 +99,7 @@ _SIGTERM = 15
 
 
 def play_run_scenario(text: str, policies: Mapping[str, RestartPolicy] | None = None) -> str:
-    """Repeat every conversation of ``text``; return it with what the coordinator answers now.
+    """Run every scenario of ``text``; return it with the coordinator's current output.
 
     ``policies`` are the restart policies that ``policy NAME`` may name, besides ``budget``.
     """
@@ -107,7 +107,7 @@ def play_run_scenario(text: str, policies: Mapping[str, RestartPolicy] | None = 
 
 
 class _Player:
-    """Takes the script line by line and says what the machine answered."""
+    """Runs a script line by line and returns the machine's output."""
 
     def __init__(self, policies: Mapping[str, RestartPolicy]) -> None:
         self._policies = policies
@@ -125,7 +125,7 @@ class _Player:
                 self._begin()
                 return []
             case "settings" | "policy" if self._conversation is not None:
-                raise ScenarioError(f"{keyword} must stand before the first fact")
+                raise ScenarioError(f"{keyword} must come before the first event")
             case "settings":
                 self._settings = _settings(rest)
                 return []
@@ -137,12 +137,12 @@ class _Player:
             case "at":
                 if self._conversation is None:
                     self._conversation = _Conversation(self._settings, self._policy)
-                return self._conversation.hear(rest)
-        raise ScenarioError(f"{line!r} is no part of a scenario; write scenario, settings, policy, at, or indent it")
+                return self._conversation.step(rest)
+        raise ScenarioError(f"{line!r} is not part of a scenario; write scenario, settings, policy, at, or indent it")
 
 
 class _Conversation:
-    """One coordinator, watched, and the time."""
+    """One coordinator with its checker, and the time."""
 
     def __init__(self, settings: RunSettings, policy: RestartPolicy) -> None:
         self._settings = settings
@@ -153,8 +153,8 @@ class _Conversation:
         self._now = 0.0
         self._is_open = False
 
-    def hear(self, sentence: str) -> list[str]:
-        """``9 node b failed: rank 3 exited 1``: step the machine and say what it answered."""
+    def step(self, sentence: str) -> list[str]:
+        """Step the machine with an event such as ``9 node b failed: rank 3 exited 1``; return its output."""
         when, _, what = sentence.strip().partition(" ")
         self._now = parse_time(when, self._now)
         what = what.strip()
@@ -166,7 +166,7 @@ class _Conversation:
         phases = [self._state.phase]
         answers: list[str] = []
         for event in self._events(what):
-            answers += [line for say in self._step(event) for line in describe_say(say, self._state)]
+            answers += [line for send in self._step(event) for line in describe_send(send, self._state)]
             if self._state.phase is not phases[-1]:
                 phases.append(self._state.phase)
         state = self._state
@@ -176,24 +176,24 @@ class _Conversation:
             answers.append(" -> ".join(phase.value for phase in phases))
         if state.deadlines != deadlines and state.phase is not RunPhase.OVER:
             standing = sorted((deadline.value, at) for deadline, at in state.deadlines.items())
-            answers.append("deadlines: " + (", ".join(f"{name} {say_time(at)}" for name, at in standing) or "none"))
+            answers.append("deadlines: " + (", ".join(f"{name} {format_time(at)}" for name, at in standing) or "none"))
         return answers or ["ignored" if _decode(before) == state else "noted"]
 
     def _step(self, event: AnyCoordinatorEvent) -> list[Send]:
         machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self._state)))
-        says = machine.step(event, self._now)
+        sends = machine.step(event, self._now)
         self._state = machine.state
-        self._checker.check(machine.state, event, says, self._now)
-        for say in says:
-            if isinstance(say.event, events.GenerationFormed):
-                part = say.event.assignment
-                for node_id in say.to:
+        self._checker.check(machine.state, event, sends, self._now)
+        for send in sends:
+            if isinstance(send.event, events.GenerationFormed):
+                part = send.event.assignment
+                for node_id in send.to:
                     self._nodes[node_id].generation = part.generation
                     self._nodes[node_id].first_rank = part.first_global_rank
                     self._nodes[node_id].store = part.store
-        return says
+        return sends
 
-    # --- facts --------------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def _events(self, sentence: str) -> Iterator[AnyCoordinatorEvent]:
         if sentence == "time passed":
@@ -206,21 +206,21 @@ class _Conversation:
             name, why = wanted["name"], wanted["why"]
             yield run.DrainRequested(name, why) if name else run.RestartRequested(why)
         elif (opened := _OPENED.fullmatch(sentence)) is not None:
-            said = opened.groupdict(default="")
-            rank, generation, restarts = int(said["rank"] or -1), int(said["generation"] or 0), int(said["used"] or 0)
-            yield run.Opened(float(said["recover"] or 0), rank, generation, restarts)
-        elif (spoken := _SPOKEN.fullmatch(sentence)) is not None:
-            for name in spoken["names"].split(", "):
-                yield from self._words(name, int(spoken["generation"] or -1), spoken["what"])
+            given = opened.groupdict(default="")
+            rank, generation, used = int(given["rank"] or -1), int(given["generation"] or 0), int(given["used"] or 0)
+            yield run.Opened(float(given["recover"] or 0), rank, generation, used)
+        elif (of_node := _OF_NODE.fullmatch(sentence)) is not None:
+            for name in of_node["names"].split(", "):
+                yield from self._node_events(name, int(of_node["generation"] or -1), of_node["what"])
         else:
-            raise _no_fact(sentence)
+            raise _unknown_event(sentence)
 
-    def _words(self, name: str, generation: int, what: str) -> Iterator[AnyCoordinatorEvent]:
+    def _node_events(self, name: str, generation: int, what: str) -> Iterator[AnyCoordinatorEvent]:
         short = _SHORT.fullmatch(what)
         if short is not None:
             first = "stopped" if short["first"] else f"joined{short['how']}"
-            yield from self._words(name, generation, first)
-            yield from self._words(name, -1, "ready")
+            yield from self._node_events(name, generation, first)
+            yield from self._node_events(name, -1, "ready")
             return
         if (joined := re.fullmatch(r"joined(?P<how>.*)", what)) is not None:
             node = self._nodes[name] = _Node(name, self._settings, self._nodes.get(name), joined["how"])
@@ -234,33 +234,33 @@ class _Conversation:
 
 
 class _Node:
-    """What a node of the script knows: who it is, its clock, and the last generation that it heard of."""
+    """A node of the script: its identity, its clock, and its last generation."""
 
     def __init__(self, name: str, settings: RunSettings, before: _Node | None, how: str) -> None:
         self.generation: int = before.generation if before else 0
         self.first_rank: int = before.first_rank if before else 0
         self.clock_ahead_s: float = before.clock_ahead_s if before else 0.0
         self.store: str = before.store if before else ""
-        who: dict[str, str | int] = {"node_id": name, "host": name}
-        who |= {"min_nodes": settings.min_nodes, "max_nodes": settings.max_nodes}
+        info: dict[str, str | int] = {"node_id": name, "host": name}
+        info |= {"min_nodes": settings.min_nodes, "max_nodes": settings.max_nodes}
         work: dict[str, int | bool | str] = {}
         for clause in how.strip(", ").split(", ") if how.strip(", ") else []:
-            self._take(clause, who, work)
-        self.joined = messages.NodeJoined(msgspec.convert(who, messages.NodeInfo), **work)  # type: ignore[arg-type]
+            self._take(clause, info, work)
+        self.joined = messages.NodeJoined(msgspec.convert(info, messages.NodeInfo), **work)  # type: ignore[arg-type]
         self.generation = max(self.generation, self.joined.generation)
 
-    def _take(self, clause: str, who: dict[str, str | int], work: dict[str, int | bool | str]) -> None:
-        said = _matching(_CLAUSES, clause)
-        if said is None:
-            raise ScenarioError(f"{clause!r} says nothing of a node; see the top of tenax.testing.run_scenario")
-        kind, found = said
+    def _take(self, clause: str, info: dict[str, str | int], work: dict[str, int | bool | str]) -> None:
+        matched = _matching(_CLAUSES, clause)
+        if matched is None:
+            raise ScenarioError(f"{clause!r} does not describe a node; see the top of tenax.testing.run_scenario")
+        kind, found = matched
         match kind:
             case "slots" | "rank":
-                who[kind] = int(found["value"])
+                info[kind] = int(found["value"])
             case "host" | "name" | "order" | "role":
-                who[kind] = found["value"]
+                info[kind] = found["value"]
             case "span":
-                who["min_nodes"], who["max_nodes"] = int(found["least"]), int(found["most"] or found["least"])
+                info["min_nodes"], info["max_nodes"] = int(found["least"]), int(found["most"] or found["least"])
             case "clock":
                 self.clock_ahead_s = float(found["value"]) * (1 if found["way"] == "ahead" else -1)
             case "restarts":
@@ -275,59 +275,63 @@ class _Node:
                     work["group_rank"], work["group_world_size"] = int(found["rank"]), int(found["size"])
 
     def message(self, what: str, generation: int, now: float) -> messages.FromNode:
-        sentence = _matching(_WORDS, what)
+        sentence = _matching(_MESSAGES, what)
         if sentence is None:
-            raise _no_fact(what)
-        kind, said = sentence
+            raise _unknown_event(what)
+        kind, fields = sentence
         match kind:
             case "ready":
-                port = int(said["port"] or 0)
-                return messages.NodeReady(generation, said["host"], port, bool(said["agent"]))
+                port = int(fields["port"] or 0)
+                return messages.NodeReady(generation, fields["host"], port, bool(fields["agent"]))
             case "running":
                 pids = range(100 * generation, 100 * generation + self.joined.node.slots)
                 return messages.WorkersRunning(generation, tuple(pids))
             case "step":
-                return self._progress(said, generation, now)
+                return self._progress(fields, generation, now)
             case "failed":
-                failure = self._failure(said["failure"], generation, now)
+                failure = self._failure(fields["failure"], generation, now)
                 return messages.FailureSeen(generation, failure, now + self.clock_ahead_s)
             case "stopped":
-                return self._stopped(said["ends"], bool(said["cut_off"]), generation, now)
+                return self._stopped(fields["ends"], bool(fields["cut_off"]), generation, now)
             case "succeeded":
                 return messages.NodeSucceeded(generation)
             case "quiet":
                 ahead = self.clock_ahead_s
-                return messages.NodeQuiet(generation, now + ahead, float(said["since"]) + ahead, said["why"])
+                return messages.NodeQuiet(generation, now + ahead, float(fields["since"]) + ahead, fields["why"])
             case "busy":
                 return messages.NodeBusy(generation)
             case "stacks":
-                return self._stacks(said, generation)
+                return self._stacks(fields, generation)
             case "draining":
-                return messages.NodeDraining(generation, float(said["grace"]), said["why"])
+                return messages.NodeDraining(generation, float(fields["grace"]), fields["why"])
             case "will leave":
-                return messages.NodeWillLeave(generation, said["why"], float(said["soon"]) if said["soon"] else None)
-        return messages.NodeLeft(said["why"], is_clear=not said["stuck"])
+                return messages.NodeWillLeave(
+                    generation, fields["why"], float(fields["soon"]) if fields["soon"] else None
+                )
+        return messages.NodeLeft(fields["why"], is_clear=not fields["stuck"])
 
-    def _progress(self, said: _Said, generation: int, now: float) -> messages.NodeProgress:
-        """The first worker says it for all."""
-        since, until = float(said["since"] or now), float(said["until"] or now)
-        first, last = int(said["first"] or said["last"]), int(said["last"])
+    def _progress(self, fields: _Fields, generation: int, now: float) -> messages.NodeProgress:
+        """Report the progress of the first worker."""
+        since, until = float(fields["since"] or now), float(fields["until"] or now)
+        first, last = int(fields["first"] or fields["last"]), int(fields["last"])
         ahead = self.clock_ahead_s
         return messages.NodeProgress(
             generation, now + ahead, (messages.WorkerProgress(0, first, last, since + ahead, until + ahead),)
         )
 
-    def _stacks(self, said: _Said, generation: int) -> messages.StacksTaken:
+    def _stacks(self, fields: _Fields, generation: int) -> messages.StacksTaken:
         places = []
-        for each in said["places"].split("; "):
+        for each in fields["places"].split("; "):
             at = re.fullmatch(r"rank (\d+) (?:in (\w+)|not known, (.+))", each)
             if at is None:
-                raise ScenarioError(f"{each!r} is no place; write 'rank 1 in FUNCTION' or 'rank 1 not known, WHY'")
+                raise ScenarioError(
+                    f"{each!r} is not a location; write 'rank 1 in FUNCTION' or 'rank 1 not known, WHY'"
+                )
             rank, frames = int(at[1]), (f"train.py:1 in {at[2]}",) if at[2] else ()
             pid, stacks = 100 * generation + rank, "its stacks" if frames else ""
             local_rank = rank - self.first_rank
             places.append(messages.StackPlace((rank,), frames, (), stacks, at[3] or "", local_rank, pid))
-        return messages.StacksTaken(generation, int(said["number"]), tuple(places))
+        return messages.StacksTaken(generation, int(fields["number"]), tuple(places))
 
     def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> messages.NodeStopped:
         failures: list[Failure] = []
@@ -343,21 +347,21 @@ class _Node:
         return messages.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off)
 
     def _failure(self, sentence: str, generation: int, now: float) -> Failure:
-        """On the node's own clock, as it would say it."""
-        said = _FAILURE.fullmatch(sentence)
-        if said is None:
-            raise ScenarioError(f"{sentence!r} is no failure; write 'rank 1 exited 3' or 'rank 1 killed by SIGSEGV'")
-        rank = int(said["rank"])
-        exit_code = -parse_signal(said["signal"]) if said["signal"] else int(said["code"])
-        seen_at = float(said["seen_at"]) if said["seen_at"] else now
-        raised_at = float(said["raised_at"]) if said["raised_at"] else None
-        found = evidence(said["message"] or "", raised_at)
+        """Parse a failure, with its times on the node's clock."""
+        fields = _FAILURE.fullmatch(sentence)
+        if fields is None:
+            raise ScenarioError(f"{sentence!r} is not a failure; write 'rank 1 exited 3' or 'rank 1 killed by SIGSEGV'")
+        rank = int(fields["rank"])
+        exit_code = -parse_signal(fields["signal"]) if fields["signal"] else int(fields["code"])
+        seen_at = float(fields["seen_at"]) if fields["seen_at"] else now
+        raised_at = float(fields["raised_at"]) if fields["raised_at"] else None
+        found = evidence(fields["message"] or "", raised_at)
         local_rank, pid = rank - self.first_rank, 100 * generation + rank
         failure = Failure(generation, local_rank, rank, pid, exit_code, seen_at, evidence=found)
         return failure.shifted(self.clock_ahead_s)
 
 
-_Said = dict[str, str]  # the named parts of a sentence; one that was left unsaid is ""
+_Fields = dict[str, str]  # the named groups of a match; "" if a group is absent
 
 _NAME = r"[\w.-]+"
 _NUMBER = r"[\d.]+"
@@ -367,7 +371,7 @@ _OPENED = re.compile(
 )
 _RESUMED = re.compile(rf"resumed after (?P<seconds>{_NUMBER}) s")
 _WANTED = re.compile(rf"(?:restart|drain (?P<name>{_NAME})) wanted: (?P<why>.+)")
-_SPOKEN = re.compile(rf"nodes? (?P<names>{_NAME}(?:, {_NAME})*)(?: of generation (?P<generation>\d+))? (?P<what>.+)")
+_OF_NODE = re.compile(rf"nodes? (?P<names>{_NAME}(?:, {_NAME})*)(?: of generation (?P<generation>\d+))? (?P<what>.+)")
 _SHORT = re.compile(r"(?:up(?P<how>.*)|(?P<first>stopped) and ready)")
 _FAILURE = re.compile(
     r"rank (?P<rank>\d+) (?:exited (?P<code>\d+)|killed by (?P<signal>SIG\w+))"
@@ -386,7 +390,7 @@ _CLAUSES = {
     "store": r"with its store at (?P<value>\S+)",
     "work": r"(?P<how>running|done with|after) generation (?P<generation>\d+)(?: as (?P<rank>\d+) of (?P<size>\d+))?",
 }
-_WORDS = {
+_MESSAGES = {
     "ready": rf"ready(?:, store at (?P<host>{_NAME}):(?P<port>\d+))?(?P<agent>, served by the agent)?",
     "running": r"running",
     "step": rf"at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, since (?P<since>{_NUMBER}))?"
@@ -403,7 +407,7 @@ _WORDS = {
 }
 
 
-def _matching(grammar: Mapping[str, str], sentence: str) -> tuple[str, _Said] | None:
+def _matching(grammar: Mapping[str, str], sentence: str) -> tuple[str, _Fields] | None:
     for kind, pattern in grammar.items():
         match = re.fullmatch(pattern, sentence)
         if match is not None:
@@ -411,38 +415,40 @@ def _matching(grammar: Mapping[str, str], sentence: str) -> tuple[str, _Said] | 
     return None
 
 
-def _no_fact(sentence: str) -> ScenarioError:
-    return ScenarioError(f"{sentence!r} is no fact; the facts are listed at the top of tenax.testing.run_scenario")
+def _unknown_event(sentence: str) -> ScenarioError:
+    return ScenarioError(
+        f"{sentence!r} is not an event; the events are listed at the top of tenax.testing.run_scenario"
+    )
 
 
-def _settings(words: str) -> RunSettings:
-    said = {"run_id": "run"}
-    for name, value in parse_settings(words).items():
+def _settings(text: str) -> RunSettings:
+    given = {"run_id": "run"}
+    for name, value in parse_settings(text).items():
         if name == "nodes":
-            least, _, most = value.partition(":")
-            said |= {"min_nodes": least, "max_nodes": most or least}
+            minimum, _, maximum = value.partition(":")
+            given |= {"min_nodes": minimum, "max_nodes": maximum or minimum}
         else:
-            said[name] = value
+            given[name] = value
     try:
-        return msgspec.convert(said, RunSettings, strict=False)
+        return msgspec.convert(given, RunSettings, strict=False)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{error}; the settings are nodes, {', '.join(RunSettings.__struct_fields__)}") from None
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
-def describe_say(say: Send, state: CoordinatorState) -> list[str]:
-    """What is said, and to whom, in words: one line, and for a verdict some more, indented."""
-    to = f"say to {', '.join(say.to)}: "
-    match say.event:
+def describe_send(send: Send, state: CoordinatorState) -> list[str]:
+    """Describe what is sent, and to which nodes, in one line, and a verdict in more, indented ones."""
+    to = f"say to {', '.join(send.to)}: "
+    match send.event:
         case events.GenerationFormed():
-            return [to + _describe_formed(say.event, state.nodes[say.to[0]].info.slots)]
+            return [to + _describe_formed(send.event, state.nodes[send.to[0]].info.slots)]
         case events.GenerationEnded(generation, why, is_late):
             return [f"{to}generation {generation} ended{', late' if is_late else ''}: {why}"]
         case events.RunEnded(verdict):
-            told = [*describe_verdict(verdict), *_describe_goodput(verdict.goodput)]
-            return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *told]
+            details = [*describe_verdict(verdict), *_describe_goodput(verdict.goodput)]
+            return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *details]
         case events.JoinRefused(reason):
             return [f"{to}refused: {reason}"]
         case events.Waiting(why):
@@ -450,9 +456,9 @@ def describe_say(say: Send, state: CoordinatorState) -> list[str]:
         case events.StacksRequested(generation, number, why):
             return [f"{to}stacks wanted, suspicion {number}, of generation {generation}: {why}"]
         case events.HangFound(_, report):
-            from tenax._core.hang_report import report_in_lines
+            from tenax._core.hang_report import format_report
 
-            return [f"{to}hang found", *(f"    {line}" for line in report_in_lines(report))]
+            return [f"{to}hang found", *(f"    {line}" for line in format_report(report))]
         case events.HangOver(generation):
             return [f"{to}generation {generation} goes on"]
         case events.LeaveRequested(why):
@@ -482,15 +488,15 @@ def _ranks(first: int, count: int) -> str:
 
 
 def _describe_goodput(goodput: Goodput | None) -> list[str]:
-    """Only of a run whose workers were seen to run: of others it says nothing that the times do not."""
+    """Describe how the time was spent, if workers were reported to be running."""
     if goodput is None or not goodput.spent.training_s + goodput.spent.lost_s:
         return []
-    parts = [f"{name.removesuffix('_s')} {say_time(getattr(goodput.spent, name))} s" for name in _SPENT]
+    parts = [f"{name.removesuffix('_s')} {format_time(getattr(goodput.spent, name))} s" for name in _SPENT]
     if goodput.lost_steps:
         parts.append(f"lost steps {goodput.lost_steps}")
     for what, mean in (("detected", goodput.to_detect), ("recovered", goodput.to_recover)):
         if mean.seconds is not None:
-            parts.append(f"{what} within {say_time(mean.seconds)} s")
+            parts.append(f"{what} within {format_time(mean.seconds)} s")
     return [f"    spent: {', '.join(parts)}"]
 
 

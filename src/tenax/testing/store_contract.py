@@ -1,11 +1,11 @@
-"""StoreContract: what every store promises, as tests. Ours pass it, torch's do, and yours can be held to it::
+"""StoreContract: the contract of a store, as tests. tenax's and torch's stores pass it, and yours can::
 
     class TestMyStore(StoreContract):
         def make_store(self):
             return MyStore()
 
-``make_store`` returns an empty store; it is called once in every test. ``clone`` gives the tests further handles, which
-they use in threads of their own. Whoever has to close or remove something does so in a fixture.
+``make_store`` returns an empty store; each test calls it once. Tests use ``clone`` to get more handles for other
+threads. Use a fixture to close or remove resources.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreContract"]
 
-PATIENCE_S = 60.0  # for what must happen on any machine, however busy
+PATIENCE_S = 60.0  # for what must happen, even on a busy machine
 _SOON = timedelta(milliseconds=50)  # for what must not happen
 _THREADS = 4
 
 
 class StoreContract:
-    """Subclass it under a name that begins with ``Test``, and say how to make a store."""
+    """The tests. Subclass it under a name that begins with ``Test``, and provide ``make_store``."""
 
     has_queues = True
     error: type[Exception] = StoreError
@@ -35,7 +35,7 @@ class StoreContract:
     queue_empty_error: type[Exception] = QueueEmptyError
 
     def make_store(self) -> Any:
-        raise NotImplementedError("a subclass says how to make an empty store")
+        raise NotImplementedError("a subclass must return an empty store")
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ class StoreContract:
         assert store.get("none") == b""
         assert store.check(["none"])
 
-    def test_a_later_value_takes_the_place_of_an_earlier(self) -> None:
+    def test_a_later_value_replaces_an_earlier_one(self) -> None:
         store = self.make_store()
         for value in ("long " * 1000, "short", "longer again"):
             store.set("key", value)
@@ -74,14 +74,14 @@ class StoreContract:
         assert [store.get(key) for key in keys] == [str(number).encode() for number in range(len(keys))]
         assert sorted(store.list_keys()) == sorted(keys)
 
-    def test_get_waits_for_a_value_that_somebody_sets_later(self) -> None:
+    def test_get_waits_until_another_client_sets_the_value(self) -> None:
         store = self.make_store()
         twin = store.clone()
         with _Threads([lambda: twin.get("late")]) as waiting:
             store.set("late", "here")
         assert waiting.results == [b"here"]
 
-    def test_get_gives_up_when_the_time_is_over(self) -> None:
+    def test_get_times_out(self) -> None:
         store = self.make_store()
         store.set_timeout(_SOON)
         with _raises(self.timeout_error):
@@ -94,7 +94,7 @@ class StoreContract:
         assert store.delete_key("key") is False
         assert not store.check(["key"])
 
-    def test_append_creates_and_prolongs(self) -> None:
+    def test_append_creates_and_extends(self) -> None:
         store = self.make_store()
         for part in ("one", b" two", " three"):
             store.append("list", part)
@@ -107,7 +107,7 @@ class StoreContract:
         assert [store.add("n", amount) for amount in (1, 5, -10, 0)] == [1, 6, -4, -4]
         assert store.get("n") == b"-4"
 
-    def test_add_goes_on_from_a_number_that_was_set(self) -> None:
+    def test_add_continues_from_a_number_that_was_set(self) -> None:
         store = self.make_store()
         for text, expected in (("41", 42), (" +41", 42), ("41 and more", 42), ("-1", 0), ("007", 8)):
             store.set("n", text)
@@ -118,7 +118,7 @@ class StoreContract:
         store.set("n", str((1 << 63) - 1))
         assert store.add("n", 1) == -(1 << 63)
 
-    def test_what_is_not_a_number_cannot_be_counted_up(self) -> None:
+    def test_adding_to_a_value_that_is_not_a_number_is_an_error(self) -> None:
         for value in ("hello", "", str(1 << 63)):
             store = self.make_store()
             store.set("n", value)
@@ -144,7 +144,7 @@ class StoreContract:
         assert store.compare_set("key", "", "first") == b"first"
         assert store.get("key") == b"first"
 
-    def test_compare_set_of_an_absent_key_answers_what_was_expected(self) -> None:
+    def test_compare_set_of_an_absent_key_returns_the_expected_value(self) -> None:
         store = self.make_store()
         assert store.compare_set("key", "something", "first") == b"something"
         assert not store.check(["key"])
@@ -157,7 +157,7 @@ class StoreContract:
         assert store.compare_set("key", "first", "second") == b"second"
         assert store.get("key") == b"second"
 
-    def test_compare_set_wakes_who_waits_for_the_key(self) -> None:
+    def test_compare_set_wakes_waiting_clients(self) -> None:
         store = self.make_store()
         twin = store.clone()
         with _Threads([lambda: twin.get("key")]) as waiting:
@@ -178,7 +178,7 @@ class StoreContract:
 
     # --- many keys ----------------------------------------------------------------------------------------------------
 
-    def test_check_tells_whether_all_keys_are_there(self) -> None:
+    def test_check_returns_whether_all_keys_exist(self) -> None:
         store = self.make_store()
         store.multi_set(["a", "b"], ["", "2"])
         assert store.check(["a"])
@@ -186,7 +186,7 @@ class StoreContract:
         assert store.check([])
         assert not store.check(["a", "b", "c"])
 
-    def test_wait_returns_when_the_last_key_is_there(self) -> None:
+    def test_wait_returns_when_the_last_key_exists(self) -> None:
         store = self.make_store()
         twin = store.clone()
         store.set("a", "1")
@@ -195,7 +195,7 @@ class StoreContract:
             store.add("c", 3)
         assert waiting.results == [None]
 
-    def test_wait_gives_up_when_the_time_is_over_and_the_store_goes_on(self) -> None:
+    def test_wait_times_out_and_the_store_still_works(self) -> None:
         store = self.make_store()
         store.set("a", "1")
         with _raises(self.timeout_error):
@@ -204,7 +204,7 @@ class StoreContract:
         store.wait(["a"], timedelta(seconds=PATIENCE_S))
         store.wait([], timedelta(seconds=PATIENCE_S))
 
-    def test_multi_get_answers_in_the_order_of_the_keys(self) -> None:
+    def test_multi_get_returns_values_in_the_order_of_the_keys(self) -> None:
         store = self.make_store()
         keys = [f"key{number}" for number in range(300)]
         store.multi_set(keys, [str(number) for number in range(300)])
@@ -241,7 +241,7 @@ class StoreContract:
 
     # --- queues -------------------------------------------------------------------------------------------------------
 
-    def test_a_queue_gives_back_in_the_order_it_took(self) -> None:
+    def test_a_queue_is_first_in_first_out(self) -> None:
         store = self._store_with_queues()
         for value in ("one", b"two", ""):
             store.queue_push("queue", value)
@@ -249,7 +249,7 @@ class StoreContract:
         assert [store.queue_pop("queue") for _ in range(3)] == [b"one", b"two", b""]
         assert store.queue_len("queue") == 0
 
-    def test_an_empty_queue_is_an_error_for_who_does_not_wait(self) -> None:
+    def test_popping_an_empty_queue_without_waiting_is_an_error(self) -> None:
         store = self._store_with_queues()
         with _raises(self.queue_empty_error):
             store.queue_pop("queue", False)
@@ -257,7 +257,7 @@ class StoreContract:
         with _raises(self.timeout_error):
             store.queue_pop("queue")
 
-    def test_a_queue_exists_while_there_is_something_in_it(self) -> None:
+    def test_a_queue_exists_while_it_is_not_empty(self) -> None:
         store = self._store_with_queues()
         before = store.num_keys()
         store.queue_push("queue", "value")
@@ -268,7 +268,7 @@ class StoreContract:
         store.queue_pop("queue")
         assert not store.check(["queue"])
 
-    def test_every_pushed_value_goes_to_one_of_those_who_wait(self) -> None:
+    def test_every_pushed_value_goes_to_one_waiting_client(self) -> None:
         store = self._store_with_queues()
         twins = [store.clone() for _ in range(_THREADS)]
         with _Threads([_bind(twin.queue_pop, "queue") for twin in twins]) as waiting:
@@ -286,14 +286,14 @@ class StoreContract:
 
     # --- together -----------------------------------------------------------------------------------------------------
 
-    def test_a_barrier_lets_all_go_when_the_last_one_comes(self) -> None:
+    def test_a_barrier_opens_when_the_last_client_arrives(self) -> None:
         store = self.make_store()
         twins = [store.clone() for _ in range(_THREADS)]
         with _Threads([_bind(twin.barrier, "all here", _THREADS + 1) for twin in twins]) as waiting:
             store.barrier("all here", _THREADS + 1, timedelta(seconds=PATIENCE_S))
         assert waiting.results == [None] * _THREADS
 
-    def test_who_gave_up_at_a_barrier_stays_counted(self) -> None:
+    def test_a_client_that_timed_out_at_a_barrier_stays_counted(self) -> None:
         store = self.make_store()
         with _raises(self.timeout_error):
             store.barrier("two", 2, _SOON)
@@ -316,7 +316,7 @@ class StoreContract:
 
 
 class _Threads:
-    """Runs functions, each in a thread. At the end of the block all have returned: ``results`` has their answers."""
+    """Runs functions in threads. At the end of the block all have returned, and ``results`` has their results."""
 
     def __init__(self, functions: Iterable[Callable[[], Any]]) -> None:
         self.results: list[Any] = []
@@ -342,13 +342,13 @@ class _Threads:
         for thread in self._threads:
             thread.join(PATIENCE_S)
         if kind is None:
-            assert not any(thread.is_alive() for thread in self._threads), "somebody still waits"
+            assert not any(thread.is_alive() for thread in self._threads), "a thread still waits"
             if self._errors:
                 raise self._errors[0]
 
 
 class _raises:
-    """At the end of the block this error must have been raised. (As in pytest, which this kit does not need.)"""
+    """Asserts that the block raises this error, like ``pytest.raises``, which this kit does not require."""
 
     def __init__(self, kind: type[Exception] | tuple[type[Exception], ...]) -> None:
         self._kind = kind

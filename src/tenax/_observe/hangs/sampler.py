@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tenax._core import commands, events
 from tenax._core.agent import Phase
-from tenax._core.hang import HangJudge, Sample, Scopes
+from tenax._core.hang import HangDetector, Sample, Scopes
 from tenax._core.model import WorkerPhase
 from tenax._observe.hangs.counters import CounterReader, state_of
 
@@ -75,7 +75,7 @@ class Sampler:
         self._logs = logs
         self._scopes = scopes
         self._interval_s = max(_MIN_INTERVAL_S, min(_MAX_INTERVAL_S, settings.hang_after_s / _SAMPLES_PER_HANG))
-        self._judge = HangJudge(settings.hang_after_s, self._interval_s)
+        self._judge = HangDetector(settings.hang_after_s, self._interval_s)
         self._state: AgentState | None = None
         self._generation = 0
         self._timer: Timer | None = None

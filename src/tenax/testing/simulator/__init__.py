@@ -1,18 +1,18 @@
-"""The cluster simulator: whole runs of many nodes from one seed, in no time, with everything going wrong.
+"""The cluster simulator: runs of many nodes with faults, in simulated time, from one seed.
 
     python -m tenax.testing.simulator --seeds 1000
     python -m tenax.testing.simulator --seed 1234 --tell
     python -m tenax.testing.simulator --seed 1234 --shrink
     python -m tenax.testing.simulator --nodes 10000 --hours 24 --deaths-per-minute 1
 
-The machines under test are the real ones (``core.agent``, ``core.coordinator``, ``core.lease``). Around them are
-models: of the tcp engine's client (``agent``) and server (``server``), of the keeper and the workers
-(``workers``), of hosts and the network between them (``network``). ``setup`` says what a simulation is told,
-``draw`` makes that out of a seed, ``faults`` carries out what goes wrong. ``checks`` and ``liveness`` look from
-the outside, with the numbers of the reliability plan. ``crowd`` is a lighter kind, for ten thousand nodes.
+The machines under test are the real ones (``_core/agent``, ``_core/coordinator``, ``_core/lease``). Around them are
+models of the tcp engine's client (``agent``) and server (``server``), of the keeper and the workers (``workers``), and
+of hosts and the network (``network``). ``setup`` defines a simulation, ``draw`` derives it from a seed, ``faults``
+injects its faults. ``checks`` and ``liveness`` check the properties of the reliability plan. ``crowd`` is a simpler
+simulation with ten thousand nodes.
 
-``Engine`` in ``setup`` lists the duties of a real engine, each of which is needed: the tests turn them off one by
-one and name the property that breaks.
+``Engine`` in ``setup`` lists what a real engine must do; the tests turn each item off and name the property that
+breaks.
 """
 
 from tenax.testing.simulator.broken import PropertyBroken

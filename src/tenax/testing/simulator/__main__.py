@@ -1,4 +1,4 @@
-"""The command: many seeds, one seed told, one seed shrunk, or a crowd."""
+"""The command line: run many seeds, print or shrink one seed, or run a crowd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tenax.testing.simulator.setup import Setup
 from tenax.testing.simulator.shrink import shrink
 
 _FRESH = 10**12  # first seeds are drawn below this
-_TOLD_EVERY = 100_000  # seeds
+_REPORT_EVERY = 100_000  # seeds
 _BATCH = 400  # seeds for each process at a time
 
 
@@ -42,7 +42,7 @@ def _one(options: argparse.Namespace) -> int:
     outcome = simulate(_draw(options.seed, options), tell=options.tell)
     if options.shrink and outcome.broken:
         outcome = simulate(shrink(outcome).setup, tell=True)
-    _say(outcome.history + _picture(outcome))
+    _print(outcome.history + _summary(outcome))
     return 1 if outcome.broken else 0
 
 
@@ -52,7 +52,7 @@ def _play(options: argparse.Namespace, seed: int) -> tuple[int, str, dict[str, i
 
 
 def _play_all(options: argparse.Namespace, seeds: range) -> Iterator[tuple[int, str, dict[str, int], float]]:
-    """In several processes, batch by batch: seeds that were not played yet are dropped when the caller stops."""
+    """Run seeds in several processes, in batches, so that the caller can stop early."""
     play = partial(_play, options)
     if options.jobs == 1:
         yield from map(play, seeds)
@@ -64,7 +64,7 @@ def _play_all(options: argparse.Namespace, seeds: range) -> Iterator[tuple[int, 
 
 
 def _collect_seldom() -> None:
-    """What a simulation leaves is small; looking for cycles in it as often as usual costs a tenth of the time."""
+    """Run the garbage collector rarely: its default threshold costs a tenth of the time."""
     gc.freeze()
     gc.set_threshold(100_000)
 
@@ -77,26 +77,26 @@ def _many(options: argparse.Namespace) -> int:
     start = options.start
     if start is None:
         start = random.SystemRandom().randrange(_FRESH)
-        _say(f"first seed: {start} (--start {start} repeats this)\n")
+        _print(f"first seed: {start} (--start {start} repeats this)\n")
     for seed, what_broke, counted, seconds in _play_all(options, range(start, start + options.seeds)):
         counts.update(counted)
         simulated_s += seconds
         played += 1
         if what_broke:
             broken += 1
-            _say(f"seed {seed}: {what_broke}\n")
+            _print(f"seed {seed}: {what_broke}\n")
             if broken >= options.most:
                 break
-        if played % _TOLD_EVERY == 0:
-            _say(f"{played} seeds, {broken} broken so far\n")
+        if played % _REPORT_EVERY == 0:
+            _print(f"{played} seeds, {broken} broken so far\n")
     faults = sum(count for name, count in counts.items() if name.startswith("fault "))
-    _say(
+    _print(
         f"{played} seeds, {broken} broken: {simulated_s / 3600:.1f} simulated hours, {counts['events']} events, "
         f"{counts['generations']} generations, {counts['verdicts']} verdicts, {faults} faults "
         f"in {time.monotonic() - began:.1f} s\n"
     )
     if broken:
-        _say("look at one with --seed SEED --tell, or --seed SEED --shrink\n")
+        _print("look at one with --seed SEED --tell, or --seed SEED --shrink\n")
     return 1 if broken else 0
 
 
@@ -113,16 +113,16 @@ def _crowd(options: argparse.Namespace) -> int:
     )
     outcome = play_crowd(setup)
     most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    _say(
+    _print(
         f"{setup.nodes} nodes and {setup.spares} spares, {setup.hours:g} h, {outcome.deaths} deaths, "
         f"{outcome.generations} generations: {outcome.broken or 'every property holds'}\n"
-        f"{outcome.events} events, {outcome.said} words said in {time.monotonic() - began:.1f} s, "
+        f"{outcome.events} events, {outcome.sent} messages sent in {time.monotonic() - began:.1f} s, "
         f"{most_mib} MiB at most, the coordinator's state is {outcome.state_bytes / 1e6:.1f} MB as JSON\n"
     )
     return 1 if outcome.broken else 0
 
 
-def _picture(outcome: Outcome) -> str:
+def _summary(outcome: Outcome) -> str:
     lines = [f"seed {outcome.setup.seed}: {outcome.broken or 'every property holds'}"]
     lines += [f"  {name}: {count}" for name, count in sorted(outcome.counts.items())]
     if outcome.broken:
@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play (default: 100)")
     parser.add_argument("--start", type=int, help="the first of them (default: drawn afresh, and printed)")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes play them (default: 1)")
-    parser.add_argument("--most", type=int, default=20, help="stop after so many broken ones (default: 20)")
+    parser.add_argument("--most", type=int, default=20, help="stop after this many broken seeds (default: 20)")
     parser.add_argument("--seed", type=int, help="play this one only")
     parser.add_argument("--tell", action="store_true", help="print its history")
     parser.add_argument("--shrink", action="store_true", help="if it is broken, look for a smaller setup that is, too")
@@ -149,13 +149,13 @@ def _parser() -> argparse.ArgumentParser:
         "--deaths-per-minute",
         type=float,
         default=0.0,
-        help="play a crowd: the coordinator and many cheap nodes, of which so many die and are replaced in a minute",
+        help="play a crowd: the coordinator and many minimal nodes, of which this many die and are replaced per minute",
     )
     parser.add_argument("--spares", type=int, default=0, help="of a crowd, beyond its nodes")
     return parser
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -1,10 +1,10 @@
 """An agent process: the real agent machine and the real lease, on a model of the tcp engine's client.
 
-The law is the engine's: a node says who it is and what it does on every connection, before anything else but a
-beat; its side of a connection is closed only when the agent is dead and the node is clear, and is reset otherwise;
-it looks at its lease before it listens; it accepts a generation only under a lease that holds. While connecting is
-refused by the endpoint's own system, nobody serves there and nobody can form a generation, so each refusal renews
-the lease from the moment of asking.
+It follows the engine's rules: a node sends its identity and state on every connection, before anything but a beat. It
+closes its side of a connection only when the agent is dead and the node is clear, and resets it otherwise. It checks
+its lease before it reads, and accepts a generation only under a valid lease. While the endpoint's kernel refuses
+connections, there is no coordinator that could form a generation, so each refusal renews the lease from the time of the
+attempt.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax._core import commands as order
-from tenax._core import events, messages
-from tenax._core.agent import AgentState, words_on_connecting
+from tenax._core import commands, events, messages
+from tenax._core.agent import AgentState, messages_on_connecting
 from tenax._core.coordinator import Opened
 from tenax._core.model import AgentSettings
 from tenax.testing.agent_invariants import InvariantChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.network import FIN, RESET
 from tenax.testing.simulator.process import Process
-from tenax.testing.simulator.scheduler import Plan, give_up, is_due
+from tenax.testing.simulator.scheduler import Plan, cancel, is_due
 from tenax.testing.simulator.server import Server
 from tenax.testing.simulator.setup import ENDPOINT
 from tenax.testing.simulator.workers import Keeper
@@ -41,7 +40,7 @@ _MAX_OFFERS = 64
 
 
 class AgentProcess(Process):
-    """One agent, from its start to its end. A restart is another one, with another ``node_id``."""
+    """One agent process. A restarted agent is another one, with another ``node_id``."""
 
     def __init__(self, cluster: Cluster, host: Host, plan: NodePlan, serial: int) -> None:
         super().__init__(cluster, host)
@@ -70,16 +69,16 @@ class AgentProcess(Process):
         self.machine = cluster.parts.make_agent(settings)
         self._checker = InvariantChecker(self.machine.state)
         self.keeper = Keeper(self)
-        self.last_fact_at = 0.0
+        self.last_event_at = 0.0
         self.server: Server | None = None
         self.lease = cluster.parts.make_lease(setup.terms, self.clock())
         self.has_left = False  # the machine has ended; the process may still serve
         self._end: End | None = None
         self._established_at = 0.0
         self._attempt = 0
-        self._lonely_since = self.clock()
-        self._saw_it_close = False
-        self._still_since = 0.0
+        self._disconnected_since = self.clock()
+        self._saw_close = False
+        self._suspended_since = 0.0
         self._formed: events.GenerationFormed | None = None  # read, and not taken yet
         self._stores: list[int] = []  # that were offered since the last generation
         self._beat_plan: Plan | None = None
@@ -95,14 +94,14 @@ class AgentProcess(Process):
     def connection(self) -> End | None:
         return self._end
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         if self.cluster.history is not None:
             self.cluster.history.note(self.label, text)
 
     # --- the machine --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._say("starts")
+        self._note("starts")
         self.step(events.RunRequested())
         self._connect()
 
@@ -115,54 +114,54 @@ class AgentProcess(Process):
         commands = self.machine.step(event, max(self.clock(), at))
         if self.cluster.history is not None:
             answers = "; ".join(describe(command) for command in commands) or "-"
-            self._say(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
+            self._note(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
         if is_checked:
             self._checker.check(self.state, event, commands)
         for command in commands:
-            self._obey(command)
+            self._execute(command)
         self._plan_deadline()
 
     def _plan_deadline(self) -> None:
         deadline = self.state.next_deadline()
         if deadline != self._deadline:
-            give_up(self._deadline_plan)
+            cancel(self._deadline_plan)
             self._deadline = deadline
             if deadline is not None:
-                self._deadline_plan = self.later(deadline - self.clock(), self._time_passed)
+                self._deadline_plan = self.later(deadline - self.clock(), self._on_deadline)
 
-    def _time_passed(self) -> None:
+    def _on_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None
         if deadline is not None and deadline == self.state.next_deadline() and is_due(deadline, self.clock()):
             self.step(events.Tick(), deadline)
         self._plan_deadline()
 
-    def _obey(self, command: AnyCommand) -> None:
+    def _execute(self, command: AnyCommand) -> None:
         match command:
-            case order.SendMessage(message):
+            case commands.SendMessage(message):
                 if self._end is not None:
-                    self._tell(message)
-            case order.StartWorkers(assignment):
+                    self._emit(message)
+            case commands.StartWorkers(assignment):
                 self.cluster.checks.served(self, assignment, self._stores)
                 self._stores = []
                 self.keeper.start(assignment)
                 self._watch_lease()
-            case order.SignalWorkers(_, signal, _):
+            case commands.SignalWorkers(_, signal, _):
                 self.keeper.signal(signal)
-            case order.ClearNode(generation):
+            case commands.ClearNode(generation):
                 self.keeper.clear(generation)
-            case order.KillNode(generation, _):
+            case commands.KillNode(generation, _):
                 self.keeper.kill(generation)
-            case order.ExamineFailure():
+            case commands.ExamineFailure():
                 self.keeper.examine(command)
-            case order.Finish(verdict):
+            case commands.Finish(verdict):
                 self._finish(verdict)
-            case order.ForwardNotice():
+            case commands.ForwardNotice():
                 pass  # workers here do not save anything
-            case order.DumpStacks() | order.EndWorker():
+            case commands.DumpStacks() | commands.EndWorker():
                 raise AssertionError("workers here enter no scopes")
 
     def signal(self, number: int) -> None:
-        """Asked to stop. Who stays only to serve is asked twice."""
+        """Receive a stop signal. An agent that only serves the coordinator exits."""
         if not self.has_left:
             self.step(events.SignalReceived(number))
         elif self.is_alive:
@@ -174,11 +173,11 @@ class AgentProcess(Process):
         if self.server is None or not self.server.must_stay():
             self.exit()
         else:
-            self.later(0.01, self.server.own_agent_has_left)
+            self.later(0.01, self.server.on_own_agent_left)
 
     def exit(self) -> None:
-        """The process ends in good order."""
-        self._say("exits")
+        """Exit normally."""
+        self._note("exits")
         if self.server is not None:
             self.server.close()
         self.is_alive = False
@@ -198,24 +197,24 @@ class AgentProcess(Process):
             self.cluster.network.connect(self, self.cluster.hosts[ENDPOINT], self._attempt)
 
     def _retry(self) -> None:
-        lonely_s = self.clock() - self._lonely_since
+        lonely_s = self.clock() - self._disconnected_since
         if lonely_s > self.cluster.setup.engine.give_up_s:
-            self.step(events.JoinRefused(f"nobody has served at the endpoint for {lonely_s:.0f} s"))
+            self.step(events.JoinRefused(f"no coordinator at the endpoint for {lonely_s:.0f} s"))
         if self._wants_connection:
             self.later(0.1 + 0.2 * self.cluster.dice.random(), self._connect)
 
     def on_unanswered(self, attempt: int) -> None:
         if attempt == self._attempt and self._end is None:
-            self._attempt += 1  # what is answered later is not ours any more
+            self._attempt += 1  # ignore a later answer to this attempt
             self._retry()
 
     def on_refused(self, attempt: int, asked_at: float) -> None:
         if attempt != self._attempt or not self._wants_connection:
             return
-        # Nobody served when we were refused, so whoever serves next begins later than we asked.
+        # There was no coordinator when the connection was refused, so the next one starts after this attempt.
         self._prove(asked_at + self.host.offset)
         if self.host.index == ENDPOINT:
-            self._serve_if_free()
+            self._serve_if_unserved()
         self._retry()
 
     def on_established(self, attempt: int, end: End) -> None:
@@ -224,15 +223,15 @@ class AgentProcess(Process):
             return
         self._end = end
         self._established_at = self.clock()
-        self._saw_it_close = False
+        self._saw_close = False
         self.lease = self.cluster.parts.make_lease(self.cluster.setup.terms, self.lease.proven_at)
-        self._say(f"is connected (attempt {attempt})")
-        self._beat(end)  # first, so that its answer comes before everything that follows from our words
-        for message in words_on_connecting(self.state, self.info, self.clock()):
-            self._tell(message)
+        self._note(f"is connected (attempt {attempt})")
+        self._beat(end)  # first, so that its answer precedes the replies to the messages below
+        for message in messages_on_connecting(self.state, self.info, self.clock()):
+            self._emit(message)
         self._watch_lease()
 
-    def _tell(self, message: messages.FromNode) -> None:
+    def _emit(self, message: messages.FromNode) -> None:
         assert self._end is not None
         if isinstance(message, messages.NodeReady):
             message = msgspec.structs.replace(message, store_addr=self.host.name, store_port=self._store())
@@ -249,7 +248,7 @@ class AgentProcess(Process):
         if end is not self._end or self.has_left:
             return
         if end.out.all_is_acknowledged and end.out.sent:
-            self._all_has_arrived()
+            self._on_all_acknowledged()
         end.send(("beat", (self.lease.beat(self.clock()), self.clock())))
         self.cluster.checks.bounded(self)
         self._beat_plan = self.later(self.cluster.setup.terms.beat_s, self._beat, end)
@@ -258,7 +257,7 @@ class AgentProcess(Process):
         kind, what = payload
         if kind == "event":
             if end is self._end or isinstance(what, events.RunEnded | events.JoinRefused):
-                self._hear(what)
+                self._on_event(what)
         elif end is not self._end:
             return
         elif kind == "answer":
@@ -267,8 +266,8 @@ class AgentProcess(Process):
         elif payload is FIN or payload is RESET:
             self._on_closed(payload)
 
-    def _hear(self, event: AnyEvent) -> None:
-        """A generation that is read together with the end of the run is not started (as in ``Supervisor.run``)."""
+    def _on_event(self, event: AnyEvent) -> None:
+        """Handle an event. A generation read together with the end of the run is not started (``Supervisor.run``)."""
         if isinstance(event, events.GenerationFormed):
             self._formed = event
             self.later(0.0, self._take_formed)
@@ -283,7 +282,7 @@ class AgentProcess(Process):
         if event is not None and self._holds_lease():
             self.step(event)
         elif event is not None:
-            self._say(f"{describe(event)} comes after the lease has run out")
+            self._note(f"{describe(event)} comes after the lease has run out")
             self._drop_connection()
 
     def _holds_lease(self) -> bool:
@@ -293,17 +292,17 @@ class AgentProcess(Process):
 
     def _on_closed(self, how: Payload) -> None:
         if self.state.decided is not None and how is FIN:
-            return  # all is said; our side stays until the node is clear
-        self._say(f"its connection is {how[0]}")
-        self._saw_it_close = True
+            return  # this side stays open until the node is clear
+        self._note(f"its connection is {how[0]}")
+        self._saw_close = True
         self._drop_connection()
 
     def _drop_connection(self) -> None:
         if self._end is not None:
             self._end.abort()
             self._end = None
-            give_up(self._beat_plan)
-            self._lonely_since = self.clock()
+            cancel(self._beat_plan)
+            self._disconnected_since = self.clock()
             self._retry()
 
     # --- the lease ----------------------------------------------------------------------------------------------------
@@ -312,12 +311,12 @@ class AgentProcess(Process):
         self.lease.proven_at = max(self.lease.proven_at, at)
         self._watch_lease()
 
-    def _all_has_arrived(self) -> None:
+    def _on_all_acknowledged(self) -> None:
         self.lease.all_has_arrived()
         self._watch_lease()
 
     def _watch_lease(self) -> None:
-        """The keeper knows when the lease ends, too."""
+        """Schedule a check for when the lease ends."""
         if self._lease_plan is None:
             at = self.lease.ends_at() - self.host.offset
             self._lease_plan = self.cluster.schedule.at(at + 1e-6, self._lease_may_have_ended)
@@ -329,53 +328,53 @@ class AgentProcess(Process):
         if self.lease.ends_at() > self.clock():
             self._watch_lease()
         elif not self.is_paused:
-            self._judge_lease()
+            self._check_lease()
         elif self.cluster.setup.engine.keeper_enforces_lease and not self.state.cleared:
-            self._say("its keeper ends the workers: the lease has run out and the agent stands still")
+            self._note("its keeper ends the workers: the lease has expired and the agent is suspended")
             self.keeper.fence()
 
     @property
     def _serves(self) -> bool:
-        """Who serves needs no lease: if it stands still, nobody goes on without it."""
+        """Whether this agent hosts the coordinator, and so needs no lease."""
         return self.server is not None
 
-    def _judge_lease(self) -> None:
+    def _check_lease(self) -> None:
         if self._serves:
             return
         end = self._end
         if end is not None and end.out.all_is_acknowledged:
-            self._all_has_arrived()
+            self._on_all_acknowledged()
         if self.lease.ends_at() > self.clock():
             return
         if not self.state.cleared:
             why = f"nothing was heard from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
-            self.cluster.checks.disturbed()
+            self.cluster.checks.on_disturbance()
             self.step(events.Fenced(self.state.generation, why))
         if end is not None and end is self._end:
             patience = self._established_at + self.cluster.setup.terms.fence_s
             if patience <= self.clock() + 1e-6:
-                self._say("gives its connection up")
+                self._note("drops its connection")
                 self._drop_connection()
             else:
                 self._lease_plan = self.cluster.schedule.at(
                     patience - self.host.offset + 1e-6, self._lease_may_have_ended
                 )
 
-    def stand_still(self) -> None:
-        self._say("stands still")
-        self._still_since = self.clock()
+    def suspend(self) -> None:
+        self._note("is suspended")
+        self._suspended_since = self.clock()
         self.pause()
 
     def on_resumed(self) -> None:
-        self._say("goes on")
+        self._note("resumes")
         if self.server is not None:
-            self.server.was_absent(self.clock() - self._still_since)
+            self.server.on_resumed(self.clock() - self._suspended_since)
         if self.cluster.setup.engine.judges_before_reading and not self.has_left:
-            self._judge_lease()
+            self._check_lease()
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def _serve_if_free(self) -> None:
+    def _serve_if_unserved(self) -> None:
         host, engine = self.host, self.cluster.setup.engine
         if host.server is not None or (engine.waits_for_earlier_self and host.clearing):
             return
@@ -402,16 +401,16 @@ class AgentProcess(Process):
         return part.store if part is not None else ""
 
     def _dead_rank(self, part: Assignment | None, generation: int) -> int:
-        """Who served is dead, if we have seen it go, and if our generation is the last one."""
-        if part is None or not self._saw_it_close or part.generation != generation:
+        """Return the rank of the last coordinator's node, if its connection was closed in the last generation."""
+        if part is None or not self._saw_close or part.generation != generation:
             return -1
         return part.coordinator_rank if part.coordinator_rank != part.group_rank else -1
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """SIGKILL."""
-        self._say("is killed")
+        """Die by SIGKILL."""
+        self._note("is killed")
         self.die()
         if self.server is not None:
             self.server.close()
@@ -421,15 +420,15 @@ class AgentProcess(Process):
         self.keeper.agent_died()
         self.cluster.on_process_gone(self, crashed=True)
 
-    def on_buried(self) -> None:
-        """The keeper has ended everything and goes too."""
-        self._say("nothing of it is left")
+    def on_cleared(self) -> None:
+        """The keeper has ended all processes and exits."""
+        self._note("its processes are all gone")
         self.host.clearing.pop(self.serial, None)
         if self._end is not None:
             self._end.close()
 
     def vanish(self) -> None:
-        """The power is gone."""
+        """Disappear with the host's power."""
         self.die()
         if self.server is not None:
             self.server.vanish()

@@ -1,31 +1,30 @@
-"""The checks of safety: what must hold at every moment of every history.
+"""The safety properties: what must hold at every moment of every simulation.
 
-They look from the outside. What runs is known from the fake workers' own lives, what was granted and decided from
-the words that were said; a machine's memory is read only for its size. The properties, with the numbers of the
+The checks do not rely on the machines' state. They take which workers run from the fake workers, and what was decided
+from what was sent; the state of a machine is read only for its size. The properties, with the numbers of the
 reliability plan:
 
-S1   A generation has one list of members; workers start only where it was granted; workers of two generations are never
-     alive at the same time, anywhere. "Two generations" are two formations, whatever their numbers.
-S2   When a worker starts, nothing that an earlier generation started is alive on its node.
-S3   The ranks of a generation are a permutation; all see the same world size, master and restart count.
+S1   A generation has one list of members; workers start only with an assignment; workers of two generations are never
+     alive at the same time, on any host. Generations are told apart by when they were formed, not by number.
+S2   When a worker starts, no process of an earlier generation is alive on its node.
+S3   The ranks of a generation are a permutation; all members get the same world size, master and restart count.
 S4   No two generations have the same store.
-S5   Restarts never exceed the budget, never go back, and are charged when a worker had failed by itself and no node
-     came or went, and only when a worker had failed by itself.
+S5   Restarts never exceed the budget and never decrease. A restart is charged if a worker failed by itself and no node
+     joined or left, and only if a worker failed by itself.
 S6   After the verdict no worker starts, and there is one verdict.
-S8   The first cause that is reported is the earliest true failure; never one that a peer's death has caused. Which of
-     two failures was earlier is known up to what the network takes for a word.
-S10  The number of a generation is greater than that of every one before.
-S11  One place in a generation is one start, at most.
-S12  What is remembered has bounds.
+S8   The reported first cause is the earliest real failure, never a consequence of another worker's exit. The order of
+     two failures is known only up to the delay of a message.
+S10  The number of a generation is greater than every earlier one.
+S11  A worker of a generation starts at most once.
+S12  All state is bounded in size.
 
-S7 (no lost evidence) and S9 (nothing from strangers) are about bytes. They are tested where bytes are: the logs and
-error files (``tests/logs``, ``tests/failures``), and the servers' parsers (``tests/store``, ``tests/net``).
+S7 (no lost evidence) and S9 (nothing from unauthenticated peers) concern real I/O and are tested there: log and error
+files (``tests/logs``, ``tests/failures``), and the parsers of servers (``tests/store``, ``tests/net``).
 
-S5, S6 and S10 are about memory, and the memory of this engine is the marker at the endpoint and the agents that live.
-When the endpoint's host has lost its power, and the marker with it, a new coordinator knows only what the nodes tell it
-that come before it decides. Then the checks ask for no more than that, and count it (``memory lost``). An engine whose
-marker outlives the power, or is in etcd, needs no such exception. S1 knows none: a generation is a formation here,
-not a number.
+S5, S6 and S10 depend on persistent state, which in this engine is the marker at the endpoint and the live agents. If
+the endpoint's host loses power, and the marker with it, a new coordinator knows only what nodes report before it
+decides. The checks then require no more than that, and count it (``memory lost``). An engine whose marker survives a
+power loss, or is in etcd, needs no such exception. S1 has no exception.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.server import Server
     from tenax.testing.simulator.workers import Worker
 
-WORD_S = 0.02  # how well the order of two failures on two hosts can be known
+MESSAGE_DELAY_S = 0.02  # how precisely failures on two hosts can be ordered
 _MAX_EARLIER = 100
 _MAX_STOPPED = 10_000
 
 
 class Formation:
-    """One generation, as the coordinator has said it."""
+    """One generation, as the coordinator formed it."""
 
     def __init__(
         self, ordinal: int, number: int, parts: dict[str, Assignment], formed_at: float, succeeds_at: float
@@ -75,49 +74,49 @@ class Formation:
 
 
 class Checks:
-    """Told of everything that happens; raises ``PropertyBroken``."""
+    """Receives everything that happens; raises ``PropertyBroken``."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.formations: list[Formation] = []
         self.verdict: Verdict | None = None
         self._verdict_at = 0.0
-        self._outcomes_sent: dict[str, Outcome] = {}  # by node; one that is frozen may read it when a new run began
-        self.has_forgotten = False  # the endpoint's host has lost its power since ...
+        self._outcomes_sent: dict[str, Outcome] = {}  # by node; a suspended one may read it after a new run began
+        self.has_lost_memory = False  # the endpoint's host has lost power ...
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
         self._disturbed_at = 0.0
-        self._alive: dict[int, Formation] = {}  # generations with living workers, by their order
+        self._alive: dict[int, Formation] = {}  # generations with live workers, by ordinal
         self._stores: dict[tuple[str, int], Formation] = {}
 
-    # --- what the coordinator does ------------------------------------------------------------------------------------
+    # --- the coordinator ----------------------------------------------------------------------------------------------
 
     def opened(self, server: Server) -> None:
-        """There is one coordinator at a time: only one process can listen at the endpoint."""
+        """Check that the coordinator is at the endpoint, where only one process can listen."""
         if server.agent.host.index != ENDPOINT:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, which is not the endpoint")
 
-    def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Send], now: float) -> None:
+    def stepped(self, server: Server, event: AnyCoordinatorEvent, sends: list[Send], now: float) -> None:
         parts: dict[str, Assignment] = {}
         last = self.formations[-1].parts if self.formations else {}
-        for say in says:
-            match say.event:
+        for send in sends:
+            match send.event:
                 case events.GenerationFormed(assignment):
-                    for node_id in say.to:
+                    for node_id in send.to:
                         if last.get(node_id) == assignment:
-                            continue  # said again: it may not have heard it
+                            continue  # sent again: it may not have received it
                         if node_id in parts:
-                            raise PropertyBroken("S1", f"{node_id} is told of generation {assignment.generation} twice")
+                            raise PropertyBroken("S1", f"{node_id} is sent generation {assignment.generation} twice")
                         parts[node_id] = assignment
                 case events.RunEnded(verdict, _):
                     self._check_verdict(server, verdict)
-                    self._outcomes_sent.update(dict.fromkeys(say.to, verdict.outcome))
+                    self._outcomes_sent.update(dict.fromkeys(send.to, verdict.outcome))
         if parts:
             self._check_formed(server, parts)
         self._check_ledger(server)
         self._check_bounds(server)
         if self.cluster.parts.are_checked_inside:
-            server.checker.check(server.state, event, says, now)
+            server.checker.check(server.state, event, sends, now)
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation
@@ -129,46 +128,44 @@ class Checks:
         if formation.master in self._stores:
             raise PropertyBroken("S4", f"{formation} has the store of {self._stores[formation.master]}")
         if self.verdict is not None:
-            self._complain_unless_forgotten("S6", f"{formation} is formed after the verdict: {self.verdict.why}")
+            self._fail_unless_memory_lost("S6", f"{formation} is formed after the verdict: {self.verdict.why}")
             self.verdict = None
         self._stores[formation.master] = formation
         self.formations.append(formation)
 
     def _check_number(self, server: Server, formation: Formation) -> None:
         highest = max((each.number for each in self.formations[self._floor :]), default=0)
-        if formation.number <= server.heard_generation:
-            raise PropertyBroken("S10", f"{formation} is formed, and {server.heard_generation} was heard of")
-        server.heard_generation = formation.number
+        if formation.number <= server.known_generation:
+            raise PropertyBroken("S10", f"{formation} is formed, and {server.known_generation} was known")
+        server.known_generation = formation.number
         if formation.number > highest:
             return
         what = f"{formation} is formed after generation {highest}"
-        self._complain_unless_forgotten("S10", what)
+        self._fail_unless_memory_lost("S10", what)
         self._floor = len(self.formations)
         self._restarts_floor = 0
 
-    def _complain_unless_forgotten(self, name: str, what: str) -> None:
-        if not self.has_forgotten:
+    def _fail_unless_memory_lost(self, name: str, what: str) -> None:
+        if not self.has_lost_memory:
             raise PropertyBroken(name, what)
         self.cluster.counts["memory lost"] += 1
 
-    def disturbed(self) -> None:
-        """Something happened that may be a reason not to charge a generation for its failures."""
+    def on_disturbance(self) -> None:
+        """Record an event that may make a generation uncharged."""
         self._disturbed_at = self.cluster.schedule.now
 
-    def forgets(self) -> None:
-        """The endpoint's host has lost its power, and with it the marker."""
-        self.has_forgotten = True
+    def on_memory_lost(self) -> None:
+        """The endpoint's host lost power, and with it the marker."""
+        self.has_lost_memory = True
 
     def _check_ranks(self, formation: Formation) -> None:
         by_rank: dict[int, str] = {}
         for node_id, part in formation.parts.items():
             seen = (part.generation, part.world_size, (part.master_addr, part.master_port), part.restarts_used)
             if seen != (formation.number, formation.world_size, formation.master, formation.restarts_used):
-                raise PropertyBroken("S3", f"{node_id} is told another generation than its peers: {part}")
+                raise PropertyBroken("S3", f"{node_id} got another generation than its peers: {part}")
             if part.group_world_size != len(formation.parts):
-                raise PropertyBroken(
-                    "S3", f"{node_id} is told of {part.group_world_size} nodes of {len(formation.parts)}"
-                )
+                raise PropertyBroken("S3", f"{node_id} got {part.group_world_size} nodes of {len(formation.parts)}")
             by_rank[part.group_rank] = node_id
         if sorted(by_rank) != list(range(len(formation.parts))):
             raise PropertyBroken("S3", f"the group ranks of {formation} are {sorted(by_rank)}")
@@ -181,7 +178,7 @@ class Checks:
                 )
             first += self.cluster.slots[node_id]
         if first != formation.world_size:
-            raise PropertyBroken("S3", f"{formation} has {first} workers and says {formation.world_size}")
+            raise PropertyBroken("S3", f"{formation} has {first} workers and sends {formation.world_size}")
 
     def _check_budget(self, server: Server, formation: Formation) -> None:
         used, most = formation.restarts_used, self.cluster.setup.max_restarts
@@ -189,9 +186,9 @@ class Checks:
             raise PropertyBroken("S5", f"{formation} is restart {used} of {most}")
         before = self.formations[-1] if len(self.formations) > self._floor else None
         known = before.restarts_used if before else self._restarts_floor
-        known = max(known, server.heard_restarts) if self.has_forgotten else known
+        known = max(known, server.known_restarts) if self.has_lost_memory else known
         if used < known:
-            self._complain_unless_forgotten("S5", f"{formation} is said to be restart {used} after restart {known}")
+            self._fail_unless_memory_lost("S5", f"{formation} is sent to be restart {used} after restart {known}")
         elif used == known and before is not None:
             is_same = before.parts.keys() == formation.parts.keys() and formation.number == before.number + 1
             if before.failed and is_same and self._disturbed_at < before.formed_at:
@@ -200,10 +197,10 @@ class Checks:
             if used > known + 1:
                 raise PropertyBroken("S5", f"{formation} costs {used - known} restarts")
             if not before.failed:
-                raise PropertyBroken("S5", f"{formation} costs a restart, and nobody had failed by himself in {before}")
+                raise PropertyBroken("S5", f"{formation} costs a restart, and no worker failed by itself in {before}")
 
     def _check_ledger(self, server: Server) -> None:
-        """What the report will name as the cause of an earlier generation's end."""
+        """Check the cause that a report will name for the end of an earlier generation."""
         earlier = server.state.earlier
         if len(earlier) > server.causes_seen:
             self._check_cause(server, earlier[-1])
@@ -218,7 +215,7 @@ class Checks:
             self._check_causes(server, verdict)
         elif (verdict.outcome, verdict.why) != (self.verdict.outcome, self.verdict.why):
             both = f"first '{self.verdict.why}', then '{verdict.why}'"
-            self._complain_unless_forgotten("S6", f"two verdicts: {both}")
+            self._fail_unless_memory_lost("S6", f"two verdicts: {both}")
             self.verdict = verdict
 
     def _check_causes(self, server: Server, verdict: Verdict) -> None:
@@ -227,28 +224,32 @@ class Checks:
         if verdict.outcome is Outcome.SUCCEEDED:
             last = self.formations[-1] if self.formations else None
             if last is None or last.alive or last.failed:
-                raise PropertyBroken("S6", f"a success is said, and {last} was none")
+                raise PropertyBroken("S6", f"a success is sent, and {last} was none")
 
     def _check_cause(self, server: Server, failure: Failure) -> None:
         of_that_number = [each for each in self.formations[self._floor :] if each.number == failure.generation]
         if not of_that_number:
-            return  # of a time that was forgotten
+            return  # formed before the memory was lost
         formation = of_that_number[-1]
         failed = formation.failed
         named = next((each.failed_at for each in formation.workers if each.global_rank == failure.global_rank), None)
         named = {rank: at for at, rank in failed}.get(failure.global_rank, named)
         first_at, first_rank = min(failed, default=(0.0, -1))
-        if named is None or named > first_at + WORD_S + server.unsure_s(failure.generation):
+        if named is None or named > first_at + MESSAGE_DELAY_S + server.clock_error_s(failure.generation):
             raise PropertyBroken(
                 "S8",
                 f"rank {failure.global_rank} is named as the first cause of the end of {formation}, "
-                + (f"which was rank {first_rank} at {first_at:.4f}" if failed else "in which nobody failed by himself"),
+                + (
+                    f"which was rank {first_rank} at {first_at:.4f}"
+                    if failed
+                    else "in which no worker failed by itself"
+                ),
             )
 
-    # --- what the workers do ------------------------------------------------------------------------------------------
+    # --- workers ------------------------------------------------------------------------------------------------------
 
     def granted(self, agent: AgentProcess, assignment: Assignment) -> Formation:
-        """The formation that an agent starts workers for."""
+        """Return the formation that an agent starts workers for."""
         for formation in reversed(self.formations):
             if formation.number == assignment.generation:
                 if formation.parts.get(agent.info.node_id) == assignment:
@@ -259,10 +260,10 @@ class Checks:
         )
 
     def served(self, agent: AgentProcess, assignment: Assignment, ports: list[int]) -> None:
-        """The node with rank 0 serves the store that the others were told of."""
+        """Check that rank 0 serves the store whose address the others got."""
         if assignment.group_rank == 0 and assignment.master_port not in ports:
-            told = f"{assignment.master_addr}:{assignment.master_port}"
-            raise PropertyBroken("S3", f"all were told of a store at {told}, and {agent.label} has only {ports}")
+            store = f"{assignment.master_addr}:{assignment.master_port}"
+            raise PropertyBroken("S3", f"the store is at {store}, and {agent.label} serves only {ports}")
 
     def began(self, worker: Worker) -> None:
         formation = worker.formation
@@ -278,7 +279,7 @@ class Checks:
         if left is not None and left is not formation:
             raise PropertyBroken("S2", f"{worker} starts beside what {left} has left behind")
         if self.verdict is not None:
-            # The grant may have been given before; then the last word is on its way to the same agent.
+            # The assignment may have been sent before the verdict, which is then still in transit to this agent.
             late_s = self.cluster.schedule.now - self._verdict_at
             if formation.ordinal != len(self.formations) - 1 or late_s > self.cluster.setup.terms.lease_s:
                 raise PropertyBroken("S6", f"{worker} starts after the verdict")
@@ -294,7 +295,7 @@ class Checks:
             del self._alive[formation.ordinal]
 
     def failed(self, worker: Worker) -> None:
-        """By itself."""
+        """A worker failed by itself."""
         assert worker.failed_at is not None
         worker.formation.failed.append((worker.failed_at, worker.global_rank))
 
@@ -302,12 +303,12 @@ class Checks:
     def alive(self) -> list[Worker]:
         return [worker for formation in self._alive.values() for worker in formation.workers if worker.is_alive]
 
-    # --- what agents do -----------------------------------------------------------------------------------------------
+    # --- agents -------------------------------------------------------------------------------------------------------
 
     def left(self, agent: AgentProcess, verdict: Verdict) -> None:
         was_sent = self._outcomes_sent.get(agent.info.node_id) is verdict.outcome
         if verdict.outcome is Outcome.SUCCEEDED and not was_sent:
-            raise PropertyBroken("S6", f"{agent.label} leaves with a success that was not said")
+            raise PropertyBroken("S6", f"{agent.label} leaves with a success that was not sent")
         if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
             alive = [worker for worker in agent.keeper.workers.values() if worker.is_alive]
             if alive or agent.keeper.leftovers is not None:
@@ -322,10 +323,10 @@ class Checks:
     def _check_bounds(self, server: Server) -> None:
         state, most = server.state, self.cluster.setup.max_nodes
         nodes = len(state.nodes)
-        # Two generations of one number, one of them forgotten: their members cannot be told apart.
-        members = self.cluster.most_nodes if self.has_forgotten else most
+        # After a memory loss, members of two generations with the same number cannot be distinguished.
+        members = self.cluster.max_nodes_seen if self.has_lost_memory else most
         sizes = {
-            "nodes": (nodes, self.cluster.most_nodes),
+            "nodes": (nodes, self.cluster.max_nodes_seen),
             "ready": (len(state.ready), nodes),
             "members": (len(state.members), members),
             "done": (len(state.done), most),
@@ -333,7 +334,7 @@ class Checks:
             "unstopped": (len(state.unstopped), nodes),
             "lost": (len(state.lost), 2 * members),
             "drained": (len(state.drained), most),
-            "failures": (len(state.failures), self.cluster.most_workers),
+            "failures": (len(state.failures), self.cluster.max_workers),
             "stopped": (len(state.stopped), _MAX_STOPPED),
             "earlier": (len(state.earlier), _MAX_EARLIER),
             "superseded": (len(state.superseded), _MAX_EARLIER),

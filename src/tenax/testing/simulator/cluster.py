@@ -1,8 +1,7 @@
 """A simulated cluster: hosts, agents, one coordinator at a time, a network, and one clock.
 
-``Cluster(setup).play()`` runs a whole history; ``simulate(setup)`` returns what came of it. The law: a history is
-a function of its setup. Everything that is thrown is thrown with dice made from its seed, and nothing depends on
-an order that Python does not define.
+``Cluster(setup).play()`` runs a whole simulation; ``simulate(setup)`` returns its outcome. A simulation is a function
+of its setup: all randomness comes from its seed, and nothing depends on an order that Python does not define.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ if TYPE_CHECKING:
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """The machines under test. A test of the checks puts broken ones in."""
+    """The machines under test. Tests of the checks replace them with broken ones."""
 
     make_agent: Callable[..., AgentMachine] = AgentMachine
     make_coordinator: Callable[..., CoordinatorMachine] = CoordinatorMachine
     make_lease: Callable[..., Lease] = Lease
-    are_checked_inside: bool = True  # by their own checkers, too
+    are_checked_inside: bool = True  # also by their own checkers
 
 
-class Place:
-    """Where an agent is, or will be again."""
+class Node:
+    """One node: its plan and its current agent."""
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
         self.agent: AgentProcess | None = None
-        self.is_wanted = True  # whether an agent that dies here is started again
+        self.is_wanted = True  # restart the agent when it dies
         self.is_starting = False
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a simulation."""
+    """The outcome of a simulation."""
 
     setup: Setup
-    broken: str = ""  # the property, and what was seen
+    broken: str = ""  # the broken property, and what was observed
     property: str = ""
     history: str = ""
     counts: dict[str, int] = {}
@@ -78,7 +77,7 @@ class Pausing:
 
 
 class Cluster:
-    """Everything there is."""
+    """A whole cluster."""
 
     def __init__(self, setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> None:
         self.setup = setup
@@ -92,9 +91,9 @@ class Cluster:
         self.hosts = [Host(index, self.dice.randint(0, 10**6) / 8) for index in range(setup.hosts)]
         self.policy: RestartPolicy = Pausing(setup.pause_s) if setup.pause_s else BudgetPolicy()
         self.checks = Checks(self)
-        self.is_rough = True  # faults happen
-        self.slots: dict[str, int] = {}  # of every node that ever was
-        self.places = [Place(plan) for plan in setup.nodes]
+        self.has_faults = True  # faults are still being injected
+        self.slots: dict[str, int] = {}  # of every node, including dead ones
+        self.nodes = [Node(plan) for plan in setup.nodes]
         self.faults = Faults(self)
         self.liveness = Liveness(self)
         self._serial = 0
@@ -112,71 +111,71 @@ class Cluster:
         return self._port
 
     def draw_success(self) -> float:
-        """When the workers of the generation that is formed now will have done their work."""
+        """Draw when the workers of a generation formed now will succeed."""
         return self.schedule.now + self.habits.generation_s * (0.5 + self.dice.random())
 
     @property
-    def most_nodes(self) -> int:
+    def max_nodes_seen(self) -> int:
         return self._serial
 
     @property
-    def most_workers(self) -> int:
-        return self.setup.max_nodes * max(place.plan.slots for place in self.places)
+    def max_workers(self) -> int:
+        return self.setup.max_nodes * max(node.plan.slots for node in self.nodes)
 
-    # --- who is there -------------------------------------------------------------------------------------------------
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
     @property
     def agents(self) -> list[AgentProcess]:
-        """Those that live and have not left the run."""
-        found = (place.agent for place in self.places)
+        """The agents that are alive and have not left the run."""
+        found = (node.agent for node in self.nodes)
         return [agent for agent in found if agent is not None and agent.is_alive and not agent.has_left]
 
     @property
     def server(self) -> Server | None:
         return self.hosts[0].server
 
-    def add(self, plan: NodePlan) -> Place:
+    def add(self, plan: NodePlan) -> Node:
         while plan.host >= len(self.hosts):
             self.hosts.append(Host(len(self.hosts), self.dice.randint(0, 10**6) / 8))
-        place = Place(plan)
-        self.places.append(place)
-        self.start_later(place, 0.0)
-        return place
+        node = Node(plan)
+        self.nodes.append(node)
+        self.start_later(node, 0.0)
+        return node
 
-    def start_later(self, place: Place, seconds: float) -> None:
-        if not place.is_starting:
-            place.is_starting = True
-            self.schedule.after(seconds, self._start, place)
+    def start_later(self, node: Node, seconds: float) -> None:
+        if not node.is_starting:
+            node.is_starting = True
+            self.schedule.after(seconds, self._start, node)
 
-    def _start(self, place: Place) -> None:
-        host = self.hosts[place.plan.host]
-        old = place.agent
-        if not host.is_up or not place.is_wanted or (old is not None and old.is_alive):
-            place.is_starting = False
+    def _start(self, node: Node) -> None:
+        host = self.hosts[node.plan.host]
+        old = node.agent
+        if not host.is_up or not node.is_wanted or (old is not None and old.is_alive):
+            node.is_starting = False
             return
         if self.setup.engine.waits_for_earlier_self and old is not None and old.serial in host.clearing:
-            self.schedule.after(0.05, self._start, place)
+            self.schedule.after(0.05, self._start, node)
             return
-        place.is_starting = False
-        self.checks.disturbed()
+        node.is_starting = False
+        self.checks.on_disturbance()
         self._serial += 1
-        agent = place.agent = AgentProcess(self, host, place.plan, self._serial)
-        self.slots[agent.info.node_id] = place.plan.slots
+        agent = node.agent = AgentProcess(self, host, node.plan, self._serial)
+        self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
 
     def on_process_gone(self, agent: AgentProcess, *, crashed: bool) -> None:
-        self.checks.disturbed()
+        self.checks.on_disturbance()
         if not crashed:
-            for place in self.places:
-                if place.agent is agent:
-                    place.is_wanted = False
+            for node in self.nodes:
+                if node.agent is agent:
+                    node.is_wanted = False
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def play(self) -> None:
-        """The whole history. Raises ``PropertyBroken``, or what a machine's own checker raises."""
-        for place in self.places:
-            self.start_later(place, place.plan.start_at)
+        """Run the whole simulation. Raises ``PropertyBroken``, or the error of a machine's own checker."""
+        for node in self.nodes:
+            self.start_later(node, node.plan.start_at)
         self.faults.plan()
         self.liveness.plan()
         until = self.setup.seconds
@@ -188,15 +187,15 @@ class Cluster:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is there any more, and nobody will come."""
+        """Whether no agent is alive and none will start."""
         return not any(
-            place.is_starting or place.is_wanted or (place.agent is not None and place.agent.is_alive)
-            for place in self.places
+            node.is_starting or node.is_wanted or (node.agent is not None and node.agent.is_alive)
+            for node in self.nodes
         )
 
 
 def simulate(setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> Outcome:
-    """Play a setup, and say what came of it."""
+    """Run a setup and return its outcome."""
     cluster = Cluster(setup, parts, tell=tell)
     broken = name = ""
     try:

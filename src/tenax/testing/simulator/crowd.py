@@ -1,13 +1,11 @@
-"""A crowd: the real coordinator machine and ten thousand nodes, for a day.
+"""A crowd: the real coordinator machine with ten thousand nodes, for a day.
 
-The nodes are cheap: a few fields each, whose words are those that a real agent would say. No network, no leases
-and no workers are simulated here; what is looked for is what only shows with many nodes and after many
-generations: quadratic work, growing memory, a rank that is given twice. The law: every generation is checked from
-the outside, in linear time, against the properties whose numbers are those of ``checks.py``: S1, S3, S4, S5, S10,
-S12.
+The nodes have only a few fields each, but send the messages of a real agent. There is no network, lease or worker; this
+simulation finds what shows only with many nodes and generations: quadratic work, growing memory, duplicate ranks. Every
+generation is checked from the outside, in linear time, for properties of ``checks.py``: S1, S3, S4, S5, S10, S12.
 
-Each simulated minute a node dies (its connection is closed), and after a while another takes its place, under the
-same name or under none. Sometimes a second one dies while the others are stopping.
+Each simulated minute a node dies (its connection is closed), and later another replaces it, with the same name or
+without a name. Sometimes a second node dies while the others are stopping.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax._core import events as fact
-from tenax._core import messages
+from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunPhase, RunSettings, Tick
 from tenax._core.model import Stopped
 from tenax.testing.simulator.broken import PropertyBroken
@@ -43,20 +40,20 @@ class CrowdSetup(msgspec.Struct, frozen=True):
 class CrowdOutcome(msgspec.Struct, frozen=True):
     setup: CrowdSetup
     broken: str = ""
-    events: int = 0  # that the coordinator took
-    said: int = 0  # words to single nodes
+    events: int = 0  # handled by the coordinator
+    sent: int = 0  # messages to single nodes
     generations: int = 0
     deaths: int = 0
     state_bytes: int = 0  # of the coordinator at the end, as JSON
 
 
 def _stopped(first: int) -> tuple[Stopped, ...]:
-    """The workers of a node whose ranks begin there."""
+    """Return the stopped workers of a node whose first rank is ``first``."""
     return tuple(Stopped(rank, first + rank, 1000 + rank, -15) for rank in range(_SLOTS))
 
 
 class _Node:
-    """One node: what a real agent would remember, in short."""
+    """One node: a minimal agent."""
 
     __slots__ = ("generation", "info", "part", "works")
 
@@ -86,7 +83,7 @@ class Crowd:
         self._working = 0  # nodes whose workers are alive
         self._stores: set[tuple[str, int]] = set()
         self._latest = 0
-        self.events = self.said = self.generations = self.deaths = 0
+        self.events = self.sent = self.generations = self.deaths = 0
 
     # --- a day --------------------------------------------------------------------------------------------------------
 
@@ -96,12 +93,12 @@ class Crowd:
         for number in range(setup.nodes + setup.spares):
             self._arrive(f"node-{number}" if self._dice.random() < setup.named_share else "")
         if self.machine.state.phase is not RunPhase.RUNNING:
-            raise PropertyBroken("L2", f"everybody is here, and the run is {self.machine.state.phase.value}")
+            raise PropertyBroken("L2", f"all nodes have joined, and the run is {self.machine.state.phase.value}")
         every_s = 60.0 / setup.deaths_per_minute
         until = self._now + setup.hours * 3600
         while self._now + every_s < until:
             begins = self._now
-            name = self._die()
+            name = self._kill_node()
             self._settle()
             self._now = max(self._now, begins + every_s * (0.1 + 0.4 * self._dice.random()))
             self._arrive(name)
@@ -129,8 +126,8 @@ class Crowd:
         self._port += 1
         self._step(Received(node_id, messages.NodeReady(node.generation, node.info.host, self._port, True)))
 
-    def _die(self) -> str:
-        """Somebody who is at work. Returns the name that is free now."""
+    def _kill_node(self) -> str:
+        """Kill a node that runs workers; return its name."""
         members = [node_id for node_id, node in self._nodes.items() if node.works]
         node_id = self._dice.choice(members or list(self._nodes))
         return self._lose(node_id)
@@ -143,7 +140,7 @@ class Crowd:
         return node.info.name
 
     def _settle(self) -> None:
-        """Everybody who was told to stop does so, in any order."""
+        """Stop all nodes that were sent the end of their generation, in random order."""
         while self._to_stop:
             stopping, self._to_stop = self._to_stop, []
             self._dice.shuffle(stopping)
@@ -168,26 +165,26 @@ class Crowd:
 
     def _step(self, event: AnyCoordinatorEvent) -> None:
         self.events += 1
-        says = self.machine.step(event, self._now)
-        if says:
-            self._hear(says)
+        sends = self.machine.step(event, self._now)
+        if sends:
+            self._deliver(sends)
         deadline = self.machine.state.next_deadline()
         if deadline is not None and deadline <= self._now:
             self.events += 1
-            self._hear(self.machine.step(Tick(), self._now))
+            self._deliver(self.machine.step(Tick(), self._now))
 
-    def _hear(self, says: list[Send]) -> None:
+    def _deliver(self, sends: list[Send]) -> None:
         parts: dict[str, Assignment] = {}
-        for say in says:
-            event = say.event
-            self.said += len(say.to)
-            if isinstance(event, fact.GenerationFormed):
-                parts[say.to[0]] = event.assignment
-            elif isinstance(event, fact.GenerationEnded):
+        for send in sends:
+            event = send.event
+            self.sent += len(send.to)
+            if isinstance(event, events.GenerationFormed):
+                parts[send.to[0]] = event.assignment
+            elif isinstance(event, events.GenerationEnded):
                 nodes = self._nodes
-                self._to_stop += [each for each in say.to if each in nodes and nodes[each].works]
-            elif isinstance(event, fact.RunEnded | fact.JoinRefused):
-                raise PropertyBroken("S6", f"nobody ended the run, and {say.to[0]} hears {event}")
+                self._to_stop += [each for each in send.to if each in nodes and nodes[each].works]
+            elif isinstance(event, events.RunEnded | events.JoinRefused):
+                raise PropertyBroken("S6", f"the run was not ended, and {send.to[0]} was sent {event}")
         if parts:
             self._form(parts)
 
@@ -234,7 +231,7 @@ class Crowd:
 
 
 def play_crowd(setup: CrowdSetup, make_crowd: Callable[[CrowdSetup], Crowd] = Crowd) -> CrowdOutcome:
-    """Play it, and say what came of it."""
+    """Run a crowd simulation and return its outcome."""
     crowd = make_crowd(setup)
     broken = ""
     try:
@@ -242,4 +239,4 @@ def play_crowd(setup: CrowdSetup, make_crowd: Callable[[CrowdSetup], Crowd] = Cr
     except PropertyBroken as error:
         broken = str(error)
     state_bytes = len(msgspec.json.encode(crowd.machine.state))
-    return CrowdOutcome(setup, broken, crowd.events, crowd.said, crowd.generations, crowd.deaths, state_bytes)
+    return CrowdOutcome(setup, broken, crowd.events, crowd.sent, crowd.generations, crowd.deaths, state_bytes)

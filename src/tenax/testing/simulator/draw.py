@@ -1,7 +1,6 @@
-"""Draws: a setup out of a seed.
+"""Draws a setup from a seed.
 
-Not every kind of fault in every history: each seed leaves most of them out, so that some combinations come often
-and none is always in the way of another.
+Each seed omits most kinds of faults, so that combinations of a few occur often and none always masks another.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from tenax._core.lease import LeaseTerms
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import ENDPOINT, Delays, Engine, Fault, Habits, NodePlan, Setup
 
-# How often a kind of fault happens in a minute, where it happens at all, and for how many seconds, at least and most.
+# For each kind of fault: how often per minute it happens if it is not omitted, and its minimum and maximum duration.
 KINDS: dict[str, tuple[float, float, float]] = {
     "slow": (1.0, 1.0, 10.0),
     "stall": (3.0, 0.1, 8.0),
@@ -23,7 +22,7 @@ KINDS: dict[str, tuple[float, float, float]] = {
     "pause": (3.0, 1.0, 120.0),
     "freeze": (1.5, 1.0, 120.0),
     "crash": (2.0, 0.05, 8.0),
-    "behead": (2.0, 0.05, 6.0),
+    "kill_coordinator": (2.0, 0.05, 6.0),
     "power": (1.0, 0.5, 15.0),
     "fail": (2.0, 0.0, 0.0),
     "drain": (1.0, 0.0, 2.0),
@@ -31,13 +30,13 @@ KINDS: dict[str, tuple[float, float, float]] = {
     "join": (1.5, 0.0, 0.0),
     "replace": (1.5, 0.0, 0.0),
     "cancel": (0.3, 0.0, 0.0),
-    "restart_wanted": (0.5, 0.0, 0.0),
-    "dismiss": (0.5, 0.0, 0.0),
+    "restart_request": (0.5, 0.0, 0.0),
+    "drain_request": (0.5, 0.0, 0.0),
 }
 
 
 def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | None = None) -> Setup:
-    """The setup of a seed. What is not asked for is drawn."""
+    """Return the setup of a seed. Parameters that are not given are drawn."""
     dice = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
     rare = random.Random(f"rare {seed}")  # noqa: S311 - what it draws leaves the other draws as they are
     is_patient = rare.random() < 0.15
@@ -114,7 +113,7 @@ def _faults(dice: random.Random, seconds: float, has_names: bool) -> tuple[Fault
         at = dice.expovariate(per_minute / 60)
         while at < seconds:
             lasts = least_s + (most_s - least_s) * dice.random() ** 2
-            b = dice.choice((0, 0, 1, 2, 3)) if kind == "behead" else dice.randrange(6)
+            b = dice.choice((0, 0, 1, 2, 3)) if kind == "kill_coordinator" else dice.randrange(6)
             faults.append(Fault(at, kind, dice.randrange(64), b, lasts))
             at += dice.expovariate(per_minute / 60)
     return tuple(sorted(faults, key=lambda fault: fault.at))

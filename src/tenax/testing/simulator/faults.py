@@ -1,29 +1,29 @@
-"""Faults: what goes wrong, and when.
+"""Faults: injects the planned faults into a cluster.
 
-A fault is a value (``setup.Fault``); here it is carried out. ``a`` and ``b`` name a host, a place or an agent as a
-number that is taken modulo how many there are at that moment, so that a plan stays meaningful when it is cut down.
+A fault is a value (``setup.Fault``). ``a`` and ``b`` identify a host, a node or an agent by a number modulo how many
+there are at that moment, so that a shortened plan stays valid.
 
-    slow        the whole network, by the factor a, for some seconds
-    stall       the connection of agent a, both ways or (b odd) one way
-    break       the connection of agent a is reset: at both ends, at the agent's (b % 3 = 1), at the coordinator's (2)
-    partition   host a from all others: both ways (b % 3 = 0), only what it sends (1), only what it hears (2)
-    split       hosts into two sides, by the bits of a
-    flap        host a is cut off and heals b times within the seconds
-    pause       agent a stands still (SIGSTOP)
-    freeze      the coordinator's process stands still
-    crash       agent a is killed (SIGKILL); another is started in its place after some seconds (0: none)
-    behead      the coordinator's process is killed; with b, in the middle of its next words, after b of them
-    power       host a loses its power for some seconds; agents are started again when it is back
-    fail        a worker of agent a fails
-    drain       agent a is asked to stop (SIGTERM); with b odd, twice
-    notice      agent a hears that it will have to leave
-    join        a new place on host a (modulo one more than there are)
-    replace     an agent with the name of agent a is started on another host, while the old one lives on
-    cancel      an operator ends the run
-    restart_wanted  an operator wants all workers to be started again
-    dismiss     an operator wants agent a to leave
+    slow              the whole network, by the factor a, for some seconds
+    stall             the connection of agent a, in both directions (b % 3 = 0) or in one (1, 2)
+    break             the connection of agent a is reset: at both ends (b % 3 = 0), at the agent (1), at the server (2)
+    partition         host a from all others: both directions (b % 3 = 0), only sending (1), only receiving (2)
+    split             hosts into two sides, by the bits of a
+    flap              host a is disconnected and reconnected b times within the seconds
+    pause             agent a is suspended (SIGSTOP)
+    freeze            the coordinator's process is suspended
+    crash             agent a is killed (SIGKILL), and restarted after some seconds (0: never)
+    kill_coordinator  the coordinator's process is killed; with b, after it has sent b more messages
+    power             host a loses power for some seconds; its agents are restarted afterwards
+    fail              a worker of agent a fails
+    drain             agent a receives SIGTERM; with b odd, SIGINT follows
+    notice            agent a is notified that it will be drained
+    join              a new node on host a (modulo one more than there are)
+    replace           an agent with the name of agent a is started on another host, while the old one keeps running
+    cancel            an operator ends the run
+    restart_request   an operator requests a restart
+    drain_request     an operator drains agent a
 
-A jump of the wall clock is no fault here: nobody reads one (see ``network.py``).
+There is no wall clock in the simulation, so its jumps are not a fault (see ``network.py``).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
 if TYPE_CHECKING:
     from tenax.testing.simulator.agent import AgentProcess
-    from tenax.testing.simulator.cluster import Cluster, Place
+    from tenax.testing.simulator.cluster import Cluster, Node
     from tenax.testing.simulator.network import Host
 
 Way = tuple[int, int]
 
 
 class Faults:
-    """Carries out a plan of faults on a cluster."""
+    """Injects the faults of a setup into a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -58,7 +58,7 @@ class Faults:
             self.cluster.schedule.at(fault.at, self._happen, fault)
 
     def _happen(self, fault: Fault) -> None:
-        if self.cluster.is_rough:
+        if self.cluster.has_faults:
             self.inject(fault)
 
     def inject(self, fault: Fault) -> None:
@@ -67,7 +67,7 @@ class Faults:
             self.cluster.history.note("FAULT", f"{fault.kind} {fields}")
         self.cluster.counts[f"fault {fault.kind}"] += 1
         if fault.kind not in ("fail", "notice"):
-            self.cluster.checks.disturbed()
+            self.cluster.checks.on_disturbance()
         carry_out: Callable[[Fault], None] = getattr(self, f"_{fault.kind}")
         carry_out(fault)
 
@@ -87,9 +87,9 @@ class Faults:
         network = self.cluster.network
         network.slowness = 1.0 + fault.a % MAX_SLOWNESS
         network.slow_until = self.cluster.schedule.now + fault.seconds
-        self._later(fault.seconds, self._as_fast_as_ever)
+        self._later(fault.seconds, self._end_slowness)
 
-    def _as_fast_as_ever(self) -> None:
+    def _end_slowness(self) -> None:
         self.cluster.network.slowness = 1.0
 
     def _stall(self, fault: Fault) -> None:
@@ -131,13 +131,13 @@ class Faults:
         return out + ([(other, host) for other in others] if which != 1 else [])
 
     def _cut(self, ways: list[Way], seconds: float) -> None:
-        if self.cluster.is_rough:
+        if self.cluster.has_faults:
             for way in ways:
                 self.cluster.network.cut(way)
             self._later(seconds, self._heal, ways)
 
     def _heal(self, ways: list[Way]) -> None:
-        if self.cluster.is_rough:  # else everything is healed already
+        if self.cluster.has_faults:  # else all paths are healed already
             for way in ways:
                 self.cluster.network.heal(way)
 
@@ -146,13 +146,13 @@ class Faults:
     def _pause(self, fault: Fault) -> None:
         agent = self._agent(fault.a)
         if agent is not None and not agent.is_paused:
-            agent.stand_still()
+            agent.suspend()
             self._later(fault.seconds, agent.resume)
 
     def _freeze(self, fault: Fault) -> None:
         server = self.cluster.server
         if server is not None and not server.agent.is_paused:
-            server.agent.stand_still()
+            server.agent.suspend()
             self._later(fault.seconds, server.agent.resume)
 
     def _crash(self, fault: Fault) -> None:
@@ -161,29 +161,29 @@ class Faults:
             self._kill(agent, fault.seconds)
 
     def _kill(self, agent: AgentProcess, seconds: float) -> None:
-        place = self._place_of(agent)
+        node = self._node_of(agent)
         agent.crash()
-        self._restart(place, seconds)
+        self._restart(node, seconds)
 
-    def _restart(self, place: Place, seconds: float) -> None:
+    def _restart(self, node: Node, seconds: float) -> None:
         if seconds > 0:
-            self.cluster.start_later(place, seconds)
+            self.cluster.start_later(node, seconds)
         else:
-            place.is_wanted = False
+            node.is_wanted = False
 
-    def _behead(self, fault: Fault) -> None:
+    def _kill_coordinator(self, fault: Fault) -> None:
         server = self.cluster.server
         if server is None:
             return
-        place = self._place_of(server.agent)
+        node = self._node_of(server.agent)
         if fault.b:
             server.sends_left = fault.b
-            server.on_beheaded = lambda: self._restart(place, fault.seconds)
+            server.on_killed = lambda: self._restart(node, fault.seconds)
         else:
             self._kill(server.agent, fault.seconds)
 
-    def _place_of(self, agent: AgentProcess) -> Place:
-        return next(place for place in self.cluster.places if place.agent is agent)
+    def _node_of(self, agent: AgentProcess) -> Node:
+        return next(node for node in self.cluster.nodes if node.agent is agent)
 
     def _power(self, fault: Fault) -> None:
         host = self._host(fault.a)
@@ -196,15 +196,14 @@ class Faults:
             dead.keeper.vanish()
         host.clearing.clear()
         if host.index == ENDPOINT:
-            self.cluster.checks.forgets()
-        for place in self.cluster.places:
-            if place.plan.host == host.index and place.agent is not None and place.agent.is_alive:
-                place.agent.vanish()
+            self.cluster.checks.on_memory_lost()
+        for node in self.cluster.nodes:
+            if node.plan.host == host.index and node.agent is not None and node.agent.is_alive:
+                node.agent.vanish()
         self._later(fault.seconds, self.power_on_soon, host)
 
     def power_on_soon(self, host: Host) -> None:
-        """The endpoint's host takes longer than a lease to come back. It has forgotten everything: that it was away for
-        so long is what makes it safe."""
+        """Power a host on. The endpoint's host has lost its marker, so it stays off for longer than a lease."""
         at_least_s = self.cluster.setup.terms.lease_s + 1 if host.index == ENDPOINT else 0.0
         self.cluster.schedule.at(host.off_since + at_least_s, self._power_on, host)
 
@@ -213,11 +212,11 @@ class Faults:
             return
         host.is_up = True
         host.boots += 1
-        for place in self.cluster.places:
-            if place.plan.host == host.index and place.is_wanted:
-                self.cluster.start_later(place, 0.5 + self.cluster.dice.random())
+        for node in self.cluster.nodes:
+            if node.plan.host == host.index and node.is_wanted:
+                self.cluster.start_later(node, 0.5 + self.cluster.dice.random())
 
-    # --- workers and people -------------------------------------------------------------------------------------------
+    # --- workers and operators ----------------------------------------------------------------------------------------
 
     def _fail(self, fault: Fault) -> None:
         agent = self._agent(fault.a)
@@ -230,13 +229,13 @@ class Faults:
     def _drain(self, fault: Fault) -> None:
         agent = self._agent(fault.a)
         if agent is not None:
-            self._place_of(agent).is_wanted = False
+            self._node_of(agent).is_wanted = False
             agent.do(agent.signal, SIGTERM)
             if fault.b % 2:
                 self._later(fault.seconds, self._interrupt, agent)
 
     def _interrupt(self, agent: AgentProcess) -> None:
-        if self.cluster.is_rough:  # else it would be a second disturbance beside the one that is measured
+        if self.cluster.has_faults:  # else it would be a second disturbance next to the measured one
             agent.do(agent.signal, SIGINT)
 
     def _notice(self, fault: Fault) -> None:
@@ -246,7 +245,7 @@ class Faults:
 
     def _join(self, fault: Fault) -> None:
         host = fault.a % (len(self.cluster.hosts) + 1)
-        if len(self.cluster.places) < 3 * len(self.cluster.setup.nodes) + 2:
+        if len(self.cluster.nodes) < 3 * len(self.cluster.setup.nodes) + 2:
             self.cluster.add(NodePlan(host, slots=1 + fault.b % 2))
 
     def _replace(self, fault: Fault) -> None:
@@ -255,20 +254,22 @@ class Faults:
             return
         host = (agent.host.index + 1 + fault.b) % len(self.cluster.hosts)
         if host != agent.host.index:
-            self._place_of(agent).is_wanted = False
+            self._node_of(agent).is_wanted = False
             self.cluster.add(msgspec.structs.replace(agent.plan, host=host))
 
     def _cancel(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.operator_says, CancelRequested("an operator ended the run"))
+            server.agent.do(server.on_operator_request, CancelRequested("an operator ended the run"))
 
-    def _restart_wanted(self, _: Fault) -> None:
+    def _restart_request(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.operator_says, RestartRequested("an operator wants a restart"))
+            server.agent.do(server.on_operator_request, RestartRequested("an operator wants a restart"))
 
-    def _dismiss(self, fault: Fault) -> None:
+    def _drain_request(self, fault: Fault) -> None:
         server, agent = self.cluster.server, self._agent(fault.a)
         if server is not None and agent is not None:
-            server.agent.do(server.operator_says, DrainRequested(agent.info.node_id, "an operator wants it to leave"))
+            server.agent.do(
+                server.on_operator_request, DrainRequested(agent.info.node_id, "an operator wants it to leave")
+            )

@@ -1,6 +1,6 @@
-"""The history of a simulation as plain lines: time, who, what happened, what was decided.
+"""The history of a simulation as lines: time, process, event, decision.
 
-The law: the same seed gives the same text, byte for byte.
+The same seed gives the same text, byte for byte.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class History:
-    """Lines, as they come."""
+    """Collects lines."""
 
     def __init__(self, schedule: Scheduler) -> None:
         self._schedule = schedule
         self.lines: list[str] = []
 
-    def note(self, who: str, text: str) -> None:
-        self.lines.append(f"{self._schedule.now:11.4f}  {who:12}  {text}")
+    def note(self, process: str, text: str) -> None:
+        self.lines.append(f"{self._schedule.now:11.4f}  {process:12}  {text}")
 
     def __str__(self) -> str:
         return "\n".join(self.lines) + "\n"
 
 
 def describe(what: object) -> str:
-    """A fact, an order or a word in short."""
+    """Describe an event, a command or a message in short."""
     match what:
         case Received(node_id, message):
-            return f"{node_id} says {describe(message)}"
+            return f"{node_id} sends {describe(message)}"
         case NodeInfo():
             return what.node_id + (f" ({what.name})" if what.name else "")
         case Assignment():

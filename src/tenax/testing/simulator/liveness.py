@@ -1,24 +1,24 @@
-"""The checks of liveness: what must happen once the faults have stopped.
+"""The liveness properties: what must happen after the faults have stopped.
 
-At ``calm_at`` every path heals, everybody who stood still goes on, hosts get their power back and dead agents are
-started again. Within a limit the cluster must have settled: every agent is a member of one complete generation or
-waits beside it as a spare, or the run is over and everybody has left. Then one single disturbance follows, and
-must be over within the limit of its own (L1 to L8 of the reliability plan, in simulated time):
+At ``calm_at`` all paths heal, suspended processes resume, hosts are powered on and dead agents restart. The cluster
+must settle within a limit: every agent is a member of one complete generation or a spare, or the run has ended and all
+agents have left. Then a single disturbance follows, from which the cluster must recover within a limit (L1 to L8 of the
+reliability plan, in simulated time):
 
-L1  ``fail``       a failed worker is known at once; the next generation is formed soon after the group is quiet
+L1  ``fail``              a failed worker is detected at once; the next generation forms soon after all have stopped
 L2  ``join``, ``leave``   a new generation runs
-L3  ``partition``  after it heals there is one group
-L4  ``pause``      an agent that was stopped for longer than its lease is back
-L5  ``behead``     the coordinator's process dies, and the next one has the group in hand
-L8  ``stop``, ``cancel``  everything has ended
+L3  ``partition``         after it heals there is one group
+L4  ``pause``             an agent that was suspended for longer than its lease is back
+L5  ``kill_coordinator``  after the coordinator's process dies, the next one controls the group
+L8  ``stop``, ``cancel``  all processes have ended
 
-Stopping workers takes up to the grace period, which the user sets; the limits are those of the plan plus that
-period. L6 (hostile traffic, deadlines of calls) and L7 (log readers, disks, name servers) are about real I/O and
-are tested with real sockets and processes.
+Stopping workers takes up to the grace period, which the user sets and which is added to the limits. L6 (hostile
+traffic, deadlines of calls) and L7 (log readers, disks, name servers) concern real I/O and are tested with real sockets
+and processes.
 
-Two limits that this engine sets: an agent that is cut off while the run ends, and for so long that nobody serves
-any more when it returns, hears of the end only by giving up (``Engine.give_up_s``); and L5 asks for a host that
-comes back: while the endpoint is gone healthy workers go on, for ``give_up_s`` at most.
+This engine has two limitations. An agent that is disconnected when the run ends, and returns when there is no
+coordinator any more, ends only by giving up (``Engine.give_up_s``). L5 requires that the endpoint's host comes back:
+without it, workers keep running for at most ``give_up_s``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
 
-DISTURBANCES = ("fail", "join", "leave", "partition", "pause", "behead", "stop", "cancel")
-_LOOK_EVERY_S = 0.05
+DISTURBANCES = ("fail", "join", "leave", "partition", "pause", "kill_coordinator", "stop", "cancel")
+_POLL_EVERY_S = 0.05
 
 
 class Liveness:
-    """Calms a cluster, waits for it to settle, disturbs it once, and waits again."""
+    """Stops the faults, waits until the cluster has settled, injects one disturbance, and waits again."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -57,36 +57,36 @@ class Liveness:
 
     def conclude(self) -> None:
         if self.cluster.setup.calm_at and not self.is_done and not self.cluster.is_over:
-            raise PropertyBroken(self._limit_name or "L2", f"not settled when the history ended: {self._picture()}")
+            raise PropertyBroken(self._limit_name or "L2", f"not settled when the history ended: {self._summary()}")
 
     # --- calm ---------------------------------------------------------------------------------------------------------
 
     def _calm(self) -> None:
         cluster, setup = self.cluster, self.cluster.setup
         self._note("the faults stop")
-        cluster.is_rough = False
+        cluster.has_faults = False
         cluster.network.calm()
         if cluster.server is not None:
             cluster.server.sends_left = -1
         for host in cluster.hosts:
             cluster.faults.power_on_soon(host)
-        for place in list(cluster.places):
-            if place.agent is not None:
-                place.agent.resume()
-            if place.is_wanted:
-                cluster.start_later(place, 0.5 * cluster.dice.random())
+        for node in list(cluster.nodes):
+            if node.agent is not None:
+                node.agent.resume()
+            if node.is_wanted:
+                cluster.start_later(node, 0.5 * cluster.dice.random())
         self._fill_up()
-        # A lease until the silent are found out, one to recover in, and the stopping of workers.
+        # One lease to detect lost nodes, one to recover, and the time to stop workers.
         limit = 2 * setup.terms.lease_s + 2 * self._stopping_s + setup.pause_s + setup.last_call_s + 10
         self._expect("L3", limit, self.has_settled, self._disturb)
 
     def _fill_up(self) -> None:
-        """Somebody sees to it that there are enough nodes."""
+        """Add nodes until there are enough."""
         cluster = self.cluster
-        wanted = [place for place in cluster.places if place.is_wanted and not (place.agent and place.agent.has_left)]
-        if not any(place.plan.host == ENDPOINT for place in wanted):
+        wanted = [node for node in cluster.nodes if node.is_wanted and not (node.agent and node.agent.has_left)]
+        if not any(node.plan.host == ENDPOINT for node in wanted):
             wanted.append(cluster.add(NodePlan(ENDPOINT)))
-        is_over = cluster.checks.verdict is not None and not cluster.checks.has_forgotten
+        is_over = cluster.checks.verdict is not None and not cluster.checks.has_lost_memory
         for _ in range(0 if is_over else max(0, cluster.setup.min_nodes - len(wanted))):
             cluster.add(NodePlan(len(cluster.hosts)))
 
@@ -103,27 +103,27 @@ class Liveness:
         self._limit_name = name
         self._limit = self.cluster.schedule.now + within_s
         self._is_reached, self._then = is_reached, then
-        self._look()
+        self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._is_reached():
             self._note(
                 f"{self._limit_name} is reached {self._limit - self.cluster.schedule.now:.2f} s before its limit"
             )
             self._then()
         elif self.cluster.schedule.now > self._limit:
-            raise PropertyBroken(self._limit_name, f"not reached in time: {self._picture()}")
+            raise PropertyBroken(self._limit_name, f"not reached in time: {self._summary()}")
         else:
             if self._is_reached == self.has_settled:
                 self._fill_up()
-            self.cluster.schedule.after(_LOOK_EVERY_S, self._look)
+            self.cluster.schedule.after(_POLL_EVERY_S, self._poll)
 
     # --- settled ------------------------------------------------------------------------------------------------------
 
     def has_settled(self) -> bool:
         cluster = self.cluster
         agents = cluster.agents
-        if any(place.is_starting for place in cluster.places):
+        if any(node.is_starting for node in cluster.nodes):
             return False
         if not agents:
             return True
@@ -146,11 +146,11 @@ class Liveness:
         return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
 
     def _only_latecomers(self, agents: list[AgentProcess]) -> bool:
-        """The run is over and nobody serves: who has not heard it gives up some day."""
+        """Whether the run has ended without a coordinator, so that the remaining agents will give up."""
         is_over = self.cluster.checks.verdict is not None
         return is_over and all(agent.connection is None and agent.host.index != ENDPOINT for agent in agents)
 
-    def _picture(self) -> str:
+    def _summary(self) -> str:
         server = self.cluster.server
         parts = [f"coordinator {server.state.phase.value} {server.state.generation}" if server else "no coordinator"]
         parts += [f"{a.label} {a.state.phase.value} {a.state.generation}" for a in self.cluster.agents]
@@ -174,16 +174,16 @@ class Liveness:
     def _inject(self, kind: str, a: int = 0, seconds: float = 0.0, b: int = 0) -> None:
         self.cluster.faults.inject(Fault(self.cluster.schedule.now, kind, a, b, seconds))
 
-    def _number(self, wanted: Callable[[AgentProcess], bool]) -> int:
-        """A number that means one of those agents; -1: there is none."""
+    def _pick_agent(self, wanted: Callable[[AgentProcess], bool]) -> int:
+        """Return the number of a random agent that matches; -1: there is none."""
         numbers = [number for number, agent in enumerate(self.cluster.agents) if wanted(agent)]
         return self.cluster.dice.choice(numbers) if numbers else -1
 
-    def _a_member(self) -> int:
-        return self._number(lambda agent: agent.state.phase is Phase.RUNNING)
+    def _pick_member(self) -> int:
+        return self._pick_agent(lambda agent: agent.state.phase is Phase.RUNNING)
 
     def _fail(self) -> None:
-        number = self._a_member()
+        number = self._pick_member()
         if number < 0:
             return self._finish()
         server = self.cluster.server
@@ -191,7 +191,7 @@ class Liveness:
         ended = server.state.generation
         self._inject("fail", number)
         failed = self.cluster.checks.formations[-1]
-        exits_s = 1.0  # what a worker may take from raising to exiting
+        exits_s = 1.0  # maximum time from an exception to the worker's exit
 
         def is_known() -> bool:
             return server.state.phase is not RunPhase.RUNNING or server.state.generation != ended
@@ -225,14 +225,14 @@ class Liveness:
         self._expect("L2", 10 + self._stopping_s, self.has_settled, self._finish)
 
     def _leave(self) -> None:
-        number = self._number(lambda agent: agent.host.index != ENDPOINT)
+        number = self._pick_agent(lambda agent: agent.host.index != ENDPOINT)
         if number < 0 or len(self.cluster.agents) <= self.cluster.setup.min_nodes:
             return self._finish()
         self._inject("drain", number)
         return self._expect("L2", 10 + 2 * self._stopping_s, self.has_settled, self._finish)
 
     def _partition(self) -> None:
-        number = self._number(lambda agent: agent.host.index != ENDPOINT)
+        number = self._pick_agent(lambda agent: agent.host.index != ENDPOINT)
         if number < 0:
             return self._finish()
         seconds = self.cluster.dice.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.dice.random()
@@ -250,15 +250,15 @@ class Liveness:
         return None
 
     def _pause(self) -> None:
-        number = self._number(lambda _: True)
+        number = self._pick_agent(lambda _: True)
         seconds = self.cluster.dice.choice((2.0, 5.0, 20.0)) + self.cluster.dice.random()
         self._inject("pause", number, seconds)
         within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
         self.cluster.schedule.after(seconds, self._expect, "L4", within, self.has_settled, self._finish)
 
-    def _behead(self) -> None:
+    def _kill_coordinator(self) -> None:
         seconds = 0.2 + self.cluster.dice.random()
-        self._inject("behead", seconds=seconds)
+        self._inject("kill_coordinator", seconds=seconds)
         within = seconds + self.cluster.setup.terms.lease_s + 5 + self._stopping_s
         self.cluster.schedule.after(0.0, self._expect, "L5", within, self.has_settled, self._finish)
 
@@ -271,5 +271,5 @@ class Liveness:
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
-        server.agent.do(server.operator_says, CancelRequested("an operator ended the run"))
+        server.agent.do(server.on_operator_request, CancelRequested("an operator ended the run"))
         self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)

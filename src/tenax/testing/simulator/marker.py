@@ -1,7 +1,7 @@
-"""The marker: what a coordinator leaves at the endpoint for the one that comes after it.
+"""The marker: what a coordinator leaves at the endpoint for its successor.
 
-The law: the marker is written before anything that follows from it is said. It survives the process that wrote it,
-and not a power cut: an engine that keeps it on a disk does better than this model.
+It is written before the decisions in it are sent. It survives the process that wrote it but not a power loss; an engine
+that keeps it on a disk does better than this model.
 """
 
 from __future__ import annotations

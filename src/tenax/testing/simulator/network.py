@@ -1,13 +1,12 @@
-"""The network: hosts, the paths between them, and connections that hold, stall and break.
+"""The network: hosts, the paths between them, and connections that stall and break.
 
-The law: what one end of a connection sends arrives at the other in the order it was sent, once, or not at all.
-While a path is cut, segments wait at their sender and travel when it heals (the system sends them again); a reset
-is sent once and may be lost. What arrives at a host is taken by its system, also when the process that should read
-it stands still, and is then acknowledged; an acknowledgement needs the path back. A host that has lost power
-answers nothing; when it is back it knows no old connection and resets what it hears of one.
+Data of a connection arrives in order and once, or not at all. While a path is cut, segments wait at the sender and are
+sent when it heals (the kernel retransmits); a reset is sent once and may be lost. The receiving host's kernel accepts
+and acknowledges data even if the process is suspended; an acknowledgement needs the path back. A host without power
+does not answer; after it is powered on it resets segments of old connections.
 
-There is no wall clock here. Each host has a monotonic clock of its own, which differs from the others by a
-constant, so a jump of the wall clock changes nothing by construction: nobody could see it.
+There is no wall clock. Each host has a monotonic clock with a constant offset, so a jump of the wall clock cannot have
+an effect.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tenax.testing.simulator.scheduler import give_up
+from tenax.testing.simulator.scheduler import cancel
 
 if TYPE_CHECKING:
     import random
@@ -36,7 +35,7 @@ _SYN_PATIENCE_S = 1.0  # how long an agent waits for a connection to be establis
 
 
 class Host:
-    """A machine: a system, a clock, and the processes on it."""
+    """A machine: a kernel, a clock, and the processes on it."""
 
     def __init__(self, index: int, offset: float) -> None:
         self.index = index
@@ -45,26 +44,26 @@ class Host:
         self.is_up = True
         self.off_since = 0.0
         self.boots = 1
-        self.server: Server | None = None  # who listens here
+        self.server: Server | None = None  # listening on this host
         self.marker: Marker | None = None
-        self.clearing: dict[int, AgentProcess] = {}  # dead agents whose processes are not all gone yet
+        self.clearing: dict[int, AgentProcess] = {}  # dead agents with live processes
 
 
 class Clocks:
-    """How much our clock is ahead of the peer's: the smallest difference that was seen lately.
+    """Estimates how far this clock is ahead of a peer's: the smallest recent difference.
 
-    A word takes its time, so every difference is too great, and the smallest one the least. Clocks drift, so what was
-    seen long ago does not count.
+    Every message is delayed, so every difference is too large, and the smallest is the best. Clocks drift, so old
+    differences are dropped.
     """
 
-    _LATELY_S = 30.0
+    _WINDOW_S = 30.0
 
     def __init__(self) -> None:
         self._since = 0.0
         self._before = self._now = float("inf")
 
     def compare(self, ours: float, theirs: float) -> None:
-        if ours - self._since > self._LATELY_S:
+        if ours - self._since > self._WINDOW_S:
             self._since, self._before, self._now = ours, self._now, float("inf")
         self._now = min(self._now, ours - theirs)
 
@@ -74,22 +73,22 @@ class Clocks:
 
 
 class End:
-    """One end of a connection, in the hands of one process."""
+    """One end of a connection, owned by one process."""
 
-    def __init__(self, host: Host, owner: Process, hear: Callable[[End, Payload], None]) -> None:
+    def __init__(self, host: Host, owner: Process, on_payload: Callable[[End, Payload], None]) -> None:
         self.host = host
         self.boot = host.boots
         self.owner = owner
-        self.hear = hear
+        self.on_payload = on_payload
         self.is_open = True
-        self.has_finished = False  # we have said our last word
+        self.has_finished = False  # this end has sent FIN
         self.out: Stream
-        self.node_id = ""  # at the server's end: who is at the other
+        self.node_id = ""  # at the server's end: the peer's node id
         self.attempt = 0
 
     @property
-    def is_there(self) -> bool:
-        """Whether the system of this host still knows the connection."""
+    def is_known(self) -> bool:
+        """Whether this host's kernel still has the connection."""
         return self.host.is_up and self.host.boots == self.boot and self.is_open
 
     def send(self, payload: Payload) -> None:
@@ -97,17 +96,17 @@ class End:
             self.out.send(payload)
 
     def finish(self) -> None:
-        """No more words from here; the other end may go on."""
+        """Send FIN; the other end may keep sending."""
         self.send(FIN)
         self.has_finished = True
 
     def close(self) -> None:
-        """The process is gone or does not care any more: what comes from now on is answered with a reset."""
+        """Close the connection; later input is answered with a reset."""
         self.finish()
         self.is_open = False
 
     def abort(self) -> None:
-        """Forget the connection, and let the other end know if it can be reached."""
+        """Drop the connection, and send a reset to the other end."""
         if self.is_open:
             self.is_open = False
             self.out.forget()
@@ -132,11 +131,11 @@ class Stream:
     def send(self, payload: Payload) -> None:
         self.sent += 1
         if self.held or self.stalled_until > self.network.schedule.now or self.way in self.network.cuts:
-            self._hold(payload)
+            self._queue(payload)
         else:
             self._travel(payload)
 
-    def _hold(self, payload: Payload) -> None:
+    def _queue(self, payload: Payload) -> None:
         if not self.held:
             self.network.held[self] = None
         self.held.append(payload)
@@ -148,7 +147,7 @@ class Stream:
         schedule.at(at, self._arrive, payload)
 
     def stall(self, seconds: float) -> None:
-        """A segment is lost, and all behind it wait until it was sent again."""
+        """Lose a segment: later ones wait until it is retransmitted."""
         until = self.network.schedule.now + seconds
         if until > self.stalled_until:
             self.stalled_until = until
@@ -156,7 +155,7 @@ class Stream:
             self.network.schedule.at(until, self.flush)
 
     def flush(self) -> None:
-        """Send what was held, unless there is still no way."""
+        """Send queued segments, unless the path is still cut."""
         source = self.source
         if not self.held or self.stalled_until > self.network.schedule.now or self.way in self.network.cuts:
             return
@@ -175,7 +174,7 @@ class Stream:
         sink = self.sink
         if not sink.host.is_up:
             return
-        if not sink.is_there:
+        if not sink.is_known:
             self.network.reset(self.source, sink.host)
             return
         self.arrived += 1
@@ -183,7 +182,7 @@ class Stream:
             self.network.unacknowledged[self] = None
         else:
             self.acknowledge()
-        sink.owner.listen(sink, payload)
+        sink.owner.receive(sink, payload)
 
     def acknowledge(self) -> None:
         self.acknowledged = self.arrived
@@ -195,7 +194,7 @@ class Stream:
 
 
 class Network:
-    """Paths between hosts. Each direction is cut and healed by itself; cuts add up."""
+    """Paths between hosts. Each direction is cut and healed separately; a path heals when all its cuts have."""
 
     def __init__(self, schedule: Scheduler, dice: random.Random, delays: Delays) -> None:
         self.schedule = schedule
@@ -239,7 +238,7 @@ class Network:
             self._resume(way)
 
     def calm(self) -> None:
-        """Everything gets through again, as fast as ever."""
+        """Heal all paths and remove all delays."""
         self.slowness = 1.0
         self.heal_all()
         for stream in self.stalled:
@@ -248,30 +247,30 @@ class Network:
         self.stalled.clear()
 
     def _resume(self, way: tuple[int, int]) -> None:
-        """Systems try again in ever greater intervals, so what waits travels a little later than it could."""
+        """Send queued segments a little later: kernels retransmit at growing intervals."""
         for stream in [stream for stream in self.held if stream.way == way]:
             self.schedule.after(0.4 * self._dice(), stream.flush)
         back = (way[1], way[0])
         for stream in [stream for stream in self.unacknowledged if stream.way == back]:
             del self.unacknowledged[stream]
-            if stream.sink.is_there:
+            if stream.sink.is_known:
                 stream.acknowledge()
 
     def reset(self, end: End, by: Host) -> None:
-        """A reset travels to an end of a connection. Nobody sends it again if it is lost."""
+        """Send a reset to an end of a connection. It is not retransmitted if lost."""
         if self.is_open(by, end.host):
             self.schedule.after(self.delay((by.index, end.host.index)), self._reset_arrives, end)
 
     def _reset_arrives(self, end: End) -> None:
-        if end.is_there:
+        if end.is_known:
             end.is_open = False
             end.out.forget()
-            end.owner.listen(end, RESET)
+            end.owner.receive(end, RESET)
 
     # --- opening a connection -----------------------------------------------------------------------------------------
 
     def connect(self, agent: AgentProcess, endpoint: Host, attempt: int) -> None:
-        """Ends in one of the agent's ``on_established``, ``on_refused`` or ``on_unanswered``."""
+        """Connect. One of the agent's ``on_established``, ``on_refused`` and ``on_unanswered`` is called later."""
         patience = agent.later(_SYN_PATIENCE_S, agent.on_unanswered, attempt)
         if self.is_open(agent.host, endpoint):
             way = (agent.host.index, endpoint.index)
@@ -292,5 +291,5 @@ class Network:
 
     @staticmethod
     def _answered(agent: AgentProcess, patience: Any, call: Callable[..., None], attempt: int, what: Any) -> None:
-        give_up(patience)
+        cancel(patience)
         agent.do(call, attempt, what)

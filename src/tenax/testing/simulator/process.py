@@ -1,8 +1,8 @@
-"""A process that can stand still: SIGSTOP, a debugger, a host that is out of memory.
+"""A process that can be suspended: by SIGSTOP, a debugger, or a host without memory.
 
-The law: a process that stands still does nothing and loses nothing. What comes meanwhile waits, and so do its
-timers. When it goes on it first takes stock (``on_resumed``), then hears what has come, and looks at its timers
-last. What came by one connection is heard in order; between connections there is none.
+A suspended process does nothing and loses nothing: input and timers wait. When it resumes it calls ``on_resumed``, then
+handles pending input, and fires due timers last. The input of one connection is handled in order; connections are
+handled in random order.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """Base of everything that runs on a host and can be stopped."""
+    """Base of processes that run on a host."""
 
     def __init__(self, cluster: Cluster, host: Host) -> None:
         self.cluster = cluster
         self.host = host
         self.is_alive = True
         self.is_paused = False
-        self._facts: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self._letters: dict[End, list[Payload]] = {}
+        self._calls: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._payloads: dict[End, list[Payload]] = {}
         self._due: list[tuple[Callable[..., None], tuple[object, ...]]] = []
 
     def clock(self) -> float:
@@ -33,23 +33,23 @@ class Process:
         return self.cluster.schedule.now + self.host.offset
 
     def do(self, call: Callable[..., None], *arguments: object) -> None:
-        """Something happened on this host that the process is told of."""
+        """Call a function in the process, now or when it resumes."""
         if self.is_paused:
-            self._facts.append((call, arguments))
+            self._calls.append((call, arguments))
         elif self.is_alive:
             call(*arguments)
 
-    def listen(self, end: End, payload: Payload) -> None:
-        """Something arrived by a connection."""
+    def receive(self, end: End, payload: Payload) -> None:
+        """Handle input of a connection, now or when the process resumes."""
         if self.is_paused:
-            self._letters.setdefault(end, []).append(payload)
+            self._payloads.setdefault(end, []).append(payload)
         elif self.is_alive:
-            end.hear(end, payload)
+            end.on_payload(end, payload)
 
     def later(self, seconds: float, call: Callable[..., None], *arguments: object) -> Plan:
-        return self.cluster.schedule.after(seconds, self._ring, call, arguments)
+        return self.cluster.schedule.after(seconds, self._fire, call, arguments)
 
-    def _ring(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    def _fire(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
         if self.is_paused:
             self._due.append((call, arguments))
         elif self.is_alive:
@@ -62,30 +62,30 @@ class Process:
         if not self.is_paused:
             return
         self.is_paused = False
-        letters, self._letters = self._letters, {}
-        facts, self._facts = self._facts, []
+        payloads, self._payloads = self._payloads, {}
+        calls, self._calls = self._calls, []
         due, self._due = self._due, []
         self.on_resumed()
-        for call, arguments in facts:
+        for call, arguments in calls:
             self.do(call, *arguments)
         if not self.cluster.setup.engine.reads_before_judging:
-            self._ring_all(due)
+            self._fire_all(due)
             due = []
-        ends = list(letters)
+        ends = list(payloads)
         self.cluster.dice.shuffle(ends)
         for end in ends:
-            for payload in letters[end]:
-                self.listen(end, payload)
-        self._ring_all(due)
+            for payload in payloads[end]:
+                self.receive(end, payload)
+        self._fire_all(due)
 
-    def _ring_all(self, due: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+    def _fire_all(self, due: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
         for call, arguments in due:
-            self._ring(call, arguments)
+            self._fire(call, arguments)
 
     def on_resumed(self) -> None:
-        """Take stock before anything is heard."""
+        """Runs before pending input is handled."""
 
     def die(self) -> None:
         self.is_alive = False
         self.is_paused = False
-        self._facts, self._letters, self._due = [], {}, []
+        self._calls, self._payloads, self._due = [], {}, []

@@ -1,7 +1,6 @@
-"""The scheduler: what happens next, and what time it is then.
+"""The scheduler: a simulated clock and a queue of planned calls.
 
-The law: time never goes back; what was planned for the same moment happens in the order it was planned. So a
-history is a function of the plans alone.
+Time never goes back, and calls for the same time run in the order they were planned, so a simulation is deterministic.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-# (when, order, call, arguments); a list, so that a plan can be given up in its place.
+# (when, order, call, arguments); a list, so that a plan can be cancelled in the heap.
 Plan = list[Any]
 
 
 class Scheduler:
-    """One heap of plans and one clock, which stands still between them."""
+    """One heap of plans, and a clock that jumps from one to the next."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.count = 0  # plans that were carried out
+        self.count = 0  # calls made
         self._heap: list[Plan] = []
         self._order = 0
 
     def at(self, when: float, call: Callable[..., None], *arguments: object) -> Plan:
-        """Plan a call. What should have been in the past is now."""
+        """Plan a call. A time in the past means now."""
         self._order += 1
         plan: Plan = [when if when > self.now else self.now, self._order, call, arguments]
         heapq.heappush(self._heap, plan)
@@ -34,7 +33,7 @@ class Scheduler:
         return self.at(self.now + seconds, call, *arguments)
 
     def run(self, until: float) -> None:
-        """Carry out everything that is planned up to that time."""
+        """Run all calls planned up to that time."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             when, _, call, arguments = heapq.heappop(heap)
@@ -49,12 +48,12 @@ class Scheduler:
         return not self._heap
 
 
-def give_up(plan: Plan | None) -> None:
-    """A plan that is given up is not carried out."""
+def cancel(plan: Plan | None) -> None:
+    """Cancel a plan."""
     if plan is not None:
         plan[2] = None
 
 
 def is_due(deadline: float, now: float) -> bool:
-    """Sums of seconds differ in their last digits. A process that stood still may look at its clock too early."""
+    """Whether a deadline is due, tolerating rounding of sums."""
     return deadline <= now + 1e-6

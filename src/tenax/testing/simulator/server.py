@@ -1,9 +1,8 @@
 """A serving process: the real coordinator machine on a model of the tcp engine's server.
 
-The law is the engine's: a connection belongs to the node that joined by it, and of two connections of one node the
-later one counts; a node is lost when its connection was closed (its agent is dead and its workers are gone) or
-when nothing was heard of it for a lease, never because a connection was reset; what is said is written into the
-marker first.
+It follows the engine's rules: a connection belongs to the node that joined over it, and of two connections of a node
+the later one counts. A node is lost when its connection is closed (its agent and workers are dead) or its lease
+expires, not when a connection is reset. Decisions are written to the marker before they are sent.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tenax.testing.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
 from tenax.testing.simulator.network import FIN, RESET, Clocks, End
-from tenax.testing.simulator.scheduler import Plan, give_up, is_due
+from tenax.testing.simulator.scheduler import Plan, cancel, is_due
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,17 +50,17 @@ class Server:
         self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
         self.checker = RunChecker(settings)
         self.is_open = True
-        self.heard_generation = opened.generation  # the greatest that anybody has told us of
-        self.heard_restarts = opened.restarts_used
+        self.known_generation = opened.generation  # the greatest that a node has reported
+        self.known_restarts = opened.restarts_used
         self.causes_seen = 0
-        self.sends_left = -1  # the process dies after so many more words; negative: it does not
-        self.on_beheaded: Callable[[], None] = lambda: None
+        self.sends_left = -1  # the process dies after this many messages; negative: never
+        self.on_killed: Callable[[], None] = lambda: None
         self._ends: dict[str, End] = {}
         self._all_ends: list[End] = []
         self._heard_at: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self._clocks: dict[str, Clocks] = {}
-        self._misdated_s: dict[int, float] = {}  # by generation; the simulator knows every clock
+        self._clock_errors_s: dict[int, float] = {}  # by generation
         self._deadline: float | None = None
         self._deadline_plan: Plan | None = None
         self._marker = agent.host.marker = agent.host.marker or Marker()
@@ -83,47 +82,47 @@ class Server:
         before = self.state.phase
         if self.cluster.parts.are_checked_inside:
             self.checker.expect(self.state, event)
-        says = self.machine.step(event, now)
+        sends = self.machine.step(event, now)
         if self.cluster.history is not None:
-            answers = "; ".join(f"{describe(say.event)} to {','.join(say.to)}" for say in says) or "-"
+            answers = "; ".join(f"{describe(send.event)} to {','.join(send.to)}" for send in sends) or "-"
             phases = (
                 f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
             )
             self._note(f"{describe(event)} -> {answers}{phases}")
-        self.cluster.checks.stepped(self, event, says, now)
+        self.cluster.checks.stepped(self, event, sends, now)
         self._write_marker()
-        for say in says:
-            self._deliver(say)
+        for send in sends:
+            self._deliver(send)
         self._plan_deadline()
         if self.state.phase is RunPhase.OVER and before is not RunPhase.OVER and self.agent.has_left:
             self._leave_later()
 
     def _write_marker(self) -> None:
-        """A restart is written down with the generation that it paid for: who follows us charges it again if not."""
+        """Write a restart together with the generation that it formed, so that a successor does not charge it again."""
         marker, state = self._marker, self.state
         if state.phase is RunPhase.RUNNING and state.generation > marker.generation:
             marker.generation, marker.restarts_used = state.generation, state.restarts_used
             marker.store = state.store
         marker.verdict = state.verdict or marker.verdict
 
-    def unsure_s(self, generation: int) -> float:
-        """How wrong the times of failures of this generation are: what is known of the nodes' clocks is not exact."""
-        return self._misdated_s.get(generation, 0.0)
+    def clock_error_s(self, generation: int) -> float:
+        """Return the error of the failure times of a generation, due to the estimated clock differences."""
+        return self._clock_errors_s.get(generation, 0.0)
 
-    def operator_says(self, event: AnyCoordinatorEvent) -> None:
-        """An operator's word."""
+    def on_operator_request(self, event: AnyCoordinatorEvent) -> None:
+        """Handle an operator's request."""
         if self.is_open:
             self._step(event)
 
     def _plan_deadline(self) -> None:
         deadline = self.state.next_deadline()
         if deadline != self._deadline:
-            give_up(self._deadline_plan)
+            cancel(self._deadline_plan)
             self._deadline = deadline
             if deadline is not None:
-                self._deadline_plan = self.agent.later(deadline - self.agent.clock(), self._time_went_by)
+                self._deadline_plan = self.agent.later(deadline - self.agent.clock(), self._on_deadline)
 
-    def _time_went_by(self) -> None:
+    def _on_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None
         if not self.is_open:
             return
@@ -131,22 +130,22 @@ class Server:
             self._step(Tick(), deadline)
         self._plan_deadline()
 
-    def _deliver(self, say: Send) -> None:
-        is_last_word = isinstance(say.event, events.RunEnded | events.JoinRefused)
-        for node_id in say.to:
+    def _deliver(self, send: Send) -> None:
+        is_final = isinstance(send.event, events.RunEnded | events.JoinRefused)
+        for node_id in send.to:
             if not self.is_open:
                 return
             end = self._ends.get(node_id)
             if end is None:
                 continue
-            end.send(("event", say.event))
-            if is_last_word:
+            end.send(("event", send.event))
+            if is_final:
                 end.finish()
             if self.sends_left >= 0:
                 self.sends_left -= 1
                 if self.sends_left < 0:
                     self.agent.crash()
-                    self.on_beheaded()
+                    self.on_killed()
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -173,17 +172,17 @@ class Server:
                     return
             elif self._ends.get(end.node_id) is not end:
                 return  # the node has opened another connection since
-            self._step(Received(end.node_id, self._dated(end, what)))
+            self._step(Received(end.node_id, self._with_time(end, what)))
             if isinstance(what, messages.NodeJoined) and end.node_id in self.state.nodes:  # not refused
-                self.heard_generation = max(self.heard_generation, what.generation)
-                self.heard_restarts = max(self.heard_restarts, what.restarts_used)
+                self.known_generation = max(self.known_generation, what.generation)
+                self.known_restarts = max(self.known_restarts, what.restarts_used)
         elif payload is FIN or payload is RESET:
             self._on_closed(end, payload)
 
-    def _dated(self, end: End, message: messages.FromNode) -> messages.FromNode:
+    def _with_time(self, end: End, message: messages.FromNode) -> messages.FromNode:
         if (
             not isinstance(message, messages.FailureSeen | messages.NodeStopped)
-            or not self.cluster.setup.engine.dates_words
+            or not self.cluster.setup.engine.dates_messages
         ):
             return message
         clocks = self._clocks.get(end.node_id)
@@ -191,13 +190,17 @@ class Server:
             sent_at = max(message.sent_at, self.agent.clock() - clocks.difference)
             message = msgspec.structs.replace(message, sent_at=sent_at)
         now_there = self.cluster.schedule.now + end.out.sink.host.offset
-        self._misdated_s[message.generation] = max(self.unsure_s(message.generation), now_there - message.sent_at)
+        self._clock_errors_s[message.generation] = max(
+            self.clock_error_s(message.generation), now_there - message.sent_at
+        )
         return message
 
     def _bind(self, end: End) -> bool:
         node_id = end.node_id
         old = self._ends.get(node_id)
-        if self._attempts.get(node_id, 0) > end.attempt:  # given up before it was read: a handshake would show it
+        if (
+            self._attempts.get(node_id, 0) > end.attempt
+        ):  # the agent has abandoned this attempt; a handshake would show it
             end.abort()
             return False
         self._ends[node_id] = end
@@ -206,8 +209,8 @@ class Server:
         self._heard_at[node_id] = self.agent.clock()
         if old is not None and old is not end:
             old.abort()
-        if is_new and node_id != self.agent.info.node_id:  # the node in our own process has no lease
-            self.agent.later(self.cluster.setup.terms.lease_s, self._judge, node_id)
+        if is_new and node_id != self.agent.info.node_id:  # the node in this process has no lease
+            self.agent.later(self.cluster.setup.terms.lease_s, self._check_lease_of, node_id)
         return True
 
     def _on_closed(self, end: End, how: Payload) -> None:
@@ -221,22 +224,22 @@ class Server:
         if how is FIN or self.cluster.setup.engine.reset_means_death:
             self._lose(node_id, "its connection was closed")
 
-    def _judge(self, node_id: str) -> None:
-        """Nothing is judged that was not heard first: see ``Process.resume``."""
+    def _check_lease_of(self, node_id: str) -> None:
+        """Check the lease of a node. Pending input is read before: see ``Process.resume``."""
         heard_at = self._heard_at.get(node_id)
         if heard_at is None or not self.is_open:
             return
         left_s = heard_at + self.cluster.setup.terms.lease_s - self.agent.clock()
         if left_s > 1e-6:
-            self.agent.later(left_s, self._judge, node_id)
+            self.agent.later(left_s, self._check_lease_of, node_id)
             return
         end = self._ends.pop(node_id, None)
         if end is not None:
             end.abort()
         self._lose(node_id, f"silent for {self.cluster.setup.terms.lease_s:g} s")
 
-    def was_absent(self, seconds: float) -> None:
-        """The rule of the real server (``_engines/tcp/server.py``) and its seat."""
+    def on_resumed(self, seconds: float) -> None:
+        """Extend leases after a suspension, as the real server does (``_engines/tcp/server.py``)."""
         if not self.cluster.setup.engine.reads_before_judging:
             return
         now = self.agent.clock()
@@ -245,15 +248,15 @@ class Server:
             seconds = float("inf")
         self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
 
-    def own_agent_has_left(self) -> None:
-        """Nobody judges the node in our own process by its silence."""
+    def on_own_agent_left(self) -> None:
+        """Remove the node in this process, which has no lease."""
         if self.is_open and self.agent.info.node_id in self._heard_at:
             self._lose(self.agent.info.node_id, "it has left")
 
     def _lose(self, node_id: str, why: str) -> None:
         del self._heard_at[node_id]
         self._clocks.pop(node_id, None)
-        self.cluster.checks.disturbed()
+        self.cluster.checks.on_disturbance()
         self._step(NodeLost(node_id, why))
         self._leave_if_done()
 
@@ -264,7 +267,7 @@ class Server:
         return bool(self._heard_at.keys() - {self.agent.info.node_id})
 
     def must_stay(self) -> bool:
-        """Whether others need us: until the run is over, and then until they have heard so."""
+        """Whether other nodes need this coordinator: until the run has ended and they have received the verdict."""
         if self.state.phase is RunPhase.OVER:
             self._leave_later()
         return self._has_others
@@ -281,7 +284,7 @@ class Server:
             self.agent.exit()
 
     def close(self) -> None:
-        """The process is gone: its system closes every connection."""
+        """Close every connection, as the kernel does when a process exits."""
         self._stop_listening()
         for end in self._all_ends:
             end.close()

@@ -1,8 +1,7 @@
-"""The setup of a simulation: everything that is decided before it begins.
+"""The setup of a simulation: a value that, with its seed, determines the whole history.
 
-A setup is a value. It says who is there, how the network, the workers and the engine behave, and which faults
-happen when; together with its seed it determines the whole history. ``draw.py`` makes one out of a seed,
-``shrink.py`` makes smaller ones.
+It defines the nodes, the behaviour of the network, the workers and the engine, and which faults happen when.
+``draw.py`` derives one from a seed, ``shrink.py`` makes smaller ones.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from tenax._core.lease import LeaseTerms
 
 
 class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One place for an agent. If the agent dies, another one is started there."""
+    """The plan of one node. If its agent dies, another one is started."""
 
     host: int
     start_at: float = 0.0
@@ -24,7 +23,7 @@ class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something bad that happens. What ``a`` and ``b`` mean depends on the kind (``faults.py``)."""
+    """One fault. The meaning of ``a`` and ``b`` depends on the kind (``faults.py``)."""
 
     at: float
     kind: str
@@ -34,7 +33,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """How long segments are under way."""
+    """How long segments take to arrive."""
 
     least_s: float = 0.0002
     jitter_s: float = 0.002
@@ -45,47 +44,45 @@ class Delays(msgspec.Struct, frozen=True):
 class Habits(msgspec.Struct, frozen=True):
     """How workers behave. Shares are probabilities."""
 
-    start_s: float = 0.05  # to start one takes up to this
-    generation_s: float = 60.0  # a generation that nobody disturbs succeeds after about this
+    start_s: float = 0.05  # maximum time to start one
+    generation_s: float = 60.0  # approximate duration of a generation without faults
     fails: float = 0.1  # share of workers that fail by themselves
     fails_within_s: float = 20.0
-    collateral: float = 0.6  # share of workers that die when a peer has died
+    collateral: float = 0.6  # share of workers that fail after a peer has failed
     collateral_s: float = 0.5
     ignores_term: float = 0.1
-    ends_within_s: float = 0.3  # after being asked to
-    leaves_behind: float = 0.1  # processes that need clearing
-    stuck: float = 0.0  # in the kernel: SIGKILL does not end it
-    kill_s: float = 0.05  # until killed processes are gone; must be less than lease - fence
+    ends_within_s: float = 0.3  # after a stop signal
+    leaves_behind: float = 0.1  # share of workers that leave processes behind
+    stuck: float = 0.0  # in the kernel: SIGKILL has no effect
+    kill_s: float = 0.05  # until killed processes have exited; must be less than lease - fence
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """What the tcp engine and the keeper do. Each default is a duty; a test that turns one off shows what breaks."""
+    """The behaviour of the tcp engine and the keeper. Each default is required: tests show what breaks without it."""
 
-    # The node's connection is held by its keeper too, and is closed when the node is clear: FIN means that the agent
-    # is dead and so is every worker.
+    # The keeper holds the node's connection too, and it is closed when the node is clear: FIN means that the agent and
+    # all its workers are dead.
     keeper_holds_socket: bool = True
-    # A connection that was reset says nothing about the node at its end: only silence does.
+    # A reset connection does not mean that the node is dead; only an expired lease does.
     reset_means_death: bool = False
-    # A coordinator that was paused hears everything that has arrived before it judges anybody's silence, and takes its
-    # own absence for nobody's.
+    # A coordinator that was suspended reads pending input before it checks leases, and adds the time of its suspension
+    # to them.
     reads_before_judging: bool = True
-    # An agent that was paused looks at its lease before it listens, and accepts no generation under a lease that has
-    # run out.
+    # An agent that was suspended checks its lease before it reads, and accepts no generation under an expired lease.
     judges_before_reading: bool = True
-    # The keeper ends the workers when the lease runs out, also while the agent stands still.
+    # The keeper ends the workers when the lease expires, also while the agent is suspended.
     keeper_enforces_lease: bool = True
-    # Every "ready" offers a store that was never offered before ...
+    # Every "ready" message offers a store that was never offered before ...
     offers_fresh_store: bool = True
-    # ... and all offers are kept until a generation is heard of: its members may have been told of an earlier one.
+    # ... and all offers are kept until a generation is received, because it may use an earlier one.
     keeps_offers: bool = True
-    # Before anything is said, the marker at the endpoint holds the generation, the restarts used, and the verdict.
+    # The marker at the endpoint contains the generation, the restarts used and the verdict before they are sent.
     marker_remembers: bool = True
-    # A new agent joins, and an agent serves in the place of a dead one, only when nothing that the dead one started is
-    # alive.
+    # A new agent joins, or replaces a dead coordinator, only when no process of the dead agent is alive.
     waits_for_earlier_self: bool = True
-    # Beats carry the sender's clock. A word is dated by the smallest difference of the two clocks that was seen lately,
-    # so that it does not matter how long it was under way, or waited to be read.
-    dates_words: bool = True
+    # Beats carry the sender's clock. A message is dated with the smallest recent difference of the two clocks, so that
+    # its delay does not matter.
+    dates_messages: bool = True
     # How long an agent looks for a coordinator before it gives up.
     give_up_s: float = 120.0
 
@@ -99,7 +96,7 @@ class Setup(msgspec.Struct, frozen=True):
     min_nodes: int = 1
     max_nodes: int = 4
     max_restarts: int = 3
-    pause_s: float = 0.0  # the restart policy waits so long before a restart
+    pause_s: float = 0.0  # pause of the restart policy before a restart
     join_timeout_s: float = 60.0
     last_call_s: float = 1.0
     scale_up: bool = True
@@ -110,13 +107,13 @@ class Setup(msgspec.Struct, frozen=True):
     habits: Habits = Habits()
     engine: Engine = Engine()
     faults: tuple[Fault, ...] = ()
-    # 0: faults all the time. Else they stop then, and what must happen after that is checked as well ...
+    # When faults stop, after which liveness is checked; 0: never.
     calm_at: float = 0.0
-    disturbance: str = ""  # ... and after this single one, once the cluster has settled (``liveness.py``)
+    disturbance: str = ""  # a single fault once the cluster has settled, with its own time limit (``liveness.py``)
 
     @property
     def hosts(self) -> int:
         return 1 + max(node.host for node in self.nodes)
 
 
-ENDPOINT = 0  # the host where the coordinator is served
+ENDPOINT = 0  # the host of the coordinator

@@ -1,7 +1,7 @@
-"""Shrinking: a smaller setup that breaks the same property.
+"""Shrinking: finds a smaller setup that breaks the same property.
 
-Faults are left out (halves first, then single ones), then nodes, then the time after the property broke. A smaller
-setup is another history, so it counts only if the same property breaks in it.
+It removes faults after the failure, then other faults (halves first, then single ones), nodes, and kinds of worker
+failures. A smaller setup counts only if it breaks the same property.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def shrink(broken: Outcome, parts: Parts | None = None, *, most: int = 400) -> Outcome:
-    """The smallest broken outcome that was found in that many tries."""
+    """Return the smallest broken outcome found in ``most`` tries."""
     best = broken
     tries = 0
     is_better = True

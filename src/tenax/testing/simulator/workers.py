@@ -1,9 +1,8 @@
-"""Workers that exist only here, and the keeper above them.
+"""Fake workers, and a model of the keeper.
 
-The law: the intervals in which these workers are alive are the truth that every check is made against; no machine
-is asked. The keeper obeys orders one after the other, outlives its agent, and ends everything when the agent is
-dead or the lease has run out. A worker that is stuck in the kernel counts as ended when it was killed: it will not
-execute another instruction, but the keeper cannot say that the node is clear.
+All checks compare with when these workers are alive, not with the state of a machine. The keeper executes commands in
+order, outlives its agent, and ends all workers when the agent is dead or the lease has expired. A killed worker that is
+stuck in the kernel counts as ended, because it executes no further instruction, but the node does not become clear.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tenax._core.agent import SIGKILL
 from tenax._core.commands import ExamineFailure
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import Evidence
-from tenax.testing.simulator.scheduler import Plan, give_up
+from tenax.testing.simulator.scheduler import Plan, cancel
 
 if TYPE_CHECKING:
     from tenax._core.events import AnyEvent
@@ -38,9 +37,9 @@ class Worker:
         self.pid = pid
         self.is_alive = False
         self.was_asked = False
-        self.is_doomed = False  # a peer has died, and this one will notice
+        self.is_doomed = False  # a peer has died, which may make this one fail
         self.is_genuine = False  # it failed by itself
-        self.failed_at: float | None = None  # when what ended it was raised
+        self.failed_at: float | None = None  # when its error was raised
         self.wrote_error = False
         self.is_stuck = False
         self.began_at: float | None = None
@@ -52,11 +51,11 @@ class Worker:
 
     @property
     def counts(self) -> bool:
-        """Whether it says which step it is at. Some scripts do."""
+        """Whether it reports its steps, as some scripts do."""
         return self.began_at is not None and self.global_rank % 2 == 0
 
     def progress(self, now: float) -> WorkerProgress:
-        """Ten steps a second, and the last two seconds of a generation are not saved."""
+        """Return progress at ten steps per second; the last two seconds of a generation are not in its checkpoint."""
         assert self.began_at is not None
         until = now if self.ended_at is None else self.ended_at
         first, count, ahead = int(10 * self.began_at), int(10 * (until - self.began_at)), self.keeper.agent.host.offset
@@ -68,19 +67,19 @@ class Worker:
 
 
 class Keeper:
-    """Starts, signals, clears and kills the workers of one agent, and tells it."""
+    """Starts, signals, clears and kills the workers of one agent, and reports events to it."""
 
     def __init__(self, agent: AgentProcess) -> None:
         self.agent = agent
         self.cluster = agent.cluster
         self.workers: dict[int, Worker] = {}
-        self.leftovers: Formation | None = None  # of which generation processes are alive that are not workers
+        self.leftovers: Formation | None = None  # the generation whose workers left live processes behind
         self._starting: list[Plan] = []
-        self._free_at = 0.0  # when the orders so far are carried out
+        self._free_at = 0.0  # when all commands so far are executed
         self._has_stuck = False
-        self._is_clearing = 0  # the generation whose end is to be told
+        self._is_clearing = 0  # the generation for which NodeCleared is due
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def start(self, assignment: Assignment) -> None:
         cluster = self.cluster
@@ -100,29 +99,29 @@ class Keeper:
 
     def clear(self, generation: int) -> None:
         self._is_clearing = generation
-        self._in_turn(self._cleared_politely, generation)
+        self._in_turn(self._clear_after_signal, generation)
 
     def kill(self, generation: int) -> None:
         self._is_clearing = generation
         self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
 
     def fence(self) -> None:
-        """The lease has run out and the agent stands still."""
+        """Kill the workers: the lease has expired and the agent is suspended."""
         why = "this node was cut off from the others for too long"
         generation = self.agent.state.generation
-        self._tell(events.Fenced(generation, why))
+        self._emit(events.Fenced(generation, why))
         self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
 
     def agent_died(self) -> None:
         for plan in self._starting:
-            give_up(plan)
+            cancel(plan)
         self._free_at = 0.0
-        self._in_turn(self._buried, within=self.cluster.habits.kill_s)
+        self._in_turn(self._after_agent_death, within=self.cluster.habits.kill_s)
 
     def vanish(self) -> None:
-        """The power is gone."""
+        """Disappear with the host's power."""
         for plan in self._starting:
-            give_up(plan)
+            cancel(plan)
         for worker in self.workers.values():
             self._ends(worker)
         self.leftovers = None
@@ -131,26 +130,26 @@ class Keeper:
         at = max(self.cluster.schedule.now, self._free_at) + within * self.cluster.dice.random()
         self.cluster.schedule.at(at, call, *arguments)  # type: ignore[arg-type]
 
-    # --- what happens to the processes --------------------------------------------------------------------------------
+    # --- processes ----------------------------------------------------------------------------------------------------
 
     def _begin(self, worker: Worker) -> None:
         cluster, habits, dice = self.cluster, self.cluster.habits, self.cluster.dice
-        if cluster.is_rough and dice.random() < habits.fails * 0.05:
+        if cluster.has_faults and dice.random() < habits.fails * 0.05:
             worker.is_genuine, worker.failed_at = True, cluster.schedule.now
             cluster.checks.failed(worker)
             at = cluster.schedule.now + self.agent.host.offset
-            self._tell(events.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
+            self._emit(events.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
             self._spread(worker)
             return
         worker.is_alive, worker.began_at = True, cluster.schedule.now
         cluster.checks.began(worker)
         if dice.random() < habits.leaves_behind:
             self.leftovers = worker.formation
-        worker.is_stuck = cluster.is_rough and dice.random() < habits.stuck
-        self._tell(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
+        worker.is_stuck = cluster.has_faults and dice.random() < habits.stuck
+        self._emit(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
         ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * dice.random()
         cluster.schedule.at(ends_at, self._succeed, worker)
-        if cluster.is_rough and dice.random() < habits.fails:
+        if cluster.has_faults and dice.random() < habits.fails:
             cluster.schedule.after(habits.fails_within_s * dice.random(), self._fail_while_rough, worker)
 
     def _succeed(self, worker: Worker) -> None:
@@ -158,11 +157,11 @@ class Keeper:
             self._exit(worker, 0)
 
     def _fail_while_rough(self, worker: Worker) -> None:
-        if self.cluster.is_rough:
+        if self.cluster.has_faults:
             self.fail(worker)
 
     def fail(self, worker: Worker) -> None:
-        """It fails by itself: raises, exits or crashes."""
+        """Let the worker fail by itself: raise, exit or crash."""
         if not worker.is_alive or worker.failed_at is not None or not self._is_reachable:
             return
         worker.is_genuine = True
@@ -177,8 +176,8 @@ class Keeper:
         else:
             self._exit(worker, 3 if kind < 0.8 else -_SEGV)
 
-    def _fail_too(self, worker: Worker) -> None:
-        """It fails because a peer is gone."""
+    def _fail_after_peer(self, worker: Worker) -> None:
+        """Let the worker fail because a peer is gone."""
         if worker.is_alive and worker.failed_at is None:
             worker.failed_at = self.cluster.schedule.now
             worker.wrote_error = self.cluster.dice.random() < 0.7
@@ -188,7 +187,7 @@ class Keeper:
         if not worker.is_alive:
             return
         self._ends(worker)
-        self._tell(
+        self._emit(
             events.WorkerExited(
                 worker.generation,
                 worker.local_rank,
@@ -207,14 +206,14 @@ class Keeper:
             self.cluster.checks.ended(worker)
 
     def _spread(self, worker: Worker) -> None:
-        """Some of its peers will fail because of it; the others wait for it for ever."""
+        """Let some peers fail as a consequence; the others wait for it forever."""
         dice, habits = self.cluster.dice, self.cluster.habits
         for peer in worker.formation.workers:
             if peer.is_alive and not peer.is_doomed and peer is not worker:
                 peer.is_doomed = True
                 if dice.random() < habits.collateral:
                     seconds = 0.005 + habits.collateral_s * dice.random()
-                    self.cluster.schedule.after(seconds, peer.keeper._fail_too, peer)
+                    self.cluster.schedule.after(seconds, peer.keeper._fail_after_peer, peer)
 
     def _signalled(self, signal: int) -> None:
         dice, habits = self.cluster.dice, self.cluster.habits
@@ -224,19 +223,19 @@ class Keeper:
                 if dice.random() >= habits.ignores_term:
                     code = dice.choice((-signal, 128 + signal, 1, 0))
                     if worker.failed_at is not None and code == 0:
-                        code = -signal  # it was on its way out, with an error
+                        code = -signal  # it was exiting with an error
                     self.cluster.schedule.after(habits.ends_within_s * dice.random(), self._exit, worker, code)
 
     def _is_of(self, generation: int) -> bool:
         return any(worker.generation == generation for worker in self.workers.values())
 
-    def _cleared_politely(self, generation: int) -> None:
+    def _clear_after_signal(self, generation: int) -> None:
         if not self._is_of(generation):
             return  # done already
         if self.leftovers is not None and self.cluster.dice.random() < 0.5:
             return  # they ignore SIGTERM
         self.leftovers = None
-        self._tell_if_clear()
+        self._report_if_clear()
 
     def _killed(self, generation: int) -> None:
         if not self._is_of(generation):
@@ -250,46 +249,46 @@ class Keeper:
             else:
                 self._exit(worker, -SIGKILL)
         self.leftovers = None
-        self._tell_if_clear()
+        self._report_if_clear()
 
-    def _buried(self) -> None:
+    def _after_agent_death(self) -> None:
         if self.agent.host.is_up:
             for worker in self.workers.values():
                 if worker.is_alive:
                     self._ends(worker)
                     self._spread(worker)
             self.leftovers = None
-            self.agent.on_buried()
+            self.agent.on_cleared()
 
-    def _tell_if_clear(self) -> None:
+    def _report_if_clear(self) -> None:
         if self._is_clearing and not self._has_stuck:
             generation, self._is_clearing = self._is_clearing, 0
-            if said := tuple(each.progress(self.cluster.schedule.now) for each in self.workers.values() if each.counts):
-                self._tell(events.ProgressSeen(generation, said))
-            self._tell(events.NodeCleared(generation))
+            if sent := tuple(each.progress(self.cluster.schedule.now) for each in self.workers.values() if each.counts):
+                self._emit(events.ProgressSeen(generation, sent))
+            self._emit(events.NodeCleared(generation))
 
-    def examine(self, order: ExamineFailure) -> None:
+    def examine(self, command: ExamineFailure) -> None:
         """Look for an error file and the last lines."""
-        worker, dice = self.workers[order.local_rank], self.cluster.dice
+        worker, dice = self.workers[command.local_rank], self.cluster.dice
         if worker.wrote_error and worker.failed_at is not None:
             what = f"RuntimeError: rank {worker.global_rank} {'failed' if worker.is_genuine else 'lost a peer'}"
             evidence = Evidence("RuntimeError", what, raised_at=worker.failed_at + self.agent.host.offset)
-        elif self.cluster.is_rough and dice.random() < 0.1:
-            return  # a disk that does not answer
+        elif self.cluster.has_faults and dice.random() < 0.1:
+            return  # the disk does not answer
         else:
             evidence = Evidence(last_lines=("the end",))
-        self._tell(events.FailureExamined(order.generation, order.local_rank, evidence), 0.3)
+        self._emit(events.FailureExamined(command.generation, command.local_rank, evidence), 0.3)
 
     @property
     def _is_reachable(self) -> bool:
         return self.agent.host.is_up
 
-    def _tell(self, event: AnyEvent, within: float = 0.003) -> None:
-        """By a pipe: in order, and soon."""
+    def _emit(self, event: AnyEvent, within: float = 0.003) -> None:
+        """Send an event to the agent through a pipe: in order, with a short delay."""
         agent = self.agent
-        at = max(self.cluster.schedule.now + within * self.cluster.dice.random(), agent.last_fact_at)
+        at = max(self.cluster.schedule.now + within * self.cluster.dice.random(), agent.last_event_at)
         if isinstance(event, events.FailureExamined):
             at = self.cluster.schedule.now + within * self.cluster.dice.random()
         else:
-            agent.last_fact_at = at
+            agent.last_event_at = at
         self.cluster.schedule.at(at, agent.do, agent.step, event)
