@@ -2,7 +2,7 @@
 
 One thread serves all connections; it waits for a descriptor or for the next deadline. Each connection has a time limit,
 a size limit and one request. At the maximum number of connections the server closes one without a request: the oldest
-of the peer address that has the most of them. So idle connections of one peer do not displace those of others, and a
+of the peer address that has the most of them. So idle connections of one peer do not displace other peers, and a
 probe that sends its request at once is answered. Connecting and disconnecting without a request, as TCP probes do, is
 not an error.
 
