@@ -127,7 +127,7 @@ class Lookup:
             os.close(reader)
 
 
-def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
+def open_listeners(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
     """Listen at those of the addresses that belong to this host.
 
     Return no sockets if none does, or if another process listens there. A host name that resolves to loopback addresses

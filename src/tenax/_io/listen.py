@@ -1,4 +1,4 @@
-"""Listening sockets for stores, at one address or on all interfaces."""
+"""Listening sockets, at one address or on all interfaces."""
 
 from __future__ import annotations
 

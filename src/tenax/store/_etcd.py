@@ -345,7 +345,7 @@ class EtcdStore(Store):
             del missing[0]
 
     def _has_changed(self, key_range: tuple[bytes, bytes], since: int, deadline: float) -> bool:
-        """Watch until something is put there after the revision ``since``. False: it is late."""
+        """Watch until a key in the range is put after the revision ``since``. Return False at the deadline."""
         from_revision = since + 1
         while (left_s := deadline - time.monotonic()) > 0:
             try:

@@ -4,7 +4,7 @@ A value up to ``PART_BYTES`` is stored under its key. A larger value is written 
 a *head* that refers to the parts. So a value becomes visible atomically. The transaction that replaces a head also
 deletes its parts. A writer that dies between its parts and its head leaves the parts behind as garbage.
 
-A short value that starts like a head is stored in parts, too, so that a head is always a head.
+A short value that starts like a head is stored in parts, too, so that heads are unambiguous.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Step(msgspec.Struct, Generic[T], frozen=True):
 
     result: T
     operations: tuple[Put | Delete, ...] = ()
-    guards: tuple[Compare, ...] = ()  # what was found, and must still be so
+    guards: tuple[Compare, ...] = ()  # conditions on what was read
 
 
 class EtcdWriter:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(LocalStore):
-    """Shared by all clones. Thread-safe; a clone is needed only for another timeout."""
+    """A store in memory, shared with its clones. Thread-safe; a clone is needed only for another timeout."""
 
     def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT_S) -> None:
         super().__init__(timeout)

@@ -380,7 +380,8 @@ class StoreServer:
 
     def _on_descriptor(self, descriptor: int) -> None:
         if descriptor == self._listener.fileno():
-            self._has_pending_accepts = True  # accept later: descriptor numbers may still have events here
+            # Accept after this round: a new connection may reuse a number that still has an event.
+            self._has_pending_accepts = True
         elif descriptor in self._watched:
             self._watched[descriptor]()
         # else: a connection that was dropped in this round
