@@ -51,7 +51,7 @@ def test_a_receiver_that_never_returns_holds_up_nobody() -> None:
         entered.set()
         may_end.wait(PATIENCE_S)
 
-    delivery = Delivery("the stuck one", take, most_waiting=10)
+    delivery = Delivery("the stuck one", take, max_waiting=10)
     delivery.put("first")
     assert entered.wait(PATIENCE_S)
     for number in range(15):

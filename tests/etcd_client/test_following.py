@@ -10,7 +10,7 @@ import pytest
 from etcd_client.kit import ClientInLoop, ScriptedServer, http
 from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from kit.linear import assert_linear
-from tenax._io.etcd.address import Place
+from tenax._io.etcd.endpoint import EtcdEndpoint
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
 from tenax._io.etcd.http_connection import HttpConnection
 from tenax._io.etcd.http_response import Head
@@ -100,7 +100,7 @@ def test_a_past_that_is_compacted_begins_again(make_etcd: Callable[..., EtcdClus
     cluster = make_etcd(**ALONE)
     with ClientInLoop(cluster.settings()) as desk, ClientInLoop(cluster.settings()) as other:
         follower = Follower(desk, b"p/")
-        desk.until(lambda: follower.following.place)
+        desk.until(lambda: follower.following.endpoint)
         cluster.kill(0)  # and the follower does not come to see it, because its loop does not run
         cluster.start(0)
         for value in (b"1", b"2", b"3"):
@@ -121,7 +121,7 @@ def test_an_etcd_that_was_wiped_begins_again(make_etcd: Callable[..., EtcdCluste
         for value in (b"1", b"2", b"3"):
             desk.call(Put(b"p/k", value))
         follower = Follower(desk, b"p/")
-        desk.until(lambda: follower.following.place)
+        desk.until(lambda: follower.following.endpoint)
         cluster.wipe()
         cluster.start_all()
         desk.until(lambda: len(follower.begun) == 2)
@@ -138,7 +138,7 @@ def test_what_is_not_allowed_ends_it(make_etcd: Callable[..., EtcdCluster]) -> N
         refused = Follower(desk, b"elsewhere/")
         allowed = Follower(desk, ALLOWED)
         desk.until(lambda: refused.troubles)
-        desk.until(lambda: allowed.following.place)
+        desk.until(lambda: allowed.following.endpoint)
         assert isinstance(refused.troubles[0], EtcdRefused)
         assert "permission denied" in refused.troubles[0].sentence
         desk.call(Put(ALLOWED + b"k", b"v"))
@@ -178,7 +178,7 @@ def test_a_stream_cut_into_single_bytes() -> None:
 @pytest.mark.parametrize("end", [b"", b"\n"], ids=["one line", "many lines"])
 def test_a_watch_is_read_in_linear_time(end: bytes) -> None:
     """Also a line without an end that comes in small parts."""
-    place = Place(0, "127.0.0.1:1")
+    place = EtcdEndpoint(0, "127.0.0.1:1")
     with ClientInLoop(etcd_settings(place.name)) as desk:
         connection = HttpConnection(desk.loop, place, desk.client.pool, None)
 

@@ -268,7 +268,7 @@ def test_deep_nesting_is_rejected_as_any_other_malformed_body(within: bytes, nes
     """It never leaves the decoder as a RecursionError."""
     body = within % nested
     for decode in (lambda: gateway.decode(Range(b"k"), 200, body), lambda: gateway.decode_watch(body)):
-        with pytest.raises(gateway.Nonsense):
+        with pytest.raises(gateway.InvalidResponse):
             decode()
     assert gateway.decode_fault(503, body).kind == "again"
 
@@ -279,7 +279,7 @@ def test_any_body_is_answered_somehow(body: bytes, status: int) -> None:
     for operation in (Range(b"k"), KeepAlive(1), Members(), Status()):
         try:
             gateway.decode(operation, status, body)
-        except gateway.Nonsense:
+        except gateway.InvalidResponse:
             assert status == 200
 
 
@@ -323,11 +323,11 @@ def test_answers_that_are_nested_too_deeply_are_no_answers_of_etcd(status: int) 
     body = b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     for operation in (Range(b"key"), Members(), Status(), KeepAlive(1), Authenticate("user", "password")):
         if status == 200:
-            with pytest.raises(gateway.Nonsense):
+            with pytest.raises(gateway.InvalidResponse):
                 gateway.decode(operation, status, body)
         else:
             assert isinstance(gateway.decode(operation, status, body), Fault)
-    with pytest.raises(gateway.Nonsense):
+    with pytest.raises(gateway.InvalidResponse):
         gateway.decode_watch(body)
 
 

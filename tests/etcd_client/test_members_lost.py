@@ -58,15 +58,15 @@ def test_a_stopped_member_is_left_by_everybody(make_etcd: Callable[..., EtcdClus
         following.start()
         lease = HeldLease(desk.client, 60, held=lambda: None, lost=lost.append, troubled=troubles.append, every_s=0.3)
         lease.start()
-        desk.until(lambda: lease.is_held and following.place)
-        stopped = index_of(cluster, following.place)
+        desk.until(lambda: lease.is_held and following.endpoint)
+        stopped = index_of(cluster, following.endpoint)
         cluster.stop(stopped)
         desk.call(create(b"k1"))
         proven_at = desk.loop.now()
         desk.until(lambda: lease.proven_at > proven_at, "the lease is kept alive elsewhere")
         desk.until(lambda: changes, "the watch goes on elsewhere")
         assert [change.kv.key for change in changes] == [b"k1"]
-        assert following.place != cluster.endpoint(stopped)
+        assert following.endpoint != cluster.endpoint(stopped)
         cluster.cont(stopped)
         desk.call(create(b"k2"))
         desk.until(lambda: len(changes) == 2)
@@ -84,10 +84,10 @@ def test_a_watch_tells_everything_once_over_the_deaths_of_its_member(make_etcd: 
     with ClientInLoop(cluster.settings()) as desk:
         following = Subscription(desk.client, b"n", b"o", begun.append, changes.extend, troubles.append)
         following.start()
-        desk.until(lambda: following.place)
+        desk.until(lambda: following.endpoint)
         number = 0
         for _ in range(3):
-            victim = index_of(cluster, following.place)
+            victim = index_of(cluster, following.endpoint)
             for _ in range(5):
                 desk.call(create(b"n%03d" % number))
                 number += 1
@@ -95,7 +95,7 @@ def test_a_watch_tells_everything_once_over_the_deaths_of_its_member(make_etcd: 
             for _ in range(5):
                 desk.call(create(b"n%03d" % number))
                 number += 1
-            desk.until(lambda: following.place and following.place != cluster.endpoint(victim), "a new stream")  # noqa: B023
+            desk.until(lambda: following.endpoint and following.endpoint != cluster.endpoint(victim), "a new stream")  # noqa: B023
             cluster.start(victim)
         desk.until(lambda: len(changes) >= number)
         desk.call(create(b"n%03d" % number))
@@ -132,8 +132,8 @@ def test_a_watch_without_a_majority_says_so(make_etcd: Callable[..., EtcdCluster
     with ClientInLoop(cluster.settings()) as desk:
         following = Subscription(desk.client, b"k", b"", lambda _: None, changes.extend, troubles.append)
         following.start()
-        desk.until(lambda: following.place)
-        others = [index for index in range(3) if index != index_of(cluster, following.place)]
+        desk.until(lambda: following.endpoint)
+        others = [index for index in range(3) if index != index_of(cluster, following.endpoint)]
         for index in others:
             cluster.kill(index)
         desk.until(lambda: troubles)

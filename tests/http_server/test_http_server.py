@@ -190,7 +190,7 @@ def test_an_answer_made_apart_holds_up_nobody(serve: Callable[..., Served]) -> N
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
-        until(lambda: len(served.server._apart.get("/slow", ())) == 2, "both to be on their way")
+        until(lambda: len(served.server._in_threads.get("/slow", ())) == 2, "both to be on their way")
         assert kube_probe(served.port, "/quick").body == b"/quick\n"
         assert kube_probe(served.port, "/slow").status == 503
         go_on.set()
@@ -213,7 +213,7 @@ def test_who_asked_may_be_gone_when_the_answer_comes(serve: Callable[..., Served
         assert here.wait(PATIENCE_S)
         impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     go_on.set()
-    until(lambda: not served.server._apart, "the answer to be made")
+    until(lambda: not served.server._in_threads, "the answer to be made")
     assert kube_probe(served.port, "/quick").body == b"/quick\n"
     assert kube_probe(served.port, "/slow").body == b"/slow\n"
 
@@ -244,7 +244,7 @@ def test_answers_that_hang_keep_nobody_from_asking_for_another(serve: Callable[.
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /stuck HTTP/1.1\r\nHost: h\r\n\r\n")
-        until(lambda: len(served.server._apart.get("/stuck", ())) == 2, "both to be on their way")
+        until(lambda: len(served.server._in_threads.get("/stuck", ())) == 2, "both to be on their way")
         heard = kube_probe(served.port, "/stuck")
         assert heard.status == 503
         assert heard.body.startswith(b"/stuck is being answered 2 times already, the first for ")

@@ -8,7 +8,7 @@ import pytest
 
 from kit.processes import PATIENCE_S
 from tenax._io.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
-from tenax._io.etcd.data_directory import last_words
+from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.managed import ManagedSettings, managed_settings
 from tenax._io.etcd.member_address import MemberAddress
 from tenax._io.etcd.member_command import cluster_token, first_cluster, member_command, present_cluster
@@ -111,6 +111,6 @@ def test_the_members_of_a_cluster_that_runs() -> None:
 def test_last_words() -> None:
     """What etcd wrote for people; else the lines as they are."""
     log = '{"msg":"a"}\n{"msg":"b","error":"no disk"}\npanic: x\ngoroutine 1 [running]:\n'
-    assert last_words(log) == "a; b: no disk"
-    assert last_words("one\n\ntwo\none\n") == "two; one"
-    assert last_words("") == ""
+    assert last_messages(log) == "a; b: no disk"
+    assert last_messages("one\n\ntwo\none\n") == "two; one"
+    assert last_messages("") == ""

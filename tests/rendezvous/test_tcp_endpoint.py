@@ -11,7 +11,7 @@ import pytest
 from tcp_kit import own_endpoint, wait_readable
 
 from kit.processes import leaving_nothing, needs_root
-from tenax._io.endpoint import DEFAULT_PORT, Address, Endpoint, Lookup, listen
+from tenax._io.endpoint import DEFAULT_PORT, Address, Endpoint, Lookup, open_listeners
 
 GOOD = [
     ("host", "host", DEFAULT_PORT),
@@ -146,7 +146,7 @@ def names(listeners: list[socket.socket]) -> list[str]:
 
 
 def test_own_addresses_are_listened_at(listening: list[socket.socket]) -> None:
-    listening += listen(Endpoint("127.0.0.1", 80), addresses("127.0.0.1"))
+    listening += open_listeners(Endpoint("127.0.0.1", 80), addresses("127.0.0.1"))
     assert names(listening) == ["127.0.0.1"]
     with socket.create_connection(listening[0].getsockname()):
         assert wait_readable(listening[0])
@@ -154,12 +154,12 @@ def test_own_addresses_are_listened_at(listening: list[socket.socket]) -> None:
 
 def test_addresses_of_others_are_not() -> None:
     with leaving_nothing():
-        assert listen(Endpoint("192.0.2.1", 80), addresses("192.0.2.1")) == []
-        assert listen(Endpoint("2001:db8::1", 80), addresses("2001:db8::1")) == []
+        assert open_listeners(Endpoint("192.0.2.1", 80), addresses("192.0.2.1")) == []
+        assert open_listeners(Endpoint("2001:db8::1", 80), addresses("2001:db8::1")) == []
 
 
 def test_of_several_addresses_those_of_this_host_count(listening: list[socket.socket]) -> None:
-    listening += listen(Endpoint("node", 80), addresses("192.0.2.1", "127.0.0.1"))
+    listening += open_listeners(Endpoint("node", 80), addresses("192.0.2.1", "127.0.0.1"))
     assert names(listening) == ["127.0.0.1"]
 
 
@@ -170,14 +170,14 @@ def test_where_somebody_serves_already_nothing_is_taken() -> None:
         taken.bind((host, int(port)))
         taken.listen()
         both = [*addresses("127.0.0.1"), *addresses(host, port=int(port))]
-        assert listen(Endpoint("node", int(port)), both) == []
+        assert open_listeners(Endpoint("node", int(port)), both) == []
 
 
 def test_a_port_is_free_for_the_next_at_once() -> None:
     """Although old connections to it are still being forgotten by the system."""
     host, _, port = own_endpoint().rpartition(":")
     for _ in range(3):
-        (door,) = listen(Endpoint(host, int(port)), addresses(host, port=int(port)))
+        (door,) = open_listeners(Endpoint(host, int(port)), addresses(host, port=int(port)))
         visitor = socket.create_connection((host, int(port)))
         door.accept()[0].close()
         door.close()
@@ -186,21 +186,21 @@ def test_a_port_is_free_for_the_next_at_once() -> None:
 
 def test_a_name_that_means_loopback_here_means_this_host_for_others(listening: list[socket.socket]) -> None:
     """Debian writes a host's own name so into /etc/hosts."""
-    listening += listen(Endpoint("node0", 0), addresses("127.0.1.1"))
+    listening += open_listeners(Endpoint("node0", 0), addresses("127.0.1.1"))
     assert set(names(listening)) <= {"0.0.0.0", "::"}
     assert "0.0.0.0" in names(listening)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_but_loopback_that_was_asked_for_stays_on_this_host(listening: list[socket.socket], host: str) -> None:
-    listening += listen(Endpoint(host, 0), addresses("127.0.0.1"))
+    listening += open_listeners(Endpoint(host, 0), addresses("127.0.0.1"))
     assert names(listening) == ["127.0.0.1"]
 
 
 def test_ipv6_and_ipv4_of_one_name_are_listened_at_side_by_side(listening: list[socket.socket]) -> None:
     if not Path("/proc/net/if_inet6").exists() or "00000001" not in Path("/proc/net/if_inet6").read_text():
         pytest.skip("there is no IPv6 loopback here")
-    listening += listen(Endpoint("localhost", 0), addresses("127.0.0.1", "::1"))
+    listening += open_listeners(Endpoint("localhost", 0), addresses("127.0.0.1", "::1"))
     assert sorted(names(listening)) == ["127.0.0.1", "::1"]
 
 
@@ -213,6 +213,6 @@ def test_a_port_that_may_not_be_taken_is_an_error_and_nothing_is_left() -> None:
     os.seteuid(65534)
     try:
         with leaving_nothing(), pytest.raises(PermissionError):
-            listen(Endpoint("127.0.0.1", 1), [*addresses("127.0.0.1"), *addresses("127.0.0.1", port=1)])
+            open_listeners(Endpoint("127.0.0.1", 1), [*addresses("127.0.0.1"), *addresses("127.0.0.1", port=1)])
     finally:
         os.seteuid(0)

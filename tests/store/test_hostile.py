@@ -55,7 +55,7 @@ def test_strangers_are_closed_at_once_and_change_nothing(resources: ExitStack) -
             assert stranger.is_closed_by_the_server()
         if number % 50 == 0:
             assert is_served(honest)
-    assert server.counted("strangers") == 300
+    assert server.counted("no_greeting") == 300
     assert is_served(honest)
 
 
@@ -109,7 +109,7 @@ def test_who_does_not_greet_in_time_is_closed_and_who_did_may_be_silent(resource
     for number, slow in enumerate(silent):
         slow.send(ask.GREETING[: number % 5])
     assert all(slow.is_closed_by_the_server() for slow in silent)
-    assert server.counted("strangers") == 20
+    assert server.counted("no_greeting") == 20
     assert is_served(honest)
 
 

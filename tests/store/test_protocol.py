@@ -50,9 +50,9 @@ def test_the_greeting_may_come_byte_by_byte() -> None:
     """P1"""
     session = Session(KeyValues(Limits()))
     for byte in ask.GREETING:
-        assert not session.is_known
+        assert not session.has_greeted
         assert session.receive(bytes([byte])) == b""
-    assert session.is_known
+    assert session.has_greeted
     assert session.receive(ask.ping(b"abcd")) == b"abcd"
 
 

@@ -93,7 +93,7 @@ class StoreAddress:
                 hosts = [each for each in part.store_peers if each not in self._own_addresses]
                 self._host.serve(part.generation, part.master_port, hosts)
             else:
-                self._host.serve_nobody()
+                self._host.stop_serving()
 
     def close(self) -> None:
         if self._host is not None:

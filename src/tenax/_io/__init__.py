@@ -1,1 +1,1 @@
-"""Input and output that knows nothing of runs: the loop, sockets, TLS, HTTP, etcd, pipes and files."""
+"""Input and output, independent of runs: the loop, sockets, TLS, HTTP, etcd, pipes and files."""

@@ -1,14 +1,14 @@
-"""Channel: whole messages, and file descriptors with them, between an agent and its own helper processes.
+"""Channel: messages with file descriptors between an agent and its helper processes.
 
-A channel is one end of a Unix socket pair that only the agent and a child it started hold. A message is a tuple of
-plain values (numbers, text, bytes, lists, dicts); ``marshal`` carries it, which costs no import and is safe here
-because both ends run the same interpreter and nobody else can reach the socket. Nothing that a stranger can write to is
-ever read this way.
+A channel is one end of a Unix socket pair that only the agent and one of its children hold. A message is a tuple of
+plain values (numbers, text, bytes, lists, dicts), encoded with ``marshal``: it costs no import, and it is safe because
+both ends run the same interpreter and no other process can reach the socket. Input from other processes is never
+decoded this way.
 
-The channel never blocks: what the peer does not take yet is kept and sent when the socket is writable again.
+The channel never blocks: data that the peer does not read yet is queued and sent when the socket is writable again.
 
-Letting go is seen at once, whoever holds a copy: closing shuts the stream down, and a process forked from ours closes
-its copies before it does anything else. Else a child of the agent could hide the agent's death from its helpers.
+The peer sees a close at once, even if copies of the descriptor exist: closing shuts the stream down, and a forked
+process closes its copies first of all. Otherwise a child of the agent could hide the agent's death from its helpers.
 """
 
 from __future__ import annotations
@@ -25,36 +25,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-_HEADER = struct.Struct("<IB")  # bytes that follow, descriptors that came along
+_HEADER = struct.Struct("<IB")  # size of the body in bytes, number of descriptors
 _READ_SIZE = 1 << 18
-_MAX_DESCRIPTORS = 250  # Linux takes 253 at once
+_MAX_DESCRIPTORS = 250  # Linux accepts 253
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_MAX_DESCRIPTORS * struct.calcsize("i"))
-# What arrives must not leak into processes that the receiver starts: a worker would hold another worker's pipe open.
-# (``socket.recv_fds`` ignores its flags.)
+# Received descriptors must not leak into processes that the receiver starts: a worker would hold another worker's pipe
+# open. (``socket.recv_fds`` ignores its flags.)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class ChannelClosed(Exception):
-    """The other process is gone."""
+    """The peer has closed the channel or exited."""
 
 
 class Channel:
-    """One end. Not thread-safe: its owner is one loop."""
+    """One end of a channel. Not thread-safe: it belongs to one loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._received = bytearray()
         self._descriptors: list[int] = []
-        self._outgoing: list[
-            tuple[bytes, list[int]]
-        ] = []  # the first one may be partly sent (then without descriptors)
+        # The first may be partly sent; its descriptors are gone then.
+        self._outgoing: list[tuple[bytes, list[int]]] = []
         self.queued_bytes = 0
         _open_channels.add(self)
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """Our end, and the raw other end to hand to a child process."""
+        """Return this end, and the raw socket of the other end for a child process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), theirs
 
@@ -70,12 +69,11 @@ class Channel:
         return bool(self._outgoing)
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-        """Queue a message and send as much as the peer takes now. Descriptors are copied; the caller keeps its own."""
+        """Queue a message and send what the socket accepts. Descriptors are duplicated; the caller keeps its own."""
         if len(descriptors) > _MAX_DESCRIPTORS:
             raise ValueError(f"a message carries at most {_MAX_DESCRIPTORS} descriptors, not {len(descriptors)}")
         body = marshal.dumps(message)
         packet = _HEADER.pack(len(body), len(descriptors)) + body
-        # Descriptors that must wait in the queue are duplicated, because the caller may close its own at once.
         copies: list[int] = []
         try:
             for descriptor in descriptors:
@@ -89,7 +87,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the peer takes it."""
+        """Send queued messages until the socket would block."""
         while self._outgoing:
             packet, descriptors = self._outgoing[0]
             try:
@@ -97,7 +95,7 @@ class Channel:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno == errno.ETOOMANYREFS:  # too many descriptors are on their way: the peer must take some
+                if error.errno == errno.ETOOMANYREFS:  # too many descriptors in flight; the peer must receive some
                     return
                 raise ChannelClosed(str(error)) from error
             for fd in descriptors:
@@ -109,7 +107,7 @@ class Channel:
                 self._outgoing[0] = (packet[sent:], [])
 
     def receive(self) -> Iterator[tuple[tuple[Any, ...], list[int]]]:
-        """Every whole message that has arrived, with its descriptors. Raises ChannelClosed at the end of the stream."""
+        """Yield each complete message with its descriptors. Raises ChannelClosed at the end of the stream."""
         closed = False
         while True:
             try:
@@ -121,24 +119,24 @@ class Channel:
                 break
             for level, kind, payload in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    self._descriptors.extend(_private_descriptors(payload))
+                    self._descriptors.extend(_close_on_exec_descriptors(payload))
             if flags & socket.MSG_CTRUNC:
                 raise ChannelClosed("descriptors were lost: this process has too many open files")
             if not data:
                 closed = True
                 break
             self._received += data
-        yield from self._take_whole_messages()
+        yield from self._take_messages()
         if closed:
             raise ChannelClosed("the other end was closed")
 
-    def _take_whole_messages(self) -> Iterator[tuple[tuple[Any, ...], list[int]]]:
+    def _take_messages(self) -> Iterator[tuple[tuple[Any, ...], list[int]]]:
         while len(self._received) >= _HEADER.size:
             size, count = _HEADER.unpack_from(self._received)
             end = _HEADER.size + size
             if len(self._received) < end:
                 return
-            message = marshal.loads(bytes(self._received[_HEADER.size : end]))  # noqa: S302 - see the module's law
+            message = marshal.loads(bytes(self._received[_HEADER.size : end]))  # noqa: S302 - see the module's docstring
             del self._received[:end]
             descriptors = self._descriptors[:count]
             del self._descriptors[:count]
@@ -146,12 +144,12 @@ class Channel:
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
-            with suppress(OSError):  # the peer is gone already
+            with suppress(OSError):  # the peer is already gone
                 self._sock.shutdown(socket.SHUT_RDWR)
-        self._forget()
+        self._close_descriptors()
 
-    def _forget(self) -> None:
-        """Close our descriptors, and nothing more: in a forked process the stream is still the parent's."""
+    def _close_descriptors(self) -> None:
+        """Close this process's descriptors without a shutdown: in a forked process the parent still uses the stream."""
         _open_channels.discard(self)
         for _, descriptors in self._outgoing:
             for fd in descriptors:
@@ -166,18 +164,18 @@ class Channel:
 _open_channels: set[Channel] = set()
 
 
-def _forget_copies() -> None:
+def _close_copies() -> None:
     for channel in list(_open_channels):
-        channel._forget()
+        channel._close_descriptors()
 
 
-os.register_at_fork(after_in_child=_forget_copies)
+os.register_at_fork(after_in_child=_close_copies)
 
 
-def _private_descriptors(payload: bytes) -> tuple[int, ...]:
+def _close_on_exec_descriptors(payload: bytes) -> tuple[int, ...]:
     count = len(payload) // struct.calcsize("i")
     descriptors = struct.unpack(f"{count}i", payload[: count * struct.calcsize("i")])
-    if not _CLOSE_ON_EXEC:  # macOS has no such flag
+    if not _CLOSE_ON_EXEC:  # macOS lacks the flag
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
     return descriptors

@@ -1,4 +1,4 @@
-"""One attempt to connect, in a loop that does something else meanwhile."""
+"""One non-blocking attempt to connect a socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONNECT_S = 2.0
 
 
 class Connecting:
-    """One attempt to connect. Watched by the loop; answers once."""
+    """One attempt to connect. Watched by the loop; calls ``connected`` or ``failed`` once, never within ``start``."""
 
     def __init__(
         self,
@@ -36,7 +36,6 @@ class Connecting:
     def start(self) -> None:
         number = self._begin()
         self._loop.watch(self)
-        # Never answered from within: whoever starts us need not think of it.
         is_decided = number not in (errno.EINPROGRESS, errno.EAGAIN, errno.EINTR)
         self._timer = self._loop.at(
             self._loop.now() + (0.0 if is_decided else _CONNECT_S),
@@ -44,10 +43,10 @@ class Connecting:
         )
 
     def _begin(self) -> int:
-        """The error number with which the attempt began."""
+        """Start the attempt and return its error number."""
         try:
             self._sock = socket.socket(self._family, socket.SOCK_STREAM)
-        except OSError as error:  # this system does not know such addresses, or has no descriptor left
+        except OSError as error:  # the address family is not supported, or no descriptor is left
             return error.errno or errno.EINVAL
         self._sock.setblocking(False)
         return self._sock.connect_ex(self._address)
@@ -60,7 +59,7 @@ class Connecting:
         return True
 
     def on_readable(self) -> None:
-        """Writable is what counts."""
+        """Do nothing: the socket becomes writable when the attempt ends."""
 
     def on_writable(self) -> None:
         if self._sock is not None:

@@ -1,8 +1,8 @@
-"""Delivery: hands things to somebody else's code, and nothing that code does comes back to us.
+"""Delivery: calls third-party handlers, and isolates the agent from them.
 
-A metric handler or an event handler may raise, be slow, or never return. It is called in a thread of its own, one
-thing after the other in order; what does not fit into the queue before it is dropped, and everything that was lost is
-counted and said: at once what is wrong for the first time, the sum at the end. ``put`` never waits and never raises.
+A metric or event handler may raise, be slow, or never return. It is called in its own thread, with one item after the
+other in order. Items that do not fit into its queue are dropped. Every loss is counted and reported: the first problem
+at once, the total at the end. ``put`` never waits and never raises.
 """
 
 from __future__ import annotations
@@ -17,81 +17,81 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_WAITING = 10_000
-PATIENCE_S = 2.0  # for what is left when a run is over
-_LONGEST_CALL_S = 10.0  # from then on a receiver that others wait for hangs
+PATIENCE_S = 2.0  # for the rest of the queue when a run is over
+_LONGEST_CALL_S = 10.0  # a longer call, with items in the queue, counts as hanging
 
 
 class Delivery:
-    """One receiver, and the queue before it. The thread begins with the first thing and is nobody's concern at exit."""
+    """One handler and its queue. Its daemon thread starts with the first item and does not delay the exit."""
 
     def __init__(
         self,
         name: str,
         take: Callable[[Any], object],
         end: Callable[[], object] | None = None,
-        most_waiting: int = _MAX_WAITING,
+        max_waiting: int = _MAX_WAITING,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``end`` is called after the last thing, in the same thread."""
-        self.name = name  # as a person would call the receiver: "the metric handler 'statsd'"
+        """``end`` is called after the last item, in the same thread."""
+        self.name = name  # the handler as messages name it: "the metric handler 'statsd'"
         self.failed = 0
         self.dropped = 0
         self._take = take
         self._end = end
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._now = now
         self._waiting: deque[Any] = deque()
-        self._in_hand_since: float | None = None  # the receiver has had its present thing since then
+        self._call_began_at: float | None = None  # None: no call is in progress
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._has_ended = end is None
-        self._is_late = False  # to end
+        self._ended_late = False
         self._last_error = ""
-        self._has_said_first = False
+        self._has_reported_trouble = False
 
-    def put(self, thing: object) -> None:
-        """Deliver this, later."""
+    def put(self, item: object) -> None:
+        """Queue an item."""
         with self._changed:
-            if self._is_closed or len(self._waiting) >= self._most_waiting:
+            if self._is_closed or len(self._waiting) >= self._max_waiting:
                 self.dropped += 1
                 return
-            self._waiting.append(thing)
-            self._begin()
+            self._waiting.append(item)
+            self._start_thread()
             self._changed.notify()
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._deliver, name=f"tenax: {self.name}", daemon=True)
             self._thread.start()
 
     def first_trouble(self) -> str:
-        """A sentence as soon as something is wrong for the first time, once; empty otherwise. Ask now and then."""
-        if self._has_said_first:
+        """Return a message about the first problem, once; otherwise "". Call it regularly."""
+        if self._has_reported_trouble:
             return ""
         trouble = self._trouble() or self._hanging()
-        self._has_said_first = bool(trouble)
+        self._has_reported_trouble = bool(trouble)
         return f"{trouble}; the job is not affected" if trouble else ""
 
     def finish(self) -> None:
-        """Nothing more will come. Does not wait."""
+        """Accept no more items. Does not wait."""
         with self._changed:
             self._is_closed = True
             if self._end is not None:
-                self._begin()
+                self._start_thread()
             self._changed.notify()
 
     def close(self, patience_s: float = PATIENCE_S) -> str:
-        """Wait a little for what is left. Returns a sentence about what was lost; empty when nothing was."""
+        """Wait up to ``patience_s`` for queued items. Return a message about losses, or ""."""
         self.finish()
         if self._thread is not None:
             self._thread.join(patience_s)
             with self._changed:
-                missed = len(self._waiting) + (self._in_hand_since is not None)
+                missed = len(self._waiting) + (self._call_began_at is not None)
                 self._waiting.clear()
-                self._in_hand_since = None  # counted: whether it will still arrive, nobody will hear
+                self._call_began_at = None  # counted as missed even if the call still returns
                 self.dropped += missed
-                self._is_late = not self._has_ended and not missed
+                self._ended_late = not self._has_ended and not missed
         return self._trouble()
 
     def _deliver(self) -> None:
@@ -100,21 +100,21 @@ class Delivery:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     break
-                thing = self._waiting.popleft()
-                self._in_hand_since = self._now()
-            self._call(self._take, thing)
+                item = self._waiting.popleft()
+                self._call_began_at = self._now()
+            self._call(self._take, item)
             with self._changed:
-                self._in_hand_since = None
+                self._call_began_at = None
         if self._end is not None:
             self._call(self._end)
             self._has_ended = True
 
-    def _call(self, receiver: Callable[..., object], *things: Any) -> None:
+    def _call(self, handler: Callable[..., object], *items: Any) -> None:
         try:
-            receiver(*things)
-        except BaseException as error:  # the code of others: whatever it raises is counted, and told
+            handler(*items)
+        except BaseException as error:  # third-party code: whatever it raises is counted and reported
             self.failed += 1
-            self._last_error = _in_words(error)
+            self._last_error = _format_error(error)
 
     def _trouble(self) -> str:
         parts = []
@@ -122,13 +122,13 @@ class Delivery:
             parts.append(f"failed {_times(self.failed)} (last with {self._last_error})")
         if self.dropped:
             parts.append(f"was too slow and missed {self.dropped}")
-        if self._is_late:
+        if self._ended_late:
             parts.append("did not end in time")
         return f"{self.name} {' and '.join(parts)}" if parts else ""
 
     def _hanging(self) -> str:
         with self._changed:
-            since, waiting = self._in_hand_since, len(self._waiting)
+            since, waiting = self._call_began_at, len(self._waiting)
         if since is None or not waiting or (took_s := self._now() - since) < _LONGEST_CALL_S:
             return ""
         wait = "waits" if waiting == 1 else "wait"
@@ -139,10 +139,10 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _in_words(error: BaseException) -> str:
-    """On one line. The text of an error is code of others, too."""
+def _format_error(error: BaseException) -> str:
+    """Return the error on one line."""
     try:
         text = " ".join(str(error).split())
-    except Exception:
-        text = ""  # what it is called must do
+    except Exception:  # __str__ is third-party code, too
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

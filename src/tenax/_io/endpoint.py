@@ -1,7 +1,7 @@
-"""The endpoint: where the coordinator is served, as the user named it, and the addresses behind the name.
+"""The endpoint of the coordinator as the user gave it, and the addresses that it resolves to.
 
-An address is used as given, IPv4 or IPv6. A name is looked up in a thread of its own, so that slow name servers never
-hold the agent; an address is never turned into a name.
+An IPv4 or IPv6 address is used as given. A host name is resolved in its own thread, so that slow name servers never
+block the agent. There are no reverse lookups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
-        """``host``, ``host:port``, ``1.2.3.4:port``, ``::1``, ``[::1]:port``. Raises ValueError with a sentence."""
+        """Parse ``host``, ``host:port``, ``1.2.3.4:port``, ``::1`` or ``[::1]:port``. Raises ValueError."""
         text = text.strip()
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
@@ -60,7 +60,7 @@ Address = tuple["socket.AddressFamily", "tuple[Any, ...]"]
 
 
 def literal(host: str, port: int) -> list[Address]:
-    """The address, if the host is one. Asks nobody."""
+    """Return the address if the host is a numeric one, else nothing. Does no lookup."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -70,7 +70,7 @@ def literal(host: str, port: int) -> list[Address]:
 
 
 class Lookup:
-    """Finds the addresses behind an endpoint. Watched by the loop; answers once with ``found`` or ``failed``."""
+    """Resolves an endpoint. Watched by the loop; calls ``found`` or ``failed`` once."""
 
     def __init__(
         self, endpoint: Endpoint, found: Callable[[list[Address]], None], failed: Callable[[str], None]
@@ -82,25 +82,25 @@ class Lookup:
         self._reader = self._writer = -1
 
     def start(self) -> bool:
-        """Whether the answer will come later; without a name to look up it has come already."""
-        known = literal(self._endpoint.host, self._endpoint.port)
-        if known:
-            self._found(known)
+        """Return True if a lookup is in progress; False if the host is an address, reported to ``found`` already."""
+        addresses = literal(self._endpoint.host, self._endpoint.port)
+        if addresses:
+            self._found(addresses)
             return False
         import threading
 
         self._reader, self._writer = os.pipe()
-        threading.Thread(target=self._look, name="tenax lookup", daemon=True).start()
+        threading.Thread(target=self._resolve, name="tenax lookup", daemon=True).start()
         return True
 
-    def _look(self) -> None:
+    def _resolve(self) -> None:
         try:
             found = socket.getaddrinfo(self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM)
             self._answer = [(family, address) for family, _, _, _, address in found]
         except (OSError, UnicodeError) as error:
             self._answer = getattr(error, "strerror", None) or str(error)
         writer, self._writer = self._writer, -1
-        os.close(writer)  # which wakes the loop
+        os.close(writer)  # wakes the loop
 
     def fileno(self) -> int:
         return self._reader
@@ -110,7 +110,7 @@ class Lookup:
         return False
 
     def on_writable(self) -> None:
-        """Nothing is written."""
+        """Do nothing: this end only reads."""
 
     def on_readable(self) -> None:
         reader, self._reader = self._reader, -1
@@ -121,17 +121,17 @@ class Lookup:
             self._found(self._answer)
 
     def close(self) -> None:
-        """Nobody wants the answer any more."""
+        """Abandon the lookup."""
         reader, self._reader = self._reader, -1
         if reader >= 0:
             os.close(reader)
 
 
-def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
-    """Listening sockets at those of the addresses that are this host's. None if none is, or another serves there.
+def open_listeners(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
+    """Listen at those of the addresses that belong to this host.
 
-    A name that this host knows as a loopback address (Debian writes its own name so into /etc/hosts) means this host
-    as the others know it: then we listen everywhere.
+    Return no sockets if none does, or if another process listens there. A host name that resolves to loopback addresses
+    only (Debian maps the host's own name to 127.0.1.1 in /etc/hosts) stands for this host: listen on all interfaces.
     """
     wanted = addresses
     if not endpoint.is_loopback and not endpoint.is_address and all(is_loopback(str(each[1][0])) for each in addresses):
@@ -148,12 +148,12 @@ def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
             if error.errno == errno.EADDRINUSE:
                 for other in listeners:
                     other.close()
-                return []  # somebody serves here; all of it is theirs
+                return []  # another process serves this endpoint
     return listeners
 
 
 def _listen_at(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)  # refused by a system without that family
+    sock = socket.socket(family, socket.SOCK_STREAM)  # fails on a system without that address family
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

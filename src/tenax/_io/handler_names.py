@@ -1,7 +1,7 @@
-"""Handlers by name: ``console``, ``jsonl:/var/log/events.jsonl``, or one that an installed package offers.
+"""Handlers by name: ``console``, ``jsonl:/var/log/events.jsonl``, or the name of a third-party handler.
 
-A name may carry an argument after a colon; several are separated by commas. Handlers of others are found under an entry
-point group: a callable that takes the argument (text, empty when there is none) and returns the handler.
+A name may have an argument after a colon; commas separate several names. Third-party handlers are published under an
+entry point group, as a callable that takes the argument (a string, possibly empty) and returns the handler.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class UnknownHandler(ValueError):
-    """There is no such handler, or it cannot be made. The message says what to do."""
+    """There is no such handler, or it cannot be created. The message gives the next step."""
 
 
 def parse_names(text: str) -> list[tuple[str, str]]:
-    """``"console,jsonl:x"`` -> ``[("console", ""), ("jsonl", "x")]``. Empty parts are left out."""
+    """Parse ``"console,jsonl:x"`` into ``[("console", ""), ("jsonl", "x")]``. Empty parts are skipped."""
     found = []
     for part in text.split(","):
         name, _, argument = part.strip().partition(":")
@@ -29,51 +29,51 @@ def parse_names(text: str) -> list[tuple[str, str]]:
 
 
 def make_handlers(text: str, kind: str, own: Mapping[str, Maker], group: str, method: str) -> list[Any]:
-    """The handlers of this list: all of them, or none is left open. Raises ``UnknownHandler``.
+    """Create the handlers of this list. Raises ``UnknownHandler``, after closing those already created.
 
-    ``kind`` is what a person calls them: 'event handler'. ``method`` is the one that each must have: 'record'.
+    ``kind`` is the name that messages use: 'event handler'. ``method`` is the method that each must have: 'record'.
     """
     made: list[Any] = []
     try:
         for name, argument in parse_names(text):
-            handler = _made(name, argument, kind, own, group)
+            handler = _make_handler(name, argument, kind, own, group)
             _check_method(handler, name, kind, method)
             made.append(handler)
     except BaseException as error:
         troubles = close_all(made)
         if troubles and isinstance(error, UnknownHandler):
             raise UnknownHandler(
-                f"{error}; one that was made before could not be closed ({_in_words(troubles[0])})"
+                f"{error}; one that was made before could not be closed ({_format_error(troubles[0])})"
             ) from error
         raise
     return made
 
 
 def check_names(text: str, kind: str, own: Mapping[str, Maker], group: str) -> None:
-    """Raises ``UnknownHandler`` if a name is nobody's or cannot be loaded. Makes and opens nothing."""
+    """Raise ``UnknownHandler`` if a name is unknown or its factory cannot be loaded. Creates no handlers."""
     for name, _ in parse_names(text):
         _maker(name, kind, own, group)
 
 
 def close_all(handlers: Iterable[Any]) -> list[Exception]:
-    """Close each that can be closed, whatever the others do. Returns what they raised."""
+    """Close every handler that has a ``close`` method. Return the exceptions, which the caller reports."""
     errors = []
     for handler in handlers:
         try:
             getattr(handler, "close", lambda: None)()
-        except Exception as error:  # told by the caller
+        except Exception as error:
             errors.append(error)
     return errors
 
 
-def _made(name: str, argument: str, kind: str, own: Mapping[str, Maker], group: str) -> Any:
+def _make_handler(name: str, argument: str, kind: str, own: Mapping[str, Maker], group: str) -> Any:
     make = _maker(name, kind, own, group)
     try:
         return make(argument)
     except UnknownHandler:
         raise
     except Exception as error:
-        raise UnknownHandler(f"the {kind} {name!r} cannot be made ({_in_words(error)})") from error
+        raise UnknownHandler(f"the {kind} {name!r} cannot be made ({_format_error(error)})") from error
 
 
 def _check_method(handler: object, name: str, kind: str, method: str) -> None:
@@ -101,11 +101,11 @@ def _maker(name: str, kind: str, own: Mapping[str, Maker], group: str) -> Maker:
         made: Maker = offered[name].load()
     except Exception as error:
         raise UnknownHandler(
-            f"the {kind} {name!r} of {offered[name].value!r} cannot be loaded ({_in_words(error)})"
+            f"the {kind} {name!r} of {offered[name].value!r} cannot be loaded ({_format_error(error)})"
         ) from error
     return made
 
 
-def _in_words(error: Exception) -> str:
-    """On one line, whatever its text is."""
+def _format_error(error: Exception) -> str:
+    """Return the error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

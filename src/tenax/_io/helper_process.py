@@ -1,9 +1,8 @@
-"""Helper process: start a small Python process that works for this one, with a channel between the two.
+"""Helper processes: small Python processes that serve this one, connected by a channel.
 
-The keeper and the scribe are started this way. A helper is a fresh interpreter that has seen nothing of the user's
-environment (isolated, without site packages), leads its own session, so that a Ctrl-C in the terminal does not reach
-it, and inherits only standard output, standard error and its end of the channel. What it does with them is its own
-module's matter; this one knows neither.
+The keeper and the log writer are helpers. A helper is a fresh interpreter, isolated from the user's environment and
+without site packages. It leads its own session, so that Ctrl-C in the terminal does not reach it, and inherits only
+standard output, standard error and its end of the channel.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 SECRET_VARIABLES = ("TENAX_RDZV_TOKEN", "TENAX_ETCD_PASSWORD", "TENAX_DASHBOARD_KEY")  # no child process inherits them
 _CHANNEL_DESCRIPTOR = 3
-# Without the current directory, which is the user's; and our place is appended, not prepended: a package next to tenax
-# must never stand in for a module of the standard library.
+# Drop the current directory, which is the user's. Append tenax's folder, never prepend it: a package next to tenax must
+# not shadow a module of the standard library.
 _BOOTSTRAP = (
     "import sys; sys.path[0] or sys.path.pop(0); sys.path.append(sys.argv[2]); "
     "from tenax._io.helper_process import become_helper; become_helper()"
@@ -31,19 +30,19 @@ _BOOTSTRAP = (
 
 
 class HelperUnavailable(Exception):
-    """One of our own processes cannot be had. The sentence says why and what to do."""
+    """A helper process cannot be started. The message gives the cause and the next step."""
 
 
 _started_ahead: dict[str, tuple[int, Channel]] = {}
 
 
 def start_helper_ahead(module: str, name: str) -> None:
-    """Start a helper that is going to be needed, so that it comes up while this process is still importing."""
+    """Start a helper early, so that it comes up while this process is still importing."""
     _started_ahead[module] = spawn_helper(module, name)
 
 
 def inheritable_environ() -> dict[str, str]:
-    """Return the environment for child processes: this one's without secrets, which only agents and operators need."""
+    """Return this process's environment without secrets, which only agents and operators need."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -55,10 +54,10 @@ def inheritable_environ() -> dict[str, str]:
 def spawn_helper(
     module: str, name: str, *, isolated: bool = True, extra_environ: Mapping[str, str] | None = None
 ) -> tuple[int, Channel]:
-    """Start a process that calls ``main(descriptor)`` of ``module``; returns its pid and our end of the channel.
+    """Start a process that calls ``main(descriptor)`` of ``module``. Return its pid and this end of the channel.
 
-    The caller owns both: it reaps the process and closes the channel. ``name`` is what process listings show.
-    With ``isolated=False`` the helper sees the user's site packages and ``PYTHON*`` variables, and ``extra_environ``.
+    The caller owns both: it reaps the process and closes the channel. Process listings show ``name``.
+    With ``isolated=False`` the helper gets the user's site packages, the ``PYTHON*`` variables and ``extra_environ``.
     """
     if isolated and module in _started_ahead:
         return _started_ahead.pop(module)
@@ -66,9 +65,9 @@ def spawn_helper(
         raise RuntimeError(
             "tenax starts its helpers with sys.executable, which is empty here: use a normal interpreter."
         )
-    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     flags = ["-I", "-S"] if isolated else []
-    command = [sys.executable, *flags, "-c", _BOOTSTRAP, name, place, module]
+    command = [sys.executable, *flags, "-c", _BOOTSTRAP, name, package_root, module]
     try:
         return _spawn(command, {**inheritable_environ(), **(extra_environ or {})})
     except OSError as error:
@@ -80,7 +79,7 @@ def spawn_helper(
 
 def _spawn(command: list[str], environ: dict[str, str]) -> tuple[int, Channel]:
     ours, theirs = Channel.pair()
-    # Moved out of the way first: duplicating a descriptor onto its own number would leave it closed on exec.
+    # Move it to a high number first: dup2 onto the same number would leave the descriptor close-on-exec.
     their_descriptor = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 10)
     theirs.close()
     actions: list[Any] = [
@@ -100,27 +99,27 @@ def _spawn(command: list[str], environ: dict[str, str]) -> tuple[int, Channel]:
 def _spawn_in_new_session(command: list[str], environ: dict[str, str], actions: list[Any]) -> int:
     try:
         return os.posix_spawn(command[0], command, environ, file_actions=actions, setsid=True, setsigmask=())
-    except NotImplementedError:  # then the helper makes its session itself, see become_helper
+    except NotImplementedError:  # become_helper calls setsid instead
         return os.posix_spawn(command[0], command, environ, file_actions=actions, setsigmask=())
 
 
 def become_helper() -> None:
-    """What a new helper process does first, in the child."""
-    name, _place, module = sys.argv[1:4]
+    """Set up a new helper process and run its module. Called in the child."""
+    name, _package_root, module = sys.argv[1:4]
     if os.getsid(0) != os.getpid():
         os.setsid()
-    _close_strange_descriptors()
-    _show_name(name)
+    _close_inherited_descriptors()
+    _set_process_name(name)
     __import__(module)
     sys.modules[module].main(_CHANNEL_DESCRIPTOR)
 
 
-def _close_strange_descriptors() -> None:
-    """Close what the agent's parent left inheritable; fill a missing standard stream before a file takes its number."""
+def _close_inherited_descriptors() -> None:
+    """Close what the agent's parent left inheritable. Open a missing standard stream before a file gets its number."""
     for entry in os.listdir("/dev/fd"):
         descriptor = int(entry)
         if descriptor > _CHANNEL_DESCRIPTOR:
-            with suppress(OSError):  # the listing's own descriptor is in the list, and closed by now
+            with suppress(OSError):  # the list contains listdir's own descriptor, which is closed by now
                 os.close(descriptor)
     for descriptor in (1, 2):
         try:
@@ -133,6 +132,6 @@ def _close_strange_descriptors() -> None:
     os.set_inheritable(_CHANNEL_DESCRIPTOR, False)
 
 
-def _show_name(name: str) -> None:
-    with suppress(OSError), open("/proc/self/comm", "wb", buffering=0) as comm:  # Linux only; nothing depends on it
+def _set_process_name(name: str) -> None:
+    with suppress(OSError), open("/proc/self/comm", "wb", buffering=0) as comm:  # Linux only; for process listings
         comm.write(name.encode()[:15])

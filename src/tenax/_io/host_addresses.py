@@ -1,4 +1,4 @@
-"""The addresses of this host, which a node announces: its workers' connections to other hosts come from one of them."""
+"""The addresses of this host. A node announces them: its workers connect to other hosts from one of them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, i
 _ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
 _GET_ADDRESSES, _NEW_ADDRESS, _DONE, _ERROR = 22, 20, 3, 2
 _REQUEST_ALL = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2  # on a link between two hosts the first is the other one's
-_UNUSABLE, _DEPRECATED = 0x48, 0x20  # tentative or duplicate; not to be used for new connections
-_LINK_SCOPE = 253  # and above: of no use to other hosts, or to none but those on the same link
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2  # on a point-to-point link IFA_ADDRESS is the peer's address
+_UNUSABLE, _DEPRECATED = 0x48, 0x20  # tentative or duplicate; not for new connections
+_LINK_SCOPE = 253  # from here on: not reachable from other hosts, or only from those on the same link
 _TIMEOUT_S = 1.0
 
 
 def host_addresses(first: str, max_count: int) -> tuple[str, ...]:
     """Return numeric addresses, without loopback and link-local ones; ``first`` comes first unless it is loopback.
 
-    Asks the kernel, never a name server. Systems without rtnetlink know only ``first``.
+    The addresses come from the kernel, never from a name server. Without rtnetlink only ``first`` is returned.
     """
     first = first.partition("%")[0]
     is_loopback = first.startswith("127.") or first == "::1"
     found = [] if not first or is_loopback else [first]
     if sys.platform == "linux":
-        with suppress(OSError):  # a sandbox without rtnetlink: ``first`` is all that is known
-            found += _all()
+        with suppress(OSError):  # a sandbox without rtnetlink
+            found += _query_kernel()
     return tuple(dict.fromkeys(found))[:max_count]
 
 
-def _all() -> list[str]:
+def _query_kernel() -> list[str]:
     preferred: list[str] = []
     deprecated: list[str] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
@@ -52,13 +52,13 @@ def _all() -> list[str]:
                 if kind in (_DONE, _ERROR):
                     is_done = True
                 elif kind == _NEW_ADDRESS:
-                    for address, is_deprecated in _usable(data[at + _HEADER.size : at + length]):
+                    for address, is_deprecated in _usable_addresses(data[at + _HEADER.size : at + length]):
                         (deprecated if is_deprecated else preferred).append(address)
                 at += max(_HEADER.size, (length + 3) & ~3)
     return preferred + deprecated
 
 
-def _usable(message: bytes) -> Iterator[tuple[str, bool]]:
+def _usable_addresses(message: bytes) -> Iterator[tuple[str, bool]]:
     family, _, flags, scope, _ = _ADDRESS.unpack_from(message)
     if family not in (socket.AF_INET, socket.AF_INET6) or scope >= _LINK_SCOPE or flags & _UNUSABLE:
         return

@@ -1,14 +1,14 @@
-"""JSON lines: the end of a file to which several threads, and several processes of a host, append whole lines.
+"""JSON lines: a file to which several threads and processes of a host append lines.
 
-Each line is handed to the system in one piece, so that a reader sees no part of a line while space lasts. A line that a
-full disk cut in two is followed by a line break: it spoils no other. The file may be read by everybody, as the log
-files may (less what the umask takes away).
+Each line is one write, so that readers never see part of a line unless the disk is full. A line that a full disk
+truncated is followed by a line break, so that it damages no other line. Like the log files, the file is readable by all
+users, subject to the umask.
 """
 
 from __future__ import annotations
 
 import os
-from _thread import allocate_lock  # threading would cost an import, and a lock is all that is needed
+from _thread import allocate_lock  # threading would cost an import
 
 from tenax._io.named_file import open_named
 
@@ -23,12 +23,12 @@ class JsonLinesFile:
         self._is_torn = False
 
     def append(self, text: bytes) -> None:
-        """Add one line, of which this is the text."""
+        """Append ``text`` as one line."""
         line = text + b"\n"
         with self._lock:
             if self._descriptor < 0:
                 raise ValueError(f"the file {self.path!r} was closed; configure a new handler")
-            left = b"\n" + line if self._is_torn else line  # the next line must not be spoilt by half of this one
+            left = b"\n" + line if self._is_torn else line  # end a truncated line first
             try:
                 while left:
                     left = left[os.write(self._descriptor, left) :]
@@ -36,7 +36,7 @@ class JsonLinesFile:
                 self._is_torn = 0 < len(left) < len(line) or (self._is_torn and bool(left))
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the file. May be called twice."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)

@@ -1,6 +1,6 @@
-"""The loop: waits for a descriptor, a message or a deadline; never for an interval.
+"""The event loop: waits for a descriptor, an event or a deadline, and never polls.
 
-The one place that reads the clock. It knows nothing of what it carries.
+The loop owns the clock: everything else takes the time as an argument. Events are opaque to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Timer:
-    """A call that will be made, unless it is cancelled."""
+    """A scheduled call, which ``cancel`` revokes."""
 
     def __init__(self, when: float, call: Callable[[], None] | None) -> None:
         self.when = when
@@ -33,19 +33,19 @@ class Timer:
 
 
 class Loop:
-    """A mailbox and the descriptors that fill it."""
+    """A mailbox of events, and the descriptors and timers that fill it."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, selector: selectors.BaseSelector | None = None
     ) -> None:
         self.now = clock
         self._mailbox: deque[AnyEvent] = deque()
-        # Not epoll: it would forget a descriptor that was closed and whose number a successor got meanwhile.
+        # Not epoll: it drops a closed descriptor, even if a new file has reused the number since.
         self._selector = selectors.PollSelector() if selector is None else selector
         self._watched: dict[int, Watchable] = {}  # by identity
         self._timers: list[tuple[float, int, Timer]] = []
-        self._made = 0
-        self._read_for: float | None = None  # the deadline before which pending input was read
+        self._timer_count = 0  # orders timers with the same deadline
+        self._read_for: float | None = None  # the last deadline for which pending input was read
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = allocate_lock()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -55,52 +55,56 @@ class Loop:
         _open_loops.add(self)
 
     def post(self, event: AnyEvent) -> None:
-        """Put a fact into the mailbox. Only from the loop's own thread."""
+        """Put an event into the mailbox. Call it in the loop's thread only."""
         self._mailbox.append(event)
 
     def has_posted(self, kinds: tuple[type, ...]) -> bool:
-        """Whether an event of one of these types waits in the mailbox."""
+        """Return True if an event of one of these types is in the mailbox."""
         return any(isinstance(event, kinds) for event in self._mailbox)
 
     def post_from_anywhere(self, event: AnyEvent) -> None:
-        """The same from another thread."""
+        """Put an event into the mailbox from another thread."""
         self._mailbox.append(event)
         self.wake()
 
     def at(self, when: float, call: Callable[[], None]) -> Timer:
-        """Call it then, in the loop. What has arrived by then is read first: lateness of ours is nobody's silence."""
+        """Schedule a call in the loop.
+
+        Pending input is read before timers fire, so that this process's own lag is not taken for a peer's silence.
+        """
         timer = Timer(when, call)
-        self._made += 1
-        heappush(self._timers, (when, self._made, timer))
+        self._timer_count += 1
+        heappush(self._timers, (when, self._timer_count, timer))
         return timer
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call it in the loop, from whatever thread this is said. A loop that is closed calls nothing any more."""
+        """Schedule a call in the loop as soon as possible, from any thread. A closed loop drops it."""
         self._calls.append(call)
         with self._closing:
             if self in _open_loops:
                 self.wake()
 
     def run_calls(self) -> None:
-        """Make the calls that were asked for until now. The loop does so whenever it waits."""
+        """Make the calls that ``soon`` scheduled. The loop does so whenever it waits."""
         while self._calls:
             self._calls.popleft()()
 
     def wake(self) -> None:
-        with suppress(BlockingIOError):  # full: the loop will wake up anyway
+        with suppress(BlockingIOError):  # the pipe is full, so the loop wakes up anyway
             os.write(self._wake_writer, b"\0")
 
     def watch(self, thing: Watchable) -> None:
         self._watched[id(thing)] = thing
 
     def unwatch(self, thing: Watchable) -> None:
-        """It is not called any more, not even about what was seen of it before."""
+        """Stop calling ``thing``, also for readiness that was already reported."""
         del self._watched[id(thing)]
 
     def next_event(self, deadline: Callable[[], float | None]) -> AnyEvent | None:
-        """The next fact, or None when the deadline has come first.
+        """Wait for the next event. Return None if the deadline passes first.
 
-        What has arrived is read before a deadline is reported: once for each, so that input without end delays none.
+        Pending input is read before a deadline is reported, but only once for each deadline: endless input cannot
+        delay it.
         """
         has_read = False
         while not self._mailbox:
@@ -147,20 +151,20 @@ class Loop:
                 thing.on_readable()
 
     def _refresh(self) -> dict[int, Watchable]:
-        """Watch what is there now: things may close, or be replaced by a successor with another descriptor."""
+        """Register what is watched now. Descriptors change when a thing closes or reconnects."""
         wanted: dict[int, tuple[Watchable, int]] = {}
         for thing in self._watched.values():
             descriptor = thing.fileno()
             if descriptor >= 0:
                 interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if thing.wants_to_write else 0)
                 wanted[descriptor] = (thing, interest)
-        known = {key.fd: key.events for key in self._selector.get_map().values() if key.fd != self._wake_reader}
-        for descriptor in known.keys() - wanted.keys():
+        registered = {key.fd: key.events for key in self._selector.get_map().values() if key.fd != self._wake_reader}
+        for descriptor in registered.keys() - wanted.keys():
             self._selector.unregister(descriptor)
         for descriptor, (_, interest) in wanted.items():
-            if descriptor not in known:
+            if descriptor not in registered:
                 self._selector.register(descriptor, interest)
-            elif known[descriptor] != interest:
+            elif registered[descriptor] != interest:
                 self._selector.modify(descriptor, interest)
         return {descriptor: thing for descriptor, (thing, _) in wanted.items()}
 
@@ -182,7 +186,7 @@ _open_loops: set[Loop] = set()
 
 
 def _close_copies() -> None:
-    """A forked worker does not hold on to its agent's pipes."""
+    """Close the agent's pipes in a forked worker."""
     for loop in list(_open_loops):
         loop.close()
 

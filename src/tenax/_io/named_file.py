@@ -1,8 +1,8 @@
-"""Open a file that a user named, in a directory that others may write to as well.
+"""Open a file by a path that the user gave, safely in a directory that other users can write to.
 
-A symbolic link there may belong to somebody else and lead to any file of ours. The rule is the kernel's
-(``protected_symlinks``), applied whether the kernel does so or not: a link is followed if it belongs to this user or to
-root, or if nobody else can write to its directory. A FIFO does not make the caller wait for a reader.
+A symbolic link there may belong to another user and point to any of this user's files. The kernel's rule
+(``protected_symlinks``) applies even where the kernel does not enforce it: a link is followed if it belongs to this
+user or to root, or if no other user can write to its directory. Opening a FIFO does not wait for a reader.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ def open_named(path: str | bytes, flags: int, mode: int = 0o666) -> int:
     flags |= os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     name = os.fsdecode(path)
     for _ in range(_MAX_LINKS):
-        # What /dev/stdout leads to is a link that only the kernel can follow.
-        is_kernels = os.path.realpath(os.path.dirname(name)).startswith("/proc/")
+        # /dev/stdout points to a link in /proc that only the kernel can follow.
+        is_in_proc = os.path.realpath(os.path.dirname(name)).startswith("/proc/")
         try:
-            descriptor = os.open(name, flags if is_kernels else flags | os.O_NOFOLLOW, mode)
+            descriptor = os.open(name, flags if is_in_proc else flags | os.O_NOFOLLOW, mode)
         except OSError as error:
-            # The kernel's own protection answers EACCES.
+            # The kernel's own protection fails with EACCES.
             if error.errno not in (errno.ELOOP, errno.EACCES) or not os.path.islink(name):
                 raise
-            name = _followed(name)
+            name = _follow(name)
         else:
             os.set_blocking(descriptor, True)
             return descriptor
@@ -36,12 +36,12 @@ def open_named(path: str | bytes, flags: int, mode: int = 0o666) -> int:
 
 
 def create_named(path: str | bytes) -> BinaryIO:
-    """Open a file to be written from its beginning."""
+    """Open a file for writing; truncate it if it exists."""
     return os.fdopen(open_named(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
 
 def read_regular(path: str | bytes, max_bytes: int) -> bytes:
-    """Return the beginning of a file that another process wrote. Raises OSError, also for a link or a FIFO."""
+    """Return up to ``max_bytes`` of a file that another process wrote. Raises OSError, also for a link or a FIFO."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -49,12 +49,12 @@ def read_regular(path: str | bytes, max_bytes: int) -> bytes:
         return file.read(max_bytes)
 
 
-def _followed(link: str) -> str:
-    """Return what the link points to. Raises OSError if it is not to be followed."""
+def _follow(link: str) -> str:
+    """Return what the link points to. Raises OSError if it must not be followed."""
     folder = os.path.dirname(link) or "."
-    found, around = os.lstat(link), os.stat(folder)
-    us = (os.geteuid(), 0)
-    is_private = around.st_uid in us and not around.st_mode & 0o022
-    if found.st_uid not in us and not is_private:
+    link_stat, folder_stat = os.lstat(link), os.stat(folder)
+    trusted = (os.geteuid(), 0)
+    is_private = folder_stat.st_uid in trusted and not folder_stat.st_mode & 0o022
+    if link_stat.st_uid not in trusted and not is_private:
         raise OSError(errno.ELOOP, "it is a link of another user in a directory that others may write to", link)
     return os.path.join(folder, os.readlink(link))

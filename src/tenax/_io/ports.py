@@ -1,7 +1,7 @@
-"""Ports: what the runtime needs from the world, as interfaces. Adapters implement them; fakes implement them too.
+"""Ports: the interfaces between the runtime and the outside world. Adapters and fakes implement them.
 
-Facts flow one way: an adapter is given a loop and an ``emit`` function when it is opened, and calls it with events. It
-never calls back into decisions.
+Events flow one way: an adapter gets a loop and an ``emit`` function when it is opened, and reports events through
+``emit``. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tenax._view.status import RunStatus
 
     Emit = Callable[[AnyEvent], None]
-    Reply = Callable[[Any, str], None]  # a value that can be written as JSON, or a sentence that says why there is none
+    Reply = Callable[[Any, str], None]  # a value that can be encoded as JSON, or an error message
     RecordRun = Callable[[float, AnyCoordinatorEvent, list[Send], CoordinatorState], None]
 
 
@@ -47,9 +47,9 @@ class Launch(msgspec.Struct, frozen=True):
 
     env: dict[str, str]
     argv: list[str] | None = None  # None: the keeper forks and calls the function it holds
-    cwd: str = ""  # empty: where the agent was started
-    cpus: tuple[int, ...] = ()  # empty: anywhere
-    # number in the worker -> our descriptor; a negative one: any number that is free there
+    cwd: str = ""  # empty: the agent's working directory
+    cpus: tuple[int, ...] = ()  # empty: all CPUs
+    # descriptor number in the worker -> the agent's descriptor; a negative number: any free number
     descriptors: dict[int, int] = {}
 
 
@@ -61,23 +61,23 @@ class Entrypoint(Protocol):
     def launch(self, local_rank: int, env: dict[str, str]) -> Launch: ...
 
     def release(self, local_rank: int) -> None:
-        """The worker was started (or could not be): close what was only needed for that."""
+        """Close what was needed only to start the worker. Called after the start, successful or not."""
 
     def collect(self, local_rank: int, exit_code: int) -> str:
-        """The worker ended. Returns why this is a failure although the exit code is 0, or nothing."""
+        """Take the result of a worker that exited. Return why exit code 0 is a failure nevertheless, or ""."""
 
     def end_wait(self) -> None:
-        """Let workers exit that have done their work and wait for the others of this node: all are being stopped."""
+        """Let finished workers exit instead of waiting for the node's other workers: all are being stopped."""
 
     def return_values(self) -> dict[int, Any]:
-        """What the workers of the last generation returned, by local rank."""
+        """Return what the workers of the last generation returned, by local rank."""
 
     def close(self) -> None:
-        """The run is over: close what is still held for workers of which nothing was heard any more."""
+        """Close what is still open for workers whose exit was never reported. The run is over."""
 
 
 class Processes(Watchable, Protocol):
-    """Starts and ends the workers of a node. Answers come as events."""
+    """Starts and stops the workers of a node. Results are reported as events."""
 
     def open(self, emit: Emit) -> None: ...
 
@@ -86,23 +86,23 @@ class Processes(Watchable, Protocol):
     def signal(self, generation: int, number: int) -> None: ...
 
     def dump_stacks(self, generation: int, local_rank: int) -> None:
-        """Make one worker write down its stacks. Is answered only if it cannot be asked (``StacksRefused``)."""
+        """Make one worker dump its stacks. Emits ``StacksRefused`` if the worker cannot be signalled, else nothing."""
 
     def end(self, generation: int, local_rank: int, number: int) -> None:
-        """Send a signal to one worker, to end it. What it leaves behind is treated as that of one that crashed."""
+        """Send a signal to one worker, to end it. Its leftovers are treated as those of a crashed worker."""
 
     def clear(self, generation: int) -> None: ...
 
     def kill(self, generation: int) -> None: ...
 
     def hold(self, seconds: float) -> None:
-        """Kill everything that long from now, unless this is said again before: should the agent itself be stopped."""
+        """Kill all workers in ``seconds`` unless called again before. This covers an agent that is itself stopped."""
 
     def keep(self, name: str, descriptor: int) -> None:
-        """Hold a copy of this connection, so that it is not closed before everything that we started is gone."""
+        """Hold a copy of this connection, so that it stays open until every process that we started has exited."""
 
     def release(self, name: str) -> None:
-        """Let go of that copy."""
+        """Close that copy."""
 
     def close(self) -> None: ...
 
@@ -113,18 +113,18 @@ class ScopeWatch(Watchable, Protocol):
     def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None: ...
 
     def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """A step of the agent machine: who lives, and whether anybody is being watched at all."""
+        """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
 
     def next_deadline(self) -> float | None: ...
 
     def expired(self) -> list[ScopeExpired]:
-        """What is due. Whatever has arrived by now is read first: lateness of ours is nobody's."""
+        """Return the scopes that are overdue. Pending input is read first: the agent's own lag expires no scope."""
 
     def close(self) -> None: ...
 
 
 class RequestRefused(ValueError):
-    """The user explicitly asked for something that this machine cannot provide. Raised before any worker starts."""
+    """The user requested something that this machine cannot provide. Raised before any worker starts."""
 
 
 class Cancellable(Protocol):
@@ -132,7 +132,7 @@ class Cancellable(Protocol):
 
 
 class EventLoop(Protocol):
-    """What an adapter may ask of the loop it lives in."""
+    """The part of the loop that adapters use."""
 
     @property
     def now(self) -> Callable[[], float]: ...
@@ -147,30 +147,30 @@ class EventLoop(Protocol):
 
 
 class Control(Protocol):
-    """The way to the coordinator. What it says comes as events (``events.FromCoordinator``, ``events.Fenced``)."""
+    """The connection to the coordinator. Its messages arrive as events (``FromCoordinator``, ``Fenced``)."""
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None: ...
 
     def tell(self, message: FromNode) -> None: ...
 
     def cancel(self, why: str) -> None:
-        """An operator's wish: end the run for every node. From any thread; after the end it means nothing."""
+        """End the run for every node, for an operator. Call it in any thread. Does nothing after the end of the run."""
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
-        """An operator's request, to wherever the coordinator is. Is answered exactly once, in the loop."""
+        """Forward an operator's request to the coordinator. ``reply`` is called exactly once, in the loop."""
 
     @property
     def where(self) -> str:
-        """Where the coordinator is, for people; empty: in this process, and nowhere else."""
+        """The coordinator's address, for display; empty if the coordinator runs in this process only."""
 
     def stays_for_others(self) -> bool:
-        """This node has its verdict. Must its agent stay all the same, because others depend on it?"""
+        """Return True if this agent must keep running after its verdict because other nodes depend on it."""
 
     def close(self) -> None: ...
 
 
 class OperatorApi(Protocol):
-    """Next to the coordinator: shows what it knows, and takes what is wanted of it."""
+    """Answers operators' requests in the process that runs the coordinator."""
 
     def watch(self, on_step: Callable[[], None]) -> None: ...
 
@@ -182,54 +182,57 @@ class OperatorApi(Protocol):
 
 
 class ControlledNode(msgspec.Struct, frozen=True):
-    """What an engine must know of its node."""
+    """A node as its engine sees it."""
 
     settings: AgentSettings
-    policy: RestartPolicy | None  # for the coordinator, should it live here
-    # Everything that a coordinator must know of us at this moment; said at the beginning of every connection.
+    policy: RestartPolicy | None  # for the coordinator, if it runs in this process
+    # The node's full current state as messages, sent at the start of every connection.
     words: Callable[[NodeInfo], list[FromNode]]
-    hold: Callable[[float], None]  # how many seconds from now the workers may live, whatever becomes of this agent
-    keep: Callable[[str, int], None]  # hold a copy of a connection until nothing that this agent started is alive
+    hold: Callable[[float], None]  # kill the workers in that many seconds unless called again, even without the agent
+    keep: Callable[[str, int], None]  # hold a copy of a connection until every process that this agent started is gone
     release: Callable[[str], None]
-    say: Callable[[str], None]  # a line for the person at the console
-    record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # for the journal of a coordinator here
+    say: Callable[[str], None]  # print a line on the console
+    record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # journal of a coordinator here
     answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node answers nothing")
-    # The coordinator is here now, with a desk where it can be asked, made on demand; None: not any more.
+    # Called when the coordinator starts in this process, with a factory for its operator API; with None when it stops.
     serves: Callable[[Callable[[], OperatorApi] | None], None] = lambda _: None
 
 
 class Output(msgspec.Struct, frozen=True):
-    """Where one worker's output went in one generation."""
+    """Where one worker's output goes in one generation."""
 
-    stdout: int  # descriptors for the worker; the runtime closes them once it was started
+    stdout: int  # descriptors for the worker; the runtime closes them after the start
     stderr: int
     env: Mapping[str, str] = {}
 
 
 class Logs(Watchable, Protocol):
-    """Where lines go."""
+    """The workers' output and the agent's console lines."""
 
     def open(self) -> None: ...
 
     def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]: ...
 
     def has_error_file(self, local_rank: int) -> bool:
-        """Whether this worker of the last generation left one."""
+        """Return True if this worker of the last generation wrote an error file."""
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        """What the workers of the last generation have written down about their steps."""
+        """Return the steps that the workers of the last generation have recorded."""
 
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
-        """Whoever wants to see lines. ``generation`` is the current one."""
+        """Answer a request for log lines. ``generation`` is the current one."""
 
     def answer_the_last(self) -> Callable[[], float] | None:
-        """The run is over: whoever follows lines gets what there is, and hears that this is all. Does not wait;
-        returns how to know for how many seconds somebody may still be there (0: nobody is), if anybody has asked."""
+        """Answer all followers of log lines for the last time: the run is over. Does not wait.
+
+        Return None if there were no requests, else a function that returns for how many more seconds followers may
+        still be connected; 0 if none are left.
+        """
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
     def say(self, text: str, *, after_output: bool = False) -> None:
-        """Show a line of the agent; with ``after_output``, below everything that the workers wrote."""
+        """Print a line of the agent; with ``after_output``, after all output of the workers."""
 
     def live(self, text: str) -> None: ...
 

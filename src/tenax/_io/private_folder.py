@@ -1,6 +1,6 @@
-"""The private folder of this user on this host: control sockets, notes about runs, the secret of loopback endpoints.
+"""The user's private folder on this host: control sockets, run records, the secret of loopback endpoints.
 
-Only its user can enter it. A folder at that path that belongs to another user, or that others can enter, is not used.
+Only its user can enter it. A folder that belongs to another user, or that other users can enter, is not used.
 """
 
 from __future__ import annotations

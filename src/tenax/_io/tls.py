@@ -23,7 +23,7 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")  # OpenS
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """Paths; empty where there is none."""
+    """Paths; empty if not given."""
 
     cert: str = ""
     key: str = ""
@@ -53,7 +53,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
         import ssl
 
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION  # else a peer can make this side repeat handshakes for ever
+        context.options |= ssl.OP_NO_RENEGOTIATION  # otherwise a peer can force endless handshakes
         try:
             if self.ca:
                 context.load_verify_locations(self.ca)
@@ -66,7 +66,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
 
 class TlsFailure(msgspec.Struct, frozen=True):
-    """Why TLS failed. ``is_rejection``: the peer sent an alert. ``is_not_tls``: the peer does not use TLS."""
+    """Why TLS failed. ``is_rejection``: the peer sent an alert. ``is_not_tls``: the peer does not speak TLS."""
 
     reason: str
     is_rejection: bool = False
@@ -76,8 +76,8 @@ class TlsFailure(msgspec.Struct, frozen=True):
 class TlsStream:
     """TLS for one connection, in memory.
 
-    After the constructor and after each ``receive`` the owner sends ``to_send()`` and looks at ``failure`` and
-    ``is_ended``. A stream that failed is not used again.
+    After the constructor and after each ``receive`` the owner sends ``to_send()`` and checks ``failure`` and
+    ``is_ended``. A failed stream is not used again.
     """
 
     def __init__(self, context: ssl.SSLContext, *, is_server: bool = False, server_hostname: str | None = None) -> None:
@@ -90,13 +90,13 @@ class TlsStream:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=is_server, server_hostname=server_hostname
         )
-        self._held: list[bytes] = []  # until the handshake is complete
+        self._held: list[bytes] = []  # data to send after the handshake
         self._refusal = b""
         if not is_server:
             self._shake_hands()
 
     def send(self, data: bytes) -> bytes:
-        """Encrypt. Return the bytes to send now; until the handshake is complete the data is held back."""
+        """Encrypt ``data`` and return the bytes to send now. Until the handshake is complete the data is held back."""
         if not self.is_open:
             self._held.append(data)
             return b""
@@ -125,7 +125,7 @@ class TlsStream:
         return b"".join(plain)
 
     def to_send(self) -> bytes:
-        """Take the bytes that TLS itself sends: handshake, alerts, and what was held back."""
+        """Take the bytes that TLS itself sends: handshake, alerts, and data that was held back."""
         refusal, self._refusal = self._refusal, b""
         return self._outgoing.read() or refusal
 
@@ -148,5 +148,5 @@ class TlsStream:
     def _fail(self, error: ssl.SSLError) -> None:
         reason = error.reason or str(error)
         _, is_rejection, alert = reason.partition("_ALERT_")
-        words = getattr(error, "verify_message", "") or (alert or reason).replace("_", " ").lower()
-        self.failure = TlsFailure(words, bool(is_rejection), reason in _NOT_TLS)
+        message = getattr(error, "verify_message", "") or (alert or reason).replace("_", " ").lower()
+        self.failure = TlsFailure(message, bool(is_rejection), reason in _NOT_TLS)

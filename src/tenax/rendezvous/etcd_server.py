@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from tenax._io.etcd.binary import find_etcd, judge_version, server_environ
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.data_directory import last_words
+from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.operations import Status
 from tenax._io.etcd.server import ServerProcess
@@ -181,7 +181,7 @@ class EtcdServer:
                 if self._how_it_ended:
                     words = ""
                     with suppress(OSError), open(log, encoding="utf-8", errors="replace") as text:
-                        words = last_words(text.read())
+                        words = last_messages(text.read())
                     raise RuntimeError(
                         f"the etcd server has ended: {self._how_it_ended}; its last words: {words or 'none'}"
                     )

@@ -1,8 +1,8 @@
 """The workers' key-value store: torch's Store methods, its TCPStore protocol, and no torch.
 
-Stores: ``MemoryStore`` (threads), ``FileStore`` (processes of a host), ``TCPStore`` (a client of our server or of
-torch's), ``EtcdStore`` (in etcd), ``PrefixStore`` (a part of any). ``StoreServer`` serves torch's clients too;
-``StoreHost`` is the agent's hold on one that runs in a process of its own.
+Stores: ``MemoryStore`` (threads), ``FileStore`` (processes of a host), ``TCPStore`` (a client of tenax's or torch's
+server), ``EtcdStore`` (in etcd), ``PrefixStore`` (a part of another store). ``StoreServer`` also serves torch's
+clients; ``StoreHost`` is the agent's handle of a server in its own process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "TCPStore",
 ]
 
-# The server's own process imports this package as well, and needs next to nothing of it.
+# Imported on demand: the server's process imports this package too, and needs little of it.
 _HOMES = {
     "EtcdStore": "_etcd",
     "FileStore": "_file",

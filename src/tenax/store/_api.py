@@ -1,7 +1,7 @@
-"""Store: what every key-value store of ours can do. The methods are those of ``torch.distributed.Store``.
+"""Store: the interface of all key-value stores. The methods are those of ``torch.distributed.Store``.
 
-Keys are text, values are bytes (text is taken and stored as UTF-8). A method that waits does so until its deadline and
-then raises ``StoreTimeoutError``. Every timeout may be given as a ``timedelta`` or as a number of seconds.
+Keys are text, values are bytes (text is stored as UTF-8). A method that waits raises ``StoreTimeoutError`` at its
+deadline. Every timeout may be a ``timedelta`` or a number of seconds.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _MAX_NAMED = 5  # keys in an error message
 
 
 class StoreError(RuntimeError):
-    """The store could not do what was asked."""
+    """The store could not perform the operation."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """It did not happen in time. What was asked may still happen."""
+    """The operation did not complete in time. It may still take effect."""
 
 
 class StoreConnectionError(StoreError, ConnectionError):
-    """There is no connection to the store, or it was lost while we waited for the answer."""
+    """The store cannot be reached, or the connection was lost before the answer arrived."""
 
 
 class QueueEmptyError(StoreError):
-    """There is nothing in the queue, and the caller did not want to wait."""
+    """The queue is empty, and the call does not block."""
 
 
 class Store(ABC):
@@ -48,85 +48,85 @@ class Store(ABC):
 
     @abstractmethod
     def set(self, key: str, value: str | bytes) -> None:
-        """Store a value, over an older one if there is any."""
+        """Set the value of a key."""
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """The value of a key; waits until there is one."""
+        """Return the value of a key; wait until the key exists."""
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Count a key up, from 0 if it is new; returns the sum. The value is the number as text."""
+        """Add to the counter of a key, which starts at 0, and return the sum. The value is the number as text."""
 
     @abstractmethod
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Replace a value if it is the expected one; returns the value that the key has then.
+        """Replace the value if it is the expected one. Return the value of the key afterwards.
 
-        A key that does not exist is created if the expected value is empty; if it is not, nothing is stored and the
-        answer is the expected value.
+        A missing key is created if the expected value is empty; otherwise nothing is stored, and the expected value is
+        returned.
         """
 
     @abstractmethod
     def append(self, key: str, value: str | bytes) -> None:
-        """Put more at the end of a value, or create it."""
+        """Append to the value of a key; create it if it is missing."""
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
-        """Forget a key; was there one?"""
+        """Delete a key. Return True if it existed."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of these keys; waits until all are there."""
+        """Return the values of these keys; wait until all exist."""
 
     @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Store several values together: whoever sees one of them sees all."""
+        """Set several values atomically."""
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of these keys (or queues with something in them) exist now."""
+        """Return True if all of these keys (or non-empty queues) exist now."""
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until every one of these keys has been set."""
+        """Wait until all of these keys have been set."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
 
     @abstractmethod
     def list_keys(self) -> list[str]:
-        """All keys, in no order."""
+        """Return all keys, in arbitrary order."""
 
     # --- queues -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of a queue."""
+        """Append a value to a queue."""
 
     @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value out of a queue. An empty one is waited for, or raises ``QueueEmptyError``."""
+        """Remove and return the first value of a queue. If it is empty, wait, or raise ``QueueEmptyError``."""
 
     @abstractmethod
     def queue_len(self, key: str) -> int:
-        """How many values there are in a queue."""
+        """Return the number of values in a queue."""
 
-    # --- together -----------------------------------------------------------------------------------------------------
+    # --- barriers -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait until so many have come to the barrier of this name. Who gave up waiting stays counted."""
+        """Wait until ``world_size`` callers have reached this barrier. A caller that timed out stays counted."""
 
     # --- the store itself ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def clone(self) -> Store:
-        """Another handle to the same store, to be used at the same time by another thread."""
+        """Return another handle to the same store, for concurrent use in another thread."""
 
     @property
     def timeout(self) -> timedelta:
-        """How long a method waits that is given no timeout."""
+        """The default timeout of methods that wait."""
         from datetime import timedelta
 
         return timedelta(seconds=self._timeout_s)
@@ -135,11 +135,11 @@ class Store(ABC):
         self._timeout_s = seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Whether there are ``append``, ``multi_get`` and ``multi_set``. (Ours all have them.)"""
+        """Return True if ``append``, ``multi_get`` and ``multi_set`` exist, as in all stores of tenax."""
         return True
 
     def close(self) -> None:
-        """Let go of what this handle holds. The store stays for the others."""
+        """Release this handle's resources. Other handles keep working."""
         return
 
     def __enter__(self: AnyStore) -> AnyStore:
@@ -152,7 +152,7 @@ class Store(ABC):
 
 
 def seconds(timeout: Timeout) -> float:
-    """A timeout as a number."""
+    """Return a timeout as a number of seconds."""
     value = timeout if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
         raise ValueError(f"a timeout is a number of seconds from 0 on, or a timedelta, not {timeout!r}")
@@ -160,33 +160,33 @@ def seconds(timeout: Timeout) -> float:
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """A key or value as it is stored."""
+    """Encode a key or value for storage."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     return bytes(value)
 
 
 def as_amount(amount: int) -> int:
-    """What ``add`` was given."""
+    """Check the argument of ``add``."""
     if not -(1 << 63) <= amount < 1 << 63:
         raise ValueError(f"add takes a number that fits into eight bytes, not {amount}")
     return amount
 
 
 def as_text(key: bytes) -> str:
-    """A key as users see it."""
+    """Decode a stored key."""
     return key.decode("utf-8", "surrogateescape")
 
 
 def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> list[tuple[str, str | bytes]]:
-    """What ``multi_set`` was given."""
+    """Check and pair the arguments of ``multi_set``."""
     if len(keys) != len(values):
         raise ValueError(f"multi_set takes one value for each key, not {len(values)} values for {len(keys)} keys")
     return list(zip(keys, values, strict=True))
 
 
-def in_words(keys: Sequence[str]) -> str:
-    """Keys for an error message, few of them."""
+def format_keys(keys: Sequence[str]) -> str:
+    """Return the first few keys as text, for an error message."""
     named = ", ".join(repr(key) for key in keys[:_MAX_NAMED])
     if len(keys) > _MAX_NAMED:
         named += f" and {len(keys) - _MAX_NAMED} more"

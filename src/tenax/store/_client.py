@@ -1,13 +1,14 @@
-"""TCPStore: a store on another host, or in another process, that speaks PyTorch's TCPStore protocol.
+"""TCPStore: a client of a store server that speaks PyTorch's TCPStore protocol.
 
-It works with our server and with both of torch's (2.5 and later). What torch's client does not promise:
+It works with tenax's server and with both of torch's (2.5 and later). Guarantees that torch's client does not give:
 
 1. No method takes longer than its timeout, whatever the server does: one deadline covers connecting, sending, waiting
-   and receiving. On a timeout the connection is dropped; the next call makes a new one.
-2. A change has happened at the server when the method returns: the wire does not acknowledge some of them, so we ask.
-3. What only reads is tried once more when the connection was lost; a change is not, because it may have happened.
+   and receiving. On a timeout the connection is dropped; the next call opens a new one.
+2. A change has taken effect at the server when the method returns. The protocol does not acknowledge some changes, so
+   the client sends a ping after them.
+3. A read is retried once after a lost connection. A change is not, because it may have taken effect.
 
-Thread-safe, but calls wait for one another, as in torch: ``clone`` it for a thread that waits.
+Thread-safe, but calls are serialized, as in torch: ``clone`` the store for a thread that waits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tenax.store._api import (
     as_amount,
     as_bytes,
     as_text,
-    in_words,
+    format_keys,
     pairs,
     seconds,
 )
@@ -47,7 +48,7 @@ _PING = bytes([wire.PING])
 
 
 class TCPStore(Store):
-    """The constructor is torch's. It connects, and waits for a server that is not there yet."""
+    """The constructor's signature is torch's. It waits until the server accepts connections."""
 
     def __init__(
         self,
@@ -61,10 +62,10 @@ class TCPStore(Store):
         master_listen_fd: int | None = None,
         use_libuv: bool = True,  # noqa: ARG002 - torch's choice between two servers; there is one here
     ) -> None:
-        """``is_master``: serve the store from a thread of this process, as long as this object or a clone of it lives.
+        """``is_master``: serve the store from a thread of this process while this object or a clone of it exists.
 
-        With a ``world_size``, every client counts itself, and a master that is to ``wait_for_workers`` waits for all.
-        ``multi_tenant``: if somebody serves that port already, a master becomes a mere client.
+        With a ``world_size``, every client registers, and a master with ``wait_for_workers`` waits for all of them.
+        ``multi_tenant``: if another process serves that port, a master becomes a client only.
         """
         super().__init__(timeout)
         self.host = host_name
@@ -84,7 +85,7 @@ class TCPStore(Store):
         try:
             self._connect(deadline)
             if world_size is not None:
-                self._count_in(world_size if wait_for_workers else 0, deadline)
+                self._register_worker(world_size if wait_for_workers else 0, deadline)
         except BaseException:
             self.close()
             raise
@@ -94,14 +95,14 @@ class TCPStore(Store):
         return f"the store at {host}:{self.port}"
 
     def clone(self) -> TCPStore:
-        """Another connection to the same server."""
-        twin = TCPStore(self.host, self.port, timeout=self._timeout_s)
-        twin._server = self._server
-        return twin
+        """Return a store with another connection to the same server."""
+        copy = TCPStore(self.host, self.port, timeout=self._timeout_s)
+        copy._server = self._server
+        return copy
 
     def close(self) -> None:
-        """Close the connection, also for a thread that still waits on it. A server of ours goes with its last user."""
-        self._notice_fork()
+        """Close the connection, also for a thread that waits on it. The master's server closes with its last handle."""
+        self._detach_after_fork()
         self._is_closed = True
         connection = self._connection
         if connection is not None:
@@ -119,13 +120,13 @@ class TCPStore(Store):
     def get(self, key: str) -> bytes:
         deadline = time.monotonic() + self._timeout_s
         self._wait([key], deadline, self._timeout_s)
-        return self._ask(
+        return self._request(
             bytes([wire.GET]) + _name(key), f"get {key!r}", lambda answer: answer.receive_text(deadline), deadline
         )
 
     def add(self, key: str, amount: int) -> int:
         request = bytes([wire.ADD]) + _name(key) + wire.I64.pack(as_amount(amount))
-        return self._ask_number(request, f"add to {key!r}", is_read=False)
+        return self._request_number(request, f"add to {key!r}", is_read=False)
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         deadline = time.monotonic() + self._timeout_s
@@ -135,7 +136,7 @@ class TCPStore(Store):
             + wire.text(as_bytes(expected_value))
             + wire.text(as_bytes(desired_value))
         )
-        return self._ask(
+        return self._request(
             request, f"compare and set {key!r}", lambda answer: answer.receive_text(deadline), deadline, is_read=False
         )
 
@@ -144,14 +145,14 @@ class TCPStore(Store):
         self._change(request, f"append to {key!r}")
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._ask_number(bytes([wire.DELETE_KEY]) + _name(key), f"delete {key!r}", is_read=False))
+        return bool(self._request_number(bytes([wire.DELETE_KEY]) + _name(key), f"delete {key!r}", is_read=False))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
         self._wait(keys, deadline, self._timeout_s)
-        return self._ask(
+        return self._request(
             bytes([wire.MULTI_GET]) + _names(keys),
-            f"get {in_words(keys)}",
+            f"get {format_keys(keys)}",
             lambda answer: [answer.receive_text(deadline) for _ in keys],
             deadline,
         )
@@ -159,12 +160,14 @@ class TCPStore(Store):
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         fields = [_name(key) + wire.text(as_bytes(value)) for key, value in pairs(keys, values)]
         request = bytes([wire.MULTI_SET]) + wire.I64.pack(len(fields)) + b"".join(fields)
-        self._change(request, f"set {in_words(keys)}")
+        self._change(request, f"set {format_keys(keys)}")
 
     def check(self, keys: Sequence[str]) -> bool:
         deadline = time.monotonic() + self._timeout_s
         request = bytes([wire.CHECK]) + _names(keys)
-        answer = self._ask(request, f"check {in_words(keys)}", lambda answer: answer.receive(1, deadline), deadline)
+        answer = self._request(
+            request, f"check {format_keys(keys)}", lambda answer: answer.receive(1, deadline), deadline
+        )
         return answer == wire.READY
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -172,7 +175,7 @@ class TCPStore(Store):
         self._wait(keys, time.monotonic() + limit_s, limit_s)
 
     def num_keys(self) -> int:
-        return self._ask_number(bytes([wire.GETNUMKEYS]), "count the keys")
+        return self._request_number(bytes([wire.GETNUMKEYS]), "count the keys")
 
     def list_keys(self) -> list[str]:
         deadline = time.monotonic() + self._timeout_s
@@ -183,7 +186,7 @@ class TCPStore(Store):
                 raise StoreConnectionError(f"it announced {count} keys")
             return [answer.receive_text(deadline) for _ in range(count)]
 
-        names = self._ask(bytes([wire.LIST_KEYS]), "list the keys", receive, deadline)
+        names = self._request(bytes([wire.LIST_KEYS]), "list the keys", receive, deadline)
         return [as_text(name[len(wire.KEY_PREFIX) :]) for name in names if name.startswith(wire.KEY_PREFIX)]
 
     # --- queues -------------------------------------------------------------------------------------------------------
@@ -202,51 +205,58 @@ class TCPStore(Store):
         while True:
             if block:
                 self._wait([key], deadline, self._timeout_s)
-            value = self._ask(request, f"pop from the queue {key!r}", receive, deadline, is_read=False)
+            value = self._request(request, f"pop from the queue {key!r}", receive, deadline, is_read=False)
             if value is not None:
                 return value
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} is empty.")
 
     def queue_len(self, key: str) -> int:
-        return self._ask_number(bytes([wire.QUEUE_LEN]) + _name(key), f"measure the queue {key!r}")
+        return self._request_number(bytes([wire.QUEUE_LEN]) + _name(key), f"measure the queue {key!r}")
 
-    # --- together -----------------------------------------------------------------------------------------------------
+    # --- barriers -----------------------------------------------------------------------------------------------------
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
         deadline = time.monotonic() + limit_s
         request = bytes([wire.BARRIER]) + _name(key) + wire.I64.pack(world_size)
-        late = f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s."
-        self._ask(
-            request, f"wait at {key!r}", lambda answer: answer.receive(1, deadline), deadline, is_read=False, late=late
+        timeout_message = f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s."
+        self._request(
+            request,
+            f"wait at {key!r}",
+            lambda answer: answer.receive(1, deadline),
+            deadline,
+            is_read=False,
+            timeout_message=timeout_message,
         )
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _limit_s(self, timeout: Timeout | None) -> float:
         return self._timeout_s if timeout is None else seconds(timeout)
 
     def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
-        late = f"waited {limit_s:g} s in vain for {in_words(keys)} in {self}."
-        self._ask(
+        timeout_message = f"waited {limit_s:g} s in vain for {format_keys(keys)} in {self}."
+        self._request(
             bytes([wire.WAIT]) + _names(keys),
-            f"wait for {in_words(keys)}",
+            f"wait for {format_keys(keys)}",
             lambda answer: answer.receive(1, deadline),
             deadline,
-            late=late,
+            timeout_message=timeout_message,
         )
 
     def _change(self, request: bytes, what: str) -> None:
-        """A request that has no answer. The ping behind it has one, when the request was done."""
+        """Send a request without an answer, and a ping, whose answer shows that the request was executed."""
         deadline = time.monotonic() + self._timeout_s
-        self._ask(request + _PING + b"done", what, lambda answer: answer.receive(4, deadline), deadline, is_read=False)
+        self._request(
+            request + _PING + b"done", what, lambda answer: answer.receive(4, deadline), deadline, is_read=False
+        )
 
-    def _ask_number(self, request: bytes, what: str, *, is_read: bool = True) -> int:
+    def _request_number(self, request: bytes, what: str, *, is_read: bool = True) -> int:
         deadline = time.monotonic() + self._timeout_s
-        return self._ask(request, what, lambda answer: answer.receive_number(deadline), deadline, is_read=is_read)
+        return self._request(request, what, lambda answer: answer.receive_number(deadline), deadline, is_read=is_read)
 
-    def _ask(
+    def _request(
         self,
         request: bytes,
         what: str,
@@ -254,47 +264,47 @@ class TCPStore(Store):
         deadline: float,
         *,
         is_read: bool = True,
-        late: str = "",
+        timeout_message: str = "",
     ) -> T:
-        """Send a request and take its answer."""
-        late = late or f"{self} did not answer in time when asked to {what}."
-        self._notice_fork()
+        """Send a request and return its answer."""
+        timeout_message = timeout_message or f"{self} did not answer in time when asked to {what}."
+        self._detach_after_fork()
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise StoreTimeoutError(f"another thread used {self} for too long; clone a store for each thread.")
         try:
             was_connected = self._connection is not None
             try:
-                return self._ask_once(request, receive, deadline)
+                return self._request_once(request, receive, deadline)
             except StoreConnectionError:
                 if not (is_read and was_connected):
                     raise
-                return self._ask_once(request, receive, deadline)
+                return self._request_once(request, receive, deadline)
         except StoreTimeoutError as error:
-            raise StoreTimeoutError(late) from error
+            raise StoreTimeoutError(timeout_message) from error
         except StoreConnectionError as error:
             raise StoreConnectionError(f"{self} was lost when asked to {what}: {error}.") from error
         finally:
             self._mutex.release()
 
-    def _ask_once(self, request: bytes, receive: Callable[[Connection], T], deadline: float) -> T:
+    def _request_once(self, request: bytes, receive: Callable[[Connection], T], deadline: float) -> T:
         if self._is_closed:
             raise StoreConnectionError("it was closed here")
         try:
             if self._connection is None:
-                self._connection = Connection.open(self.host, self.port, deadline, patiently=False)
+                self._connection = Connection.open(self.host, self.port, deadline, retries=False)
             self._connection.send(request, deadline)
             return receive(self._connection)
-        except BaseException:  # even a Ctrl-C: the answer would be taken for that of the next request
+        except BaseException:  # even KeyboardInterrupt: a late answer would be taken for the next request's
             self._drop()
             raise
 
-    def _notice_fork(self) -> None:
-        """A forked copy leaves the connection, and a lock that another thread may have held, to its parent."""
+    def _detach_after_fork(self) -> None:
+        """In a forked process, leave the connection to the parent, and replace the lock that a thread may have held."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._mutex = threading.Lock()
             if self._connection is not None:
-                self._connection.forget()
+                self._connection.release()
                 self._connection = None
 
     def _drop(self) -> None:
@@ -304,15 +314,15 @@ class TCPStore(Store):
 
     def _connect(self, deadline: float) -> None:
         try:
-            self._connection = Connection.open(self.host, self.port, deadline, patiently=True)
+            self._connection = Connection.open(self.host, self.port, deadline, retries=True)
         except StoreTimeoutError as error:
             raise StoreTimeoutError(f"{self} could not be reached within {self._timeout_s:g} s: {error}.") from error
         except StoreConnectionError as error:
             raise StoreConnectionError(f"{self} could not be reached: {error}.") from error
 
-    def _count_in(self, world_size: int, deadline: float) -> None:
+    def _register_worker(self, world_size: int, deadline: float) -> None:
         request = bytes([wire.ADD]) + wire.text(wire.WORKER_COUNT_KEY) + wire.I64.pack(1)
-        self._ask(request, "count us in", lambda answer: answer.receive_number(deadline), deadline, is_read=False)
+        self._request(request, "count us in", lambda answer: answer.receive_number(deadline), deadline, is_read=False)
         if self._server is not None and world_size and not self._server.wait_for_workers(deadline):
             raise StoreTimeoutError(f"not all of {world_size} came to {self} within {self._timeout_s:g} s.")
 

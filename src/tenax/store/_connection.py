@@ -1,7 +1,7 @@
-"""Connection: one socket to a store, on which nothing takes longer than the deadline that it is given.
+"""Connection: one socket to a store server, with a deadline for every operation.
 
-Torch's own client blocks for good on a server that is frozen. Here the socket never blocks: we wait for it with a poll,
-which has an end. After any error the stream may be out of step; the owner closes the connection and makes a new one.
+torch's client blocks forever if the server is frozen. Here the socket is non-blocking, and every wait is a poll with a
+timeout. After an error the stream may be out of sync; the owner closes the connection and opens a new one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READ_BYTES = 1 << 16
-_MAX_ANSWER_BYTES = 1 << 30  # of one value, whatever the server announces
-_FIRST_PAUSE_S = 0.01  # nobody tells us when a server that is not there yet begins to listen
+_MAX_ANSWER_BYTES = 1 << 30  # for one value, whatever the server announces
+_FIRST_PAUSE_S = 0.01  # no event announces that a server starts to listen
 _LONGEST_PAUSE_S = 0.25
 
 
 class NotAStore(StoreConnectionError):
-    """Somebody else listens there."""
+    """The process that listens there is not a store server."""
 
 
 class Connection:
-    """Not thread-safe. Its errors say what happened; the owner says where and why."""
+    """A connection to a store server. Not thread-safe. The owner adds the context to its errors."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -41,8 +41,8 @@ class Connection:
         self._poll.register(sock.fileno(), select.POLLIN)
 
     @classmethod
-    def open(cls, host: str, port: int, deadline: float, *, patiently: bool) -> Connection:
-        """Connect and greet. ``patiently``: a server that is not there yet is waited for."""
+    def open(cls, host: str, port: int, deadline: float, *, retries: bool) -> Connection:
+        """Connect and shake hands. With ``retries``, wait until the server accepts connections."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -51,10 +51,10 @@ class Connection:
                 raise
             except (StoreConnectionError, OSError) as error:
                 left_s = deadline - time.monotonic()
-                if not patiently or left_s <= 0:
+                if not retries or left_s <= 0:
                     if isinstance(error, StoreError):
                         raise
-                    raise StoreConnectionError(_in_words(error)) from error
+                    raise StoreConnectionError(_describe(error)) from error
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -62,13 +62,13 @@ class Connection:
     def _open_once(cls, host: str, port: int, deadline: float) -> Connection:
         connection = cls(_connect(host, port, deadline))
         try:
-            connection._greet(deadline)
+            connection._handshake(deadline)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _greet(self, deadline: float) -> None:
+    def _handshake(self, deadline: float) -> None:
         nonce = wire.U32.pack(os.getpid())
         self.send(wire.GREETING + bytes([wire.PING]) + nonce, deadline)
         if self.receive(len(nonce), deadline) != nonce:
@@ -85,7 +85,7 @@ class Connection:
                 raise _lost(error) from error
 
     def receive(self, size: int, deadline: float) -> bytes:
-        """So many bytes of the answer."""
+        """Return the next ``size`` bytes of the answer."""
         received = self._received
         while len(received) < size:
             self._wait(select.POLLIN, deadline)
@@ -113,20 +113,20 @@ class Connection:
         return self.receive(size, deadline)
 
     def interrupt(self) -> None:
-        """End it for the server and for whoever waits here, in any thread."""
-        with suppress(OSError):  # it has ended already
+        """Shut the connection down for the server and for all threads that wait on it."""
+        with suppress(OSError):  # already shut down
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The server sees it at once, whoever else (a forked process) holds a copy of this socket."""
+        """Close the connection. The server sees it at once, even if a forked process holds a copy of the socket."""
         self.interrupt()
         self._sock.close()
 
-    def forget(self) -> None:
-        """Close our copy; the connection is somebody else's."""
+    def release(self) -> None:
+        """Close this process's copy of the socket without a shutdown: the parent may still use the connection."""
         self._sock.close()
 
-    __del__ = forget
+    __del__ = release
 
     def _wait(self, events: int, deadline: float) -> None:
         left_s = deadline - time.monotonic()
@@ -146,7 +146,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     addresses = _resolve(host, port, deadline)
     for index, (family, address) in enumerate(addresses):
         now = time.monotonic()
-        share_s = (deadline - now) / (len(addresses) - index)  # an address that swallows everything must not take all
+        share_s = (deadline - now) / (len(addresses) - index)  # an address that drops packets must not use up all
         try:
             return _connect_to(family, address, now + share_s)
         except (StoreError, OSError):
@@ -167,7 +167,7 @@ def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socke
                 raise StoreTimeoutError("it does not answer")
             failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not failure and sock.getsockname() == sock.getpeername():
-            failure = errno.ECONNREFUSED  # nobody listens, and the kernel connected the socket to itself
+            failure = errno.ECONNREFUSED  # no listener: the kernel connected the socket to itself
         if failure:
             raise OSError(failure, os.strerror(failure))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -179,19 +179,19 @@ def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socke
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, tuple[Any, ...]]]:
-    """The addresses of a host. The resolver knows no deadline, so a name is looked up in a thread that may be left."""
+    """Return the addresses of a host. A name is resolved in a thread, because the resolver has no timeout."""
     try:
         return _addresses(host, port, socket.AI_NUMERICHOST)
-    except socket.gaierror:  # it is a name
+    except socket.gaierror:  # not numeric
         found: list[list[tuple[int, tuple[Any, ...]]] | OSError] = []
 
-    def look_up() -> None:
+    def resolve() -> None:
         try:
             found.append(_addresses(host, port, 0))
         except OSError as error:
             found.append(error)
 
-    thread = threading.Thread(target=look_up, name="tenax-resolver", daemon=True)
+    thread = threading.Thread(target=resolve, name="tenax-resolver", daemon=True)
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
     if not found:
@@ -207,8 +207,8 @@ def _addresses(host: str, port: int, flags: int) -> list[tuple[int, tuple[Any, .
 
 
 def _lost(error: OSError) -> StoreConnectionError:
-    return StoreConnectionError(f"the connection was lost ({_in_words(error)})")
+    return StoreConnectionError(f"the connection was lost ({_describe(error)})")
 
 
-def _in_words(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     return error.strerror or str(error)

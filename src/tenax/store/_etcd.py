@@ -1,19 +1,19 @@
 """EtcdStore: a store in etcd, which outlives every process that uses it.
 
-What stands where is said in ``etcd_keys``. Its laws:
+``_etcd_keys`` describes the layout. Guarantees:
 
-1. Every change happens exactly once, and those of one handle in their order, also when etcd's answer was lost and the
-   client asked again (``etcd_writer`` has the reasons). So no count is lost or counted twice, however many count.
-2. A change that raises ``StoreConnectionError`` may have happened, or may still happen until the next change of this
-   handle. That is the only thing that is not exact.
-3. Nobody polls: who waits, watches. What was set while the connection was away is seen; a key that was set and deleted
-   again counts as set.
-4. ``multi_set`` is one transaction up to 60 keys. More are several, in the order of the keys.
+1. Every change takes effect exactly once, and the changes of one handle in order, even if an answer was lost and the
+   client retried (``_etcd_writer`` explains how). So counters are exact with any number of concurrent clients.
+2. A change that raises ``StoreConnectionError`` may have taken effect, or still may until the next change of this
+   handle. This is the only exception.
+3. Waits are watches, without polling. A change during a disconnect is not missed; a key that was set and deleted again
+   counts as set.
+4. ``multi_set`` is one transaction for up to 60 keys. More keys take several transactions, in order.
 
-Every question to etcd has at least 5 s, however short the timeout: leaders change.
+Every call to etcd has at least 5 s, however short the timeout, because leaders change.
 
-Keys stay in etcd until somebody deletes them. Values of more than 256 KiB are stored in parts, up to what etcd's quota
-(2 GiB, unless it was set) has room for. A handle that is not closed leaves its marker behind, about 100 bytes.
+Keys stay in etcd until they are deleted. Values of more than 256 KiB are stored in parts, up to etcd's quota (2 GiB by
+default). A handle that is not closed leaves its marker behind, about 100 bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tenax.store._api import (
     StoreTimeoutError,
     as_amount,
     as_bytes,
-    in_words,
+    format_keys,
     pairs,
     seconds,
 )
@@ -54,17 +54,16 @@ if TYPE_CHECKING:
 
     A = TypeVar("A")
 
-_LEAST_PATIENCE_S = 5.0
-_FAREWELL_S = 1.0
-_KEYS_AT_ONCE = 60  # etcd takes 128 operations in one transaction; a key may need two, and the marker is one
-_SMALL_BYTES = 2 << 10  # of a value that stays with its key when many are stored together
+_MIN_PATIENCE_S = 5.0
+_CLOSE_S = 1.0
+_KEYS_AT_ONCE = 60  # etcd allows 128 operations in a transaction; a key may need two, and the marker is one
+_SMALL_BYTES = 2 << 10  # values up to this size are not split when many are stored together
 
 
 class EtcdStore(Store):
-    """The constructor is TorchElastic's. ``owns_client``: the client is closed with the store, not by the caller.
+    """The constructor's signature is TorchElastic's. ``owns_client``: the store closes the client.
 
-    Thread-safe: whoever waits holds up nobody; changes of one handle wait for one another. May be taken along into a
-    forked process.
+    Thread-safe: waits do not block other calls; changes of one handle are serialized. Usable after a fork.
     """
 
     def __init__(
@@ -85,24 +84,24 @@ class EtcdStore(Store):
 
     @property
     def prefix(self) -> str:
-        """What all keys begin with in etcd; it ends with a slash."""
+        """The prefix of all keys in etcd; it ends with a slash."""
         return self._keys.prefix
 
     def __str__(self) -> str:
         return f"the store under {self.prefix!r} in etcd"
 
     def clone(self) -> EtcdStore:
-        """Another handle, over the same client, which stays whose it is."""
+        """Return another handle that shares the client and does not own it."""
         return EtcdStore(self._client, self.prefix, self._timeout_s)
 
     def close(self) -> None:
         if self._is_closed:
             return
         try:
-            if self._process == os.getpid():  # the marker of a forked copy's parent is in use
-                self._own_writer.forget(lambda operation: self._client.call(operation, patience_s=_FAREWELL_S))
+            if self._process == os.getpid():  # in a forked process the marker is the parent's
+                self._own_writer.forget(lambda operation: self._client.call(operation, patience_s=_CLOSE_S))
         except EtcdError:
-            pass  # whatever the reason, the marker stays: the one thing that a handle may leave behind
+            pass  # the marker stays behind, as documented
         finally:
             self._is_closed = True
             if self._owns_client:
@@ -116,22 +115,22 @@ class EtcdStore(Store):
             stored = values.stage(data)
 
             def put(found: RangeAnswer | None) -> Step[None]:
-                if found is None:  # most keys are set once: guess that it is new, and save the look
+                if found is None:  # most keys are set once: assume that it is new, which saves a read
                     return Step(None, (Put(name, stored),), (Compare(name, "create", 0),))
-                return Step(None, (Put(name, stored), *_remains(values, found)))
+                return Step(None, (Put(name, stored), *_part_deletes(values, found)))
 
-            self._writer.change(values.ask, Range(name), put)
+            self._writer.change(values.call, Range(name), put)
             values.keep(stored)
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
     def add(self, key: str, num: int) -> int:
-        """Count a key up, from 0 if it is new; returns the sum. Exact, however many count at once."""
+        """Add to the counter of a key, which starts at 0, and return the sum. Exact with concurrent clients."""
         name, amount = self._keys.value(key), as_amount(num)
 
         def count(found: RangeAnswer | None) -> Step[int]:
-            """Guesses that the key is new, and saves the look."""
+            """Without an answer yet, assume that the key is new, which saves a read."""
             table = Table()
             if found is not None and found.kvs:
                 table.put(b"", found.kvs[0].value)
@@ -140,7 +139,7 @@ class EtcdStore(Store):
             return Step(total, (Put(name, b"%d" % total),), (Compare(name, "mod", mod_revision),))
 
         try:
-            return self._writer.change(self._asking(f"add to {key!r}"), Range(name), count)
+            return self._writer.change(self._caller(f"add to {key!r}"), Range(name), count)
         except NotANumber as error:
             raise StoreError(f"the key {key!r} cannot be counted up: {error}.") from error
 
@@ -162,9 +161,9 @@ class EtcdStore(Store):
                 if not stored:
                     stored.append(values.stage(desired))
                 guard = _unchanged(name, found)
-                return Step((desired, True), (Put(name, stored[0]), *_remains(values, found)), (guard,))
+                return Step((desired, True), (Put(name, stored[0]), *_part_deletes(values, found)), (guard,))
 
-            answer, is_stored = self._writer.change(values.ask, Range(name), put)
+            answer, is_stored = self._writer.change(values.call, Range(name), put)
             if is_stored:
                 values.keep(stored[0])
         return answer
@@ -178,9 +177,9 @@ class EtcdStore(Store):
                 if found is None or old is None:
                     return None
                 stored = values.stage(old + data)
-                return Step(stored, (Put(name, stored), *_remains(values, found)), (_unchanged(name, found),))
+                return Step(stored, (Put(name, stored), *_part_deletes(values, found)), (_unchanged(name, found),))
 
-            values.keep(self._writer.change(values.ask, Range(name), put))
+            values.keep(self._writer.change(values.call, Range(name), put))
 
     def delete_key(self, key: str) -> bool:
         name = self._keys.value(key)
@@ -191,15 +190,15 @@ class EtcdStore(Store):
                     return None
                 if not found.kvs:
                     return Step(False)
-                return Step(True, (Delete(name), *_remains(values, found)), (_unchanged(name, found),))
+                return Step(True, (Delete(name), *_part_deletes(values, found)), (_unchanged(name, found),))
 
-            return self._writer.change(values.ask, Range(name), delete)
+            return self._writer.change(values.call, Range(name), delete)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
-        with self._values(f"get {in_words(keys)}") as values:
+        with self._values(f"get {format_keys(keys)}") as values:
             while True:
-                found = self._first_of(keys, values.ask, keys_only=False)
+                found = self._first_of(keys, values.call, keys_only=False)
                 if all(found):
                     loaded = [self._value_of(key, kv, values) for key, kv in zip(keys, found, strict=True)]
                     if None not in loaded:
@@ -208,32 +207,32 @@ class EtcdStore(Store):
                     self._wait(keys, deadline, self._timeout_s)
 
     def _value_of(self, key: str, kv: KeyValue | None, values: EtcdValues) -> bytes | None:
-        """A queue of that name makes a key exist, without a value."""
+        """Return the value of a key; empty if only a queue of that name exists."""
         return values.load(kv) if kv is not None and kv.key == self._keys.value(key) else b""
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         new = {self._keys.value(key): as_bytes(value) for key, value in pairs(keys, values)}
         is_small = sum(map(len, new.values())) <= PART_BYTES
         names = list(new)
-        with self._values(f"set {in_words(keys)}") as parts:
-            for some in _batches(names):
-                stored = {name: parts.stage(new[name], PART_BYTES if is_small else _SMALL_BYTES) for name in some}
-                old = parts.ask(Transaction(then=tuple(Range(name) for name in some))).answers
+        with self._values(f"set {format_keys(keys)}") as parts:
+            for batch in _batches(names):
+                stored = {name: parts.stage(new[name], PART_BYTES if is_small else _SMALL_BYTES) for name in batch}
+                old = parts.call(Transaction(then=tuple(Range(name) for name in batch))).answers
                 operations = [Put(name, value) for name, value in stored.items()]
-                remains = [delete for found in old for delete in _remains(parts, found)]
+                deletes = [delete for found in old for delete in _part_deletes(parts, found)]
                 self._writer.change(
-                    parts.ask, Range(some[0], keys_only=True), _always(Step(None, (*operations, *remains)))
+                    parts.call, Range(batch[0], keys_only=True), _always(Step(None, (*operations, *deletes)))
                 )
                 for each in stored.values():
                     parts.keep(each)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return all(self._first_of(keys, self._asking(f"check {in_words(keys)}"), keys_only=True))
+        return all(self._first_of(keys, self._caller(f"check {format_keys(keys)}"), keys_only=True))
 
-    def wait(  # type: ignore[override]  # what the others accept is accepted, by name and by place
+    def wait(  # type: ignore[override]  # accepts both signatures, positionally and by keyword
         self, keys: Sequence[str], override_timeout: Timeout | None = None, timeout: Timeout | None = None
     ) -> None:
-        """Wait until every one of these keys has been set. The timeout has two names: TorchElastic's and torch's."""
+        """Wait until all of these keys have been set. The timeout has two names: TorchElastic's and torch's."""
         limit_s = self._limit_s(timeout if override_timeout is None else override_timeout)
         self._wait(keys, time.monotonic() + limit_s, limit_s)
 
@@ -241,8 +240,8 @@ class EtcdStore(Store):
         return len(self.list_keys())
 
     def list_keys(self) -> list[str]:
-        ask = self._asking("list the keys")
-        found = ask(Range(self._keys.start, self._keys.end, keys_only=True)).kvs
+        call = self._caller("list the keys")
+        found = call(Range(self._keys.start, self._keys.end, keys_only=True)).kvs
         return [key for kv in found if (key := self._keys.users_key(kv.key)) is not None]
 
     # --- queues -------------------------------------------------------------------------------------------------------
@@ -254,12 +253,12 @@ class EtcdStore(Store):
             unique = os.urandom(8).hex()
 
             def push(found: RangeAnswer | None) -> Step[None] | None:
-                """Behind all that was pushed before we looked; who pushes at the same time may come first or last."""
+                """Push after all items at the revision of the read. The order of concurrent pushes is undefined."""
                 if found is None:
                     return None
                 return Step(None, (Put(self._keys.queued(key, found.revision, unique), stored),))
 
-            self._writer.change(values.ask, Range(start, end, count_only=True), push)
+            self._writer.change(values.call, Range(start, end, count_only=True), push)
             values.keep(stored)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -276,10 +275,12 @@ class EtcdStore(Store):
                 value = values.load(first)
                 if value is None:
                     return None
-                return Step((value, 0), (Delete(first.key), *_remains(values, found)), (_unchanged(first.key, found),))
+                return Step(
+                    (value, 0), (Delete(first.key), *_part_deletes(values, found)), (_unchanged(first.key, found),)
+                )
 
             while True:
-                value, revision = self._writer.change(values.ask, Range(start, end, limit=1), pop)
+                value, revision = self._writer.change(values.call, Range(start, end, limit=1), pop)
                 if value is not None:
                     return value
                 if not block:
@@ -290,20 +291,20 @@ class EtcdStore(Store):
                     )
 
     def queue_len(self, key: str) -> int:
-        count: int = self._asking(f"measure the queue {key!r}")(Range(*self._keys.queue(key), count_only=True)).count
+        count: int = self._caller(f"measure the queue {key!r}")(Range(*self._keys.queue(key), count_only=True)).count
         return count
 
-    # --- together -----------------------------------------------------------------------------------------------------
+    # --- barriers -----------------------------------------------------------------------------------------------------
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
         deadline = time.monotonic() + limit_s
         name = self._keys.value(key)
         number = self.add(key, 1)
-        ask = self._asking(f"wait at {key!r}")
+        call = self._caller(f"wait at {key!r}")
         try:
             while number < world_size:
-                found = ask(Range(name))
+                found = call(Range(name))
                 number = as_number(found.kvs[0].value if found.kvs else b"0")
                 if number < world_size and not self._has_changed((name, b""), found.revision, deadline):
                     raise StoreTimeoutError(
@@ -312,45 +313,45 @@ class EtcdStore(Store):
         except NotANumber as error:
             raise StoreError(f"the barrier {key!r} was spoilt by somebody who set it: {error}.") from error
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _limit_s(self, timeout: Timeout | None) -> float:
         return self._timeout_s if timeout is None else seconds(timeout)
 
-    def _first_of(self, keys: Sequence[str], ask: Callable[[Any], Any], *, keys_only: bool) -> list[KeyValue | None]:
-        """Of each key what makes it exist: its value, or the first in its queue."""
+    def _first_of(self, keys: Sequence[str], call: Callable[[Any], Any], *, keys_only: bool) -> list[KeyValue | None]:
+        """Return for each key what makes it exist: its value, or the first item of its queue."""
         found: list[KeyValue | None] = []
-        for some in _batches(keys):
-            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=keys_only) for key in some)
-            found += [each.kvs[0] if each.kvs else None for each in ask(Transaction(then=ranges)).answers]
+        for batch in _batches(keys):
+            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=keys_only) for key in batch)
+            found += [each.kvs[0] if each.kvs else None for each in call(Transaction(then=ranges)).answers]
         return found
 
     def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
-        """One after the other, all from the same moment on: none that was set in between is missed."""
+        """Wait for one key after the other, all from the same revision on, so that no change is missed."""
         missing = list(dict.fromkeys(keys))
-        ask = self._asking(f"wait for {in_words(keys)}")
+        call = self._caller(f"wait for {format_keys(keys)}")
         since = 0
         while missing:
-            some = missing[:_KEYS_AT_ONCE]
-            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=True) for key in some)
-            answer = ask(Transaction(then=ranges))
+            batch = missing[:_KEYS_AT_ONCE]
+            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=True) for key in batch)
+            answer = call(Transaction(then=ranges))
             since = since or answer.revision
-            here = {key for key, each in zip(some, answer.answers, strict=True) if each.kvs}
-            missing = [key for key in missing if key not in here]
-            if not missing or missing[0] not in some:
+            present = {key for key, each in zip(batch, answer.answers, strict=True) if each.kvs}
+            missing = [key for key in missing if key not in present]
+            if not missing or missing[0] not in batch:
                 continue
             if not self._has_changed(self._keys.existence(missing[0]), since, deadline):
-                raise StoreTimeoutError(f"waited {limit_s:g} s in vain for {in_words(missing)} in {self}.")
+                raise StoreTimeoutError(f"waited {limit_s:g} s in vain for {format_keys(missing)} in {self}.")
             del missing[0]
 
-    def _has_changed(self, where: tuple[bytes, bytes], since: int, deadline: float) -> bool:
-        """Watch until something is put there after the revision ``since``. False: it is late."""
+    def _has_changed(self, key_range: tuple[bytes, bytes], since: int, deadline: float) -> bool:
+        """Watch until a key in the range is put after the revision ``since``. Return False at the deadline."""
         from_revision = since + 1
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                changes = self._usable_client().wait_for_change(*where, from_revision, left_s)
-            except EtcdCompacted:  # the past is forgotten; what it led to is not
-                found = self._ask("watch", deadline, Range(*where, limit=1))
+                changes = self._usable_client().wait_for_change(*key_range, from_revision, left_s)
+            except EtcdCompacted:  # the history is gone, so read the current state
+                found = self._call("watch", deadline, Range(*key_range, limit=1))
                 if found.kvs:
                     return True
                 from_revision = found.revision + 1
@@ -364,14 +365,14 @@ class EtcdStore(Store):
         return False
 
     def _values(self, what: str) -> EtcdValues:
-        return EtcdValues(self._keys, self._asking(what))
+        return EtcdValues(self._keys, self._caller(what))
 
-    def _asking(self, what: str) -> Callable[[Any], Any]:
-        """A function that asks etcd, for an operation that begins now."""
-        return partial(self._ask, what, time.monotonic() + self._timeout_s)
+    def _caller(self, what: str) -> Callable[[Any], Any]:
+        """Return a function that calls etcd, for a store operation that starts now."""
+        return partial(self._call, what, time.monotonic() + self._timeout_s)
 
-    def _ask(self, what: str, deadline: float, operation: Operation[A]) -> A:
-        patience_s = max(_LEAST_PATIENCE_S, deadline - time.monotonic())
+    def _call(self, what: str, deadline: float, operation: Operation[A]) -> A:
+        patience_s = max(_MIN_PATIENCE_S, deadline - time.monotonic())
         try:
             return self._usable_client().call(operation, patience_s=patience_s)
         except EtcdError as error:
@@ -380,8 +381,8 @@ class EtcdStore(Store):
     def _failure(self, what: str, error: EtcdError) -> StoreError:
         if not isinstance(error, EtcdUnavailable):
             return StoreError(f"{self} could not {what}: {error}.")
-        fate = "" if error.is_certain else "; whether it happened is not known"
-        return StoreConnectionError(f"{self} could not {what}: {error}{fate}.")
+        outcome = "" if error.is_certain else "; whether it happened is not known"
+        return StoreConnectionError(f"{self} could not {what}: {error}{outcome}.")
 
     def _usable_client(self) -> BlockingEtcd:
         if self._is_closed:
@@ -390,7 +391,7 @@ class EtcdStore(Store):
 
     @property
     def _writer(self) -> EtcdWriter:
-        """A forked copy is a writer of its own."""
+        """The writer of this process: a forked process gets its own."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._own_writer = self._new_writer()
@@ -401,17 +402,17 @@ class EtcdStore(Store):
 
 
 def _always(step: Step[A]) -> Callable[[RangeAnswer | None], Step[A]]:
-    """A plan that does not depend on what is found."""
+    """Return a plan that does not depend on what was read."""
     return lambda _: step
 
 
-def _remains(values: EtcdValues, found: RangeAnswer) -> tuple[Delete, ...]:
-    """What goes together with the value that was found."""
-    return values.remains(found.kvs[0].value) if found.kvs else ()
+def _part_deletes(values: EtcdValues, found: RangeAnswer) -> tuple[Delete, ...]:
+    """Return the operations that delete the parts of the value that was read."""
+    return values.part_deletes(found.kvs[0].value) if found.kvs else ()
 
 
 def _unchanged(name: bytes, found: RangeAnswer) -> Compare:
-    """The condition that there is still what was found. (Of a key that is not there the revision is 0.)"""
+    """Return the condition that the key has not changed since it was read. A missing key has revision 0."""
     return Compare(name, "mod", found.kvs[0].mod_revision if found.kvs else 0)
 
 

@@ -1,18 +1,20 @@
-"""EtcdWriter: changes to etcd that happen exactly once, one after the other, whatever becomes of their answers.
+"""EtcdWriter: exactly-once changes to etcd, one after the other, even if answers are lost.
 
-etcd answers a transaction once; the answer can be lost, the client asks again, and a transaction that was given up may
-still be carried out seconds later, after a change of leaders. A guard on the key that is changed does not cure that: a
-key that was deleted looks as if it had never been there, and a write over our own write hides that ours happened. So
-each writer has a *marker*, a key of its own that nobody else writes:
+If the answer to a transaction is lost, the client retries, and an abandoned transaction may still be executed seconds
+later, after a leader change. Guarding the changed key is not enough: a deleted key looks as if it had never existed,
+and another client's write hides whether our write took effect. So each writer has a *marker*, a key that only it
+writes:
 
-1. Every change is one transaction that also replaces the marker's token by a new one, on the condition that the token
-   is still that of our last change. So one of the copies of a transaction happens, and none after our next change.
-2. A transaction whose condition failed answers with the marker. If it is the token of one of our attempts, that
-   attempt happened, and its result is the result; if not, none has, and the next attempt excludes the earlier ones.
-3. Nothing is reported as "not done" while an attempt could still happen: that is excluded first, by moving the marker.
+1. Every change is one transaction that also replaces the marker's token, on the condition that the token is still that
+   of this writer's last change. So only one copy of a transaction takes effect, and none after the next change.
+2. A transaction whose condition fails returns the marker. If the marker has the token of one of this change's attempts,
+   that attempt took effect, and its result is the result. Otherwise none did, and the next attempt excludes the earlier
+   ones.
+3. A change is not reported as "not done" while an attempt could still take effect: moving the marker excludes that
+   first.
 
-What is not exact: a change that raised an error because nobody answered in time may happen until this writer's next
-change. A writer that dies leaves its marker behind, some hundred bytes. ``forget`` deletes it.
+One case is not exact: a change that failed because etcd did not answer in time may take effect until this writer's next
+change. A writer that dies leaves its marker behind, about a hundred bytes. ``forget`` deletes it.
 """
 
 from __future__ import annotations
@@ -35,26 +37,29 @@ T = TypeVar("T")
 
 
 class Step(msgspec.Struct, Generic[T], frozen=True):
-    """What would be done about what was found. Without operations there is nothing to do, and the result is known."""
+    """The change to make, given what was read. Without operations there is nothing to do, and the result is known."""
 
     result: T
     operations: tuple[Put | Delete, ...] = ()
-    guards: tuple[Compare, ...] = ()  # what was found, and must still be so
+    guards: tuple[Compare, ...] = ()  # conditions on what was read
 
 
 class EtcdWriter:
-    """Thread-safe: changes wait for one another."""
+    """Thread-safe: changes are serialized."""
 
     def __init__(self, marker: bytes) -> None:
         self._marker = marker
-        self._token = b""  # of our last change; empty: there is no marker
+        self._token = b""  # of the last change; empty: there is no marker
         self._is_used = False
         self._lock = threading.Lock()
 
-    def change(self, ask: Callable[[Any], Any], look: Range, plan: Callable[[RangeAnswer | None], Step[T] | None]) -> T:
-        """Do what ``plan`` says about what ``look`` finds, and return its result.
+    def change(
+        self, call: Callable[[Any], Any], read: Range, plan: Callable[[RangeAnswer | None], Step[T] | None]
+    ) -> T:
+        """Execute the step that ``plan`` returns for the answer to ``read``. Return the step's result.
 
-        The plan is first asked without having looked, so that it may guess; None means that it must look (again).
+        ``plan`` is first called with None, before any read, and may guess. If it returns None, it is called again after
+        a read.
         """
         with self._lock:
             results: dict[bytes, T] = {}
@@ -62,36 +67,36 @@ class EtcdWriter:
             while True:
                 step = plan(found)
                 if step is None:
-                    found = ask(look)
+                    found = call(read)
                     continue
                 if not step.operations and not results:
                     return step.result
                 token = hexlify(urandom(16))
                 results[token] = step.result
                 self._is_used = True
-                answer = ask(self._transaction(step, token, look))
+                answer = call(self._transaction(step, token, read))
                 if not answer.succeeded:
                     marker, found = answer.answers
                     found = msgspec.structs.replace(found, revision=answer.revision)
                     token = marker.kvs[0].value if marker.kvs else b""
-                # As we left it: a guard of the step failed. One of this change's: it happened. Another: that of an
-                # earlier change, which raised an error and happened nevertheless; or etcd was wiped.
+                # The previous token: a guard of the step failed. A token of this change: that attempt took effect.
+                # Another one: an earlier change that raised an error took effect nevertheless, or etcd was wiped.
                 self._token = token
                 if token in results:
                     return results[token]
 
-    def forget(self, ask: Callable[[Any], Any]) -> None:
-        """Delete the marker. Whatever of ours could still have happened does not."""
+    def forget(self, call: Callable[[Any], Any]) -> None:
+        """Delete the marker. No earlier attempt can take effect afterwards."""
         with self._lock:
             if self._is_used:
-                ask(Delete(self._marker))
+                call(Delete(self._marker))
                 self._token, self._is_used = b"", False
 
-    def _transaction(self, step: Step[T], token: bytes, look: Range) -> Transaction:
+    def _transaction(self, step: Step[T], token: bytes, read: Range) -> Transaction:
         marker = self._marker
         guard = Compare(marker, "value", self._token) if self._token else Compare(marker, "create", 0)
         return Transaction(
             compare=(guard, *step.guards),
             then=(*step.operations, Put(marker, token)),
-            otherwise=(Range(marker), look),
+            otherwise=(Range(marker), read),
         )

@@ -1,11 +1,11 @@
-"""FileStore: a store for the processes of one host, in one file (``log_file`` has its format).
+"""FileStore: a store for the processes of one host, in one file (``_log_file`` defines its format).
 
-A file cannot tell when it changes, so whoever waits looks again and again: after half a millisecond at first, after 20
-milliseconds in the end. Everything that does not wait costs one look at the file, or one record at its end.
+A file does not announce changes, so waits poll it: after half a millisecond at first, every 20 milliseconds later. All
+other operations cost one check of the file, or one record at its end.
 
-A process that is killed, at any moment, does not harm the others; one that is stopped while it writes makes the other
-writers wait until their timeout, and no reader. The file must be on a file system of this host: the locks of network
-file systems do not deserve that trust.
+A process may be killed at any moment without harm to the others. A process that is stopped (SIGSTOP) while it writes
+blocks other writers until their timeout, but no readers. The file must be on a local file system: locks of network file
+systems are not reliable enough.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
-_CLOSED_KEY = b"closed"  # how many have closed the store; not a user's key, which begins with a slash
+_CLOSED_KEY = b"closed"  # how often the store was closed; users' keys start with a slash
 
 
 class FileStore(LocalStore):
-    """Thread-safe, and may be taken along into a forked process."""
+    """Thread-safe, and usable after a fork."""
 
     def __init__(
         self, path: str | os.PathLike[str], world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S
     ) -> None:
-        """With a ``world_size`` the file is removed when so many have closed the store."""
+        """With a ``world_size``, the file is removed when that many handles have been closed."""
         super().__init__(timeout)
         self.path = os.fspath(path)
         self._world_size = world_size
@@ -56,7 +56,7 @@ class FileStore(LocalStore):
         return f"the store {self.path!r}"
 
     def clone(self) -> FileStore:
-        """Another handle, which is not counted when it is closed."""
+        """Return another handle, which does not count towards ``world_size`` when it is closed."""
         return FileStore(self.path, -1, self._timeout_s)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class FileStore(LocalStore):
     def _change(self, change: Callable[[Table], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
         with self._open_file(deadline) as file:
-            _pausing(file.try_lock, deadline, f"another process has kept {self} locked for {self._timeout_s:g} s.")
+            _retry(file.try_lock, deadline, f"another process has kept {self} locked for {self._timeout_s:g} s.")
             try:
                 result = change(file.table)
                 file.commit()
@@ -89,30 +89,30 @@ class FileStore(LocalStore):
                 file.unlock()
         return result
 
-    def _look(self, look: Callable[[Table], T]) -> T:
+    def _read(self, read: Callable[[Table], T]) -> T:
         with self._open_file(time.monotonic() + self._timeout_s) as file:
-            file.catch_up()
-            return look(file.table)
+            file.refresh()
+            return read(file.table)
 
-    def _wait_until(self, look: Callable[[Table], T | None], deadline: float) -> T | None:
+    def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
         pause_s = _FIRST_PAUSE_S
-        result = self._look(look)
+        result = self._read(read)
         while result is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if self._file.has_news():
-                result = self._look(look)
+            if self._file.has_changed():
+                result = self._read(read)
         return result
 
     @contextmanager
     def _open_file(self, deadline: float) -> Iterator[LogFile]:
-        """The file, for this thread alone."""
+        """Yield the file, locked for this thread."""
         if self._is_closed:
             raise StoreError(f"{self} was closed.")
-        if self._process != os.getpid():  # a forked copy shares its parent's lock until it opens the file itself
+        if self._process != os.getpid():  # a forked process shares its parent's lock until it reopens the file
             self._process = os.getpid()
             self._mutex = threading.Lock()
             self._file.close()
@@ -129,12 +129,12 @@ class FileStore(LocalStore):
             self._mutex.release()
 
 
-def _pausing(attempt: Callable[[], bool], deadline: float, complaint: str) -> None:
-    """Try until it works."""
+def _retry(attempt: Callable[[], bool], deadline: float, message: str) -> None:
+    """Retry with growing pauses until ``attempt`` succeeds. Raises StoreTimeoutError at the deadline."""
     pause_s = _FIRST_PAUSE_S
     while not attempt():
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise StoreTimeoutError(complaint)
+            raise StoreTimeoutError(message)
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

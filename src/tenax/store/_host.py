@@ -1,14 +1,14 @@
-"""StoreHost: the agent's hold on the workers' store: one port for each generation, served by a process of its own.
+"""StoreHost: the agent's handle of the workers' store: one port for each generation, served by a separate process.
 
-1. A job that does not use the store pays for one socket: the process is started when the first client connects, and
-   takes over the listener with whoever waits there.
-2. A generation's store ends with it: the port is closed when ``end`` returns, even if the process is stuck; a moment
-   later its connections are reset and its keys are gone.
-3. Nothing here waits, except for ``close``, and nothing but ``bind`` raises: a store that is lost is told to
-   ``on_lost``, once, and the next generation gets another.
+1. A job that does not use the store costs one socket: the process starts when the first client connects, and takes over
+   the listener with its pending connections.
+2. A generation's store ends with the generation: the port is closed when ``end`` returns, even if the process is stuck;
+   a moment later its connections are reset and its keys are gone.
+3. Nothing blocks except ``close``, and nothing raises except ``bind``: a lost store is reported to ``on_lost`` once,
+   and the next generation gets a new one.
 
-It is ``Watchable``: the descriptor is first the listener's, then that of the channel to the process. The listener is
-kept after that too, as the handle by which the port can be closed.
+It is ``Watchable``: its descriptor is first the listener, then the channel to the process. The listener stays open
+after that, so that the port can be closed from here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_BOUND = 16
 
 
 class StoreHost:
-    """See the module. Its owner is one loop."""
+    """See the module. Belongs to one loop."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class StoreHost:
         allow: Sequence[str] = (),
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``allow``: what is served besides the run's members, as in ``peers.py``; ``on_notice``: gets rejections."""
+        """``allow``: peers to serve besides the run's members, see ``_peers.py``. ``on_notice`` gets rejections."""
         self._on_lost = on_lost
         self._on_notice = on_notice
         self._allow = list(allow)
         self._hosts: list[str] = []  # addresses of the current generation's members on other hosts
-        self._bound: dict[int, socket.socket] = {}  # by port: what was offered for the coming generation
-        self._listener: socket.socket | None = None  # of the current one
-        self._is_handed_over = False  # the process has it too
+        self._bound: dict[int, socket.socket] = {}  # by port: offered for the next generation
+        self._listener: socket.socket | None = None  # of the current generation
+        self._is_handed_over = False  # the process has a copy of the listener
         self._generation = 0
         self._channel: Channel | None = None
         self._pid = 0
@@ -55,16 +55,16 @@ class StoreHost:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 while there is none."""
+        """The pid of the process, or 0."""
         return self._pid
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def bind(self, host: str, port: int = 0) -> int:
-        """A port at this address (empty: at all of this host's) for the coming generation; 0: a fresh one.
+        """Bind a port for the next generation and return it. An empty host: all interfaces; port 0: a free port.
 
-        What was bound before is kept as well until one is served: the others may have been told of an earlier one.
-        Raises OSError.
+        Ports bound earlier stay open until ``serve``, because other nodes may have received an earlier one. Raises
+        OSError.
         """
         if port in self._bound:
             return port
@@ -76,14 +76,14 @@ class StoreHost:
         return bound
 
     def serve(self, generation: int, port: int = 0, hosts: Sequence[str] = ()) -> None:
-        """What was bound at this port (0: last) belongs to this generation, and the one before is over.
+        """Serve this generation at this bound port (0: the last one bound), and end the previous generation.
 
         ``hosts``: the addresses of its members on other hosts.
         """
         assert self._bound, "bind first"
         self.end()
-        if self._channel is not None:  # it may have died since, and then nobody has lost anything yet
-            self._listen_to_the_process(self._channel)
+        if self._channel is not None:  # notice a dead process before the generation uses it
+            self._receive(self._channel)
         self._generation = generation
         self._hosts = list(hosts)
         self._listener = self._bound.pop(port or next(reversed(self._bound)), None)
@@ -93,8 +93,8 @@ class StoreHost:
         elif self._channel is not None:
             self._hand_over()
 
-    def serve_nobody(self) -> None:
-        """Another node hosts the store: what was bound is not wanted, and the one before is over."""
+    def stop_serving(self) -> None:
+        """End the current generation and close bound ports: another node hosts the store."""
         self.end()
         self._close_bound()
 
@@ -104,20 +104,20 @@ class StoreHost:
         self._bound.clear()
 
     def end(self) -> None:
-        """The generation is over. What is bound for the next one stays."""
+        """End the generation. Ports bound for the next one stay open."""
         _close(self._listener)
         self._listener = None
         if self._is_handed_over and self._channel is not None:
-            with suppress(ChannelClosed):  # then it is closed already; on_readable sees to the rest
+            with suppress(ChannelClosed):  # on_readable handles it
                 self._channel.send(("close", self._generation))
         self._is_handed_over = False
         self._generation = 0
 
     def close(self) -> None:
-        """End everything; returns when the process is gone."""
+        """Close all ports and wait for the process to exit."""
         self.end()
         self._close_bound()
-        self._let_go()
+        self._stop_process()
         _open_hosts.discard(self)
 
     # --- the loop's handle --------------------------------------------------------------------------------------------
@@ -138,19 +138,19 @@ class StoreHost:
 
     def on_writable(self) -> None:
         if self._channel is not None:
-            with suppress(ChannelClosed):  # seen where we read
+            with suppress(ChannelClosed):  # on_readable handles it
                 self._channel.flush()
 
     def on_readable(self) -> None:
         if self._awaits_first_client:
             self._hand_over()
         elif self._channel is not None:
-            self._listen_to_the_process(self._channel)
+            self._receive(self._channel)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- the process --------------------------------------------------------------------------------------------------
 
     def _hand_over(self) -> None:
-        """Somebody connects (or the process runs anyway): from now on it is the process's listener."""
+        """Send the listener to the process, and start the process if necessary."""
         assert self._listener is not None
         try:
             if self._channel is None:
@@ -159,18 +159,18 @@ class StoreHost:
         except (HelperUnavailable, RuntimeError, OSError) as error:
             self._lose(str(error))
         except ChannelClosed:
-            self._lose(self._how_it_ended())
+            self._lose(self._reap_and_describe())
         else:
             self._is_handed_over = True
 
-    def _listen_to_the_process(self, channel: Channel) -> None:
+    def _receive(self, channel: Channel) -> None:
         try:
             for message, _ in channel.receive():
                 _, generation, text = message
                 if generation == self._generation:
                     self._on_notice(text)
         except ChannelClosed:
-            reason = self._how_it_ended()
+            reason = self._reap_and_describe()
             if self._generation:
                 self._lose(reason)
 
@@ -181,14 +181,14 @@ class StoreHost:
         self._generation = 0
         self._on_lost(reason)
 
-    def _how_it_ended(self) -> str:
-        code = self._let_go()
+    def _reap_and_describe(self) -> str:
+        code = self._stop_process()
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
         return f"its process ended with exit code {code}"
 
-    def _let_go(self) -> int:
-        """Close the channel, and collect the process, which has nothing to finish."""
+    def _stop_process(self) -> int:
+        """Close the channel, kill the process and reap it. Return its exit code."""
         if self._channel is None:
             return 0
         self._channel.close()
@@ -199,25 +199,25 @@ class StoreHost:
             if not done:
                 os.kill(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
-        except ChildProcessError:  # somebody else in this process collects all children
+        except ChildProcessError:  # other code in this process has reaped it
             return 0
         return os.waitstatus_to_exitcode(status)
 
-    def _forget(self) -> None:
-        """In a forked process: the sockets are the parent's, and a copy would keep the port open."""
+    def _close_copies(self) -> None:
+        """Close the sockets in a forked process: a copy would keep the port open."""
         for sock in (*self._bound.values(), self._listener):
             if sock is not None:
-                sock.close()  # without shutting it down for the parent
+                sock.close()  # no shutdown: the parent uses it
         self._bound = {}
-        self._listener = self._channel = None  # channels see to themselves
+        self._listener = self._channel = None  # channels close themselves
         self._pid = self._generation = 0
         _open_hosts.discard(self)
 
 
 def _close(listener: socket.socket | None) -> None:
-    """Nobody can connect any more from now on, whoever else holds this listener."""
+    """Stop accepting connections at once, even if another process holds a copy of the listener."""
     if listener is not None:
-        with suppress(OSError):  # not every system knows this for a listener; closing does it there, a moment later
+        with suppress(OSError):  # not supported on all systems; there it takes effect when the process closes its copy
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
 
@@ -225,9 +225,9 @@ def _close(listener: socket.socket | None) -> None:
 _open_hosts: set[StoreHost] = set()
 
 
-def _forget_copies() -> None:
+def _close_all_copies() -> None:
     for host in list(_open_hosts):
-        host._forget()
+        host._close_copies()
 
 
-os.register_at_fork(after_in_child=_forget_copies)
+os.register_at_fork(after_in_child=_close_all_copies)

@@ -1,9 +1,9 @@
-"""KeyValues: the table of a store that serves connections: who waits for which key, and how much memory it all takes.
+"""KeyValues: the table of a store server, with the waiters for each key and the memory in use.
 
-1. What the table and its waiters take is counted, with what Python needs to keep them, and never passes the limits:
-   a change that would is refused (``Refused``) and leaves no trace.
-2. A key that appears counts off everybody who waits for it, once; a value that is pushed serves one of them, the first
-   that it completes. Whoever is woken is no longer registered.
+1. The memory of the table and its waiters is counted, including Python's overhead, and never exceeds the limits: a
+   change that would exceed them is refused (``Refused``) and has no effect.
+2. A key that appears notifies each of its waiters once. A pushed value notifies waiters only up to the first one whose
+   wait it completes. A notified waiter is no longer registered for the key.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from tenax.store._limits import Limits
     from tenax.store._protocol import Session
 
-# Rounded up from what CPython 3.10 to 3.13 take on 64-bit machines.
+# Python's overhead in bytes: upper bounds for CPython 3.10 to 3.13 on 64-bit machines.
 _KEY_COST = 200
 _QUEUE_COST = 800
 _QUEUED_COST = 50
-_AWAITED_COST = 400  # the first that waits for a key
-_WAITER_COST = 100  # each one more
+_AWAITED_COST = 400  # the first waiter of a key
+_WAITER_COST = 100  # each further waiter
 
 
 class Refused(Exception):
-    """A request that is malformed or asks for more than the limits allow: its sender loses the connection."""
+    """A request is malformed or exceeds a limit. The server closes the client's connection."""
 
 
 class Waiter:
-    """Somebody who waits for keys."""
+    """Waits for keys."""
 
     __slots__ = ()
 
     def seen(self, key: bytes) -> bool:
-        """One of the keys is there, and the waiter is no longer registered for it. Was it the last one?"""
+        """Handle a key that appeared; the waiter is no longer registered for it. Return True if it was the last."""
         raise NotImplementedError
 
 
@@ -45,16 +45,16 @@ class KeyValues(Table):
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self.limits = limits
-        self.waiters: dict[bytes, dict[Waiter, None]] = {}  # in the order in which they came
-        self.woken: list[Session] = []  # have an answer since the owner of this table last looked
+        self.waiters: dict[bytes, dict[Waiter, None]] = {}  # in order of registration
+        self.woken: list[Session] = []  # sessions with a new answer; the owner of the table clears it
         self.used_bytes = 0
-        self.held_bytes = 0  # in buffers of connections; their sessions count it
+        self.held_bytes = 0  # in the buffers of connections; sessions update it
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, value: bytes) -> None:
         old = self.values.get(key)
-        if old is not None and len(value) <= len(old):  # by far the most frequent, and as short as can be
+        if old is not None and len(value) <= len(old):  # the most frequent case
             self.used_bytes += len(value) - len(old)
             self.values[key] = value
         else:
@@ -63,7 +63,7 @@ class KeyValues(Table):
             self.wake(key)
 
     def store(self, key: bytes, value: bytes) -> None:
-        """``put`` without waking anybody."""
+        """Put without notifying waiters."""
         old = self.values.get(key)
         if old is None:
             if len(self.values) >= self.limits.total_keys:
@@ -75,7 +75,7 @@ class KeyValues(Table):
         self.values[key] = value
 
     def put_all(self, pairs: dict[bytes, bytes]) -> None:
-        """All or nothing."""
+        """Put all pairs, or none."""
         values = self.values
         more = 0
         new_keys = 0
@@ -132,7 +132,7 @@ class KeyValues(Table):
     # --- waiters ------------------------------------------------------------------------------------------------------
 
     def register(self, key: bytes, waiter: Waiter) -> None:
-        """The waiter is not yet registered for this key."""
+        """Register a waiter that is not yet registered for this key."""
         waiting = self.waiters.get(key)
         if waiting is None:
             self._use(len(key) + _AWAITED_COST)
@@ -153,7 +153,7 @@ class KeyValues(Table):
             self.used_bytes -= len(key) + _AWAITED_COST
 
     def wake(self, key: bytes) -> None:
-        """Everybody who waits for this key has seen it."""
+        """Notify all waiters of this key."""
         waiting = self.waiters.pop(key, None)
         if waiting is not None:
             self.used_bytes -= len(key) + _AWAITED_COST + _WAITER_COST * (len(waiting) - 1)

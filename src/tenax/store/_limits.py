@@ -1,14 +1,14 @@
-"""Limits: how much of everything a store takes. Whoever asks for more loses the connection, and nothing else happens.
+"""Limits of a store server. A client that exceeds one is disconnected; nothing else happens.
 
-The wire has no word for "no": closing the connection is its only error. Key, value and keys per request are what
-torch's own server allows; the others are ours, because there it knows none.
+The protocol has no error replies: closing the connection is the only error. The limits for keys, values and keys per
+request are those of torch's server, which has no others.
 """
 
 from __future__ import annotations
 
 
 class Limits:
-    """Frozen. The defaults suit some thousand workers; tests and small hosts pass less."""
+    """Frozen. The defaults suit several thousand workers; tests and small hosts use less."""
 
     __slots__ = (
         "answer_bytes",
@@ -28,19 +28,19 @@ class Limits:
     )
 
     key_bytes: int
-    value_bytes: int  # also of a value that was appended to
+    value_bytes: int  # also after an append
     keys_per_request: int
-    request_bytes: int  # of one request with many keys, with what Python needs to keep them
-    answer_bytes: int  # of one answer with many values
+    request_bytes: int  # one request with many keys, including Python's overhead
+    answer_bytes: int  # one answer with many values
     total_keys: int
-    total_bytes: int  # keys, values, queues and who waits for what, with what Python needs to keep them
+    total_bytes: int  # keys, values, queues and waiters, including Python's overhead
     connections: int
-    unread_bytes: int  # answers that one client does not read; then its requests are not read either
-    waiting_keys: int  # that one client waits for
-    held_bytes: int  # unread answers and unfinished requests of all clients; then whoever has most is dropped
-    handshake_s: float  # until a new connection must have greeted
-    silent_per_address: int  # connections that have not greeted; then the oldest of them is closed
-    idle_per_address: int  # that greeted and sent no request; then the one in the middle, by age, is closed
+    unread_bytes: int  # answers that one client has not read; beyond it the server stops reading its requests
+    waiting_keys: int  # keys that one client waits for
+    held_bytes: int  # unread answers and incomplete requests of all clients; beyond it the largest holder is dropped
+    handshake_s: float  # the timeout for the greeting
+    silent_per_address: int  # connections without a greeting; beyond it the oldest is closed
+    idle_per_address: int  # connections with a greeting but no request; beyond it the median by age is closed
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""LocalStore: the methods of a store whose whole table its processes can see: in memory, or in a file.
+"""LocalStore: the operations of stores whose processes can see the whole table, in memory or in a file.
 
-How one gets at the table is the subclass's matter: ``_change`` it alone, ``_look`` at it, ``_wait_until`` somebody's
-change makes something so. What the operations mean is here, and the same for both.
+Subclasses provide access to the table: ``_change`` it exclusively, ``_read`` it, ``_wait_until`` a change makes a
+condition true.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tenax.store._api import (
     as_amount,
     as_bytes,
     as_text,
-    in_words,
+    format_keys,
     pairs,
     seconds,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_PREFIX = b"/"  # of users' keys; what has none is ours
+_PREFIX = b"/"  # of users' keys; internal keys have none
 
 
 class LocalStore(Store):
@@ -40,15 +40,15 @@ class LocalStore(Store):
 
     @abstractmethod
     def _change(self, change: Callable[[Table], T]) -> T:
-        """Run this with the table in our hands alone, and let the others see what it did."""
+        """Call ``change`` with exclusive access to the table, and publish its changes."""
 
     @abstractmethod
-    def _look(self, look: Callable[[Table], T]) -> T:
-        """Run this, which changes nothing, with the newest table."""
+    def _read(self, read: Callable[[Table], T]) -> T:
+        """Call ``read``, which changes nothing, with the current table."""
 
     @abstractmethod
-    def _wait_until(self, look: Callable[[Table], T | None], deadline: float) -> T | None:
-        """``_look`` now and whenever something has changed, until there is a result. None when it is late."""
+    def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
+        """Call ``read`` now and after each change until it returns a result. Return None at the deadline."""
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class LocalStore(Store):
 
         found = self._wait_until(values, time.monotonic() + self._timeout_s)
         if found is None:
-            raise self._missed(keys, self._timeout_s)
+            raise self._timed_out(keys, self._timeout_s)
         return found
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -102,24 +102,24 @@ class LocalStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         names = [_name(key) for key in keys]
-        return self._look(lambda table: all(map(table.has, names)))
+        return self._read(lambda table: all(map(table.has, names)))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
         missing = {_name(key) for key in keys}
 
-        def have_come(table: Table) -> bool | None:
+        def are_set(table: Table) -> bool | None:
             missing.difference_update([name for name in missing if table.has(name)])
             return not missing or None
 
-        if not self._wait_until(have_come, time.monotonic() + limit_s):
-            raise self._missed([key for key in keys if _name(key) in missing], limit_s)
+        if not self._wait_until(are_set, time.monotonic() + limit_s):
+            raise self._timed_out([key for key in keys if _name(key) in missing], limit_s)
 
     def num_keys(self) -> int:
         return len(self.list_keys())
 
     def list_keys(self) -> list[str]:
-        names = self._look(lambda table: list(table.values))
+        names = self._read(lambda table: list(table.values))
         return [as_text(name[len(_PREFIX) :]) for name in names if name.startswith(_PREFIX)]
 
     # --- queues -------------------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ class LocalStore(Store):
 
     def queue_len(self, key: str) -> int:
         name = _name(key)
-        return self._look(lambda table: table.queue_length(name))
+        return self._read(lambda table: table.queue_length(name))
 
-    # --- together -----------------------------------------------------------------------------------------------------
+    # --- barriers -----------------------------------------------------------------------------------------------------
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
@@ -166,13 +166,13 @@ class LocalStore(Store):
             raise StoreError(f"the barrier {key!r} was spoilt by somebody who set it: {error}.") from error
         raise StoreTimeoutError(f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s.")
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _limit_s(self, timeout: Timeout | None) -> float:
         return self._timeout_s if timeout is None else seconds(timeout)
 
-    def _missed(self, keys: Sequence[str], limit_s: float) -> StoreTimeoutError:
-        return StoreTimeoutError(f"waited {limit_s:g} s in vain for {in_words(keys)} in {self}.")
+    def _timed_out(self, keys: Sequence[str], limit_s: float) -> StoreTimeoutError:
+        return StoreTimeoutError(f"waited {limit_s:g} s in vain for {format_keys(keys)} in {self}.")
 
 
 def _name(key: str) -> bytes:

@@ -1,15 +1,15 @@
-"""LogFile: the changes of a table, one record after the other, in a file that several processes of a host write to.
+"""LogFile: an append-only log of a table's changes, in a file that several processes of a host write to.
 
     header   "tenax store\\n", version (4 bytes)
     record   length of the payload (4 bytes), its CRC-32 (4 bytes), payload
     payload  entries: kind (1 byte), length of key and of value (4 bytes each), key, value
 
-All numbers are little-endian. Nothing is ever executed or unpickled from it, and every length is checked before use.
+All integers are little-endian. Nothing in it is executed or unpickled, and every length is checked before use.
 
-1. A record is written by whoever holds the lock (``flock``), in one piece, and has its whole effect or none.
-2. A writer may be killed at any byte: what it left unfinished at the end is cut off by the next one.
-3. Reading needs no lock. A reader that meets half a record stops before it and comes again.
-4. When most of the file is history, a writer replaces it by a fresh one under the same name; others notice and follow.
+1. Only the holder of the lock (``flock``) writes. A record is atomic.
+2. A writer may be killed at any byte: the next writer truncates an incomplete record at the end.
+3. Reading needs no lock. A reader stops before an incomplete record and retries later.
+4. When most of the file is history, a writer compacts it: it renames a new file over it, and the others reopen it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PUT, _DROP, _PUSH, _POP = range(1, 5)
 _READ_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 256 << 20
 _MAX_FILE_BYTES = 4 << 30
-_SMALL_FILE_BYTES = 1 << 20  # not worth the trouble of a fresh one
+_MIN_COMPACT_BYTES = 1 << 20  # a smaller file is not compacted
 _HISTORY_FACTOR = 4
 
 
 class RecordedTable(Table):
-    """A table that writes down its changes."""
+    """A table that records its changes."""
 
     __slots__ = ("entries",)
 
@@ -66,7 +66,7 @@ class RecordedTable(Table):
         return value
 
     def replay(self, payload: bytes) -> None:
-        """Take over changes that somebody wrote down."""
+        """Apply recorded changes."""
         at = 0
         while at < len(payload):
             kind, key_bytes, value_bytes = _ENTRY.unpack_from(payload, at)
@@ -87,7 +87,7 @@ class RecordedTable(Table):
             raise ValueError("the last entry is cut off")
 
     def snapshot(self) -> Iterator[bytes]:
-        """Entries that make an empty table equal to this one."""
+        """Yield the entries that turn an empty table into this one."""
         for key, value in self.values.items():
             yield _entry(_PUT, key, value)
         for key, queue in self.queues.items():
@@ -96,15 +96,15 @@ class RecordedTable(Table):
 
 
 class LogFile:
-    """One process's view of the file, and the table that its records add up to. Not thread-safe."""
+    """One process's view of the file, and the table that its records describe. Not thread-safe."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = -1
         self.path = path
         self.table = RecordedTable()
         self._identity = (0, 0)
-        self._offset = 0  # up to here the table has it
-        self._fresh_file_at = 0
+        self._offset = 0  # the table includes the file up to here
+        self._compact_at = 0
         self._open()
 
     def close(self) -> None:
@@ -117,21 +117,21 @@ class LogFile:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def has_news(self) -> bool:
-        """Whether the file has grown or was replaced. Half a record counts, until its writer has finished it."""
+    def has_changed(self) -> bool:
+        """Return True if the file has grown or was replaced. An incomplete record counts, too."""
         try:
             found = os.stat(self.path)
-        except OSError:  # it is gone: who looks again will see what that means
+        except OSError:  # removed: the next read handles it
             return True
         return (found.st_dev, found.st_ino) != self._identity or found.st_size > self._offset
 
-    def catch_up(self) -> None:
-        """Read what others have written. Without the lock: nothing that is half there is taken."""
-        self._follow()
+    def refresh(self) -> None:
+        """Read the complete records that other processes have written. Needs no lock."""
+        self._reopen_if_replaced()
         self._read()
 
-    def _follow(self) -> bool:
-        """If the name belongs to another file by now, go there. Did we have to?"""
+    def _reopen_if_replaced(self) -> bool:
+        """Open the file again if it was replaced. Return True if it was."""
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
@@ -146,24 +146,24 @@ class LogFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
         self._adopt(self._descriptor)
-        self._start_over()
+        self._reset()
 
     def _adopt(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
         self._descriptor = descriptor
         self._identity = (found.st_dev, found.st_ino)
-        self._fresh_file_at = max(_SMALL_FILE_BYTES, _HISTORY_FACTOR * found.st_size)
+        self._compact_at = max(_MIN_COMPACT_BYTES, _HISTORY_FACTOR * found.st_size)
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self.table = RecordedTable()
         self._offset = 0
 
     def _read(self) -> None:
-        while self._read_piece():
+        while self._read_chunk():
             pass
 
-    def _read_piece(self) -> bool:
-        """Take a piece of the file into the table. May there be more?"""
+    def _read_chunk(self) -> bool:
+        """Apply one chunk of the file to the table. Return False if there was no complete record."""
         if self._offset == 0:
             header = os.pread(self._descriptor, len(_HEADER), 0)
             if header != _HEADER:
@@ -175,7 +175,7 @@ class LogFile:
         taken = self._take(data)
         if not taken and len(data) >= _RECORD.size:
             size = _RECORD.size + _RECORD.unpack_from(data)[0]
-            if len(data) < size <= _RECORD.size + _MAX_RECORD_BYTES:  # longer than a piece
+            if len(data) < size <= _RECORD.size + _MAX_RECORD_BYTES:  # longer than a chunk
                 taken = self._take(os.pread(self._descriptor, size, self._offset))
         return taken
 
@@ -201,18 +201,18 @@ class LogFile:
     # --- writing, with the lock ---------------------------------------------------------------------------------------
 
     def try_lock(self) -> bool:
-        """Become the only writer, of the file that has the name now. Then the table is the newest."""
-        self._follow()
+        """Lock the current file and bring the table up to date. Return False if another process holds the lock."""
+        self._reopen_if_replaced()
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            if not self._follow():
+            if not self._reopen_if_replaced():
                 break
         try:
             self._read()
-            self._cut_off_what_is_unfinished()
+            self._truncate_incomplete()
         except BaseException:
             self.unlock()
             raise
@@ -222,42 +222,42 @@ class LogFile:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def commit(self) -> None:
-        """Write down what was changed in the table."""
+        """Write the changes of the table to the file."""
         entries, self.table.entries = self.table.entries, []
         if not entries:
             return
         try:
             self._offset += self._write(self._descriptor, entries, self._offset)
         except BaseException as error:
-            self._start_over()  # the table has what the file has not
+            self._reset()  # the table has changes that the file lacks
             if isinstance(error, OSError):
                 raise StoreError(f"the store {self.path!r} cannot be written: {error.strerror}.") from error
             raise
-        if self._offset > self._fresh_file_at:
-            self._replace()
+        if self._offset > self._compact_at:
+            self._compact()
 
     def roll_back(self) -> None:
-        """Forget what was changed in the table."""
+        """Discard the changes of the table."""
         if self.table.entries:
-            self._start_over()
+            self._reset()
 
     def remove(self) -> None:
-        """Take the file away. Others who still have it open start anew, without its keys."""
+        """Remove the file. Processes that have it open start over with an empty store."""
         os.unlink(self.path)
 
-    def _cut_off_what_is_unfinished(self) -> None:
+    def _truncate_incomplete(self) -> None:
         size = os.fstat(self._descriptor).st_size
         if self._offset == 0:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, _HEADER, 0)
             self._offset = len(_HEADER)
         elif size > self._offset:
-            if self._is_inner_damage(size):
+            if self._has_records_after(size):
                 raise self._damaged()
             os.ftruncate(self._descriptor, self._offset)
 
-    def _is_inner_damage(self, size: int) -> bool:
-        """Whether the bad record is followed by others: no writer that was killed leaves that."""
+    def _has_records_after(self, size: int) -> bool:
+        """Return True if data follows the bad record: then it is damage, not the trace of a killed writer."""
         start = os.pread(self._descriptor, _RECORD.size, self._offset)
         return len(start) == _RECORD.size and self._offset + _RECORD.size + _RECORD.unpack(start)[0] < size
 
@@ -271,14 +271,14 @@ class LogFile:
             written += os.pwrite(descriptor, record[written:], offset + written)
         return written
 
-    def _replace(self) -> None:
-        """Put a fresh file, with the present state alone, in the place of the one that we hold locked."""
-        name = f"{self.path}.fresh"  # whoever has the lock may have it: a killed writer's is overwritten
+    def _compact(self) -> None:
+        """Replace the locked file by a new one that has only the current state."""
+        name = f"{self.path}.fresh"  # only the lock holder uses it; a killed writer's file is overwritten
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             fresh = os.open(name, flags, os.fstat(self._descriptor).st_mode & 0o777)
         except OSError:
-            self._fresh_file_at = _HISTORY_FACTOR * self._offset  # then it stays long, which harms nobody yet
+            self._compact_at = _HISTORY_FACTOR * self._offset  # keep the long file, and try later
             return
         try:
             fcntl.flock(fresh, fcntl.LOCK_EX)
@@ -288,7 +288,7 @@ class LogFile:
             os.close(fresh)
             if not isinstance(error, OSError):
                 raise
-            self._fresh_file_at = _HISTORY_FACTOR * self._offset
+            self._compact_at = _HISTORY_FACTOR * self._offset
             return
         os.close(self._descriptor)
         self._adopt(fresh)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(LocalStore):
-    """Lives as long as somebody holds it or a clone of it. Thread-safe; a clone is only needed for its own timeout."""
+    """A store in memory, shared with its clones. Thread-safe; a clone is needed only for another timeout."""
 
     def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT_S) -> None:
         super().__init__(timeout)
@@ -28,9 +28,9 @@ class MemoryStore(LocalStore):
         self._changed = threading.Condition()
 
     def clone(self) -> MemoryStore:
-        twin = MemoryStore(self._timeout_s)
-        twin._table, twin._changed = self._table, self._changed
-        return twin
+        copy = MemoryStore(self._timeout_s)
+        copy._table, copy._changed = self._table, self._changed
+        return copy
 
     def __str__(self) -> str:
         return "the store in memory"
@@ -42,13 +42,13 @@ class MemoryStore(LocalStore):
             finally:
                 self._changed.notify_all()
 
-    def _look(self, look: Callable[[Table], T]) -> T:
+    def _read(self, read: Callable[[Table], T]) -> T:
         with self._changed:
-            return look(self._table)
+            return read(self._table)
 
-    def _wait_until(self, look: Callable[[Table], T | None], deadline: float) -> T | None:
+    def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
         with self._changed:
-            while (result := look(self._table)) is None:
+            while (result := read(self._table)) is None:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return None

@@ -1,4 +1,4 @@
-"""OwnServer: the server of a ``TCPStore`` that is master. It lives as long as somebody holds it."""
+"""OwnServer: the server of a ``TCPStore`` that is master. It closes with the last reference to it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tenax.store._server_thread import ServerThread
 from tenax.store._table import as_number
 
 
-class _Gathering(Waiter):
-    """Waits, in the server's thread, until so many clients have counted themselves."""
+class _WorkerCount(Waiter):
+    """Waits, in the server's thread, until the expected number of clients has registered."""
 
     __slots__ = ("_expected", "_table", "is_complete")
 
@@ -37,11 +37,11 @@ class _Gathering(Waiter):
 
 
 class OwnServer:
-    """A server thread, closed when this object goes."""
+    """A server thread that is closed when this object is collected."""
 
     def __init__(self, listener: socket.socket, host: str, expected: int) -> None:
         server = StoreServer(listener)
-        self._gathering = _Gathering(server.table, expected)
+        self._worker_count = _WorkerCount(server.table, expected)
         thread = ServerThread(server, host, listener.getsockname()[1])
         self.port = thread.port
         self.close = weakref.finalize(self, thread.close)
@@ -50,7 +50,7 @@ class OwnServer:
     def start(
         cls, host: str, port: int, expected: int, multi_tenant: bool, listener_descriptor: int | None
     ) -> OwnServer | None:
-        """None: somebody serves that port already, which a tenant accepts."""
+        """Start a server. Return None if the port is in use and ``multi_tenant`` is set."""
         if listener_descriptor is not None:
             return cls(socket.socket(fileno=listener_descriptor), host, expected)
         try:
@@ -62,7 +62,7 @@ class OwnServer:
             raise StoreError(f"a store cannot be served at port {port} of {host}: {reason}.") from error
 
     def wait_for_workers(self, deadline: float) -> bool:
-        return self._gathering.is_complete.wait(max(0.0, deadline - time.monotonic()))
+        return self._worker_count.is_complete.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -71,4 +71,4 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        return listen("", port)  # the name is that of a gateway in front of this host
+        return listen("", port)  # the name belongs to a gateway in front of this host

@@ -1,13 +1,13 @@
-"""Peers: which clients a store serves, by their address, and by their user if they are on the store's own host.
+"""Peers: which clients a store serves, by address, and by user for clients on the store's own host.
 
-torch's clients cannot authenticate, so this is decided when a connection is accepted:
+torch's clients cannot authenticate, so the server decides when it accepts a connection:
 
 1. A peer whose other end is a socket of this host must belong to the user of this process, or to root.
 2. A peer on another host must have one of the given addresses.
-3. Addresses and networks that an operator named (``allow``) are served whatever their user.
+3. Addresses and networks that an operator allowed (``allow``) are served regardless of the user.
 
-Whether a connection ends on this host, and whose it is, the kernel answers for the exact pair of addresses
-(``SocketOwners``). A socket without an owner is rejected: for one that its process has closed, the kernel reports root.
+The kernel reports, for the exact pair of addresses, whether a connection ends on this host, and its user
+(``SocketOwners``). A socket without an owner is rejected: the kernel reports root for a socket that its process closed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     Network = IPv4Network | IPv6Network
 
 ANY = "any"
-THIS_HOST = "this host"  # the group of all peers on this host, which may use each of its addresses
-ELSEWHERE, GONE, UNKNOWN = -1, -2, -3  # instead of a uid: on another host; closed already; not to be found out
+THIS_HOST = "this host"  # the group of all peers on this host, which may use any of its addresses
+ELSEWHERE, GONE, UNKNOWN = -1, -2, -3  # instead of a uid: on another host; already closed; cannot be determined
 CLOSED = "it had closed its socket before its user could be found out"
 _ROOT = 0
 _MAPPED = "::ffff:"  # how an IPv6 socket prints an IPv4 peer
@@ -41,7 +41,7 @@ _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port
 _REQUEST = struct.Struct("=BBBxI")  # inet_diag_req_v2, before its sockid: family, protocol, extensions, states
 _PORTS = struct.Struct("!HH")
-_SOCKID_END = struct.Struct("=III")  # interface, and a cookie that is not known
+_SOCKID_END = struct.Struct("=III")  # interface and cookie
 _OWNER = struct.Struct("=12xII")  # inet_diag_msg, after its sockid: uid and inode
 _SOCKID_BYTES = 48
 _BY_FAMILY, _IS_REQUEST, _ERROR = 20, 1, 2
@@ -50,7 +50,7 @@ _PROC_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 class PeerRules:
-    """Decides about each new connection. ``hosts``: addresses of other hosts; None: every other host is served."""
+    """Accepts or rejects each new connection. ``hosts``: addresses of other hosts; None: all other hosts are served."""
 
     def __init__(
         self, hosts: Iterable[str] | None = None, allow: Sequence[str] = (), owners: SocketOwners | None = None
@@ -62,7 +62,7 @@ class PeerRules:
         self._user = os.geteuid()
 
     def judge(self, sock: socket.socket, address: tuple[Any, ...]) -> tuple[str, str]:
-        """Return the group that the peer's connections are counted in, and why it is not served; empty if it is."""
+        """Return the group in which the peer's connections are counted, and why it is rejected; "" if it is served."""
         peer = plain_address(address[0])
         group = THIS_HOST if _is_loopback(peer) else peer_group(peer)
         if self._serves_all or (self._networks and _is_in(peer, self._networks)):
@@ -71,7 +71,7 @@ class PeerRules:
         is_own = _is_loopback(peer) or peer == plain_address(ours[0])
         owner = self._owners.find(ours, address)
         if owner == ELSEWHERE and is_own:
-            owner = GONE  # or hidden: it cannot come from another host
+            owner = GONE  # or hidden: this address cannot come from another host
         if owner == UNKNOWN:
             owner = self._user if is_own else ELSEWHERE
         if owner == ELSEWHERE:
@@ -89,47 +89,49 @@ class PeerRules:
 
 
 class SocketOwners:
-    """Finds the user of the socket at the other end of a connection: one question to the kernel, about 6 µs.
+    """Finds the user of the socket at the other end of a connection: one kernel query of about 6 µs.
 
     Linux answers through netlink (sock_diag), also for unprivileged processes. Where that is missing (gVisor), the
-    kernel's tables below /proc are searched. Other systems have neither.
+    tables in /proc/net are searched. Other systems have neither.
     """
 
     def __init__(self, *, uses_netlink: bool = True, tables: Sequence[str] = _PROC_TABLES) -> None:
         self._netlink: socket.socket | None = None
         self._tables = tables
-        self._is_proven = False  # netlink has found a socket that exists
-        self._number = 0
+        self._is_proven = False  # netlink has found an existing socket
+        self._sequence = 0
         if uses_netlink and sys.platform == "linux":
-            with suppress(OSError):  # this kernel has no sock_diag
+            with suppress(OSError):  # no sock_diag in this kernel
                 self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
                 self._netlink.setblocking(False)
 
     def find(self, ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> int:
-        """Return the uid of the socket that ``theirs`` names, or ELSEWHERE, GONE or UNKNOWN."""
+        """Return the uid of the socket at ``theirs``, or ELSEWHERE, GONE or UNKNOWN."""
         if self._netlink is not None:
-            with suppress(OSError):  # the tables may still answer
-                owner = self._ask(self._netlink, theirs, ours)
+            with suppress(OSError):  # fall back to the tables
+                owner = self._query(self._netlink, theirs, ours)
                 self._is_proven = self._is_proven or owner != ELSEWHERE
-                # A kernel that cannot answer for TCP says the same as for a socket that it does not have.
-                if self._is_proven or self._ask(self._netlink, ours, theirs) != ELSEWHERE:
+                # A kernel without TCP support in sock_diag answers as if the socket did not exist.
+                if self._is_proven or self._query(self._netlink, ours, theirs) != ELSEWHERE:
                     self._is_proven = True
                     return owner
-        return self._look_up(ours, theirs)
+        return self._search_tables(ours, theirs)
 
-    def _ask(self, netlink: socket.socket, local: tuple[Any, ...], remote: tuple[Any, ...]) -> int:
+    def _query(self, netlink: socket.socket, local: tuple[Any, ...], remote: tuple[Any, ...]) -> int:
         scope = local[3] if len(local) > 3 else 0
-        # A socket that is bound to an interface is found only by that. On this host it can only be the loopback one.
+        # A socket bound to an interface is found only with that interface. On this host it can only be loopback.
         for interface in (scope, _LOOPBACK_INTERFACE):
-            owner = self._ask_at(netlink, local, remote, interface)
+            owner = self._query_interface(netlink, local, remote, interface)
             if owner != ELSEWHERE:
                 break
         return owner
 
-    def _ask_at(self, netlink: socket.socket, local: tuple[Any, ...], remote: tuple[Any, ...], interface: int) -> int:
+    def _query_interface(
+        self, netlink: socket.socket, local: tuple[Any, ...], remote: tuple[Any, ...], interface: int
+    ) -> int:
         family, source, destination = _packed(local[0], remote[0])
         ports = _PORTS.pack(local[1], remote[1])
-        self._number = self._number % 0xFFFFFFFF + 1
+        self._sequence = self._sequence % 0xFFFFFFFF + 1
         body = b"".join(
             (
                 _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE),
@@ -139,11 +141,11 @@ class SocketOwners:
                 _SOCKID_END.pack(interface, _NO_COOKIE, _NO_COOKIE),
             )
         )
-        netlink.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _IS_REQUEST, self._number, 0) + body)
+        netlink.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _IS_REQUEST, self._sequence, 0) + body)
         while True:
-            answer = netlink.recv(8192)  # the kernel has answered before send returned
+            answer = netlink.recv(8192)  # the kernel answers before send returns
             _, kind, _, number, _ = _HEADER.unpack_from(answer)
-            if number == self._number:
+            if number == self._sequence:
                 break
         if kind == _ERROR:
             code = -struct.unpack_from("=i", answer, _HEADER.size)[0]
@@ -151,18 +153,18 @@ class SocketOwners:
                 return ELSEWHERE
             raise OSError(code, os.strerror(code))
         sockid = _HEADER.size + 4
-        if answer[sockid : sockid + _PORTS.size] != ports:  # a listener at that port, which answers for all peers
+        if answer[sockid : sockid + _PORTS.size] != ports:  # a listener at that port, which matches all peers
             return ELSEWHERE
         uid, inode = _OWNER.unpack_from(answer, sockid + _SOCKID_BYTES)
         return uid if inode else GONE
 
-    def _look_up(self, ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> int:
+    def _search_tables(self, ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> int:
         _, our_address, their_address = _packed(ours[0], theirs[0])
         pairs = [(their_address, our_address)]
-        if len(our_address) == 4:  # the peer may have a socket for both families
+        if len(our_address) == 4:  # the peer's socket may be dual-stack
             prefix = socket.inet_pton(socket.AF_INET6, f"{_MAPPED}1.2.3.4")[:12]
             pairs.append((prefix + their_address, prefix + our_address))
-        wanted = [f" {_in_table(local, theirs[1])} {_in_table(remote, ours[1])} " for local, remote in pairs]
+        wanted = [f" {_table_field(local, theirs[1])} {_table_field(remote, ours[1])} " for local, remote in pairs]
         is_readable = False
         for path in self._tables:
             with suppress(OSError), open(path, encoding="ascii") as table:
@@ -180,7 +182,7 @@ class SocketOwners:
 
 
 def networks(names: Sequence[str]) -> list[Network]:
-    """Return the networks that an operator named: addresses, or networks such as 10.0.0.0/8. Raises ValueError."""
+    """Parse addresses, or networks such as 10.0.0.0/8. Raises ValueError."""
     if not names:
         return []
     from ipaddress import ip_network
@@ -189,7 +191,7 @@ def networks(names: Sequence[str]) -> list[Network]:
 
 
 def plain_address(address: str) -> str:
-    """Return the address without the interface, an IPv4 one as such."""
+    """Return the address without the interface, and an IPv4-mapped address as IPv4."""
     return address[len(_MAPPED) :] if address.startswith(_MAPPED) else address.partition("%")[0]
 
 
@@ -205,14 +207,14 @@ def _is_loopback(address: str) -> bool:
 
 
 def _packed(local: str, remote: str) -> tuple[int, bytes, bytes]:
-    """The family, as the kernel keeps the connection, and both addresses in bytes."""
+    """Return the family of the connection in the kernel, and both addresses as bytes."""
     local, remote = plain_address(local), plain_address(remote)
     family = socket.AF_INET6 if ":" in local else socket.AF_INET
     return family, socket.inet_pton(family, local), socket.inet_pton(family, remote)
 
 
-def _in_table(address: bytes, port: int) -> str:
-    """As in /proc/net/tcp: words of the machine's byte order."""
+def _table_field(address: bytes, port: int) -> str:
+    """Return the address and port as /proc/net/tcp prints them: words in host byte order."""
     words = struct.unpack(f"={len(address) // 4}I", address)
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 

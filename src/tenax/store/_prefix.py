@@ -1,4 +1,4 @@
-"""PrefixStore: a part of another store, under a prefix. The other one may be ours or a real torch store."""
+"""PrefixStore: a part of another store, under a prefix. The other store may be tenax's or torch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PrefixStore(Store):
-    """A key here is ``prefix/key`` there. The timeout and ``num_keys`` are those of the whole store, as in torch."""
+    """Maps each key to ``prefix/key``. The timeout and ``num_keys`` are those of the whole store, as in torch."""
 
     def __init__(self, prefix: str, store: Any) -> None:
         self._prefix = prefix
@@ -103,11 +103,11 @@ class PrefixStore(Store):
         return bool(self._store.has_extended_api())
 
     def close(self) -> None:
-        """Nothing: the store below belongs to whoever made it."""
+        """Do nothing: the underlying store belongs to its creator."""
 
 
 def _as_timedelta(timeout: Timeout) -> timedelta:
-    """What a torch store insists on."""
+    """Return a timedelta, which torch's stores require."""
     from datetime import timedelta
 
     return timedelta(seconds=seconds(timeout))

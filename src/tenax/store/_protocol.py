@@ -1,19 +1,20 @@
 """Protocol: the server's half of one TCPStore connection, without I/O: bytes in, bytes out.
 
-``Session.receive`` takes bytes however they were cut and returns the answer to every request that is whole by now.
-What a request of one session means for another (a wait that ends) lies in ``KeyValues.woken``, to be taken and sent.
+``Session.receive`` takes bytes in arbitrary pieces and returns the answers to all complete requests. A request may also
+produce an answer for another session (a wait that ends): that session is then in ``KeyValues.woken``.
 
-P1  The first bytes must be the greeting. A stranger has a ``fault`` at the first byte that is not part of it.
-P2  A session with a ``fault`` takes and answers nothing more. Its owner sends what there is and closes the connection.
-P3  A request has its whole effect, when its last byte is there, or none: many keys are set together.
-P4  Announced lengths are checked before anything is kept for them. A session holds at most one unfinished request and,
+P1  The first bytes must be the greeting. A session gets a ``fault`` at the first byte that differs from it.
+P2  A session with a ``fault`` accepts and answers nothing more. Its owner sends pending answers and closes the
+    connection.
+P3  A request is atomic: it takes effect when its last byte has arrived, or not at all.
+P4  Announced lengths are checked before memory is used for them. A session buffers at most one incomplete request and,
     beyond ``unread_bytes``, one answer: then it ``is_paused`` until its owner has sent that and calls ``resume``.
-P5  Parsing never begins again from the start: the work is proportional to the bytes, however they were cut.
-P6  A session waits for one set of keys at a time; a later WAIT or BARRIER takes the place of the earlier.
+P5  Parsing never restarts from the beginning: the work is proportional to the bytes, in whatever pieces they arrive.
+P6  A session waits for one set of keys at a time; a later WAIT or BARRIER replaces the earlier one.
 
-The meaning of every command is that of torch's libuv server, without its faults. There, a COMPARE_SET that stores
-nothing ends waits for the key, a queue that is pushed to twice counts for two of the keys that a client waits for, and
-half a MULTI_SET is visible.
+The commands have the semantics of torch's libuv server, without its bugs: there, a COMPARE_SET that stores nothing ends
+waits for the key, two pushes into a queue count as two of the keys that a client waits for, and half of a MULTI_SET is
+visible.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _pack_u64 = wire.U64.pack
 _pack_i64 = wire.I64.pack
 _SET = wire.SET
 _PING = bytes([wire.PING])
-_SHORTEST_RUN = 4  # SETs of the same shape that make it worth while to unpack them as such
-_ITEM_COST = 48  # what Python needs to keep one item of a list, besides its bytes
+_SHORTEST_RUN = 4  # the number of equal-sized SETs from which unpacking them in bulk pays off
+_ITEM_COST = 48  # Python's overhead in bytes for one list item
 
 
 class _Incomplete(Exception):
-    """There must be ``needed`` bytes before another look is worth while; what lies before ``keep_from`` is done."""
+    """Parsing can continue with ``needed`` bytes; everything before ``keep_from`` is done."""
 
     def __init__(self, needed: int, keep_from: int = -1) -> None:
         self.needed = needed
@@ -50,62 +51,62 @@ class _Incomplete(Exception):
 
 
 class _List:
-    """The items of a long request that are there already."""
+    """A request with a list of items that is not complete yet."""
 
     __slots__ = ("bytes", "count", "finish", "has_values", "items")
 
     def __init__(self, count: int, has_values: bool, finish: Callable[[Session, list[bytes]], None]) -> None:
         self.count = count
-        self.has_values = has_values  # every other item is a value
-        self.finish = finish  # what to do when all are there
+        self.has_values = has_values  # keys and values alternate
+        self.finish = finish  # called with all items
         self.items: list[bytes] = []
         self.bytes = 0
 
 
 class Session(Waiter):
-    """One connection. Close it when the connection is gone."""
+    """The protocol state of one connection. Close it with the connection."""
 
     __slots__ = (
         "_answer_bytes",
         "_awaited",
         "_limits",
         "_list",
+        "_max_key",
+        "_max_unread",
+        "_max_value",
         "_missing",
-        "_most_key",
-        "_most_unread",
-        "_most_value",
         "_needed",
         "_out",
         "_table",
         "_tail",
         "fault",
+        "has_greeted",
         "held_bytes",
-        "is_known",
         "is_paused",
         "is_used",
     )
 
     def __init__(self, table: KeyValues) -> None:
         self.fault = ""  # why the connection must be closed
-        self.is_known = False  # the greeting was right
-        self.is_used = False  # there was a request other than a ping
+        self.has_greeted = False
+        self.is_used = False  # a request other than a ping was received
         self.is_paused = False
-        self.held_bytes = 0  # of requests that are not finished
+        self.held_bytes = 0  # buffered for incomplete requests
         self._table = table
         self._limits = table.limits
-        self._most_key = table.limits.key_bytes
-        self._most_value = table.limits.value_bytes
-        self._most_unread = table.limits.unread_bytes
-        self._tail = bytearray()  # the beginning of a request
-        self._needed = 0  # bytes in the tail before another look is worth while
+        self._max_key = table.limits.key_bytes
+        self._max_value = table.limits.value_bytes
+        self._max_unread = table.limits.unread_bytes
+        self._tail = bytearray()  # the start of an incomplete request
+        self._needed = 0  # the length of the tail at which parsing can continue
         self._list: _List | None = None
         self._out: list[bytes] = []
-        self._answer_bytes = 0  # in ``out``, of answers that may be longer than their request
+        self._answer_bytes = 0  # in ``_out``, of answers that may be longer than their request
         self._awaited: Iterable[bytes] = ()
-        self._missing = 0  # how many of the awaited keys have not been seen
+        self._missing = 0  # the number of awaited keys that have not appeared
 
     def receive(self, data: bytes) -> bytes:
-        """Take what came; returns what to send back."""
+        """Process received bytes. Return the bytes to send."""
         if not self._tail and not self.is_paused and not self.fault:
             return self._work(data)
         if self.fault:
@@ -117,12 +118,12 @@ class Session(Waiter):
         return self._work(self._take_tail())
 
     def resume(self) -> bytes:
-        """The answers were sent: go on with the requests that came after them."""
+        """Continue with buffered requests after the answers were sent. Return the bytes to send."""
         self.is_paused = False
         return self._work(self._take_tail())
 
     def take(self) -> bytes:
-        """What there is to send."""
+        """Take the bytes to send."""
         out = self._out
         if not out:
             return b""
@@ -144,8 +145,8 @@ class Session(Waiter):
         start = at = 0
         try:
             if not self.is_used:
-                if not self.is_known:
-                    at = self._greet(data)
+                if not self.has_greeted:
+                    at = self._check_greeting(data)
                 while data[at : at + 1] == _PING:
                     start = at
                     at = self._ping(data, at + 1)
@@ -155,7 +156,7 @@ class Session(Waiter):
             while at < size:
                 start = at
                 at = handlers[data[at]](self, data, at + 1)
-                if self._answer_bytes > self._most_unread:
+                if self._answer_bytes > self._max_unread:
                     self.is_paused = True
                     break
             start = at
@@ -163,7 +164,7 @@ class Session(Waiter):
             if more.keep_from >= 0:
                 start = more.keep_from
             self._needed = more.needed - start
-        except struct.error:  # not even the next number is all there
+        except struct.error:  # the next integer is incomplete
             self._needed = size - start + 1
         except (Refused, NotANumber) as refusal:
             self.fault = str(refusal)
@@ -191,28 +192,28 @@ class Session(Waiter):
         self._table.held_bytes += held - self.held_bytes
         self.held_bytes = held
 
-    def _greet(self, data: bytes) -> int:
+    def _check_greeting(self, data: bytes) -> int:
         greeting = wire.GREETING
         if data[: len(greeting)] != greeting[: len(data)]:
             raise Refused("it did not greet as a client of a store does")
         if len(data) < len(greeting):
             raise _Incomplete(len(greeting))
-        self.is_known = True
+        self.has_greeted = True
         return len(greeting)
 
     # --- fields -------------------------------------------------------------------------------------------------------
 
     def _key(self, data: bytes, at: int) -> tuple[bytes, int]:
-        """A key, and where it ends. Whoever reads no number after it must check that the end is there."""
+        """Return a key and its end. A caller that reads no integer after it must check that the key is complete."""
         (length,) = _u64(data, at)
-        if length > self._most_key:
+        if length > self._max_key:
             raise Refused(f"a key of {length} bytes is too long")
         at += 8
         return data[at : at + length], at + length
 
     def _value(self, data: bytes, at: int) -> tuple[bytes, int]:
         (length,) = _u64(data, at)
-        if length > self._most_value:
+        if length > self._max_value:
             raise Refused(f"a value of {length} bytes is too long")
         at += 8
         end = at + length
@@ -236,12 +237,12 @@ class Session(Waiter):
         return self._take_items(data, at + 8)
 
     def _take_items(self, data: bytes, at: int) -> int:
-        """Take the items that are there; when all are, do what was asked."""
+        """Take the complete items; once all are there, execute the request."""
         request = self._list
         assert request is not None
-        begin = at
+        start = at
         at, needed = self._parse_items(data, at, request)
-        request.bytes += at - begin
+        request.bytes += at - start
         if request.bytes + _ITEM_COST * len(request.items) > self._limits.request_bytes:
             raise Refused(f"a request of {request.bytes} bytes is too long")
         if needed:
@@ -251,36 +252,36 @@ class Session(Waiter):
         return at
 
     def _parse_items(self, data: bytes, at: int, request: _List) -> tuple[int, int]:
-        """Where the last whole item ends, and up to where the next one goes, if it is not all there."""
+        """Return the end of the last complete item, and the end of the next one if it is incomplete, else 0."""
         items, size = request.items, len(data)
         append, unpack = items.append, _u64
-        most, other_most = self._most_key, self._most_value if request.has_values else self._most_key
+        max_length, next_max = self._max_key, self._max_value if request.has_values else self._max_key
         if len(items) % 2:
-            most, other_most = other_most, most
+            max_length, next_max = next_max, max_length
         for _ in range(request.count - len(items)):
             start = at + 8
             if start > size:
                 return at, start
             (length,) = unpack(data, at)
-            if length > most:
+            if length > max_length:
                 raise Refused(f"a key or value of {length} bytes is too long")
             end = start + length
             if end > size:
                 return at, end
             append(data[start:end])
             at = end
-            most, other_most = other_most, most
+            max_length, next_max = next_max, max_length
         return at, 0
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _set(self, data: bytes, at: int) -> int:
-        """A SET, and all others that follow at once: nothing is answered, so clients send them in long runs.
+        """Execute a SET and all SETs that follow: they have no answer, so clients send them in long runs.
 
-        Here calls are what costs, hence no ``_key``, no ``_value``, and no ``put`` when the value is as long as before.
+        Function calls dominate the cost here, so ``_key``, ``_value`` and, for equal lengths, ``put`` are inlined.
         """
         size, command_and_length, unpack = len(data), _u8_u64, _u64
-        most_key, most_value, table = self._most_key, self._most_value, self._table
+        max_key, max_value, table = self._max_key, self._max_value, self._table
         values, waiters = table.values, table.waiters
         last_size = 0
         at -= 1
@@ -289,26 +290,26 @@ class Session(Waiter):
                 command, key_size = command_and_length(data, at)
                 if command != _SET:
                     return at
-                if key_size > most_key:
+                if key_size > max_key:
                     raise Refused(f"a key of {key_size} bytes is too long")
                 end = at + 9 + key_size
                 key = data[at + 9 : end]
                 (value_size,) = unpack(data, end)
-                if value_size > most_value:
+                if value_size > max_value:
                     raise Refused(f"a value of {value_size} bytes is too long")
-                begin = end + 8
-                end = begin + value_size
+                start = end + 8
+                end = start + value_size
                 if end > size:
                     raise _Incomplete(end, at)
                 old = values.get(key)
                 if old is None or len(old) != value_size or waiters:
-                    table.put(key, data[begin:end])
+                    table.put(key, data[start:end])
                 else:
-                    values[key] = data[begin:end]
+                    values[key] = data[start:end]
                 own_size = end - at
                 if own_size == last_size and own_size * _SHORTEST_RUN <= size - end:
                     end = self._set_alike(data, end, key_size, value_size)
-                    own_size = 0  # what ended the run is not like those before it
+                    own_size = 0  # the request after the run has another size
                 last_size = own_size
                 at = end
                 if at == size:
@@ -319,17 +320,17 @@ class Session(Waiter):
             raise _Incomplete(size + 1, at) from None
 
     def _set_alike(self, data: bytes, at: int, key_size: int, value_size: int) -> int:
-        """As many SETs as there are with keys and values of these lengths: one unpacking takes a whole request.
+        """Execute the SETs that follow with keys and values of these lengths, each unpacked in one step.
 
-        The lengths are checked already. Returns where the first begins that is anything else.
+        The lengths are already checked. Return the start of the first request that differs.
         """
         table = self._table
         values, waiters = table.values, table.waiters
         shape = struct.Struct(f"<BQ{key_size}sQ{value_size}s")
         step = shape.size
         whole = (len(data) - at) // step * step
-        for command, its_key_size, key, its_value_size, value in shape.iter_unpack(memoryview(data)[at : at + whole]):
-            if its_key_size != key_size or its_value_size != value_size or command != _SET:
+        for command, this_key_size, key, this_value_size, value in shape.iter_unpack(memoryview(data)[at : at + whole]):
+            if this_key_size != key_size or this_value_size != value_size or command != _SET:
                 break
             old = values.get(key)
             if old is None or len(old) != value_size or waiters:
@@ -341,7 +342,7 @@ class Session(Waiter):
 
     def _get(self, data: bytes, at: int) -> int:
         (length,) = _u64(data, at)
-        if length > self._most_key:
+        if length > self._max_key:
             raise Refused(f"a key of {length} bytes is too long")
         at += 8
         end = at + length
@@ -354,7 +355,7 @@ class Session(Waiter):
 
     def _add(self, data: bytes, at: int) -> int:
         (length,) = _u64(data, at)
-        if length > self._most_key:
+        if length > self._max_key:
             raise Refused(f"a key of {length} bytes is too long")
         end = at + 8 + length
         (amount,) = _i64(data, end)
@@ -386,7 +387,7 @@ class Session(Waiter):
         if count != 1:
             return self._begin_list(data, at, Session._answer_wait)
         (length,) = _u64(data, at + 8)
-        if length > self._most_key:
+        if length > self._max_key:
             raise Refused(f"a key of {length} bytes is too long")
         at += 16
         end = at + length
@@ -407,7 +408,7 @@ class Session(Waiter):
         else:
             self._out.append(wire.STOP_WAITING)
 
-    def _cancel_wait(self, data: bytes, at: int) -> int:  # noqa: ARG002 - as all of them
+    def _cancel_wait(self, data: bytes, at: int) -> int:  # noqa: ARG002 - the signature of all handlers
         self._stop_waiting()
         self._out.append(wire.WAIT_CANCELED)
         return at
@@ -474,7 +475,7 @@ class Session(Waiter):
         return at
 
     def _barrier(self, data: bytes, at: int) -> int:
-        """Count up; go on when the count has reached the world size, or when anybody else changes the number."""
+        """Increment the counter; answer when it reaches the world size, or when another client changes it."""
         key, at = self._key(data, at)
         (world_size,) = _i64(data, at)
         table = self._table
@@ -504,7 +505,7 @@ class Session(Waiter):
         self._stop_waiting()
         if len(keys) > self._limits.waiting_keys:
             raise Refused(f"{len(keys)} keys to wait for are too many")
-        self._awaited = keys  # before the first can be refused, so that the others are forgotten
+        self._awaited = keys  # set first, so that ``close`` unregisters them if one is refused
         self._missing = len(keys)
         for key in keys:
             self._table.register(key, self)
@@ -516,7 +517,7 @@ class Session(Waiter):
             self._awaited = ()
             self._missing = 0
 
-    def seen(self, key: bytes) -> bool:  # noqa: ARG002 - one less, whichever it is
+    def seen(self, key: bytes) -> bool:  # noqa: ARG002 - only the count matters
         self._missing -= 1
         if self._missing:
             return False

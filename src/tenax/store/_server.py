@@ -2,15 +2,15 @@
 
 One thread, one loop over epoll. ``serve`` runs until ``stop``; everything else happens in its thread.
 
-1. Nobody can stop the others: no call blocks on a peer, every buffer is bounded (``Limits``), whoever sends what is not
-   the protocol loses its connection, and whoever does not read is not read either.
-2. Who may connect is decided when a connection is accepted (``peers.py``).
-3. Connections that have not greeted, and those that greeted and sent no request, are limited per address and evicted
-   when descriptors run out. A connection that has sent a request is never evicted.
-4. It never spins: without descriptors, or with as many connections as are allowed, and none of them to evict, it stops
-   listening until there is room again.
-5. It asks nobody for anything: peers are numbers, never names, and nothing is written to a stream. What was wrong is
-   counted (``counters``), and told in one line, at most once in ``NOTICE_EVERY_S``, to whoever asked for it.
+1. No client can block others: no call blocks on a peer, every buffer is bounded (``Limits``), a client that violates
+   the protocol is disconnected, and the server stops reading from a client that does not read.
+2. Peers are accepted or rejected when they connect (``_peers.py``).
+3. Connections without a greeting, and those with a greeting but no request, are limited per address and evicted when
+   descriptors run out. A connection that has sent a request is never evicted.
+4. It never spins: when it is out of descriptors, or at the maximum number of connections, and can evict none, it stops
+   accepting until there is room again.
+5. It does no name lookups and writes to no stream. Faults are counted (``counters``) and reported to ``on_notice`` in
+   one line, at most once in ``NOTICE_EVERY_S``.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ if TYPE_CHECKING:
 
 NOTICE_EVERY_S = 60.0
 _READ_BYTES = 1 << 16
-_ACCEPTS_AT_ONCE = 64  # then those who are connected have their turn
-_OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_NO_ROOM_PAUSE_S = 0.25  # others may have given descriptors back, which nobody tells us
-_GREETING_GRACE_S = 0.1  # a connection that has not greeted for so long may be evicted when there is no room
+_MAX_ACCEPTS = 64  # in one round; then existing connections are served
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ACCEPT_PAUSE_S = 0.25  # no event announces that other processes have closed descriptors
+_GREETING_GRACE_S = 0.1  # after that a connection without a greeting may be evicted if there is no room
 _NEVER = float("inf")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _IN, _OUT = select.POLLIN, select.POLLOUT
-_USED, _SILENT, _IDLE = 0, 1, 2  # stages of a connection: it has sent a request; has not greeted; has only greeted
+_USED, _SILENT, _IDLE = 0, 1, 2  # stages of a connection: it sent a request; no greeting yet; only the greeting
 
 
 class Counters:
-    """What happened, since the server was made."""
+    """Event counts since the server was created."""
 
     __slots__ = (
         "accepted",
         "dropped_for_memory",
         "evicted_idle",
         "evicted_silent",
+        "no_greeting",
         "out_of_room",
         "refused_peers",
         "refused_requests",
-        "strangers",
     )
 
     def __init__(self) -> None:
         self.accepted = 0
         self.refused_peers = 0  # not a member of the run, by address or user
-        self.evicted_silent = 0  # had not greeted when there were too many like it
-        self.evicted_idle = 0  # had greeted and sent no request when there were too many like it
-        self.strangers = 0  # did not greet, or not in time
+        self.evicted_silent = 0  # no greeting, and too many such connections
+        self.evicted_idle = 0  # no request, and too many such connections
+        self.no_greeting = 0  # a wrong greeting, or none in time
         self.refused_requests = 0  # malformed, or over a limit
-        self.dropped_for_memory = 0  # had most in buffers when all of them together were too much
-        self.out_of_room = 0  # times we had to stop listening
+        self.dropped_for_memory = 0  # the largest buffers when all buffers together were too large
+        self.out_of_room = 0  # how often the server stopped accepting
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
@@ -82,18 +82,18 @@ class _Connection(Session):
     def __init__(self, table: KeyValues, sock: socket.socket, group: str) -> None:
         super().__init__(table)
         self.sock = sock
-        self.group = group  # of peers, whose silent and idle connections are limited together
+        self.group = group  # of peers whose silent and idle connections are limited together
         self.stage = _SILENT
-        self.descriptor = sock.fileno()  # -1 when it is closed
+        self.descriptor = sock.fileno()  # -1 once closed
         self.recv = sock.recv
         self.send = sock.send
         self.interest = _IN
         self.unsent = b""
-        self.sent = 0  # of the unsent
+        self.sent = 0  # bytes of ``unsent`` that are sent
 
 
 class StoreServer:
-    """Owns the listener from now on."""
+    """A store server. Takes over the listener."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class StoreServer:
         on_notice: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``peers``: who is served; by default this user and root on this host, and every other host.
+        """``peers``: which clients are served; by default this user and root on this host, and all other hosts.
 
-        ``on_notice`` gets a line about connections that were closed.
+        ``on_notice`` gets a line about connections that the server closed.
         """
         listener.setblocking(False)
         self.counters = Counters()
@@ -117,9 +117,9 @@ class StoreServer:
         self._clock = clock
         self._listener = listener
         self._is_listening = True
-        self._is_timed = False  # something may be due at some time
-        self._has_callers = False
-        self._listen_again_at = 0.0  # 0: when a connection is closed
+        self._is_timed = False  # a deadline may exist
+        self._has_pending_accepts = False
+        self._listen_again_at = 0.0  # 0: when a connection closes
         self._connections: dict[int, _Connection] = {}
         limits = self._limits
         self._silent: Admission[int] = Admission(limits.connections, min(limits.silent_per_address, limits.connections))
@@ -129,7 +129,7 @@ class StoreServer:
         self._watched: dict[int, Callable[[], None]] = {}
         self._last_fault = ""
         self._next_notice = 0.0
-        self._told_faults = 0
+        self._reported_faults = 0
         self._is_stopped = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -142,7 +142,7 @@ class StoreServer:
     def in_thread(
         cls, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None, peers: PeerRules | None = None
     ) -> ServerThread:
-        """A server in a daemon thread of its own, as a context manager with ``host`` and ``port``."""
+        """Start a server in a daemon thread. Return a context manager with ``host`` and ``port``."""
         from tenax._io.listen import listen
         from tenax.store._server_thread import ServerThread
 
@@ -150,27 +150,27 @@ class StoreServer:
         return ServerThread(cls(listener, limits, peers=peers), host, listener.getsockname()[1])
 
     def watch(self, descriptor: int, on_readable: Callable[[], None]) -> None:
-        """Serve one more descriptor in this loop. Before ``serve``, or in its thread."""
+        """Watch another descriptor in this loop. Call it before ``serve``, or in its thread."""
         self._watched[descriptor] = on_readable
         self._poller.register(descriptor, _IN)
 
     def stop(self) -> None:
-        """Make ``serve`` return. From any thread, and more than once."""
+        """Make ``serve`` return. May be called from any thread, and repeatedly."""
         self._is_stopped = True
         if self._wake_writer >= 0:
-            with suppress(BlockingIOError):  # there is a wake-up in it already
+            with suppress(BlockingIOError):  # full, so the loop wakes up anyway
                 os.write(self._wake_writer, b"\0")
 
     def close(self) -> None:
-        """Close the listener and all connections at once: who was connected sees a reset. After ``serve``."""
+        """Close the listener and reset all connections. Call it after ``serve``."""
         for connection in list(self._connections.values()):
-            with suppress(OSError):  # it is closed already, from the other side
+            with suppress(OSError):  # the peer has closed it
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self._drop(connection)
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        """Close what we hold, and do nothing to what it stands for."""
+        """Close this process's descriptors without resetting connections."""
         _open_servers.discard(self)
         for connection in self._connections.values():
             connection.sock.close()
@@ -187,13 +187,13 @@ class StoreServer:
         connections, woken = self._connections, self.table.woken
         poll, read_bytes = self._poll, _READ_BYTES
         while not self._is_stopped:
-            for descriptor, events in poll(self._keep_time() if self._is_timed else None):
+            for descriptor, events in poll(self._run_due() if self._is_timed else None):
                 connection = connections.get(descriptor)
                 if connection is None:
-                    self._on_other(descriptor)
+                    self._on_descriptor(descriptor)
                     continue
                 if events & ~_IN:
-                    self._on_unusual(connection, events)
+                    self._on_other_event(connection, events)
                     continue
                 try:
                     data = connection.recv(read_bytes)
@@ -211,17 +211,17 @@ class StoreServer:
                     self._answer(connection, answer)
                 if woken:
                     self._answer_woken()
-            if self._has_callers:
+            if self._has_pending_accepts:
                 self._accept()
             if self.table.held_bytes > self._limits.held_bytes:
-                self._drop_whoever_holds_most()
+                self._drop_largest_holders()
 
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _answer(self, connection: _Connection, answer: bytes) -> None:
-        """Send at once what the peer takes, keep the rest; close the connection if its session says so."""
+        """Send the answer as far as possible and queue the rest. Close the connection if its session has a fault."""
         if connection.unsent:
-            self._keep(connection, answer)
+            self._queue(connection, answer)
         elif answer:
             try:
                 sent = connection.send(answer)
@@ -231,13 +231,13 @@ class StoreServer:
                 self._drop(connection)
                 return
             if sent < len(answer):
-                self._keep(connection, answer[sent:])
+                self._queue(connection, answer[sent:])
         if connection.fault:
             self._refuse(connection)
         elif connection.unsent or connection.is_paused:
             self._set_interest(connection)
 
-    def _keep(self, connection: _Connection, more: bytes) -> None:
+    def _queue(self, connection: _Connection, more: bytes) -> None:
         connection.unsent = connection.unsent[connection.sent :] + more
         connection.sent = 0
         self.table.held_bytes += len(more)
@@ -250,16 +250,16 @@ class StoreServer:
                 self._answer(connection, connection.take())
         woken.clear()
 
-    def _on_unusual(self, connection: _Connection, events: int) -> None:
-        """It can take more, or it is gone."""
+    def _on_other_event(self, connection: _Connection, events: int) -> None:
+        """Handle a connection that is writable or was closed by the peer."""
         if events & _OUT:
-            self._send_kept(connection)
-        elif events & _IN:  # gone, but its last requests may be there
-            self._on_last_words(connection)
+            self._send_unsent(connection)
+        elif events & _IN:  # closed, but its last requests may be readable
+            self._on_hangup(connection)
         else:
             self._drop(connection)
 
-    def _send_kept(self, connection: _Connection) -> None:
+    def _send_unsent(self, connection: _Connection) -> None:
         if connection.unsent:
             try:
                 sent = connection.send(memoryview(connection.unsent)[connection.sent :])
@@ -284,8 +284,8 @@ class StoreServer:
         if self.table.woken:
             self._answer_woken()
 
-    def _on_last_words(self, connection: _Connection) -> None:
-        """The peer has reset or half-closed its side. What it asked before still has its effect."""
+    def _on_hangup(self, connection: _Connection) -> None:
+        """Execute the last requests of a peer that has reset or half-closed the connection."""
         try:
             data = connection.recv(_READ_BYTES)
         except OSError:
@@ -309,9 +309,9 @@ class StoreServer:
             self._poller.modify(connection.descriptor, interest)
 
     def _advance(self, connection: _Connection) -> None:
-        """Note that the peer has greeted, or sent its first request."""
+        """Update the stage after the greeting or the first request."""
         descriptor = connection.descriptor
-        if connection.stage == _SILENT and connection.is_known:
+        if connection.stage == _SILENT and connection.has_greeted:
             self._silent.release(descriptor)
             connection.stage = _IDLE
             if not connection.is_used:
@@ -321,7 +321,7 @@ class StoreServer:
             connection.stage = _USED
 
     def _evict(self, descriptors: list[int]) -> None:
-        """Close connections that have lost their places to others."""
+        """Close connections that make room for others."""
         for descriptor in descriptors:
             connection = self._connections[descriptor]
             if connection.stage == _SILENT:
@@ -331,26 +331,26 @@ class StoreServer:
                 self.counters.evicted_idle += 1
                 what = "had greeted and sent no request"
             self._last_fault = f"too many connections of {connection.group} {what}"
-            self._give_notice()
+            self._report_fault()
             self._drop(connection)
 
     def _make_room(self) -> bool:
-        """Close a connection that has sent no request, for another to be accepted. Return False if there is none."""
+        """Evict a connection without a request, to accept another. Return False if there is none."""
         oldest = self._silent.oldest_since()
         is_late = oldest is not None and self._clock() - oldest > _GREETING_GRACE_S
-        # So many have been accepted in several rounds, and what the first of them had sent was read in between.
-        is_flood = len(self._silent) > 2 * _ACCEPTS_AT_ONCE
+        # That many were accepted over several rounds, and the input of the first was read in between.
+        is_flood = len(self._silent) > 2 * _MAX_ACCEPTS
         evicted = (self._silent if is_late or is_flood else self._idle).evict_one()
         self._evict(evicted)
         return bool(evicted)
 
     def _refuse(self, connection: _Connection) -> None:
-        if connection.is_known:
+        if connection.has_greeted:
             self.counters.refused_requests += 1
         else:
-            self.counters.strangers += 1
+            self.counters.no_greeting += 1
         self._last_fault = connection.fault
-        self._give_notice()
+        self._report_fault()
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
@@ -368,68 +368,69 @@ class StoreServer:
         if not self._is_listening and self._listen_again_at != _NEVER:
             self._listen()
 
-    def _drop_whoever_holds_most(self) -> None:
+    def _drop_largest_holders(self) -> None:
         while self.table.held_bytes > self._limits.held_bytes:
-            most = max(self._connections.values(), key=_held)
+            largest = max(self._connections.values(), key=_held)
             self.counters.dropped_for_memory += 1
-            self._last_fault = f"it made us keep {_held(most)} bytes"
-            self._drop(most)
-        self._give_notice()
+            self._last_fault = f"it made us keep {_held(largest)} bytes"
+            self._drop(largest)
+        self._report_fault()
 
     # --- everything else ----------------------------------------------------------------------------------------------
 
-    def _on_other(self, descriptor: int) -> None:
+    def _on_descriptor(self, descriptor: int) -> None:
         if descriptor == self._listener.fileno():
-            self._has_callers = True  # later: a new one may get the number of one that has an event in this round
+            # Accept after this round: a new connection may reuse a number that still has an event.
+            self._has_pending_accepts = True
         elif descriptor in self._watched:
             self._watched[descriptor]()
-        # else: a connection that was dropped in this very round
+        # else: a connection that was dropped in this round
 
     def _on_wake(self) -> None:
         os.read(self._wake_reader, 4096)
 
     def _accept(self) -> None:
-        self._has_callers = False
-        for number in range(_ACCEPTS_AT_ONCE):
+        self._has_pending_accepts = False
+        for number in range(_MAX_ACCEPTS):
             if len(self._connections) >= self._limits.connections:
                 if number:
-                    return  # if there is another caller, the next round knows
+                    return  # the next round accepts more
                 if not self._make_room():
-                    self._stop_listening(self._clock() + _NO_ROOM_PAUSE_S if self._silent else 0.0)
+                    self._stop_listening(self._clock() + _ACCEPT_PAUSE_S if self._silent else 0.0)
                     return
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in _OUT_OF_ROOM:
+                if error.errno in _OUT_OF_RESOURCES:
                     if number:
-                        return  # Linux says so even if there is no other caller
+                        return  # Linux reports it even if no connection is pending
                     if self._make_room():
                         continue
-                    self._stop_listening(self._clock() + _NO_ROOM_PAUSE_S)
+                    self._stop_listening(self._clock() + _ACCEPT_PAUSE_S)
                     return
-                if error.errno == errno.EINVAL:  # somebody who holds it too has shut it down
+                if error.errno == errno.EINVAL:  # another process with a copy of the listener has shut it down
                     self._stop_listening(_NEVER)
                     return
-                continue  # a network error of that one connection, which Linux tells here
+                continue  # a network error of the new connection, which Linux reports here
             group, why_not = self._peers.judge(sock, address)
             if why_not:
                 self.counters.refused_peers += 1
-                if why_not != CLOSED:  # nobody waits for that one
+                if why_not != CLOSED:  # the client has disconnected by itself
                     self._last_fault = why_not
-                    self._give_notice()
+                    self._report_fault()
                 sock.close()
                 continue
-            self._take_in(sock, group)
+            self._add_connection(sock, group)
 
-    def _take_in(self, sock: socket.socket, group: str) -> None:
+    def _add_connection(self, sock: socket.socket, group: str) -> None:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._poller.register(sock.fileno(), _IN)
-        except OSError:  # it is gone already, or the system lets us watch no more
+        except OSError:  # the client has disconnected, or no more descriptors can be polled
             sock.close()
             return
         connection = _Connection(self.table, sock, group)
@@ -449,8 +450,8 @@ class StoreServer:
         self._is_listening = True
         self._poller.register(self._listener.fileno(), _IN)
 
-    def _keep_time(self) -> float | None:
-        """Do what is due; returns the seconds until something is."""
+    def _run_due(self) -> float | None:
+        """Handle what is due. Return the seconds until the next deadline."""
         now = self._clock()
         for descriptor in self._silent.expired(now, self._limits.handshake_s):
             connection = self._connections[descriptor]
@@ -465,8 +466,8 @@ class StoreServer:
         self._is_timed = bool(due)
         return max(0.0, min(due) - now) if due else None
 
-    def _give_notice(self) -> None:
-        """One line for whoever wants to know, now and then."""
+    def _report_fault(self) -> None:
+        """Report the faults since the last report, at most once in ``NOTICE_EVERY_S``."""
         if self._on_notice is None:
             return
         now = self._clock()
@@ -474,15 +475,15 @@ class StoreServer:
             self._next_notice = now + NOTICE_EVERY_S
             counters = self.counters
             count = (
-                counters.strangers
+                counters.no_greeting
                 + counters.refused_peers
                 + counters.refused_requests
                 + counters.dropped_for_memory
                 + counters.evicted_silent
                 + counters.evicted_idle
-                - self._told_faults
+                - self._reported_faults
             )
-            self._told_faults += count
+            self._reported_faults += count
             connections = "one connection" if count == 1 else f"{count} connections"
             self._on_notice(f"the workers' store closed {connections}, the last because {self._last_fault}")
 
@@ -491,7 +492,7 @@ _open_servers: set[StoreServer] = set()
 
 
 def _close_copies() -> None:
-    """A forked process does not keep its parent's ports and connections open."""
+    """Close the parent's ports and connections in a forked process."""
     for server in list(_open_servers):
         server._close_descriptors()
 
@@ -504,7 +505,7 @@ def _held(connection: _Connection) -> int:
 
 
 def _make_poller() -> tuple[Any, Callable[[float | None], list[tuple[int, int]]]]:
-    """epoll, or poll where there is none, and how to wait with it for so many seconds."""
+    """Return an epoll object, or poll where epoll is missing, and its wait function with a timeout in seconds."""
     if hasattr(select, "epoll"):
         epoll = select.epoll()
         return epoll, epoll.poll

@@ -1,14 +1,13 @@
 """The process that serves the workers' store for an agent: one generation after the other, each at its own port.
 
-Why it is a process of its own: a store under load takes most of a core, and the agent's loop must not wait for it. It
-decides nothing, runs from the standard library alone, and goes at once when the agent's channel closes: there is
-nothing in it that anybody else could use.
+It is a separate process because a store under load uses most of a core, and the agent's loop must not wait for it. It
+makes no decisions, uses only the standard library, and exits at once when the agent's channel closes.
 
-Orders from the agent                                  Answers
+Commands from the agent                                Replies
   serve, generation, hosts, allow  + listener            notice, generation, text
   close, generation
 
-Closing a generation closes its listener and all its connections: who still holds one sees a reset. Its keys are gone.
+Closing a generation closes its listener, resets its connections and discards its keys.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StoreProcess:
-    """The whole process: it serves a store, or waits for the order to serve one."""
+    """The whole process: it serves a store, or waits for the command to serve one."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -44,7 +43,7 @@ class StoreProcess:
         while True:
             if self._server is None:
                 poll.poll()
-                self._obey()
+                self._handle_commands()
             else:
                 self._server.serve()
                 self._server.close()
@@ -52,7 +51,7 @@ class StoreProcess:
             if self._server is None and self._next is not None:
                 (self._generation, self._server), self._next = self._next, None
 
-    def _obey(self) -> None:
+    def _handle_commands(self) -> None:
         try:
             for message, descriptors in self._channel.receive():
                 match message:
@@ -78,27 +77,27 @@ class StoreProcess:
 
     def _make_server(self, generation: int, peers: PeerRules, descriptor: int) -> StoreServer:
         server = StoreServer(
-            socket.socket(fileno=descriptor), peers=peers, on_notice=lambda text: self._say(generation, text)
+            socket.socket(fileno=descriptor), peers=peers, on_notice=lambda text: self._send_notice(generation, text)
         )
-        server.watch(self._channel.fileno(), self._obey)
+        server.watch(self._channel.fileno(), self._handle_commands)
         return server
 
-    def _say(self, generation: int, text: str) -> None:
-        if not self._channel.wants_to_write:  # an agent that does not listen is not told twice
-            with suppress(ChannelClosed):  # seen, in a moment, where we read
+    def _send_notice(self, generation: int, text: str) -> None:
+        if not self._channel.wants_to_write:  # do not queue notices for an agent that does not read
+            with suppress(ChannelClosed):  # _handle_commands handles it
                 self._channel.send(("notice", generation, text))
 
 
 def main(descriptor: int) -> None:
-    """Entry of the helper process."""
+    """Run the helper process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # they are for the agent: workers that are asked to end still need us
-    _allow_many_connections()
+        signal.signal(number, signal.SIG_IGN)  # for the agent only: workers that are being stopped still use the store
+    _raise_file_limit()
     StoreProcess(Channel.from_descriptor(descriptor)).run()
 
 
-def _allow_many_connections() -> None:
+def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # some systems say "unlimited" and do not mean it
+        with suppress(ValueError, OSError):  # some systems report "unlimited" but reject it
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ServerThread:
-    """Serves from now until ``close``."""
+    """Serves from its creation until ``close``."""
 
     def __init__(self, server: StoreServer, host: str, port: int) -> None:
         self.host = host

@@ -1,20 +1,20 @@
-"""Table: keys with values and queues, as torch's store keeps them. No waiting, no limits, no I/O.
+"""Table: keys with values and queues, with the semantics of torch's store. No waiting, no limits, no I/O.
 
-Every change goes through four primitives (``put``, ``drop``, ``push``, ``pop``), so that whoever must count changes or
-write them down overrides those. Keys and values are bytes. A queue may have the name of a key; they are two things.
+Every change goes through four primitives (``put``, ``drop``, ``push``, ``pop``); subclasses that count or record
+changes override them. Keys and values are bytes. A queue and a key may have the same name; they are independent.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_MIN, _MAX = -(1 << 63), (1 << 63) - 1
 _SPACES = b" \t\n\v\f\r"
-_MAX_DIGITS = 19  # of a number in eight bytes
+_MAX_DIGITS = 19  # of a 64-bit integer
 
 
 class NotANumber(ValueError):
-    """The value under a key cannot be counted up."""
+    """The value of a key is not a number, so ``add`` fails."""
 
 
 class Table:
@@ -32,7 +32,7 @@ class Table:
         self.values[key] = value
 
     def drop(self, key: bytes) -> bool:
-        """Forget a key; was there one?"""
+        """Delete a key. Return True if it existed."""
         return self.values.pop(key, None) is not None
 
     def push(self, key: bytes, value: bytes) -> None:
@@ -42,17 +42,17 @@ class Table:
         queue.append(value)
 
     def pop(self, key: bytes) -> bytes:
-        """The oldest of a queue that is not empty."""
+        """Remove and return the oldest value of a queue, which must not be empty."""
         queue = self.queues[key]
         value = queue.popleft()
         if not queue:
             del self.queues[key]
         return value
 
-    # --- what is built from them --------------------------------------------------------------------------------------
+    # --- derived operations -------------------------------------------------------------------------------------------
 
     def has(self, key: bytes) -> bool:
-        """Whether somebody who waits for this key may go on."""
+        """Return True if the key or a queue of that name exists; either ends a wait for it."""
         return key in self.values or key in self.queues
 
     def queue_length(self, key: bytes) -> int:
@@ -65,16 +65,16 @@ class Table:
         return value
 
     def sum(self, key: bytes, amount: int) -> int:
-        """What the key's number would be. It wraps around as eight bytes do."""
+        """Return the key's number plus ``amount``, wrapped to 64 bits."""
         old = self.values.get(key)
         if old is not None:
             amount += int(old) if old.isdigit() and len(old) < _MAX_DIGITS else as_number(old)
-        if not _LEAST <= amount <= _MOST:
-            amount = (amount - _LEAST) % (1 << 64) + _LEAST
+        if not _MIN <= amount <= _MAX:
+            amount = (amount - _MIN) % (1 << 64) + _MIN
         return amount
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """The value afterwards. An absent key counts as empty; if something else was expected, that is the answer."""
+        """Return the value afterwards; for a missing key and a non-empty expected value, the expected value."""
         old = self.values.get(key)
         if old is None and expected:
             return expected
@@ -89,7 +89,7 @@ class Table:
 
 
 def as_number(value: bytes) -> int:
-    """Read a number as C's ``stoll`` does: spaces, a sign, digits, and anything after them."""
+    """Parse a number as C++'s ``stoll`` does: spaces, a sign, digits, and anything after them."""
     body = value.lstrip(_SPACES)
     sign = -1 if body[:1] == b"-" else 1
     if body[:1] in (b"-", b"+"):
@@ -99,6 +99,6 @@ def as_number(value: bytes) -> int:
     if not digits or len(significant) > _MAX_DIGITS:
         raise NotANumber(f"{value[:40]!r} is not a number")
     number = sign * int(significant or b"0")
-    if not _LEAST <= number <= _MOST:
+    if not _MIN <= number <= _MAX:
         raise NotANumber(f"{value[:40]!r} is not a number of eight bytes")
     return number

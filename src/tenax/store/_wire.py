@@ -1,8 +1,8 @@
-"""Wire: the numbers and encodings of PyTorch's TCPStore protocol, for the server and for the client.
+"""The commands and encodings of PyTorch's TCPStore protocol, for the server and the client.
 
-A request is one command byte and its fields; an answer has no header at all, so both sides must agree on every byte.
-Integers are what x86-64 and aarch64 have in memory: little-endian. A string is its length in eight bytes and then its
-bytes; a list is its count and then its items. Users' keys begin with a slash on the wire; the protocol's own do not.
+A request is a command byte and its fields. An answer has no header. Integers are little-endian. A string is its length
+in eight bytes, then its bytes; a list is its count, then its items. Users' keys start with a slash on the wire; the
+protocol's own keys do not.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ QUEUE_LEN = 0x10
 LIST_KEYS = 0x11
 BARRIER = 0x12
 
-GREETING = b"\x00\xce\xf7\x85\x3c"  # VALIDATE and the number that every client must know
+GREETING = b"\x00\xce\xf7\x85\x3c"  # VALIDATE and the magic number
 READY, NOT_READY = b"\x00", b"\x01"  # answers to CHECK
 STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"  # answers to WAIT and BARRIER, and to CANCEL_WAIT
 
 KEY_PREFIX = b"/"
-WORKER_COUNT_KEY = b"init/"  # how many clients have come, when a world size was given
+WORKER_COUNT_KEY = b"init/"  # the number of registered clients, if a world size was given
 
 U64 = struct.Struct("<Q")
 I64 = struct.Struct("<q")
@@ -42,10 +42,10 @@ U32 = struct.Struct("<I")
 
 
 def text(value: bytes) -> bytes:
-    """One string, as a field."""
+    """Encode a string."""
     return U64.pack(len(value)) + value
 
 
 def texts(values: list[bytes]) -> bytes:
-    """A list of strings, as a field."""
+    """Encode a list of strings."""
     return U64.pack(len(values)) + b"".join([text(value) for value in values])

@@ -27,7 +27,7 @@ from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedS
 from tenax._engines.tcp.marker import Marker, Note
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.connect import Connecting
-from tenax._io.endpoint import Endpoint, Lookup, is_loopback, listen
+from tenax._io.endpoint import Endpoint, Lookup, is_loopback, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class TcpRendezvous(LinkedRendezvous):
         if self._server is not None:
             return False
         try:
-            listeners = listen(self._endpoint, self._addresses)
+            listeners = open_listeners(self._endpoint, self._addresses)
         except OSError as error:
             self._refused(f"the endpoint {self._endpoint} cannot be served on this host: {error.strerror}")
             return False

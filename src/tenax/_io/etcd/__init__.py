@@ -1,1 +1,1 @@
-"""A client for etcd v3, and members of its own."""
+"""A client for etcd v3, and etcd members that tenax runs itself."""

@@ -1,6 +1,6 @@
-"""An attempt: one question to one place, within a time. Answers once, never from within ``start``.
+"""An attempt: one request to one endpoint, with a timeout. Reports its result once, never within ``start``.
 
-A connection that idled and turns out to be closed is replaced, once, without that being a failure.
+If an idle connection turns out to be closed, it is replaced once; that is not a failure.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.etcd.address import Place
+    from tenax._io.etcd.endpoint import EtcdEndpoint
     from tenax._io.etcd.http_connection import Breakage, HttpConnection
     from tenax._io.etcd.http_response import Part
     from tenax._io.etcd.operations import AnyAnswer, AnyOperation
     from tenax._io.etcd.pool import Pool
     from tenax._io.ports import Cancellable, EventLoop
 
-_TLS_GREETING_S = 1.0  # at least, for a connection that has to be opened and encrypted first
+_TLS_HANDSHAKE_S = 1.0  # the minimum timeout with a new TLS connection
 _MAX_BODY_BYTES = 512 << 20
 
 
-def http_request(place: Place, path: str, body: bytes, token: str = "", more: str = "") -> bytes:
-    """The bytes of a request. ``more`` are further lines of its head, each with its end."""
+def http_request(endpoint: EtcdEndpoint, path: str, body: bytes, token: str = "", more: str = "") -> bytes:
+    """Return the bytes of a request. ``more`` are further header lines, each with its CRLF."""
     authorization = f"Authorization: {token}\r\n" if token else ""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {place.name}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {endpoint.name}\r\nContent-Type: application/json\r\n"
         f"{authorization}{more}Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode("latin-1", "replace") + body
 
 
 class Attempt:
-    """One question at one place."""
+    """One request to one endpoint."""
 
     def __init__(
         self,
         loop: EventLoop,
         pool: Pool,
-        place: Place,
+        endpoint: EtcdEndpoint,
         operation: AnyOperation,
         token: str,
         answered: Callable[[AnyAnswer], None],
         failed: Callable[[Fault], None],
     ) -> None:
-        self.place = place
+        self.endpoint = endpoint
         self.sent_at = 0.0
         self.local_address = ""
         self.token = token
@@ -60,22 +60,22 @@ class Attempt:
         self._connection: HttpConnection | None = None
         self._timer: Cancellable | None = None
         self._request = b""
-        self._is_sent = False  # it may be carried out
+        self._is_sent = False  # so it may be executed
         self._status = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
 
-    def start(self, limit_s: float, most_s: float) -> None:
-        """``limit_s`` for an answer; ``most_s`` with everything that must be done before."""
+    def start(self, limit_s: float, max_s: float) -> None:
+        """Start with a timeout of ``limit_s``, longer for a TLS handshake, but at most ``max_s``."""
         try:
-            self._request = http_request(self.place, *gateway.encode(self._operation), self.token)
-            self._connection = self._pool.take(self.place, self)
+            self._request = http_request(self.endpoint, *gateway.encode(self._operation), self.token)
+            self._connection = self._pool.take(self.endpoint, self)
         except EtcdRefused as error:
             self._fail_soon(Fault("refused", error.sentence, is_certain=True, was_answered=False))
             return
         if not self._connection.is_open and self._pool.is_encrypted:
-            limit_s = max(limit_s, _TLS_GREETING_S)
-        self._timer = self._loop.at(self._loop.now() + min(limit_s, most_s), self._time_is_up)
+            limit_s = max(limit_s, _TLS_HANDSHAKE_S)
+        self._timer = self._loop.at(self._loop.now() + min(limit_s, max_s), self._timed_out)
         if self._connection.is_open:
             self._send(self._connection)
 
@@ -105,39 +105,39 @@ class Attempt:
             if part.keeps_open:
                 self._connection = None
                 self._pool.give_back(connection)
-            self._judge()
+            self._decode()
 
     def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None:
         self._pool.drop(connection)
-        if connection.answered and not self._status:  # it idled too long; a new one may do
-            self._pool.forget(self.place)
+        if connection.answered and not self._status:  # an idle connection was closed; try a new one
+            self._pool.forget(self.endpoint)
             try:
-                self._connection = self._pool.take(self.place, self, is_new=True)
+                self._connection = self._pool.take(self.endpoint, self, is_new=True)
             except EtcdRefused as error:
                 self._end(Fault("refused", error.sentence, was_answered=False))
             return
         if breakage.is_about_tls:
             self._pool.read_files_again()
-            self._end(Fault("tls", breakage.sentence, is_certain=True, was_answered=False))
+            self._end(Fault("tls", breakage.message, is_certain=True, was_answered=False))
         else:
-            # A member that wants TLS just closes on one who does not speak it; and so does one that ends.
-            is_mute = self._is_sent and not self._status and not self._pool.is_encrypted
-            hint = " without an answer (if it expects TLS, use https://)" if is_mute else ""
-            self._end(Fault("again", breakage.sentence + hint, not self._is_sent, was_answered=False))
+            # A member that expects TLS closes a plain connection without an answer; so does one that exits.
+            closed_silently = self._is_sent and not self._status and not self._pool.is_encrypted
+            hint = " without an answer (if it expects TLS, use https://)" if closed_silently else ""
+            self._end(Fault("again", breakage.message + hint, not self._is_sent, was_answered=False))
 
-    def _judge(self) -> None:
+    def _decode(self) -> None:
         try:
             found = gateway.decode(self._operation, self._status, b"".join(self._body))
-        except gateway.Nonsense as error:
+        except gateway.InvalidResponse as error:
             self._end(Fault("again", f"it sent {error}"))
             return
         self._end(found)
 
-    def _time_is_up(self) -> None:
+    def _timed_out(self) -> None:
         connection = self._connection
-        waited_for = "did not answer in time" if connection is not None and connection.is_open else "cannot be reached"
-        self._pool.forget(self.place)
-        self._end(Fault("again", waited_for, not self._is_sent, was_answered=False))
+        trouble = "did not answer in time" if connection is not None and connection.is_open else "cannot be reached"
+        self._pool.forget(self.endpoint)
+        self._end(Fault("again", trouble, not self._is_sent, was_answered=False))
 
     def _end(self, found: AnyAnswer | Fault) -> None:
         self.cancel()
@@ -147,14 +147,10 @@ class Attempt:
             self._answered(found)
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more; what was sent may be carried out all the same."""
+        """Stop without a callback. A request that was sent may still be executed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._connection is not None:
             self._pool.drop(self._connection)
             self._connection = None
-
-    @property
-    def may_be_carried_out(self) -> bool:
-        return self._is_sent

@@ -1,10 +1,10 @@
-"""The etcd program of this host: where it lies, and whether it is one that we can use.
+"""The etcd program of this host: its path, and whether its version is supported.
 
-tenax ships no etcd. It looks where the user says ($TORCHELASTIC_ETCD_BINARY_PATH, $TENAX_ETCD), then on PATH, then
-beside the Python that runs us, where a package of a virtual environment puts its programs. A name that the user gave
-is never passed over for another: if it cannot be used, that is said.
+tenax ships no etcd. It uses the program that $TORCHELASTIC_ETCD_BINARY_PATH or $TENAX_ETCD names. Otherwise it looks on
+PATH, then beside the Python interpreter, where packages of a virtual environment install programs. If the program that
+the user named is unusable, that is an error; there is no fallback.
 
-Nothing here starts a process: who asks the program for its version hands what it printed to ``judge_version``.
+Nothing here starts a process: the caller runs ``etcd --version`` and passes the output to ``judge_version``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VARIABLES = ("TORCHELASTIC_ETCD_BINARY_PATH", "TENAX_ETCD")
 LEAST = (3, 4)
-# Upstream's own words: data may become inconsistent between members after a crash.
+# Upstream's warning: data may become inconsistent between members after a crash.
 _NOT_FOR_PRODUCTION = ((3, 5, 0), (3, 5, 2))
 _HOW = f"install it (Debian, Ubuntu: apt-get install etcd-server), or name the program with the variable {VARIABLES[1]}"
 
@@ -33,11 +33,11 @@ _SECRETS = ("TENAX_RDZV_TOKEN", "TENAX_ETCD_PASSWORD")
 
 
 class EtcdUnusable(Exception):
-    """There is no etcd program here that can be used. The sentence says what was found and what to do."""
+    """This host has no usable etcd program. The message gives the cause and the next step."""
 
 
 class EtcdVersion(msgspec.Struct, frozen=True):
-    """``warning`` is a sentence for people, or nothing."""
+    """``warning`` is a message for the user, or empty."""
 
     number: tuple[int, int, int]
     warning: str = ""
@@ -47,7 +47,7 @@ class EtcdVersion(msgspec.Struct, frozen=True):
 
 
 def find_etcd(environ: Mapping[str, str] | None = None, beside: str = sys.executable) -> str:
-    """The path of the program. Raises ``EtcdUnusable`` with a sentence."""
+    """Return the path of the program. Raises ``EtcdUnusable``."""
     environ = os.environ if environ is None else environ
     for variable in VARIABLES:
         named = environ.get(variable, "")
@@ -66,7 +66,7 @@ def find_etcd(environ: Mapping[str, str] | None = None, beside: str = sys.execut
 
 
 def judge_version(path: str, printed: str) -> EtcdVersion:
-    """What ``etcd --version`` printed, judged. Raises ``EtcdUnusable`` with a sentence."""
+    """Parse and check the output of ``etcd --version``. Raises ``EtcdUnusable``."""
     found = re.search(r"etcd Version:\s*v?(\d+)\.(\d+)(?:\.(\d+))?", printed)
     if found is None:
         said = printed.strip().partition("\n")[0][:120]
@@ -88,10 +88,10 @@ def judge_version(path: str, printed: str) -> EtcdVersion:
 
 
 def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a server of ours.
+    """Return the environment for a managed etcd server.
 
-    Without etcd's own variables, each of which would stand in for a flag (a site sets them for its etcd, not for ours),
-    without proxies, through which members would try to reach each other, and without secrets that it does not need.
+    It excludes etcd's own variables, which act as flags and are meant for the site's own etcd; proxies, through which
+    members would try to reach each other; and secrets that the server does not need.
     """
     import platform
 
@@ -101,7 +101,7 @@ def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
         if not name.startswith("ETCD_") and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
     }
     if platform.machine() in ("aarch64", "arm64"):
-        kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # else 3.4 refuses to start there; later ones support it
+        kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # 3.4 does not start there without it
     for name in _SECRETS:
         kept.pop(name, None)
     return kept

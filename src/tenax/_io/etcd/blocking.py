@@ -1,8 +1,8 @@
-"""The same client for callers that wait: stores and tools.
+"""A blocking etcd client, for stores and tools.
 
-It has a loop of its own and no thread: of all threads that wait for something, one runs the loop for everybody. When
-that one has what it wanted, the next takes over. So a thread that waits for a change never holds up another's call.
-A forked child gets a loop and connections of its own.
+It has its own loop and no thread: one of the waiting threads runs the loop for all of them, and the next takes over
+when that thread has its result. So a thread that waits for a change never delays another thread's call. A forked child
+gets its own loop and connections.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class BlockingEtcd:
-    """etcd for a thread, or several."""
+    """A thread-safe, blocking etcd client."""
 
     def __init__(self, settings: EtcdSettings, patience_s: float = PATIENCE_S) -> None:
         self._settings = settings
@@ -42,13 +42,13 @@ class BlockingEtcd:
         self._pid = os.getpid()
         self._loop = Loop()
         self._client = EtcdClient(self._loop, self._settings)
-        self._turn = Condition()
-        self._is_turning = False
+        self._condition = Condition()
+        self._is_loop_running = False
         self._is_closed = False
 
     def call(self, operation: Operation[A], patience_s: float | None = None) -> A:
-        """The answer. Raises EtcdError."""
-        result: _Result[A] = _Result(self._turn_of_this_process())
+        """Return the answer. Raises EtcdError."""
+        result: _Result[A] = _Result(self._condition_in_this_process())
         patience = self._patience_s if patience_s is None else patience_s
         client = self._client
 
@@ -58,9 +58,9 @@ class BlockingEtcd:
         return self._wait(start, result)
 
     def wait_for_change(self, key: bytes, end: bytes, from_revision: int, timeout_s: float) -> list[Change]:
-        """The next changes from that revision on; none, if there was none in time. Raises EtcdError."""
-        result: _Result[list[Change]] = _Result(self._turn_of_this_process())
-        waiting = _Waiting(self._client, key, end, from_revision, timeout_s, result)
+        """Return the next changes from that revision on, or none after ``timeout_s``. Raises EtcdError."""
+        result: _Result[list[Change]] = _Result(self._condition_in_this_process())
+        waiting = _ChangeWait(self._client, key, end, from_revision, timeout_s, result)
 
         def start() -> None:
             result.on_cancel = waiting.close
@@ -70,99 +70,99 @@ class BlockingEtcd:
 
     @property
     def trouble(self) -> str:
-        """What went wrong last, in words; empty if the last call went well."""
+        """The latest failures, as text; empty if the last call succeeded."""
         return self._client.trouble
 
     def local_address(self) -> str:
-        """This host's address on the last connection that worked; empty before."""
+        """Return this host's address on the last connection that worked, or ""."""
         return self._client.local_address()
 
     def close(self) -> None:
-        """End everything. Calls that other threads wait for fail."""
-        turn = self._turn_of_this_process()
-        with turn:
+        """Close the client. Calls of other threads fail."""
+        condition = self._condition_in_this_process()
+        with condition:
             if self._is_closed:
                 return
             self._is_closed = True
             self._loop.wake()
-            turn.notify_all()
-            turn.wait_for(lambda: not self._is_turning)
+            condition.notify_all()
+            condition.wait_for(lambda: not self._is_loop_running)
             self._client.close()
             self._loop.close()
 
-    # --- the loop, and whose turn it is to run it ---------------------------------------------------------------------
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def _turn_of_this_process(self) -> Condition:
+    def _condition_in_this_process(self) -> Condition:
         if self._pid != os.getpid():
             self._open()
-        return self._turn
+        return self._condition
 
     def _wait(self, start: Callable[[], None], result: _Result[A]) -> A:
-        turn = self._turn
-        with turn:
+        condition = self._condition
+        with condition:
             if self._is_closed:
                 raise EtcdError("this etcd client is closed")
             self._loop.soon(start)
             try:
-                while not result.is_there and not self._is_closed:
-                    if self._is_turning:
-                        turn.wait()
+                while not result.is_done and not self._is_closed:
+                    if self._is_loop_running:
+                        condition.wait()
                     else:
-                        self._run_until(result, turn)
-            except BaseException:  # an interrupt: nobody wants it any more
+                        self._run_until(result, condition)
+            except BaseException:  # such as KeyboardInterrupt
                 self._loop.soon(result.cancel)
                 raise
         return result.get()
 
-    def _run_until(self, result: _Result[A], turn: Condition) -> None:
-        """Run the loop. The lock is not held meanwhile."""
-        self._is_turning = True
-        turn.release()
+    def _run_until(self, result: _Result[A], condition: Condition) -> None:
+        """Run the loop with the lock released."""
+        self._is_loop_running = True
+        condition.release()
         try:
-            self._loop.next_event(lambda: 0.0 if result.is_there or self._is_closed else None)
+            self._loop.next_event(lambda: 0.0 if result.is_done or self._is_closed else None)
         finally:
-            turn.acquire()
-            self._is_turning = False
-            turn.notify_all()
+            condition.acquire()
+            self._is_loop_running = False
+            condition.notify_all()
 
 
 class _Result(Generic[A]):
-    """What a thread waits for."""
+    """The result of one operation of a waiting thread."""
 
-    def __init__(self, turn: Condition) -> None:
-        self._turn = turn
+    def __init__(self, condition: Condition) -> None:
+        self._condition = condition
         self._answer: A | None = None
         self._error: EtcdError | None = None
-        self.is_there = False
+        self.is_done = False
         self.on_cancel: Callable[[], None] | None = None
 
     def succeed(self, answer: A) -> None:
         self._answer = answer
-        self._tell()
+        self._finish()
 
     def fail(self, error: EtcdError) -> None:
         self._error = error
-        self._tell()
+        self._finish()
 
-    def _tell(self) -> None:
-        with self._turn:
-            self.is_there = True
-            self._turn.notify_all()
+    def _finish(self) -> None:
+        with self._condition:
+            self.is_done = True
+            self._condition.notify_all()
 
     def get(self) -> A:
         if self._error is not None:
             raise self._error
-        if not self.is_there:
+        if not self.is_done:
             raise EtcdError("this etcd client was closed meanwhile")
         return self._answer  # type: ignore[return-value]
 
     def cancel(self) -> None:
-        if self.on_cancel is not None and not self.is_there:
+        if self.on_cancel is not None and not self.is_done:
             self.on_cancel()
 
 
-class _Waiting:
-    """A watch until its first change."""
+class _ChangeWait:
+    """A watch that ends with the first change."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Waiting:
         result: _Result[list[Change]],
     ) -> None:
         self._client = client
-        self._what = (key, end, from_revision)
+        self._range = (key, end, from_revision)
         self._timeout_s = timeout_s
         self._result = result
         self._stream: WatchStream | None = None
@@ -186,13 +186,13 @@ class _Waiting:
 
     def start(self) -> None:
         loop = self._client.loop
-        self._limit = loop.at(loop.now() + self._timeout_s, self._time_is_up)
+        self._limit = loop.at(loop.now() + self._timeout_s, self._timed_out)
         self._watch()
 
     def _watch(self) -> None:
         self._pause = None
         self._stream = WatchStream(
-            self._client, self._client.best_place, *self._what, self._changed, self._ended, self._opened
+            self._client, self._client.preferred_endpoint, *self._range, self._changed, self._ended, self._opened
         )
         self._stream.start()
 
@@ -207,20 +207,19 @@ class _Waiting:
 
     def _ended(self, fault: Fault) -> None:
         assert self._stream is not None
-        place, self._stream = self._stream.place, None
-        self._trouble = fault.error(place.name)
-        self._client.place_after(place)
+        endpoint, self._stream = self._stream.endpoint, None
+        self._trouble = fault.error(endpoint.name)
+        self._client.endpoint_after(endpoint)
         if fault.kind in ("token", "refused", "tls"):
             self._refusals += 1
-        if fault.kind in ("again", "token", "refused", "tls") and self._refusals <= self._client.place_count:
+        if fault.kind in ("again", "token", "refused", "tls") and self._refusals <= self._client.endpoint_count:
             self._pause = self._client.loop.at(self._client.loop.now() + self._pause_s, self._watch)
             self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
         else:
             self.close()
             self._result.fail(self._trouble)
 
-    def _time_is_up(self) -> None:
-        """Nothing has changed, as far as anybody could tell."""
+    def _timed_out(self) -> None:
         self.close()
         if self._trouble is None:
             self._result.succeed([])

@@ -1,13 +1,13 @@
-"""A call: one operation, asked again and again at one place after the other, until it is answered or patience is over.
+"""A call: one operation, tried at one endpoint after the other until it is answered or times out.
 
-Laws:
+Invariants:
 
-1. ``done`` or ``failed`` is called once, and not before whoever made the call has it in hand; after ``cancel`` neither.
-2. A call may be carried out more than once, and after ``EtcdUnavailable`` with ``is_certain`` False it may still be.
-   So callers make their writes idempotent, or guard them with comparisons.
-3. Every place is asked before any is asked again; between rounds there is a pause. The time for one attempt doubles
-   with every round: etcd that is slow is not etcd that is gone.
-4. What etcd will never grant is not asked again. Places that differ about TLS are such only if all of them do.
+1. ``done`` or ``failed`` is called once, and only after ``client.call`` has returned; neither after ``cancel``.
+2. A call may be executed more than once, and after ``EtcdUnavailable`` with ``is_certain`` False it may still be
+   executed. So callers make their writes idempotent, or guard them with comparisons.
+3. Every endpoint is tried before any is tried again, with a pause between rounds. The time for one attempt doubles with
+   every round, so that a slow etcd is not taken for a dead one.
+4. A final error is not retried. A TLS error is final only if all endpoints report one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax._io.etcd.address import Place
     from tenax._io.etcd.client import EtcdClient
+    from tenax._io.etcd.endpoint import EtcdEndpoint
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.gateway import Fault
     from tenax._io.etcd.operations import AnyAnswer, AnyOperation
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-_AUTHENTICATE_S = 1.0  # at least: checking a password is slow on purpose
-_MAX_TOKENS = 3  # in one call, before it is clear that none will do
+_AUTHENTICATE_S = 1.0  # at least: bcrypt is slow on purpose
+_MAX_TOKENS = 3  # tokens refused in one call before it fails
 
 
 class EtcdCall:
-    """One call that is under way. Made by the client."""
+    """A call in progress. Created by the client."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class EtcdCall:
         self._failed = failed
         self._patience_s = patience_s
         self._until = self.begun_at + patience_s
-        self._place: Place = client.best_place
-        self._asked_in_round = 0
+        self._endpoint: EtcdEndpoint = client.preferred_endpoint
+        self._tried_in_round = 0
         self._tls_in_round = 0
         self._round = 0
         self._tokens_refused = 0
@@ -72,20 +72,20 @@ class EtcdCall:
         except EtcdRejected as error:
             self._timer = self._client.loop.at(self.begun_at, lambda error=error: self._fail(error))  # type: ignore[misc]
             return
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self._timer = None
         if self._client.loop.now() >= self._until and self._troubles:
             self._give_up()
         elif isinstance(self._operation, Authenticate):
-            self._ask("")
+            self._send("")
         else:
-            self._wait = self._client.token.get(self._ask, self._no_token)
+            self._wait = self._client.token.get(self._send, self._no_token)
             if self._wait is not None:
                 self._timer = self._client.loop.at(self._until, self._give_up)
 
-    def _ask(self, token: str) -> None:
+    def _send(self, token: str) -> None:
         self._wait = None
         self._cancel_timer()
         client = self._client
@@ -94,66 +94,65 @@ class EtcdCall:
         if isinstance(self._operation, Authenticate):
             limit_s = max(limit_s, _AUTHENTICATE_S)
         self._attempt = Attempt(
-            client.loop, client.pool, self._place, self._operation, token, self._answered, self._attempt_failed
+            client.loop, client.pool, self._endpoint, self._operation, token, self._answered, self._attempt_failed
         )
         self._attempt.start(limit_s, left_s)
 
-    # --- how an attempt ends ------------------------------------------------------------------------------------------
+    # --- results of an attempt ----------------------------------------------------------------------------------------
 
     def _answered(self, answer: AnyAnswer) -> None:
         assert self._attempt is not None
         self.sent_at = self._attempt.sent_at
-        self._client.went_well(self._place, self._attempt.local_address)
+        self._client.note_success(self._endpoint, self._attempt.local_address)
         self._finish()
         self._done(answer)
 
     def _attempt_failed(self, fault: Fault) -> None:
         assert self._attempt is not None
         attempt, self._attempt = self._attempt, None
-        is_certain = fault.is_certain or not gateway.changes_something(self._operation)
+        is_certain = fault.is_certain or not gateway.has_side_effects(self._operation)
         self._is_certain = self._is_certain and is_certain
         match fault.kind:
             case "token" if self._client.token.has_user and self._tokens_refused < _MAX_TOKENS:
                 self._tokens_refused += 1
                 self._client.token.was_refused(attempt.token)
-                self._go_on()
+                self._continue()
             case "again" | "tls":
-                self._try_elsewhere(fault)
+                self._try_next(fault)
             case _:
-                self._client.went_badly({self._place.name: fault.message})
-                self._fail(fault.error(self._place.name))
+                self._client.note_failure({self._endpoint.name: fault.message})
+                self._fail(fault.error(self._endpoint.name))
 
-    def _try_elsewhere(self, fault: Fault) -> None:
-        self._troubles[self._place.name] = fault.message
-        self._client.went_badly(self._troubles)
-        self._asked_in_round += 1
+    def _try_next(self, fault: Fault) -> None:
+        self._troubles[self._endpoint.name] = fault.message
+        self._client.note_failure(self._troubles)
+        self._tried_in_round += 1
         self._tls_in_round += fault.kind == "tls"
-        asked_at = self._place.name
-        self._place = self._client.place_after(self._place)
-        if self._asked_in_round < self._client.place_count:
-            self._go_on()
+        tried = self._endpoint.name
+        self._endpoint = self._client.endpoint_after(self._endpoint)
+        if self._tried_in_round < self._client.endpoint_count:
+            self._continue()
             return
-        if self._tls_in_round == self._asked_in_round:
-            self._fail(fault.error(asked_at))
+        if self._tls_in_round == self._tried_in_round:
+            self._fail(fault.error(tried))
             return
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._round)
-        self._asked_in_round = self._tls_in_round = 0
+        self._tried_in_round = self._tls_in_round = 0
         self._round += 1
-        self._timer = self._client.loop.at(min(self._client.loop.now() + pause_s, self._until), self._go_on)
+        self._timer = self._client.loop.at(min(self._client.loop.now() + pause_s, self._until), self._continue)
 
     def _no_token(self, error: EtcdError) -> None:
-        """For want of one nothing was sent."""
         self._wait = None
         self._cancel_timer()
         if isinstance(error, EtcdUnavailable) and self._client.loop.now() < self._until:
-            self._troubles.setdefault(self._place.name, "no token could be had")
-            self._timer = self._client.loop.at(self._client.loop.now() + _FIRST_PAUSE_S, self._go_on)
+            self._troubles.setdefault(self._endpoint.name, "no token could be had")
+            self._timer = self._client.loop.at(self._client.loop.now() + _FIRST_PAUSE_S, self._continue)
         else:
             self._fail(error)
 
     def _give_up(self) -> None:
         self._timer = None
-        troubles = in_words(self._troubles) or self._client.trouble or "no token could be had"
+        troubles = format_troubles(self._troubles) or self._client.trouble or "no token could be had"
         self._fail(EtcdUnavailable(f"etcd gave no answer within {self._patience_s:g} s: {troubles}", self._is_certain))
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ class EtcdCall:
         self._failed(error)
 
     def cancel(self) -> None:
-        """Nobody is told anything any more. What was sent may be carried out all the same."""
+        """Stop without a callback. A request that was sent may still be executed."""
         self._finish()
 
     def _finish(self) -> None:
@@ -178,7 +177,7 @@ class EtcdCall:
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
-        self._client.forget_call(self)
+        self._client.remove_call(self)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -186,6 +185,6 @@ class EtcdCall:
             self._timer = None
 
 
-def in_words(troubles: dict[str, str]) -> str:
-    """What is wrong, place by place."""
+def format_troubles(troubles: dict[str, str]) -> str:
+    """Return the failures by endpoint as text."""
     return "; ".join(f"{name}: {trouble}" for name, trouble in troubles.items())

@@ -1,16 +1,15 @@
-"""The client: calls to etcd over its JSON gateway, in a loop that does something else meanwhile.
+"""A non-blocking client for etcd over its JSON gateway.
 
-No threads (but for looking up names), no blocking, nothing imported that is not needed. How calls are repeated, and
-what callers must know about that, is law in ``call.py``: a call may be carried out more than once, and after
-``EtcdUnavailable`` with ``is_certain`` False it may still be.
+It uses no threads except for host name lookups. ``call.py`` states how calls are retried: a call may be executed more
+than once, and after ``EtcdUnavailable`` with ``is_certain`` False it may still be executed.
 """
 
 from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from tenax._io.etcd.address import Place
-from tenax._io.etcd.call import EtcdCall, in_words
+from tenax._io.etcd.call import EtcdCall, format_troubles
+from tenax._io.etcd.endpoint import EtcdEndpoint
 from tenax._io.etcd.pool import Pool
 from tenax._io.etcd.token import Token
 
@@ -29,15 +28,15 @@ PATIENCE_S = 5.0
 
 
 class EtcdClient:
-    """All calls of one process to one etcd. Begins with the member that answered last."""
+    """All calls of one process to one etcd cluster. A call tries the endpoint that answered last first."""
 
     def __init__(self, loop: EventLoop, settings: EtcdSettings) -> None:
         self.loop = loop
         self.settings = settings
         self.pool = Pool(loop, settings.tls)
         self.token = Token(settings.user, settings.password, self._authenticate, settings.waits_for_users)
-        self._places = [Place(index, text) for index, text in enumerate(settings.endpoints)]
-        self.best_place = self._places[0]
+        self._endpoints = [EtcdEndpoint(index, text) for index, text in enumerate(settings.endpoints)]
+        self.preferred_endpoint = self._endpoints[0]
         self._calls: set[EtcdCall] = set()
         self._streams: set[WatchStream] = set()
         self._troubles: dict[str, str] = {}
@@ -52,7 +51,7 @@ class EtcdClient:
         *,
         patience_s: float = PATIENCE_S,
     ) -> EtcdCall:
-        """Ask for it. ``done`` or ``failed`` is called once, never from within; a closed client calls neither."""
+        """Start a call. ``done`` or ``failed`` is called once, never within this method; neither if closed."""
         call = EtcdCall(self, cast("AnyOperation", operation), done, failed, patience_s)
         if not self._is_closed:
             self._calls.add(call)
@@ -68,16 +67,16 @@ class EtcdClient:
         return self.call(operation, done, failed)
 
     def local_address(self) -> str:
-        """This host's address on the last connection that worked; empty before."""
+        """Return this host's address on the last connection that worked, or ""."""
         return self._local_address
 
     @property
     def trouble(self) -> str:
-        """What went wrong last, in words, place by place; empty if the last call went well."""
-        return in_words(self._troubles)
+        """The latest failures by endpoint, as text; empty if the last call succeeded."""
+        return format_troubles(self._troubles)
 
     def close(self) -> None:
-        """End everything, silently."""
+        """Cancel all calls and close all streams and connections, without callbacks."""
         self._is_closed = True
         for call in list(self._calls):
             call.cancel()
@@ -88,31 +87,31 @@ class EtcdClient:
     # --- for calls and watches ----------------------------------------------------------------------------------------
 
     @property
-    def place_count(self) -> int:
-        return len(self._places)
+    def endpoint_count(self) -> int:
+        return len(self._endpoints)
 
-    def place_after(self, place: Place) -> Place:
-        """Where to go when this place failed. The next call begins there, too."""
-        successor = self._places[(place.index + 1) % len(self._places)]
-        if self.best_place is place:
-            self.best_place = successor
+    def endpoint_after(self, endpoint: EtcdEndpoint) -> EtcdEndpoint:
+        """Return the endpoint to try after this one failed. Later calls prefer it, too."""
+        successor = self._endpoints[(endpoint.index + 1) % len(self._endpoints)]
+        if self.preferred_endpoint is endpoint:
+            self.preferred_endpoint = successor
         return successor
 
-    def went_well(self, place: Place, local_address: str) -> None:
-        self.best_place = place
+    def note_success(self, endpoint: EtcdEndpoint, local_address: str) -> None:
+        self.preferred_endpoint = endpoint
         self._local_address = local_address
         self._troubles = {}
 
-    def went_badly(self, troubles: dict[str, str]) -> None:
+    def note_failure(self, troubles: dict[str, str]) -> None:
         self._troubles = {**self._troubles, **troubles}
 
-    def forget_call(self, call: EtcdCall) -> None:
+    def remove_call(self, call: EtcdCall) -> None:
         self._calls.discard(call)
 
     def add_stream(self, stream: WatchStream) -> None:
         self._streams.add(stream)
 
-    def forget_stream(self, stream: WatchStream) -> None:
+    def remove_stream(self, stream: WatchStream) -> None:
         self._streams.discard(stream)
 
 

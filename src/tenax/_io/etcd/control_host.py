@@ -1,4 +1,4 @@
-"""A control host: one of the hosts that the user named to run a member of the run's own etcd, and its addresses."""
+"""Control hosts: the hosts that the user chose to run the members of a managed etcd, and their addresses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from tenax._io.endpoint import Address
 
 DEFAULT_PORT = 2379
-_MOST = 7  # etcd's own advice: more members make every write slower
+_MAX_HOSTS = 7  # etcd's own limit: more members make every write slower
 
 
 class ControlHost(msgspec.Struct, frozen=True):
-    """``name`` as the user wrote it, which is also the member's. Members talk to each other at the next higher port."""
+    """``name`` is as the user wrote it, and also the member's name. The peer port is the client port + 1."""
 
     name: str
     host: str
@@ -45,12 +45,12 @@ class ControlHost(msgspec.Struct, frozen=True):
         return f"{'https' if self.is_tls else 'http'}://{Endpoint(host, port)}"
 
     def listen_urls(self, addresses: list[str], port: int) -> str:
-        """Where the server listens: etcd wants addresses there, not names."""
+        """Return the URLs to listen at: etcd requires addresses there, not host names."""
         return ",".join(self._url(address, port) for address in addresses)
 
 
 def split_names(endpoint_text: str) -> tuple[str, ...]:
-    """The names in ``n0,n1,n2`` or ``http://n0:2379,http://n1:2379``, each once."""
+    """Return the unique names in ``n0,n1,n2`` or ``http://n0:2379,http://n1:2379``."""
     names: dict[str, None] = {}
     for text in endpoint_text.split(","):
         name = text.strip()
@@ -63,11 +63,11 @@ def split_names(endpoint_text: str) -> tuple[str, ...]:
 
 
 def control_hosts(names: tuple[str, ...], default_port: int, *, is_tls: bool) -> tuple[ControlHost, ...]:
-    """Raises ValueError with a sentence."""
-    if not 0 < len(names) <= _MOST:
+    """Parse the names. Raises ValueError."""
+    if not 0 < len(names) <= _MAX_HOSTS:
         raise ValueError(
             f"managed etcd was given {len(names)} control hosts; "
-            f"expected 1 to {_MOST} names in --rdzv-endpoint, best 3 or 5"
+            f"expected 1 to {_MAX_HOSTS} names in --rdzv-endpoint, best 3 or 5"
         )
     hosts = []
     for name in names:
@@ -79,21 +79,21 @@ def control_hosts(names: tuple[str, ...], default_port: int, *, is_tls: bool) ->
 
 
 def addresses_here(host: ControlHost, addresses: list[Address]) -> list[str]:
-    """Where this host can listen for that name; none if the name is another host's.
+    """Return the addresses at which this host can listen for that name; none if the name is another host's.
 
-    A name that this host knows as a loopback address (Debian writes its own name so into /etc/hosts) means this host
-    as the others know it: then we listen everywhere.
+    A host name that resolves to loopback addresses only (Debian maps the host's own name to 127.0.1.1 in /etc/hosts)
+    stands for this host: listen on all interfaces.
     """
     endpoint = host.endpoint
     texts = list(dict.fromkeys(str(address[0]) for _, address in addresses))
     if texts and not endpoint.is_loopback and not endpoint.is_address and all(map(is_loopback, texts)):
-        # With the first, Go listens at IPv4 too.
-        return ["::"] if _is_ours(socket.AF_INET6, ("::", 0, 0, 0)) else ["0.0.0.0"]  # noqa: S104
-    return [str(address[0]) for family, address in addresses if _is_ours(family, address)]
+        # With "::", Go listens on IPv4 too.
+        return ["::"] if _can_bind(socket.AF_INET6, ("::", 0, 0, 0)) else ["0.0.0.0"]  # noqa: S104
+    return [str(address[0]) for family, address in addresses if _can_bind(family, address)]
 
 
-def _is_ours(family: socket.AddressFamily, address: tuple[object, ...]) -> bool:
-    """Any port will do: whether the one that we want is free is another question."""
+def _can_bind(family: socket.AddressFamily, address: tuple[object, ...]) -> bool:
+    """Return True if the address is this host's. Uses any free port: the wanted one may be taken."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.bind((address[0], 0, *address[2:]))
@@ -105,7 +105,7 @@ def _is_ours(family: socket.AddressFamily, address: tuple[object, ...]) -> bool:
 
 
 def taken_port(addresses: list[str], ports: tuple[int, ...]) -> int:
-    """The first of these ports at which another program listens; 0 if all are free."""
+    """Return the first of these ports at which another program listens, or 0."""
     for address in addresses:
         for port in ports:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET

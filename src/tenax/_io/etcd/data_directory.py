@@ -1,10 +1,10 @@
-"""The data directory of one member: who holds it, whether there is data in it, and what the server wrote down.
+"""The data directory of one etcd member: its lock, its data and the server's log.
 
     <root>/tenax_etcd_<user id>/<run>-<member>-<digest>/   data/  served  lock  etcd.log
 
-One per run, cluster and name, so that an agent that is started again finds its member's data. Nobody else can read
-it. Whoever wants to use it holds its lock; the server's guard holds it too, so that it is free only when the server is
-gone, even if the agent died before.
+There is one per run, cluster and name, so that a restarted agent finds its member's data. Only its user can read it.
+The agent that uses it holds its lock; so does the server's guard, so that the lock is free only when the server is
+gone, even if the agent died first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINES = 3
 
 
 class DataDirectoryRefused(Exception):
-    """It cannot be used. The sentence says why and what to do."""
+    """The data directory cannot be used. The message gives the cause and the next step."""
 
 
 class DataDirectory:
@@ -31,26 +31,26 @@ class DataDirectory:
     def __init__(self, root: str, run_id: str, member: str, cluster: tuple[str, ...]) -> None:
         digest = hashlib.sha256("\0".join((run_id, member, *cluster)).encode()).hexdigest()[:12]
         self._parent = os.path.join(os.path.abspath(root), f"tenax_etcd_{os.getuid()}")
-        self.path = os.path.join(self._parent, f"{_plain(run_id)}-{_plain(member)}-{digest}")
+        self.path = os.path.join(self._parent, f"{_safe_name(run_id)}-{_safe_name(member)}-{digest}")
         self.data = os.path.join(self.path, "data")
         self.log = os.path.join(self.path, "etcd.log")
         self._served = os.path.join(self.path, "served")
         self.lock = -1
 
     def acquire(self) -> bool:
-        """Make it and lock it; False while another holds it. Raises ``DataDirectoryRefused``."""
+        """Create and lock the directory. Return False if another process holds it. Raises ``DataDirectoryRefused``."""
         if self.lock >= 0:
             return True
         try:
             for path in (self._parent, self.path):
                 with suppress(FileExistsError):
                     os.makedirs(path, mode=0o700)
-                _check_ours(path)
+                _check_private(path)
             self.lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self.lock).st_ino != os.stat(os.path.join(self.path, "lock")).st_ino:
                 raise FileNotFoundError
-        except (BlockingIOError, FileNotFoundError):  # held; or the holder before us has just removed everything
+        except (BlockingIOError, FileNotFoundError):  # locked, or its previous holder has just removed it
             self.release()
             return False
         except OSError as error:
@@ -62,7 +62,7 @@ class DataDirectory:
         return True
 
     def release(self) -> None:
-        """Let go of the lock. What is there stays."""
+        """Release the lock and keep the files."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
@@ -71,23 +71,23 @@ class DataDirectory:
         return os.path.isdir(os.path.join(self.data, "member"))
 
     def has_served(self) -> bool:
-        """With this data the member was up once, so the cluster counts on it."""
+        """Return True if the member has served with this data, so that the cluster relies on it."""
         return os.path.exists(self._served)
 
     def note_served(self) -> None:
-        with suppress(OSError), open(self._served, "wb"):  # a full disk stops etcd itself, which is told
+        with suppress(OSError), open(self._served, "wb"):  # a full disk stops etcd itself, which is reported
             pass
 
     def discard_data(self) -> None:
-        """The member begins anew. What the server wrote down stays, for people."""
+        """Remove the data, so that the member starts anew. The log stays."""
         with suppress(FileNotFoundError):
             os.remove(self._served)
         shutil.rmtree(self.data, ignore_errors=True)
 
     def remove(self) -> None:
-        """Everything, and the lock with it."""
+        """Remove everything, and release the lock."""
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):  # other runs have theirs there
+        with suppress(OSError):  # other runs have directories there
             os.rmdir(self._parent)
         self.release()
 
@@ -97,7 +97,7 @@ class DataDirectory:
         return 0
 
     def log_since(self, offset: int) -> str:
-        """The end of what the server wrote down after that."""
+        """Return the end of the log after ``offset``."""
         try:
             with open(self.log, "rb") as log:
                 log.seek(max(offset, os.fstat(log.fileno()).st_size - _TAIL_SIZE))
@@ -106,8 +106,8 @@ class DataDirectory:
             return ""
 
 
-def last_words(text: str) -> str:
-    """The last messages in a log of etcd, without what only its authors need; else the last lines as they are."""
+def last_messages(text: str) -> str:
+    """Return the last messages and errors of an etcd log; its last lines if it is not JSON."""
     import json
 
     lines = [line for line in text.splitlines() if line.strip()]
@@ -117,16 +117,16 @@ def last_words(text: str) -> str:
             with suppress(ValueError, RecursionError):
                 entry = json.loads(line)
                 messages.append(": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key)))
-    told = dict.fromkeys(reversed(messages or [line.strip()[:300] for line in lines]))  # each once, the last first
-    return "; ".join(reversed(list(told)[:_LINES]))
+    unique = dict.fromkeys(reversed(messages or [line.strip()[:300] for line in lines]))  # latest first
+    return "; ".join(reversed(list(unique)[:_LINES]))
 
 
-def _plain(text: str) -> str:
+def _safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:40] or "_"
 
 
-def _check_ours(path: str) -> None:
-    """In a directory that all may write to, another may have made it before us."""
+def _check_private(path: str) -> None:
+    """Check the owner and restrict the mode: in a world-writable directory another user may have created it."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise DataDirectoryRefused(

@@ -1,10 +1,10 @@
-"""Errors: how a call to etcd can fail, by what can be done about it. Each is one sentence for people."""
+"""How a call to etcd can fail, by what the caller can do about it."""
 
 from __future__ import annotations
 
 
 class EtcdError(Exception):
-    """A call that failed. ``sentence`` says why."""
+    """A call failed. ``sentence`` is the message for the user."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -12,9 +12,9 @@ class EtcdError(Exception):
 
 
 class EtcdUnavailable(EtcdError):
-    """Nobody answered in time, or none that could: trying again may help.
+    """No member gave a usable answer in time. A retry may help.
 
-    ``is_certain``: what was asked was not carried out and will not be. Else it may have been, or may still be.
+    ``is_certain``: the operation was not executed and will not be. Otherwise it may have been, or may still be.
     """
 
     def __init__(self, sentence: str, is_certain: bool = False) -> None:
@@ -23,19 +23,19 @@ class EtcdUnavailable(EtcdError):
 
 
 class EtcdRefused(EtcdError):
-    """Wrong user, password or certificate, or no permission: final, until somebody changes something."""
+    """Wrong user, password or certificate, or no permission. A retry does not help."""
 
 
 class EtcdRejected(EtcdError):
-    """etcd will never take this request: it is too large, or means nothing to it. Final."""
+    """etcd will never accept this request: it is too large or invalid. A retry does not help."""
 
 
 class EtcdFull(EtcdError):
-    """etcd's database has reached its quota; it takes no writes until somebody makes room."""
+    """etcd's database has reached its quota. It accepts no writes until an operator frees space."""
 
 
 class EtcdCompacted(EtcdError):
-    """The revision that was asked for is forgotten; the oldest that is left is ``compact_revision`` (0: not told)."""
+    """The requested revision is compacted. ``compact_revision`` is the oldest that is left (0: unknown)."""
 
     def __init__(self, sentence: str, compact_revision: int = 0) -> None:
         super().__init__(sentence)

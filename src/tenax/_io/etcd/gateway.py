@@ -1,9 +1,9 @@
-"""The gateway: how operations and answers look in etcd's JSON over HTTP, and what its errors mean. Pure.
+"""The encoding of etcd's JSON gateway, and the meaning of its errors. Pure.
 
-Facts about it: keys and values are base64; 64-bit numbers come as strings; whatever is false, zero or empty is left
-out; a stream's messages are lines with ``result`` or ``error``. The bodies of errors differ between versions: 3.4 says
-``{"error","message","code"}``, 3.5 ``{"code","message"}``; in streams they are objects with ``grpc_code`` or ``code``.
-The texts are the same in all of them, and tell more than the codes.
+Keys and values are base64; 64-bit integers are strings; false, zero and empty fields are omitted; the messages of a
+stream are lines with ``result`` or ``error``. Error bodies differ between versions: ``{"error","message","code"}`` in
+3.4, ``{"code","message"}`` in 3.5; in streams they are objects with ``grpc_code`` or ``code``. The error texts are the
+same in all versions and more precise than the codes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tenax._io.etcd.operations import (
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 WATCH_PATH = "/v3/watch"
-ROOT = "root"  # the user, and the role, without which etcd has no users
+ROOT = "root"  # the user and the role that etcd requires before authentication can be enabled
 _RESULTS = {"=": "EQUAL", "!=": "NOT_EQUAL", ">": "GREATER", "<": "LESS"}
 _TARGETS = {
     "create": "create_revision",
@@ -67,13 +67,13 @@ _TARGETS = {
 
 
 def encode(operation: AnyOperation) -> tuple[str, bytes]:
-    """The path and the body that ask for it."""
+    """Return the path and the body of the request."""
     path, body = _request(operation)
     return path, msgspec.json.encode(body)
 
 
 def encode_watch(key: bytes, end: bytes, from_revision: int) -> bytes:
-    """The body that opens a watch."""
+    """Return the body of the request that opens a watch."""
     request: dict[str, Any] = {"key": key, "start_revision": str(from_revision), "progress_notify": True}
     if end:
         request["range_end"] = end
@@ -127,7 +127,7 @@ def _request(operation: AnyOperation) -> tuple[str, dict[str, Any]]:
 
 
 def _key_request(operation: AnyKeyOperation) -> tuple[str, dict[str, Any]]:
-    """Its name within a transaction, and its fields."""
+    """Return the operation's field name within a transaction, and its fields."""
     request: dict[str, Any] = {"key": operation.key}
     match operation:
         case Range():
@@ -164,8 +164,8 @@ def _comparison(compare: Compare) -> dict[str, Any]:
     }
 
 
-def changes_something(operation: AnyOperation) -> bool:
-    """Whether it matters if it was carried out although nobody said so."""
+def has_side_effects(operation: AnyOperation) -> bool:
+    """Return True if executing the operation without an answer makes a difference."""
     if isinstance(operation, Transaction):
         return not all(isinstance(each, Range) for each in (*operation.then, *operation.otherwise))
     return not isinstance(operation, Range | Status | Members | Authenticate)
@@ -185,7 +185,7 @@ _NO_HEADER = _Header()
 
 
 class _Answer(msgspec.Struct):
-    """Every answer of etcd that we read, at once: what it does not have is left out anyway."""
+    """The fields of all answers in one type: etcd omits those that an answer does not have."""
 
     header: _Header = _NO_HEADER
     kvs: tuple[KeyValue, ...] = ()
@@ -202,7 +202,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    """One of a transaction's."""
+    """One response within a transaction."""
 
     response_range: _Answer | None = None
     response_put: _Answer | None = None
@@ -270,7 +270,7 @@ class _UnaryFault(msgspec.Struct):
     grpc_code: int = 0
 
 
-# Not strict: their numbers are strings.
+# Not strict: etcd sends integers as strings.
 _answer_decoder = msgspec.json.Decoder(_Answer, strict=False)
 _lease_decoder = msgspec.json.Decoder(_LeaseLine, strict=False)
 _status_decoder = msgspec.json.Decoder(_Status, strict=False)
@@ -279,24 +279,24 @@ _watch_decoder = msgspec.json.Decoder(_WatchLine, strict=False)
 _fault_decoder = msgspec.json.Decoder(_UnaryFault, strict=False)
 
 
-# What a decoder raises for a body of others: it is malformed, or nested too deeply.
+# What a decoder raises for a body that is malformed or nested too deeply.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Nonsense(Exception):
-    """A body that is no answer of etcd's."""
+class InvalidResponse(Exception):
+    """The body is not a valid response of etcd."""
 
 
 def decode(operation: AnyOperation, status: int, body: bytes) -> AnyAnswer | Fault:
-    """The answer, or what is wrong. Raises Nonsense."""
+    """Return the answer, or the fault. Raises InvalidResponse."""
     if status != 200:
         fault = decode_fault(status, body)
-        forgiven = _forgive(operation, fault)
-        return fault if forgiven is None else forgiven
+        success = _as_success(operation, fault)
+        return fault if success is None else success
     try:
         return _decode(operation, body)
     except _UNREADABLE as error:
-        raise Nonsense(f"an answer that is none of etcd's: {error}") from error
+        raise InvalidResponse(f"an answer that is none of etcd's: {error}") from error
 
 
 def _decode(operation: AnyOperation, body: bytes) -> AnyAnswer | Fault:
@@ -377,8 +377,8 @@ def _member(member: _Member) -> Member:
     return Member(member.id, member.name, member.peer_urls, member.client_urls, member.is_learner)
 
 
-def _forgive(operation: AnyOperation, fault: Fault) -> AnyAnswer | None:
-    """What only says that it was done before is success."""
+def _as_success(operation: AnyOperation, fault: Fault) -> AnyAnswer | None:
+    """Return the answer for an error that means that the operation had been executed before."""
     if isinstance(operation, GrantLease) and operation.id and "lease already exists" in fault.message:
         return LeaseAnswer(0, operation.id, operation.ttl_s)
     if isinstance(operation, RevokeLease) and "requested lease not found" in fault.message:
@@ -391,8 +391,8 @@ def _forgive(operation: AnyOperation, fault: Fault) -> AnyAnswer | None:
 # --- a watch ----------------------------------------------------------------------------------------------------------
 
 
-class WatchNews(msgspec.Struct, frozen=True):
-    """One message of a watch: it was opened, or something changed, or it is over because of a fault."""
+class WatchMessage(msgspec.Struct, frozen=True):
+    """One message of a watch: it is open, it has changes, or it ended with a fault."""
 
     revision: int = 0
     is_open: bool = False
@@ -400,22 +400,22 @@ class WatchNews(msgspec.Struct, frozen=True):
     fault: Fault | None = None
 
 
-def decode_watch(line: bytes) -> WatchNews:
-    """One line of the stream. Raises Nonsense."""
+def decode_watch(line: bytes) -> WatchMessage:
+    """Decode one line of the stream. Raises InvalidResponse."""
     try:
         message = _watch_decoder.decode(line)
     except _UNREADABLE as error:
-        raise Nonsense(f"a watch that is none of etcd's: {error}") from error
+        raise InvalidResponse(f"a watch that is none of etcd's: {error}") from error
     result = message.result
     if message.error is not None:
-        return WatchNews(fault=_fault_of(message.error))
+        return WatchMessage(fault=_fault_of(message.error))
     if result is None:
-        return WatchNews()
+        return WatchMessage()
     revision = result.header.revision
     if result.canceled:
-        return WatchNews(revision, fault=_cancellation(result))
+        return WatchMessage(revision, fault=_cancellation(result))
     changes = tuple(Change("delete" if each.type == "DELETE" else "put", each.kv) for each in result.events)
-    return WatchNews(revision, result.created, changes)
+    return WatchMessage(revision, result.created, changes)
 
 
 def _cancellation(result: _WatchResult) -> Fault:
@@ -434,9 +434,9 @@ FaultKind = Literal["again", "token", "tls", "refused", "rejected", "full", "com
 class Fault(msgspec.Struct, frozen=True):
     """Why one attempt failed, and what follows from that.
 
-    ``again``: another member, or a later attempt, may do better. ``token``: it wants a new token. ``tls``: this member
-    and we do not agree about certificates. The others are final. ``is_certain``: nothing was carried out.
-    ``was_answered``: a member said so itself; else nobody was reached, or nobody answered.
+    ``again``: another member or a later attempt may succeed. ``token``: a new token is needed. ``tls``: the TLS
+    handshake with this member failed. The other kinds are final. ``is_certain``: the operation was not executed.
+    ``was_answered``: a member reported the fault; otherwise no member was reached, or none answered.
     """
 
     kind: FaultKind
@@ -446,7 +446,7 @@ class Fault(msgspec.Struct, frozen=True):
     compact_revision: int = 0
 
     def error(self, where: str = "") -> EtcdError:
-        """The same for whoever called."""
+        """Return the error for the caller."""
         at = f"etcd at {where}" if where else "etcd"
         match self.kind:
             case "again":
@@ -472,34 +472,34 @@ class Fault(msgspec.Struct, frozen=True):
 
 _WRAPPING = re.compile(r"(?:rpc error: code = \w+ desc = |etcdserver: |auth: |mvcc: )+")
 
-# What a text means, whatever code comes with it. In this order.
+# The meaning of a text, regardless of its code. The first match counts.
 _MEANINGS: tuple[tuple[FaultKind, re.Pattern[str]], ...] = (
     ("token", re.compile(r"invalid auth token|revision of auth store is old|user name is empty|token expired", re.I)),
     ("full", re.compile(r"database space exceeded", re.I)),
     ("compacted", re.compile(r"required revision has been compacted", re.I)),
     ("refused", re.compile(r"authentication failed|permission denied|user name not found", re.I)),
     ("rejected", re.compile(r"too large|larger than max|too many operations|not enabled", re.I)),
-    # Preconditions that come true by themselves.
+    # Preconditions that become true by themselves.
     ("again", re.compile(r"not enough started members|in sync with leader|too many requests|unhealthy cluster", re.I)),
 )
 _CERTAINLY_NOT_DONE = re.compile(
     r"too many requests|no leader$|not enough started members|in sync with leader|unhealthy cluster", re.I
 )
-# By gRPC's code: invalid argument, not found, already exists, failed precondition, out of range, unimplemented.
+# gRPC codes: invalid argument, not found, already exists, failed precondition, out of range, unimplemented.
 _REJECTING_CODES = frozenset((3, 5, 6, 9, 11, 12))
 _OF_STATUS: dict[int, FaultKind] = {401: "token", 403: "refused", 407: "refused", 408: "again", 429: "again"}
 
 
 def decode_fault(status: int, body: bytes) -> Fault:
-    """What a body that comes with another status than 200 says, in any version's words."""
+    """Decode the body of a response with a status other than 200, of any version of etcd."""
     try:
         found = _fault_decoder.decode(body)
     except _UNREADABLE:
-        return _without_words(status, body)
+        return _fault_from_status(status, body)
     if isinstance(found.error, _Fault):
         return _fault_of(found.error)
     text = found.message or found.error
-    return judge(found.grpc_code or found.code, text) if text else _without_words(status, body)
+    return judge(found.grpc_code or found.code, text) if text else _fault_from_status(status, body)
 
 
 def _fault_of(fault: _Fault) -> Fault:
@@ -507,7 +507,7 @@ def _fault_of(fault: _Fault) -> Fault:
 
 
 def judge(code: int, text: str) -> Fault:
-    """What an error of etcd's means; ``code`` is gRPC's, 0 if it was not told."""
+    """Classify an error of etcd. ``code`` is the gRPC code, 0 if unknown."""
     wrapping = _WRAPPING.match(text)
     message = (text[wrapping.end() :] if wrapping else text) or f"an error without words (code {code})"
     if code == 0 and (named := re.search(r"code = (\w+)", text)):
@@ -538,8 +538,8 @@ _CODES = {
 }
 
 
-def _without_words(status: int, body: bytes) -> Fault:
-    """Somebody between us and etcd, or something else than etcd."""
+def _fault_from_status(status: int, body: bytes) -> Fault:
+    """Classify an error without etcd's JSON: it comes from a proxy, or from another program."""
     said = body[:200].decode(errors="replace").strip().partition("\n")[0]
     if status == 404:
         return Fault("rejected", "it does not know this path; expected etcd 3.4 or later with its gRPC gateway enabled")

@@ -1,13 +1,13 @@
-"""A held lease: granted, and kept alive until it is ended, or etcd says that it is gone.
+"""A lease that is granted and kept alive until it is ended, or lost.
 
-Laws:
+Invariants:
 
-1. ``proven_at`` never flatters: it is when the request was sent that etcd answered, not when the answer came. A grant
-   that took long is followed by a keep-alive before it is ``held``: the lease may be as old as its first attempt.
-   Until ``proven_at`` + TTL nobody has seen the lease expire.
-2. ``lost`` is told once, only when etcd itself says that there is no such lease; silence of etcd is trouble, not loss.
-   A member that just became the leader may not know a lease yet: a lease that should be alive is asked for twice.
-3. Failures are told to ``troubled``, and everything is tried again for ever.
+1. ``proven_at`` is conservative: the time at which the answered request was sent, not when the answer arrived. After a
+   slow grant a keep-alive must succeed before the lease is ``held``, since it may be as old as the first attempt. The
+   lease does not expire before ``proven_at`` + TTL.
+2. ``lost`` is called once, and only if etcd itself reports that the lease does not exist; silence of etcd is trouble,
+   not loss. A new leader may not know a lease yet, so a lease that should be alive is checked twice.
+3. Failures are reported to ``troubled``, and retried without a limit.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable
 
 _REVOKE_S = 1.0
-_MAX_PATIENCE_S = 10.0  # of a long lease, too: whoever holds it wants to hear of trouble
-_ASK_TWICE_S = 0.2
+_MAX_PATIENCE_S = 10.0  # for long leases, too, so that trouble is reported soon
+_CHECK_AGAIN_S = 0.2
 
 
 class HeldLease:
-    """One lease. Its ``id`` is known from the start; it is of use once it is ``held``."""
+    """One lease. Its ``id`` is known from the start; it is usable once it is ``held``."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class HeldLease:
         self._troubled = troubled
         self._call: EtcdCall | None = None
         self._timer: Cancellable | None = None
-        self._first_asked_at: float | None = None
+        self._first_sent_at: float | None = None
         self._is_doubted = False
         self._is_over = False
 
@@ -68,25 +68,25 @@ class HeldLease:
 
     def _grant(self) -> None:
         self._timer = None
-        question = GrantLease(self.ttl_s, self.id)
+        grant = GrantLease(self.ttl_s, self.id)
         self._call = self._client.call(
-            question, self._granted, self._not_granted, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
+            grant, self._granted, self._not_granted, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
         )
-        if self._first_asked_at is None:
-            self._first_asked_at = self._call.begun_at
+        if self._first_sent_at is None:
+            self._first_sent_at = self._call.begun_at
 
     def _granted(self, _: LeaseAnswer) -> None:
-        assert self._first_asked_at is not None
+        assert self._first_sent_at is not None
         self._call = None
-        if self._client.loop.now() < self._first_asked_at + self._every_s:
-            self._prove(self._first_asked_at)
+        if self._client.loop.now() < self._first_sent_at + self._every_s:
+            self._prove(self._first_sent_at)
         else:
             self._keep_alive()
 
     def _not_granted(self, error: EtcdError) -> None:
         self._call = None
         if not isinstance(error, EtcdUnavailable) or error.is_certain:
-            self._first_asked_at = None
+            self._first_sent_at = None
         self._set_timer(self._client.loop.now() + self._every_s, self._grant)
         self._troubled(error)
 
@@ -113,12 +113,12 @@ class HeldLease:
         if answer.ttl_s > 0:
             self._is_doubted = False
             self._prove(call.sent_at)
-        elif not self.is_held:  # it ran out before it was of any use
-            self._first_asked_at = None
+        elif not self.is_held:  # expired before it was usable
+            self._first_sent_at = None
             self._grant()
         elif not self._is_doubted and self._client.loop.now() < self.proven_at + self.ttl_s:
             self._is_doubted = True
-            self._set_timer(self._client.loop.now() + _ASK_TWICE_S, self._keep_alive)
+            self._set_timer(self._client.loop.now() + _CHECK_AGAIN_S, self._keep_alive)
         else:
             self.close()
             self._lost(f"the lease {self.id:x} is gone: etcd does not know it any more; it expired, or was revoked")
@@ -131,7 +131,7 @@ class HeldLease:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def end(self, then: Callable[[], None] | None = None) -> None:
-        """Revoke it as far as that is possible within a second; ``then`` is called in any case."""
+        """Revoke the lease, for at most ``_REVOKE_S``. ``then`` is called in any case."""
         self.close()
 
         def ended(_: object) -> None:
@@ -141,7 +141,7 @@ class HeldLease:
         self._client.call(RevokeLease(self.id), ended, ended, patience_s=_REVOKE_S)
 
     def close(self) -> None:
-        """Stop silently. The lease runs out by itself."""
+        """Stop without callbacks. The lease expires by itself."""
         self._is_over = True
         self.is_held = False
         for thing in (self._call, self._timer):

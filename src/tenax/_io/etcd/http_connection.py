@@ -1,7 +1,7 @@
-"""An HTTP connection to one place: found, opened, encrypted, and then used for one exchange after the other.
+"""A non-blocking HTTP connection to one endpoint: resolve, connect, TLS handshake, then one exchange after the other.
 
-Watched by the loop, never blocking. It has one user at a time, who is told everything that happens to it: that it is
-open, each part of the response, or once that it broke. Nothing is told from within a call of the user.
+Watched by the loop. It has one user at a time. It calls the user when it is open, for each part of the response, and
+once when it breaks; never within a call of the user.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     import ssl
 
     from tenax._io.endpoint import Address
-    from tenax._io.etcd.address import Place
+    from tenax._io.etcd.endpoint import EtcdEndpoint
     from tenax._io.ports import EventLoop
     from tenax._io.tls import TlsFailure, TlsStream
 
 _READ_BYTES = 256 << 10
-# A host that vanished says nothing: its silence ends the connection after these. In seconds, and milliseconds.
+# A host that vanished sends nothing: TCP keep-alive and the user timeout end such connections.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_COUNT = 2, 1, 3
 _USER_TIMEOUT_MS = 5000
 
 
 class Breakage(msgspec.Struct, frozen=True):
-    """Why a connection ended. ``is_about_tls``: trying again is of no use, unless somebody changes certificates."""
+    """Why a connection ended. ``is_about_tls``: a retry does not help until the certificates change."""
 
-    sentence: str
+    message: str
     is_about_tls: bool = False
 
 
 class ConnectionUser(Protocol):
-    """Who is told."""
+    """Receives what happens to a connection."""
 
     def on_open(self, connection: HttpConnection) -> None: ...
 
@@ -54,11 +54,13 @@ class ConnectionUser(Protocol):
 class HttpConnection:
     """One connection."""
 
-    def __init__(self, loop: EventLoop, place: Place, user: ConnectionUser, tls: ssl.SSLContext | None) -> None:
-        self.place = place
+    def __init__(
+        self, loop: EventLoop, endpoint: EtcdEndpoint, user: ConnectionUser, tls: ssl.SSLContext | None
+    ) -> None:
+        self.endpoint = endpoint
         self.user = user
         self.is_open = False
-        self.answered = 0  # how many exchanges it has carried
+        self.answered = 0  # completed exchanges
         self.idle_since = 0.0
         self._loop = loop
         self._context = tls
@@ -74,14 +76,14 @@ class HttpConnection:
     # --- opening ------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        lookup = Lookup(self.place.endpoint, self._found, self._not_found)
-        if lookup.start():  # a name; an address is known already
+        lookup = Lookup(self.endpoint.target, self._found, self._not_found)
+        if lookup.start():  # False for an address, which needs no lookup
             self._lookup = lookup
             self._loop.watch(lookup)
 
     def _found(self, addresses: list[Address]) -> None:
         self._end_lookup()
-        self._addresses = self.place.in_order(addresses)
+        self._addresses = self.endpoint.in_order(addresses)
         self._try_next_address()
 
     def _not_found(self, why: str) -> None:
@@ -104,7 +106,7 @@ class HttpConnection:
         if self._addresses:
             self._try_next_address()
         else:
-            self.place.address_failed()
+            self.endpoint.address_failed()
             self._break(os.strerror(number).lower())
 
     def _connected(self, sock: socket.socket) -> None:
@@ -117,7 +119,7 @@ class HttpConnection:
             return
         from tenax._io.tls import TlsStream
 
-        self._tls = TlsStream(self._context, server_hostname=self.place.endpoint.host.partition("%")[0])
+        self._tls = TlsStream(self._context, server_hostname=self.endpoint.target.host.partition("%")[0])
         self._push(self._tls.to_send())
 
     def _opened(self) -> None:
@@ -127,15 +129,10 @@ class HttpConnection:
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     def request(self, data: bytes) -> None:
-        """Send a request; the parts of its response go to the user. Only when it is open and no other is under way."""
+        """Send a request. The user gets the parts of the response. One request at a time."""
         assert self.is_open
         self._reader = ResponseReader()
         self._send(data)
-
-    @property
-    def has_heard(self) -> bool:
-        """Whether anything of the response has come."""
-        return self._reader is not None and self._reader.has_begun
 
     @property
     def local_address(self) -> str:
@@ -146,7 +143,7 @@ class HttpConnection:
         return self._is_closed
 
     def has_ended(self) -> bool:
-        """Whether the other side has closed it, although the loop did not come to see that."""
+        """Return True if the peer has closed the connection and the loop has not noticed yet."""
         if self._sock is None:
             return True
         try:
@@ -178,7 +175,7 @@ class HttpConnection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self._unsent.clear()  # what there is to read tells why, and then the end
+            self._unsent.clear()  # the next read reports the cause
             return
         del self._unsent[:sent]
 
@@ -192,13 +189,13 @@ class HttpConnection:
                 self._lost(error)
                 return
             if not data:
-                self._finished()
+                self._peer_closed()
                 return
-            self._take(data)
+            self._receive(data)
             if len(data) < _READ_BYTES:
                 return
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         if self._tls is None:
             self._parse(data)
             return
@@ -211,7 +208,7 @@ class HttpConnection:
         if self._tls.failure is not None:
             self._fail_tls(self._tls.failure)
         elif self._tls.is_ended and not self._is_closed:
-            self._finished()
+            self._peer_closed()
 
     def _parse(self, data: bytes) -> None:
         if self._reader is None:
@@ -222,9 +219,9 @@ class HttpConnection:
         except HttpError as error:
             self._break(f"it sent {error}")
             return
-        self._pass_on(parts)
+        self._deliver(parts)
 
-    def _pass_on(self, parts: list[Part]) -> None:
+    def _deliver(self, parts: list[Part]) -> None:
         for part in parts:
             if self._is_closed:
                 return
@@ -244,11 +241,10 @@ class HttpConnection:
             message = f"its certificate is not trusted: {failure.reason}"
         self._break(message, is_about_tls=True)
 
-    def _finished(self) -> None:
-        """The other side has closed in good order."""
+    def _peer_closed(self) -> None:
         if self._reader is not None and self._reader.has_begun:
             try:
-                self._pass_on(self._reader.feed_end())
+                self._deliver(self._reader.feed_end())
             except HttpError as error:
                 self._break(f"it sent {error}")
                 return
@@ -260,25 +256,25 @@ class HttpConnection:
         else:
             self._break(f"its connection broke: {error.strerror or error}".lower())
 
-    def _break(self, sentence: str, is_about_tls: bool = False) -> None:
+    def _break(self, message: str, is_about_tls: bool = False) -> None:
         if not self._is_closed:
             self.close()
-            self.user.on_broken(self, Breakage(sentence, is_about_tls))
+            self.user.on_broken(self, Breakage(message, is_about_tls))
 
     def close(self) -> None:
-        """Our own wish: nobody is told."""
+        """Close without a callback."""
         if self._is_closed:
             return
         self._is_closed = True
         self.is_open = False
         self._end_lookup()
         if self._connecting is not None:
-            self.place.address_failed()
+            self.endpoint.address_failed()
             self._connecting.close()
             self._connecting = None
         if self._sock is not None:
             self._loop.unwatch(self)
-            self._sock.close()  # not shut down: a forked child may close its copy of a connection that goes on
+            self._sock.close()  # no shutdown: a forked child closes its copy while the parent uses the connection
             self._sock = None
 
 
@@ -292,5 +288,5 @@ def _tune(sock: socket.socket) -> None:
             (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS),
         ]
     for level, option, value in options:
-        with suppress(OSError):  # a system that does not know it
+        with suppress(OSError):  # not supported by this system
             sock.setsockopt(level, option, value)

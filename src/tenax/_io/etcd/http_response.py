@@ -1,10 +1,10 @@
-"""An HTTP/1.1 response: from bytes, cut anywhere, to parts. h11 parses. Pure: no sockets and no clock.
+"""Parses an HTTP/1.1 response from bytes in arbitrary pieces. h11 parses. Pure: no sockets and no clock.
 
-One reader reads one response: a head, any number of pieces of its body as they come, and the end. Invariants:
+One reader reads one response: the head, pieces of the body as they arrive, and the end. Invariants:
 
-1. How the bytes were cut does not change the head, the joined body or the end.
-2. Nothing is read beyond the end; a connection with bytes beyond it is not used again.
-3. What is held back is bounded: the head and the lines of chunks have limits; bodies are passed on at once.
+1. The head, the joined body and the end do not depend on how the bytes were cut into pieces.
+2. Nothing is parsed beyond the end; a connection with further bytes is not reused.
+3. Buffers are bounded: the head and chunk lines have limits, and the body is passed on at once.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _MAX_HEAD_BYTES = 16 << 10
 _PIECE_BYTES = 16 << 10  # h11 checks its limits between pieces
 _BEGINNING = b"HTTP/1."
 _MAX_MESSAGE = 100  # characters; h11 quotes what it rejects
-# What a response may look like depends on the request; all of ours are alike.
+# h11 parses a response according to the request; all requests of the client look alike.
 _REQUEST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
 _REQUEST_END = h11.EndOfMessage()
 
 
 class HttpError(Exception):
-    """What was received is not an HTTP response."""
+    """The peer sent an invalid HTTP response."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The status. Its headers only matter to the parser."""
+    """The status line. Only the parser needs the headers."""
 
     status: int
 
 
 class End(msgspec.Struct, frozen=True):
-    """The response is complete; ``keeps_open``: the connection can carry another one."""
+    """The response is complete. ``keeps_open``: the connection can be reused."""
 
     keeps_open: bool
 
@@ -43,7 +43,7 @@ Part = Head | bytes | End
 
 
 class ResponseReader:
-    """Fed with what was received; returns parts."""
+    """Turns received bytes into parts of one response."""
 
     def __init__(self) -> None:
         self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
@@ -55,11 +55,11 @@ class ResponseReader:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was received."""
+        """True once a byte was received."""
         return bool(self._beginning)
 
     def feed(self, data: bytes) -> list[Part]:
-        """Return the parts that are complete now. Raises HttpError."""
+        """Return the parts that ``data`` completes. Raises HttpError."""
         if self._is_over:
             raise HttpError("more than was asked for")
         if len(self._beginning) < len(_BEGINNING):
@@ -78,7 +78,7 @@ class ResponseReader:
         return parts
 
     def feed_end(self) -> list[Part]:
-        """The peer has closed. Return the end, where that is how the body ends. Raises HttpError."""
+        """Handle the end of the connection. Return the end if it ends the body. Raises HttpError."""
         parts: list[Part] = []
         if not self._is_over:
             self._parse(b"", parts)

@@ -1,26 +1,26 @@
-"""Managed mode: this agent's member of an etcd that the run brings along, one member on each control host.
+"""Managed etcd: a run brings its own etcd, with one member on each control host. This is one agent's member.
 
-    nowhere      this host is none of the named, or another agent here has the place: nothing is ever done
-    place        one of the names is this host's address; its data directory is locked, its ports are free
+    nowhere      this host is not a control host, or another agent here runs the member: do nothing
+    claimed      one of the names is this host's; its data directory is locked and its ports are free
     deciding     how to start:
-                   data is here                                   -> with it, as the member it was
-                   no cluster runs, or the name is new to it      -> as new, with all names as the first cluster
-                   the name was started before (its host was lost) -> RemoveMember the old, AddMember, as existing;
-                                                                     it listens first, and votes when it knows all
-    starting     the server runs; our key is put through it until it takes it: then it serves
+                   data exists                                     -> with the data, as the same member
+                   no cluster runs, or it does not know the name   -> as new, with all names as the initial cluster
+                   the name was started before (its host was lost) -> RemoveMember the old one, AddMember, as existing;
+                                                                      first as a learner, promoted when it caught up
+    starting     the server runs; it serves once it accepts a put of the member's key
     serving      until ``leave`` or ``close``
 
-What always holds:
+Invariants:
  M1  The server ends with the agent, however the agent ends (``server_guard``).
- M2  Data is thrown away only if the cluster does not count on it: no server ever served with it and one ended by
-     itself, or the cluster has removed this member. Then we decide again, from the beginning.
- M3  A member that was removed, or whose data is lost, never comes back as itself: it is added, with a new identity.
+ M2  Data is discarded only if the cluster does not rely on it: the server exited by itself before it ever served with
+     the data, or the cluster has removed this member. Then the decision is made again from the start.
+ M3  A member that was removed, or whose data is lost, never comes back as itself: it is added with a new identity.
  M4  Two agents of one host never use one data directory at the same time (its lock).
  M5  With a secret, nothing is written before the cluster has users: ``root``, whose password derives from the secret.
-     Every member sets them up, in steps that may be repeated, so it does not matter who is first or who is lost.
+     Every member sets them up in idempotent steps, so the order and the loss of members do not matter.
 
-A server that ends by itself is started again, a few times, with growing pauses; then ``failed`` is told. What nothing
-can announce (others that come up, a predecessor that still ends) is asked again by timers, with a bound.
+A server that exits by itself is restarted a few times, with growing pauses; then ``failed`` is called. Conditions that
+no event announces (other members starting, a predecessor that still exits) are retried by timers, with a limit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.control_host import DEFAULT_PORT, control_hosts, split_names, taken_port
-from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_words
+from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_messages
 from tenax._io.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
 from tenax._io.etcd.gateway import ROOT
 from tenax._io.etcd.member_address import MemberAddress
@@ -69,19 +69,19 @@ if TYPE_CHECKING:
 __all__ = ["ManagedMember", "ManagedSettings", "managed_settings", "member_key"]
 
 _LEAVE_S = 3.0
-_LEAVING_CALL_S = 1.2  # of that: for the cluster to let us go
-_TAKEN_S = 6.0  # its server has 2 s to end, and the host may be busy
+_LEAVE_CALL_S = 1.2  # of that: for removing the member
+_TAKEN_S = 6.0  # the predecessor's server has 2 s to exit, and the host may be busy
 _TAKEN_PAUSE_S = 0.2
-_SCOUT_S = 1.0
-_SCOUT_AGAIN_S = 10.0  # after a server of ours was turned away: there is a cluster, and it will answer
-_CHANGE_S = 8.0  # for RemoveMember and AddMember: etcd takes them only 5 s after all its members saw each other
+_PROBE_S = 1.0
+_PROBE_AGAIN_S = 10.0  # after the cluster rejected the server: there is a cluster, and it will answer
+_CHANGE_S = 8.0  # for RemoveMember and AddMember: etcd accepts them 5 s after all its members are connected
 _PUT_S = 5.0
-_SAY_WAITING_S = 10.0
+_REPORT_WAITING_S = 10.0
 _PAUSES_S = (0.3, 0.6, 1.2, 2.5, 5.0, 5.0)
-_STABLE_S = 60.0  # who served that long has a clean record
-_TURNED_AWAY_S = 300.0
+_STABLE_S = 60.0  # serving that long resets the count of exits
+_REJECTED_S = 300.0
 _USER_STEPS: tuple[UserStep, ...] = ("add user", "add role", "grant role", "enable", "list users")
-# What etcd writes when it must not come back as the member it was, or seems to be.
+# etcd's log messages when the server must not come back as the same member.
 _REMOVED = "permanently removed from the cluster"
 _KNOWN = "has already been bootstrapped"
 
@@ -89,15 +89,15 @@ _KNOWN = "has already been bootstrapped"
 class ManagedSettings(msgspec.Struct, frozen=True):
     """``names`` are the control hosts, the same on every node: ``host`` or ``host:port``.
 
-    ``only``: the one name that is meant to be this agent's. For several agents on one host, where more than one of the
-    names can be bound; the others are then left to the others. Empty: the first name that is this host's.
-    ``data_root``: where data directories are made; empty: the directory for temporary files.
-    ``program``: the etcd program; empty: it is looked for (``tenax._io.etcd.binary``).
+    ``only``: this agent's name, for several agents on one host, where more than one of the names can be bound. Empty:
+    the first name that is this host's.
+    ``data_root``: the parent of data directories; empty: the directory for temporary files.
+    ``program``: the etcd program; empty: search for it (``tenax._io.etcd.binary``).
     """
 
     names: tuple[str, ...]
     run_id: str
-    client_port: int = DEFAULT_PORT  # where a name has none of its own; members use the next one among themselves
+    client_port: int = DEFAULT_PORT  # for names without a port; the peer port is the next one
     tls: TlsFiles | None = None
     data_root: str = ""
     only: str = ""
@@ -111,7 +111,7 @@ class ManagedSettings(msgspec.Struct, frozen=True):
 
     @property
     def password(self) -> str:
-        """Of etcd's user ``root``; empty without a secret: then members have no users."""
+        """The password of etcd's user ``root``; empty without a secret, then there are no users."""
         if not self.secret:
             return ""
         import hmac
@@ -119,19 +119,19 @@ class ManagedSettings(msgspec.Struct, frozen=True):
         return hmac.digest(self.secret, b"tenax managed etcd root\0" + key_part(self.run_id), "sha256").hex()
 
     def client(self, hosts: Iterable[ControlHost]) -> EtcdSettings:
-        """How to reach these members, whether they have users yet or not."""
+        """Return client settings for these members, with or without users."""
         endpoints = tuple(str(host.endpoint) for host in hosts)
         password = self.password
         return EtcdSettings(endpoints, ROOT if password else "", password, self.tls)
 
     @property
     def hosts(self) -> tuple[ControlHost, ...]:
-        """Raises ValueError with a sentence."""
+        """The parsed names. Raises ValueError."""
         return control_hosts(self.names, self.client_port, is_tls=self.tls is not None)
 
     @property
     def endpoint_text(self) -> str:
-        """For ``etcd_settings``."""
+        """The endpoints, for ``etcd_settings``."""
         return ",".join(str(host.endpoint) for host in self.hosts)
 
 
@@ -144,7 +144,7 @@ def managed_settings(
     only: str = "",
     secret: bytes = b"",
 ) -> ManagedSettings:
-    """From what the user wrote. Raises ValueError with a sentence."""
+    """Create settings from the user's options. Raises ValueError."""
     if tls is not None and not any((tls.cert, tls.key, tls.ca)):
         tls = None
     if tls is None and "https://" in endpoint_text:
@@ -166,12 +166,12 @@ def managed_settings(
 
 
 def member_key(run_id: str, name: str) -> bytes:
-    """Is put when the member serves for the first time, and stays: this name was started."""
+    """Return the key that is put when the member first serves. It stays, and shows that the name was started."""
     return run_prefix(run_id) + b"members/" + key_part(name)
 
 
 class ManagedMember:
-    """See the module. Its owner is one loop; ``say`` and ``failed`` are told sentences, from the loop."""
+    """See the module. Belongs to one loop, which calls ``say`` and ``failed`` with messages for the user."""
 
     def __init__(
         self,
@@ -183,9 +183,9 @@ class ManagedMember:
         pauses_s: tuple[float, ...] = _PAUSES_S,
         taken_s: float = _TAKEN_S,
     ) -> None:
-        """``pauses_s``: before each new attempt after a server has ended by itself; then it is given up.
+        """``pauses_s``: the pause before each restart of a server that exited by itself; the number limits restarts.
 
-        ``taken_s``: how long a predecessor on this host may need to let go of the data directory and the ports.
+        ``taken_s``: how long a predecessor on this host may take to release the data directory and the ports.
         """
         self._pauses_s = pauses_s
         self._taken_s = taken_s
@@ -200,28 +200,28 @@ class ManagedMember:
         self._program = ""
         self._environ: dict[str, str] = {}
         self._server = ServerProcess(loop, self._server_ended)
-        self._place: MemberAddress | None = None
-        self._scout: MemberProbe | None = None
-        self._client: EtcdClient | None = None  # for the question of the moment
-        self._timer: Cancellable | None = None  # for the next step; there is one at a time
-        self._taken_until = 0.0
-        self._scout_s = _SCOUT_S
-        self._is_counted = False  # the cluster has, or may have, a member at our place
+        self._own_host: MemberAddress | None = None
+        self._probe: MemberProbe | None = None
+        self._client: EtcdClient | None = None  # for the current step
+        self._timer: Cancellable | None = None  # for the next step
+        self._claim_until = 0.0
+        self._probe_s = _PROBE_S
+        self._is_member = False  # the cluster has, or may have, a member with this host's URL
         self._log_offset = 0
         self._started_at = 0.0
         self._served_at: float | None = None  # of the running server
-        self._has_said_waiting = False
-        self._has_said_open = False
+        self._has_reported_waiting = False
+        self._has_reported_open = False
         self._ends = 0
-        self._turned_away_at: float | None = None
-        self._last_said = ""
+        self._rejected_since: float | None = None
+        self._last_reported = ""
         self._is_open = False
         self._left: Callable[[], None] | None = None
         self._is_here = False
 
     @property
     def is_here(self) -> bool:
-        """Whether this agent runs a member: it has the place, its server may still be coming up."""
+        """True if this agent runs a member; its server may still be starting."""
         return self._is_here
 
     @property
@@ -238,7 +238,7 @@ class ManagedMember:
         return self._directory.path if self._directory is not None else ""
 
     def start(self) -> None:
-        """Look for our place, and begin. On a host that is none of the named nothing comes of it."""
+        """Start this host's member. Does nothing on a host that is not a control host."""
         self._is_open = True
         try:
             self._hosts = self._settings.hosts
@@ -246,25 +246,25 @@ class ManagedMember:
             self._fail_soon(str(error))
             return
         candidates = tuple(host for host in self._hosts if self._settings.only in ("", host.name))
-        self._place = MemberAddress(self._loop, candidates, self._place_found, self._end_quietly)
-        self._place.start()
+        self._own_host = MemberAddress(self._loop, candidates, self._host_found, self._stand_down)
+        self._own_host.start()
 
-    # --- place --------------------------------------------------------------------------------------------------------
+    # --- claiming -----------------------------------------------------------------------------------------------------
 
-    def _place_found(self, host: ControlHost, addresses: list[str]) -> None:
+    def _host_found(self, host: ControlHost, addresses: list[str]) -> None:
         self._host, self._addresses = host, addresses
         root = self._settings.data_root or tempfile.gettempdir()
         cluster = tuple(each.peer_url for each in self._hosts)
         self._directory = DataDirectory(root, self._settings.run_id, host.name, cluster)
-        self._taken_until = self._loop.now() + self._taken_s
-        self._take_place()
+        self._claim_until = self._loop.now() + self._taken_s
+        self._claim()
 
-    def _take_place(self) -> None:
-        """A predecessor that was killed may still hold directory or ports; a neighbour on this host holds them long."""
-        host, directory = self._own()
+    def _claim(self) -> None:
+        """Lock the directory and check the ports. A killed predecessor may still hold them, or another agent does."""
+        host, directory = self._host_and_directory()
         try:
             if not directory.acquire():
-                self._take_later(self._leave_it_to_the_neighbour)
+                self._claim_later(self._yield_to_other_agent)
                 return
             taken = taken_port(self._addresses, (host.client_port, host.peer_port))
         except DataDirectoryRefused as error:
@@ -274,39 +274,39 @@ class ManagedMember:
             self._fail(f"this host cannot listen for the control host {host.name}: {error.strerror}")
             return
         if taken:
-            self._take_later(lambda: self._ask_who_has(taken))
+            self._claim_later(lambda: self._check_port_owner(taken))
             return
         self._is_here = True
         self._find_program()
 
-    def _take_later(self, give_up: Callable[[], None]) -> None:
-        if self._loop.now() < self._taken_until:
-            self._then(_TAKEN_PAUSE_S, self._take_place)
+    def _claim_later(self, give_up: Callable[[], None]) -> None:
+        if self._loop.now() < self._claim_until:
+            self._schedule(_TAKEN_PAUSE_S, self._claim)
         else:
             give_up()
 
-    def _leave_it_to_the_neighbour(self) -> None:
-        host, _ = self._own()
+    def _yield_to_other_agent(self) -> None:
+        host, _ = self._host_and_directory()
         self._say(f"another agent on this host runs the etcd member {host.name} of this run; this one runs none")
-        self._end_quietly()
+        self._stand_down()
 
-    def _ask_who_has(self, port: int) -> None:
-        host, _ = self._own()
+    def _check_port_owner(self, port: int) -> None:
+        host, _ = self._host_and_directory()
 
-        def told(answer: RangeAnswer) -> None:
+        def received(answer: RangeAnswer) -> None:
             if answer.kvs:
-                self._leave_it_to_the_neighbour()
+                self._yield_to_other_agent()
             else:
-                complain()
+                fail()
 
-        def complain(_: EtcdError | None = None) -> None:
+        def fail(_: EtcdError | None = None) -> None:
             self._fail(
                 f"port {port} of the control host {host.name} is taken by another program, and the managed etcd needs "
                 f"{host.client_port} and {host.peer_port}; name another in --rdzv-endpoint ({host.host}:PORT), or, if "
                 "that is an etcd to be used, leave managed=true away"
             )
 
-        self._use_client((host,)).call(Range(self._key()), told, complain, patience_s=2.0)
+        self._use_client((host,)).call(Range(self._key()), received, fail, patience_s=2.0)
 
     # --- program ------------------------------------------------------------------------------------------------------
 
@@ -314,11 +314,11 @@ class ManagedMember:
         self._environ = server_environ()
         try:
             self._program = self._settings.program or find_etcd()
-            self._server.ask_version(self._program, self._environ, self._version_told)
+            self._server.ask_version(self._program, self._environ, self._version_received)
         except (EtcdUnusable, HelperUnavailable) as error:
             self._fail(str(error))
 
-    def _version_told(self, printed: str) -> None:
+    def _version_received(self, printed: str) -> None:
         try:
             version = judge_version(self._program, printed)
         except EtcdUnusable as error:
@@ -331,20 +331,20 @@ class ManagedMember:
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        host, directory = self._own()
+        host, directory = self._host_and_directory()
         if directory.has_data():
-            self._is_counted = directory.has_served()
+            self._is_member = directory.has_served()
             self._start(first_cluster(self._hosts), "existing")
             return
         others = tuple(each for each in self._hosts if each is not host)
-        self._scout = MemberProbe(
-            self._loop, others, self._key(), self._settings.client(others), self._scout_s, answered=self._scouted
+        self._probe = MemberProbe(
+            self._loop, others, self._key(), self._settings.client(others), self._probe_s, answered=self._probed
         )
-        self._scout.start()
+        self._probe.start()
 
-    def _scouted(self, standing: Standing | None) -> None:
-        host, _ = self._own()
-        self._scout = None
+    def _probed(self, standing: Standing | None) -> None:
+        host, _ = self._host_and_directory()
+        self._probe = None
         if standing is None or (standing.of(host) and not standing.was_started(host)):
             self._start(first_cluster(self._hosts), "new")
             return
@@ -363,33 +363,33 @@ class ManagedMember:
             self._remove(client, lost[1:], then)
 
         def refused(error: EtcdError) -> None:
-            if isinstance(error, EtcdRejected):  # an attempt before this one has removed it
+            if isinstance(error, EtcdRejected):  # an earlier attempt has removed it
                 self._remove(client, lost[1:], then)
             else:
-                self._not_changed(error)
+                self._change_failed(error)
 
         client.call(RemoveMember(lost[0].id), removed, refused, patience_s=_CHANGE_S)
 
     def _add(self, client: EtcdClient) -> None:
-        """As one that only listens at first: else a cluster of one would stand still until we are up."""
-        host, _ = self._own()
-        self._is_counted = True
+        """Add this member as a learner: as a voter it would block a cluster of one until it is up."""
+        host, _ = self._host_and_directory()
+        self._is_member = True
 
         def added(answer: MembersAnswer) -> None:
             self._start(present_cluster(answer.members, self._hosts), "existing", is_added=True)
 
-        client.call(AddMember((host.peer_url,), is_learner=True), added, self._not_changed, patience_s=_CHANGE_S)
+        client.call(AddMember((host.peer_url,), is_learner=True), added, self._change_failed, patience_s=_CHANGE_S)
 
-    def _not_changed(self, error: EtcdError) -> None:
-        host, _ = self._own()
+    def _change_failed(self, error: EtcdError) -> None:
+        host, _ = self._host_and_directory()
         self._try_again(
-            f"the etcd cluster of this run did not let the member {host.name} in: {error.sentence}", is_turned_away=True
+            f"the etcd cluster of this run did not let the member {host.name} in: {error.sentence}", is_rejected=True
         )
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _start(self, cluster: dict[str, str], state: Literal["new", "existing"], *, is_added: bool = False) -> None:
-        host, directory = self._own()
+        host, directory = self._host_and_directory()
         self._drop_client()
         self._log_offset = directory.log_size()
         self._started_at = self._loop.now()
@@ -409,39 +409,39 @@ class ManagedMember:
             self._fail(str(error))
             return
         if is_added:
-            self._ask_for_a_vote()
+            self._request_promotion()
         else:
             self._put_key()
 
-    def _ask_for_a_vote(self) -> None:
-        """Ask the others whether we only listen, and if so, for a vote, which they give to who knows all they know."""
+    def _request_promotion(self) -> None:
+        """If this member is a learner, request its promotion, which succeeds once it has caught up."""
         others = tuple(each for each in self._hosts if each is not self._host)
         client = self._use_client(others)
 
-        def told(answer: MembersAnswer) -> None:
-            listening = [member for member in answer.members if self._is_ours(member) and member.is_learner]
-            if not listening:
+        def received(answer: MembersAnswer) -> None:
+            learners = [member for member in answer.members if self._is_own(member) and member.is_learner]
+            if not learners:
                 self._put_key()
                 return
-            client.call(PromoteMember(listening[0].id), lambda _: self._put_key(), again, patience_s=_PUT_S)
+            client.call(PromoteMember(learners[0].id), lambda _: self._put_key(), again, patience_s=_PUT_S)
 
         def again(_: EtcdError) -> None:
-            self._say_waiting()
-            self._then(_TAKEN_PAUSE_S, self._ask_for_a_vote)
+            self._report_waiting()
+            self._schedule(_TAKEN_PAUSE_S, self._request_promotion)
 
-        client.call(Members(), told, lambda _: self._put_key(), patience_s=_PUT_S)
+        client.call(Members(), received, lambda _: self._put_key(), patience_s=_PUT_S)
 
     def _put_key(self) -> None:
-        host, _ = self._own()
+        host, _ = self._host_and_directory()
         client = self._use_client((host,))
         password = self._settings.password
         steps = list(_USER_STEPS) if password else []
 
         def next_step(answer: UsersAnswer) -> None:
-            strange = [user for user in answer.users if user != ROOT]
-            if strange:
+            unknown = [user for user in answer.users if user != ROOT]
+            if unknown:
                 self._fail(
-                    f"the etcd members of this run have a user {strange[0]!r} that tenax did not add: someone else "
+                    f"the etcd members of this run have a user {unknown[0]!r} that tenax did not add: someone else "
                     f"reached them before they had users; choose another --rdzv-id, and keep others from the ports "
                     f"{host.client_port} and {host.peer_port}"
                 )
@@ -454,7 +454,7 @@ class ManagedMember:
         next_step(UsersAnswer())
 
     def _not_served(self, error: EtcdError) -> None:
-        host, directory = self._own()
+        host, directory = self._host_and_directory()
         if isinstance(error, EtcdRefused):
             self._fail(
                 f"the etcd member {host.name} refuses its own agent: {error.sentence}; give every node the same secret "
@@ -462,14 +462,14 @@ class ManagedMember:
                 "choose another --rdzv-id"
             )
             return
-        self._say_waiting()
-        self._then(_TAKEN_PAUSE_S, self._ask_for_a_vote if len(self._hosts) > 1 else self._put_key)
+        self._report_waiting()
+        self._schedule(_TAKEN_PAUSE_S, self._request_promotion if len(self._hosts) > 1 else self._put_key)
 
-    def _say_waiting(self) -> None:
-        if self._has_said_waiting or self._loop.now() - self._started_at < _SAY_WAITING_S:
+    def _report_waiting(self) -> None:
+        if self._has_reported_waiting or self._loop.now() - self._started_at < _REPORT_WAITING_S:
             return
-        self._has_said_waiting = True
-        host, _ = self._own()
+        self._has_reported_waiting = True
+        host, _ = self._host_and_directory()
         names = ", ".join(each.name for each in self._hosts)
         self._say(
             f"the etcd member {host.name} runs, and waits for a majority of the control hosts ({names}); "
@@ -478,16 +478,16 @@ class ManagedMember:
         )
 
     def _served(self, _: PutAnswer) -> None:
-        host, directory = self._own()
+        host, directory = self._host_and_directory()
         directory.note_served()
         self._drop_client()
         self._served_at = self._loop.now()
-        self._is_counted = True
-        self._scout_s = _SCOUT_S
-        self._turned_away_at = None
+        self._is_member = True
+        self._probe_s = _PROBE_S
+        self._rejected_since = None
         self._say(f"this node runs the etcd member {host.name}, at {host.client_url}")
-        if not self._settings.secret and self._settings.tls is None and not self._has_said_open:
-            self._has_said_open = True
+        if not self._settings.secret and self._settings.tls is None and not self._has_reported_open:
+            self._has_reported_open = True
             self._say(
                 f"the etcd members of this run are open to everyone who reaches the ports {host.client_port} and "
                 f"{host.peer_port}; give every node the same secret with --rdzv-conf token_file=FILE"
@@ -496,118 +496,118 @@ class ManagedMember:
     # --- a server that ended ------------------------------------------------------------------------------------------
 
     def _server_ended(self, how: str, by_itself: bool) -> None:
-        host, directory = self._own()
+        host, directory = self._host_and_directory()
         self._drop_client()
         self._cancel_timer()
         if self._served_at is not None and self._loop.now() - self._served_at > _STABLE_S:
-            self._ends, self._last_said = 0, ""
+            self._ends, self._last_reported = 0, ""
         self._served_at = None
         if self._left is not None:
-            self._finish_leaving()
+            self._finish_leave()
             return
         log = directory.log_since(self._log_offset)
         if _REMOVED in log or (by_itself and not directory.has_served()):
             directory.discard_data()
-            self._scout_s = _SCOUT_AGAIN_S
-        sentence = f"the etcd member {host.name} has ended: {how}; its last words: {last_words(log) or 'none'}"
+            self._probe_s = _PROBE_AGAIN_S
+        sentence = f"the etcd member {host.name} has ended: {how}; its last words: {last_messages(log) or 'none'}"
         if _REMOVED in log:
             sentence = f"the etcd member {host.name} was removed from the cluster by another; its data is of no use now"
-        self._try_again(sentence, is_turned_away=any(words in log for words in (_REMOVED, _KNOWN)))
+        self._try_again(sentence, is_rejected=any(text in log for text in (_REMOVED, _KNOWN)))
 
-    def _try_again(self, sentence: str, *, is_turned_away: bool) -> None:
-        """A server that cannot live gets a few attempts; a cluster that does not let us in, time to be a majority."""
+    def _try_again(self, sentence: str, *, is_rejected: bool) -> None:
+        """Retry: a few times after the server exited; for ``_REJECTED_S`` if the cluster rejects it."""
         self._drop_client()
-        if self._turned_away_at is None or not is_turned_away:
-            self._turned_away_at = self._loop.now() if is_turned_away else None
+        if self._rejected_since is None or not is_rejected:
+            self._rejected_since = self._loop.now() if is_rejected else None
         is_over = (
-            self._loop.now() - self._turned_away_at > _TURNED_AWAY_S
-            if self._turned_away_at is not None
+            self._loop.now() - self._rejected_since > _REJECTED_S
+            if self._rejected_since is not None
             else self._ends >= len(self._pauses_s)
         )
         if is_over:
-            _, directory = self._own()
+            _, directory = self._host_and_directory()
             self._fail(
                 f"{sentence}; this was tried {self._ends + 1} times. If control hosts still hold data of an earlier "
                 f"run of this name, end it there and remove {directory.path}, or choose another --rdzv-id"
             )
             return
-        if sentence != self._last_said:
-            self._last_said = sentence
+        if sentence != self._last_reported:
+            self._last_reported = sentence
             self._say(f"{sentence}; trying again")
-        self._then(self._pauses_s[min(self._ends, len(self._pauses_s) - 1)], self._decide)
+        self._schedule(self._pauses_s[min(self._ends, len(self._pauses_s) - 1)], self._decide)
         self._ends += 1
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def leave(self, done: Callable[[], None]) -> None:
-        """Take this member out of the cluster, so that the majority of those who stay shrinks, unless it is the last.
+        """Remove this member from the cluster, unless it is the last, so that the remaining members need fewer votes.
 
-        Then the server is stopped and its data removed. ``done`` is called from the loop, after 3 s at the latest.
+        Then stop the server and remove its data. ``done`` is called from the loop, after 3 s at the latest.
         """
         assert self._left is None, "leaving once is enough"
         self._left = done
-        self._stop_asking()
+        self._cancel_pending()
         if not self._is_open or not self._is_here:
-            self._loop.soon(self._finish_leaving)
+            self._loop.soon(self._finish_leave)
             return
-        self._timer = self._loop.at(self._loop.now() + _LEAVE_S, self._finish_leaving)
-        self._taken_until = self._loop.now() + _LEAVE_S
-        if not self._is_counted or len(self._hosts) == 1:
+        self._timer = self._loop.at(self._loop.now() + _LEAVE_S, self._finish_leave)
+        self._claim_until = self._loop.now() + _LEAVE_S
+        if not self._is_member or len(self._hosts) == 1:
             self._stop_server()
             return
-        # One who stays carries it out, so it knows. Our own server might take the news with it, and the others would
+        # Send it to a member that stays. This server might exit before the change is replicated, and the others would
         # wait for a member that is gone.
         client = self._use_client(tuple(each for each in self._hosts if each is not self._host))
-        client.call(Members(), self._leave_these, self._stop_server, patience_s=_LEAVING_CALL_S / 2)
+        client.call(Members(), self._remove_own, self._stop_server, patience_s=_LEAVE_CALL_S / 2)
 
-    def _leave_these(self, answer: MembersAnswer) -> None:
-        ours = [member for member in answer.members if self._is_ours(member)]
-        if not ours or len(answer.members) == 1 or self._client is None:
+    def _remove_own(self, answer: MembersAnswer) -> None:
+        own = [member for member in answer.members if self._is_own(member)]
+        if not own or len(answer.members) == 1 or self._client is None:
             self._stop_server()
             return
-        self._client.call(RemoveMember(ours[0].id), self._stop_server, self._stop_server, patience_s=_LEAVING_CALL_S)
+        self._client.call(RemoveMember(own[0].id), self._stop_server, self._stop_server, patience_s=_LEAVE_CALL_S)
 
     def _stop_server(self, _: object = None) -> None:
         self._drop_client()
         if self._server.is_running:
-            self._server.stop(max(0.1, min(GRACE_S, self._taken_until - self._loop.now() - 0.4)))
+            self._server.stop(max(0.1, min(GRACE_S, self._claim_until - self._loop.now() - 0.4)))
         else:
-            self._finish_leaving()
+            self._finish_leave()
 
-    def _finish_leaving(self) -> None:
+    def _finish_leave(self) -> None:
         done, self._left = self._left, None
         if done is not None:
-            self._shut(is_data_wanted=False)
+            self._shut_down(keeps_data=False)
             done()
 
     def close(self) -> None:
-        """End at once. The server is killed, and gone when this returns, after 2 s at the latest. Its data stays."""
+        """Kill the server and wait until it is gone, at most 2 s. Its data stays."""
         self._left = None
-        self._shut(is_data_wanted=True)
+        self._shut_down(keeps_data=True)
 
-    def _shut(self, *, is_data_wanted: bool) -> None:
+    def _shut_down(self, *, keeps_data: bool) -> None:
         self._is_open = False
         self._served_at = None
-        self._stop_asking()
+        self._cancel_pending()
         self._server.kill()
         if self._directory is not None:
-            if self._is_here and not (is_data_wanted and self._directory.has_data()):
+            if self._is_here and not (keeps_data and self._directory.has_data()):
                 self._directory.remove()
             self._directory.release()
         self._is_here = False
 
-    # --- what every step needs ----------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _own(self) -> tuple[ControlHost, DataDirectory]:
+    def _host_and_directory(self) -> tuple[ControlHost, DataDirectory]:
         assert self._host is not None
         assert self._directory is not None
         return self._host, self._directory
 
-    def _is_ours(self, member: Member) -> bool:
-        return self._own()[0].peer_url in member.peer_urls
+    def _is_own(self, member: Member) -> bool:
+        return self._host_and_directory()[0].peer_url in member.peer_urls
 
     def _key(self) -> bytes:
-        return member_key(self._settings.run_id, self._own()[0].name)
+        return member_key(self._settings.run_id, self._host_and_directory()[0].name)
 
     def _use_client(self, hosts: tuple[ControlHost, ...]) -> EtcdClient:
         self._drop_client()
@@ -619,35 +619,35 @@ class ManagedMember:
             self._client.close()
             self._client = None
 
-    def _then(self, after_s: float, step: Callable[[], None]) -> None:
+    def _schedule(self, after_s: float, step: Callable[[], None]) -> None:
         self._cancel_timer()
         self._timer = self._loop.at(self._loop.now() + after_s, step)
 
     def _cancel_timer(self) -> None:
-        if self._timer is not None and self._left is None:  # leaving has its deadline there
+        if self._timer is not None and self._left is None:  # while leaving, the timer is the deadline
             self._timer.cancel()
             self._timer = None
 
-    def _stop_asking(self) -> None:
+    def _cancel_pending(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._place is not None:
-            self._place.close()
-            self._place = None
-        if self._scout is not None:
-            self._scout.close()
-            self._scout = None
+        if self._own_host is not None:
+            self._own_host.close()
+            self._own_host = None
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
         self._drop_client()
 
-    def _end_quietly(self) -> None:
-        self._stop_asking()
+    def _stand_down(self) -> None:
+        self._cancel_pending()
         self._is_here = False
         if self._directory is not None:
             self._directory.release()
 
     def _fail_soon(self, sentence: str) -> None:
-        self._then(0.0, lambda: self._fail(sentence))
+        self._schedule(0.0, lambda: self._fail(sentence))
 
     def _fail(self, sentence: str) -> None:
         self.close()

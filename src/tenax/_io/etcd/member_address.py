@@ -1,8 +1,7 @@
-"""The place of a member: which of the named control hosts is this one, if any.
+"""Finds out which of the control hosts is this host, if any.
 
-Names are looked up off the loop, and then the addresses are tried: a host whose address can be bound here is this one.
-No host name is compared with another. A name that nobody knows yet is looked up again for a while, by a timer, because
-nothing announces it.
+Names are resolved off the loop. A name is this host's if one of its addresses can be bound here; host names are never
+compared. A name that cannot be resolved yet is retried by a timer for a while, because no event announces it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PATIENCE_S = 120.0
 
 
 class MemberAddress:
-    """Answers once: ``found`` with the host and the addresses to listen at, or ``nowhere``. From the loop."""
+    """Calls once, from the loop: ``found`` with the host and the addresses to listen at, or ``nowhere``."""
 
     def __init__(
         self,
@@ -42,31 +41,31 @@ class MemberAddress:
         self._answers: dict[str, list[Address] | None] = {}
 
     def start(self) -> None:
-        self._timer = self._loop.at(self._loop.now(), self._look)
+        self._timer = self._loop.at(self._loop.now(), self._resolve)
 
-    def _look(self) -> None:
+    def _resolve(self) -> None:
         self._timer = None
         self._answers.clear()
         for host in self._hosts:
             lookup = Lookup(
                 host.endpoint,
-                found=lambda addresses, host=host: self._note(host, addresses),  # type: ignore[misc]
-                failed=lambda _, host=host: self._note(host, None),  # type: ignore[misc]
+                found=lambda addresses, host=host: self._resolved(host, addresses),  # type: ignore[misc]
+                failed=lambda _, host=host: self._resolved(host, None),  # type: ignore[misc]
             )
             if lookup.start():
                 self._lookups[host.name] = lookup
                 self._loop.watch(lookup)
-        self._judge()
+        self._decide()
 
-    def _note(self, host: ControlHost, addresses: list[Address] | None) -> None:
+    def _resolved(self, host: ControlHost, addresses: list[Address] | None) -> None:
         self._answers[host.name] = addresses
         lookup = self._lookups.pop(host.name, None)
         if lookup is not None:
             self._loop.unwatch(lookup)
-            self._judge()
+            self._decide()
 
-    def _judge(self) -> None:
-        """The first name in the user's order that is ours; hence only when all have been looked up."""
+    def _decide(self) -> None:
+        """Choose the first name, in the user's order, that is this host's. Waits until all are resolved."""
         if self._lookups or len(self._answers) < len(self._hosts):
             return
         for host in self._hosts:
@@ -75,7 +74,7 @@ class MemberAddress:
                 self._found(host, here)
                 return
         if None in self._answers.values() and self._loop.now() < self._until:
-            self._timer = self._loop.at(self._loop.now() + _PAUSE_S, self._look)
+            self._timer = self._loop.at(self._loop.now() + _PAUSE_S, self._resolve)
         else:
             self._nowhere()
 

@@ -1,4 +1,4 @@
-"""The command line of a member's server. Pure: what is known goes in, words come out."""
+"""The command line of a member's server. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def member_command(
     state: Literal["new", "existing"],
     tls: TlsFiles | None,
 ) -> list[str]:
-    """``initial_cluster`` is name to peer URL. A server that finds its data ignores it, and the state."""
+    """Return the command. ``initial_cluster`` maps names to peer URLs. A server with data ignores it and ``state``."""
     return [
         program,
         *("--name", host.name),
@@ -37,27 +37,27 @@ def member_command(
         *("--initial-cluster", ",".join(f"{name}={url}" for name, url in initial_cluster.items())),
         *("--initial-cluster-state", state),
         *("--initial-cluster-token", cluster_token(run_id)),
-        # Few writes, and readers that can begin anew: an hour of history is plenty, and memory is the workers'.
+        # An hour of history is plenty: writes are few, and readers can start over. Leave the memory to the workers.
         *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),
         *("--snapshot-count", "10000"),
-        *("--bcrypt-cost", "4"),  # the password is a digest, not words: a slow check would only delay logins
+        *("--bcrypt-cost", "4"),  # the password is a digest: a slow hash only delays logins
         *("--logger", "zap", "--log-level", "warn"),
-        *(_tls_words(tls) if tls is not None else ()),
+        *(_tls_flags(tls) if tls is not None else ()),
     ]
 
 
 def cluster_token(run_id: str) -> str:
-    """Two runs that meet at the same hosts never take each other's members for their own."""
+    """Return a token that is unique to the run, so that two runs on the same hosts never mix their members."""
     return f"tenax-{hashlib.sha256(run_id.encode()).hexdigest()[:16]}"
 
 
 def first_cluster(hosts: Iterable[ControlHost]) -> dict[str, str]:
-    """All control hosts: every member begins with the same."""
+    """Return the initial cluster: all control hosts, the same for every member."""
     return {host.name: host.peer_url for host in hosts}
 
 
 def present_cluster(members: Iterable[Member], hosts: Iterable[ControlHost]) -> dict[str, str]:
-    """The members as the cluster told them. One that has not come up yet has no name there; we know it by its URL."""
+    """Return the current members. A member that has not started yet has no name; its URL identifies it."""
     names = {host.peer_url: host.name for host in hosts}
     cluster = {}
     for member in members:
@@ -66,10 +66,10 @@ def present_cluster(members: Iterable[Member], hosts: Iterable[ControlHost]) -> 
     return cluster
 
 
-def _tls_words(tls: TlsFiles) -> list[str]:
-    words = []
+def _tls_flags(tls: TlsFiles) -> list[str]:
+    flags = []
     for prefix in ("", "peer-"):
-        words += [f"--{prefix}cert-file", tls.cert, f"--{prefix}key-file", tls.key or tls.cert]
+        flags += [f"--{prefix}cert-file", tls.cert, f"--{prefix}key-file", tls.key or tls.cert]
         if tls.ca:
-            words += [f"--{prefix}trusted-ca-file", tls.ca, f"--{prefix}client-cert-auth"]
-    return words
+            flags += [f"--{prefix}trusted-ca-file", tls.ca, f"--{prefix}client-cert-auth"]
+    return flags

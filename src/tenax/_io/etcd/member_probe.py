@@ -1,13 +1,13 @@
-"""The scout: before a member without data starts, ask the others what they know of its name.
+"""The member probe: before a member without data starts, query the others about its name.
 
-    nobody runs     every other control host refuses connections: no cluster runs yet. Known at once
-    standing        a cluster with a majority answered: whether the name was ever started, and who the members are
-    silence         somebody is there, or may be, and does not answer: they form the cluster right now, or are being
-                    started, or cannot be reached. Asked again by a timer until the patience is over; then as nobody
+    no cluster      every other control host refuses connections. Known at once
+    standing        a cluster with a majority answered: whether the name was ever started, and the list of members
+    silence         other hosts do not answer: they are forming the cluster, are starting, or cannot be reached. Retried
+                    by a timer until the timeout; then treated as no cluster
 
-Silence must not last long, since members that form a cluster wait for each other. It need not be told from the rest
-with certainty: a server that is started as new although its name was started before is turned away by the other
-servers, or by its own check, and ends; then we are asked again, with more patience.
+The timeout is short because members that form a cluster wait for each other. The result need not be certain: a server
+that starts as new although its name was started before is rejected by the other servers, or by its own check, and
+exits. Then the caller probes again, with a longer timeout.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _ANSWER_S = 1.5
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What a running cluster knows of a name."""
+    """What a running cluster reports about a name."""
 
     has_key: bool
     members: tuple[Member, ...]
 
     def of(self, host: ControlHost) -> tuple[Member, ...]:
-        """The members at this host's place; an earlier attempt may have left more than one."""
+        """Return the members with this host's peer URL; an earlier attempt may have left more than one."""
         return tuple(member for member in self.members if host.peer_url in member.peer_urls)
 
     def was_started(self, host: ControlHost) -> bool:
-        """The key is written a moment after the server came up; the cluster itself knows its client URLs before."""
+        """Return True if the member was ever started. Client URLs appear a moment before the key is written."""
         return self.has_key or any(member.client_urls for member in self.of(host))
 
 
 class MemberProbe:
-    """Answers once, from the loop: with the standing, or None if nobody told one."""
+    """Calls ``answered`` once, from the loop: with the standing, or None if there was none."""
 
     def __init__(
         self,
@@ -70,74 +70,74 @@ class MemberProbe:
         self._answered = answered
         self._until = loop.now() + patience_s
         self._client = EtcdClient(loop, settings) if others else None
-        self._knocks: list[_Knock] = []
+        self._probes: list[_PortProbe] = []
         self._timer: Cancellable | None = None
-        self._is_asking = False
+        self._is_querying = False
 
     def start(self) -> None:
-        self._timer = self._loop.at(self._loop.now(), self._knock if self._others else lambda: self._answer(None))
+        self._timer = self._loop.at(self._loop.now(), self._probe_ports if self._others else lambda: self._answer(None))
 
-    def _knock(self) -> None:
+    def _probe_ports(self) -> None:
         self._timer = None
-        self._knocks = [_Knock(self._loop, host, self._knocked) for host in self._others]
-        for knock in self._knocks:
-            knock.start()
+        self._probes = [_PortProbe(self._loop, host, self._port_known) for host in self._others]
+        for probe in self._probes:
+            probe.start()
 
-    def _knocked(self) -> None:
-        results = [knock.result for knock in self._knocks]
+    def _port_known(self) -> None:
+        results = [probe.result for probe in self._probes]
         if "open" in results:
-            self._ask()
+            self._query()
         elif all(results):
             if set(results) == {"refused"}:
                 self._answer(None)
             else:
                 self._try_again()
 
-    def _ask(self) -> None:
-        if self._client is not None and not self._is_asking:
-            self._is_asking = True
-            self._client.call(Range(self._key), self._ask_members, self._not_told, patience_s=_ANSWER_S)
+    def _query(self) -> None:
+        if self._client is not None and not self._is_querying:
+            self._is_querying = True
+            self._client.call(Range(self._key), self._query_members, self._query_failed, patience_s=_ANSWER_S)
 
-    def _ask_members(self, answer: RangeAnswer) -> None:
+    def _query_members(self, answer: RangeAnswer) -> None:
         assert self._client is not None
         has_key = bool(answer.kvs)
 
-        def told(members: MembersAnswer) -> None:
+        def received(members: MembersAnswer) -> None:
             self._answer(Standing(has_key, members.members))
 
-        self._client.call(Members(), told, self._not_told, patience_s=_ANSWER_S)
+        self._client.call(Members(), received, self._query_failed, patience_s=_ANSWER_S)
 
-    def _not_told(self, _: EtcdError) -> None:
-        self._is_asking = False
+    def _query_failed(self, _: EtcdError) -> None:
+        self._is_querying = False
         self._try_again()
 
     def _try_again(self) -> None:
         if self._loop.now() >= self._until:
             self._answer(None)
             return
-        self._close_knocks()
-        self._timer = self._loop.at(self._loop.now() + _PAUSE_S, self._knock)
+        self._close_probes()
+        self._timer = self._loop.at(self._loop.now() + _PAUSE_S, self._probe_ports)
 
     def _answer(self, standing: Standing | None) -> None:
         self.close()
         self._answered(standing)
 
-    def _close_knocks(self) -> None:
-        for knock in self._knocks:
-            knock.close()
-        self._knocks = []
+    def _close_probes(self) -> None:
+        for probe in self._probes:
+            probe.close()
+        self._probes = []
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._close_knocks()
+        self._close_probes()
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
-class _Knock:
-    """Does anybody listen at a control host? ``result``: open, refused, or silent; empty until known."""
+class _PortProbe:
+    """Checks whether a control host accepts connections. ``result``: open, refused or silent; empty until known."""
 
     def __init__(self, loop: EventLoop, host: ControlHost, known: Callable[[], None]) -> None:
         self._loop = loop

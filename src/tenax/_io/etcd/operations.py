@@ -1,9 +1,9 @@
-"""Operations: what can be asked of etcd, and what it answers. Values only.
+"""The operations of etcd and their answers, as values.
 
-Keys and values are bytes; how they travel is the gateway's matter. Every operation names the type of its answer, so
-that ``client.call(Range(...), done, failed)`` expects a ``done`` that takes a ``RangeAnswer``.
+Keys and values are bytes; ``gateway`` encodes them. Every operation carries the type of its answer, so that
+``client.call(Range(...), done, failed)`` expects a ``done`` that takes a ``RangeAnswer``.
 
-Reads are linearizable: what was written before the question was asked is seen.
+Reads are linearizable.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ CompareResult = Literal["=", "!=", ">", "<"]
 
 
 def run_prefix(run_id: str) -> bytes:
-    """Return what all keys of one run begin with. No two runs have prefixes of which one begins with the other."""
+    """Return the prefix of all keys of one run. No run's prefix is a prefix of another's."""
     return b"/tenax/" + key_part(run_id) + b"/"
 
 
 def key_part(text: str) -> bytes:
-    """Return the text as one part of a key, without a slash. Different texts have different parts."""
+    """Return the text as one part of a key, without slashes. The encoding is injective."""
     return text.replace("%", "%25").replace("/", "%2F").encode("utf-8", "surrogatepass")
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin so. Of no prefix at all: every key."""
+    """Return the end of the range of all keys with this prefix; for an empty prefix, of all keys."""
     kept = prefix.rstrip(b"\xff")
     if not kept:
-        return b"\0"  # etcd's word for "to the last key"
+        return b"\0"  # etcd: up to the last key
     return kept[:-1] + bytes([kept[-1] + 1])
 
 
@@ -40,7 +40,7 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 class KeyValue(msgspec.Struct, frozen=True):
-    """One key as etcd holds it. ``lease`` is 0 where there is none."""
+    """One key as etcd stores it. ``lease`` is 0 without a lease."""
 
     key: bytes
     value: bytes = b""
@@ -51,7 +51,7 @@ class KeyValue(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Who answered: the cluster, its member, and the term of its leadership. 0 where it was not told."""
+    """The cluster and the member that answered, and its raft term. 0 if unknown."""
 
     cluster_id: int = 0
     member_id: int = 0
@@ -59,7 +59,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class RangeAnswer(msgspec.Struct, frozen=True):
-    """``count`` is how many keys there are, however many were sent. ``revision`` is etcd's at that moment."""
+    """``count`` is the number of keys in the range, even if fewer were sent. ``revision`` is the store's."""
 
     revision: int
     kvs: tuple[KeyValue, ...] = ()
@@ -80,7 +80,7 @@ AnyKeyAnswer = RangeAnswer | PutAnswer | DeleteAnswer
 
 
 class TransactionAnswer(msgspec.Struct, frozen=True):
-    """``succeeded``: all comparisons held, and ``then`` was carried out, else ``otherwise``. Its answers, in order."""
+    """``succeeded``: all comparisons held and ``then`` was executed, else ``otherwise``. ``answers`` are in order."""
 
     revision: int
     succeeded: bool = False
@@ -88,7 +88,7 @@ class TransactionAnswer(msgspec.Struct, frozen=True):
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True):
-    """``ttl_s`` is 0 when there is no such lease (any more)."""
+    """``ttl_s`` is 0 if the lease does not exist."""
 
     revision: int
     id: int
@@ -96,7 +96,7 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """One member's view of itself. ``leader`` is a member's id, 0 when there is none."""
+    """A member's status. ``leader`` is a member's id, 0 without a leader."""
 
     revision: int
     member_id: int = 0
@@ -110,7 +110,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """``name`` is empty of a member that was added and has not come up yet."""
+    """``name`` is empty for a member that was added but has not started yet."""
 
     id: int
     name: str = ""
@@ -120,7 +120,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class MembersAnswer(msgspec.Struct, frozen=True):
-    """``member`` is the one that was added, where one was."""
+    """``member`` is the member that was added, if any."""
 
     members: tuple[Member, ...] = ()
     member: Member | None = None
@@ -138,7 +138,7 @@ class AuthenticateAnswer(msgspec.Struct, frozen=True):
 
 
 class UsersAnswer(msgspec.Struct, frozen=True):
-    """The names of all users, where they were asked for."""
+    """The names of all users, for the step "list users"."""
 
     users: tuple[str, ...] = ()
 
@@ -147,11 +147,11 @@ class UsersAnswer(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, Generic[A], frozen=True):
-    """What all operations are. ``A`` is the answer's type."""
+    """The base of all operations. ``A`` is the type of the answer."""
 
 
 class Range(Operation[RangeAnswer], frozen=True):
-    """One key, or the keys from ``key`` up to but without ``end``. ``limit`` 0: all of them."""
+    """Read one key, or the keys from ``key`` up to but excluding ``end``. ``limit`` 0: all."""
 
     key: bytes
     end: bytes = b""
@@ -174,8 +174,8 @@ class Delete(Operation[DeleteAnswer], frozen=True):
 class Compare(msgspec.Struct, frozen=True):
     """One condition. ``value`` is bytes for the target "value", a number for the others.
 
-    A key that is not there has create revision, mod revision, version and lease 0; its value compares to nothing.
-    With ``end`` every key of the range must satisfy it.
+    A missing key has create revision, mod revision, version and lease 0; comparing its value fails. With ``end`` every
+    key of the range must satisfy the condition.
     """
 
     key: bytes
@@ -189,7 +189,7 @@ AnyKeyOperation = Range | Put | Delete
 
 
 class Transaction(Operation[TransactionAnswer], frozen=True):
-    """All or nothing, in one revision. No key may be put twice."""
+    """An atomic transaction, in one revision. No key may be put twice."""
 
     compare: tuple[Compare, ...] = ()
     then: tuple[AnyKeyOperation, ...] = ()
@@ -197,61 +197,61 @@ class Transaction(Operation[TransactionAnswer], frozen=True):
 
 
 class GrantLease(Operation[LeaseAnswer], frozen=True):
-    """A lease. An ``id`` that the caller chose at random makes it idempotent: one that exists already is its own."""
+    """Grant a lease. A random ``id`` makes it idempotent: a lease with that id that exists is the caller's own."""
 
     ttl_s: int
     id: int = 0
 
 
 class KeepAlive(Operation[LeaseAnswer], frozen=True):
-    """Renew a lease once. Of a dead one the answer has ``ttl_s`` 0."""
+    """Renew a lease once. ``ttl_s`` of the answer is 0 if the lease has expired."""
 
     id: int
 
 
 class RevokeLease(Operation[LeaseAnswer], frozen=True):
-    """End a lease, and with it its keys. That there is no such lease is success."""
+    """Revoke a lease and delete its keys. Succeeds if the lease does not exist."""
 
     id: int
 
 
 class Compact(Operation[CompactAnswer], frozen=True):
-    """Forget the history before this revision."""
+    """Discard the history before this revision."""
 
     revision: int
 
 
 class Status(Operation[StatusAnswer], frozen=True):
-    """How the member that is asked is doing. Needs no majority."""
+    """Query the status of one member. Needs no majority."""
 
 
 class Members(Operation[MembersAnswer], frozen=True):
-    """Who belongs to the cluster. ``is_linearizable`` needs a majority; etcd 3.4 does not know it."""
+    """List the members of the cluster. ``is_linearizable`` needs a majority; etcd 3.4 ignores it."""
 
     is_linearizable: bool = False
 
 
 class AddMember(Operation[MembersAnswer], frozen=True):
-    """A new member. Asked for again after an answer was lost it is rejected, because its URLs exist: see Members."""
+    """Add a member. A retry after a lost answer is rejected because the URLs exist; see ``Members``."""
 
     peer_urls: tuple[str, ...]
     is_learner: bool = False
 
 
 class RemoveMember(Operation[MembersAnswer], frozen=True):
-    """One member less. Asked for again after an answer was lost it is rejected, because there is no such member."""
+    """Remove a member. A retry after a lost answer is rejected because the member does not exist."""
 
     id: int
 
 
 class PromoteMember(Operation[MembersAnswer], frozen=True):
-    """A learner becomes a voter."""
+    """Promote a learner to a voter."""
 
     id: int
 
 
 class Authenticate(Operation[AuthenticateAnswer], frozen=True):
-    """A token for a user. The client does this by itself."""
+    """Get a token for a user. The client does this by itself."""
 
     user: str
     password: str
@@ -264,7 +264,7 @@ UserStep = Literal["add user", "add role", "grant role", "enable", "list users"]
 
 
 class SetUpUsers(Operation[UsersAnswer], frozen=True):
-    """One step of giving etcd its user ``root``. Each may be repeated: what is there already is success."""
+    """One step of setting up etcd's user ``root``. Each step is idempotent."""
 
     step: UserStep
     password: str = ""
@@ -303,11 +303,11 @@ AnyAnswer = (
     | UsersAnswer
 )
 
-# --- what a watch tells -----------------------------------------------------------------------------------------------
+# --- watches ----------------------------------------------------------------------------------------------------------
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A key was put or deleted. Of a deleted one only the key and the revision (``mod_revision``) are told."""
+    """A key was put or deleted. A deleted key has only ``key`` and ``mod_revision``."""
 
     kind: Literal["put", "delete"]
     kv: KeyValue

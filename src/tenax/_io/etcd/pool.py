@@ -1,4 +1,4 @@
-"""The pool: open connections that nobody uses at the moment, by place, and new ones where there are none."""
+"""The connection pool: idle connections by endpoint, and new ones when none is idle."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
-    from tenax._io.etcd.address import Place
+    from tenax._io.etcd.endpoint import EtcdEndpoint
     from tenax._io.etcd.http_connection import Breakage, ConnectionUser
     from tenax._io.etcd.http_response import Part
     from tenax._io.ports import EventLoop
     from tenax._io.tls import TlsFiles
 
-_MAX_IDLE = 8  # per place
-_MAX_IDLE_S = 30.0  # somebody between us and etcd may have forgotten an older one
+_MAX_IDLE = 8  # per endpoint
+_MAX_IDLE_S = 30.0  # a NAT or firewall may have dropped an older connection
 
 
 class Pool:
-    """Owns every connection that is not in use, and knows all others, to close them at the end."""
+    """Owns the idle connections, and tracks those in use to close them at the end."""
 
     def __init__(self, loop: EventLoop, tls: TlsFiles | None) -> None:
         self._loop = loop
@@ -29,9 +29,9 @@ class Pool:
         self._idle: dict[int, list[HttpConnection]] = {}
         self._used: set[HttpConnection] = set()
 
-    def take(self, place: Place, user: ConnectionUser, *, is_new: bool = False) -> HttpConnection:
-        """An open one, or one that opens now and tells so. Raises EtcdRefused for TLS files that cannot be used."""
-        idle = [] if is_new else self._idle.get(place.index, [])
+    def take(self, endpoint: EtcdEndpoint, user: ConnectionUser, *, is_new: bool = False) -> HttpConnection:
+        """Return an idle connection, or a new one that calls ``on_open`` later. Raises EtcdRefused (bad TLS files)."""
+        idle = [] if is_new else self._idle.get(endpoint.index, [])
         oldest = self._loop.now() - _MAX_IDLE_S
         while idle:
             connection = idle.pop()
@@ -40,7 +40,7 @@ class Pool:
                 self._used.add(connection)
                 return connection
             connection.close()
-        connection = HttpConnection(self._loop, place, user, self._tls())
+        connection = HttpConnection(self._loop, endpoint, user, self._tls())
         self._used.add(connection)
         connection.open()
         return connection
@@ -58,13 +58,13 @@ class Pool:
         return self._context
 
     def read_files_again(self) -> None:
-        """Somebody did not like what they say: they may have been renewed."""
+        """Reload the TLS files for the next connection: they may have been renewed since a handshake failed."""
         self._context = None
 
     def give_back(self, connection: HttpConnection) -> None:
-        """It has carried an exchange and can carry another."""
+        """Return a reusable connection to the pool."""
         self._used.discard(connection)
-        idle = self._idle.setdefault(connection.place.index, [])
+        idle = self._idle.setdefault(connection.endpoint.index, [])
         if len(idle) >= _MAX_IDLE:
             connection.close()
             return
@@ -73,13 +73,13 @@ class Pool:
         idle.append(connection)
 
     def drop(self, connection: HttpConnection) -> None:
-        """Nobody wants it any more."""
+        """Close a connection that was in use."""
         self._used.discard(connection)
         connection.close()
 
-    def forget(self, place: Place) -> None:
-        """This place did not answer; what idles there would not either."""
-        for connection in self._idle.pop(place.index, []):
+    def forget(self, endpoint: EtcdEndpoint) -> None:
+        """Close the idle connections of an endpoint that does not answer."""
+        for connection in self._idle.pop(endpoint.index, []):
             connection.close()
 
     def close(self) -> None:
@@ -89,15 +89,15 @@ class Pool:
         self._idle.clear()
         self._used.clear()
 
-    # --- as the user of those that idle -------------------------------------------------------------------------------
+    # --- as the user of idle connections ------------------------------------------------------------------------------
 
     def on_open(self, connection: HttpConnection) -> None:
-        """They were open before."""
+        """Never called: idle connections are open."""
 
     def on_part(self, connection: HttpConnection, part: Part) -> None:
-        """They were not asked; the connection itself objects."""
+        """Never called: the connection breaks on unsolicited data."""
 
     def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None:  # noqa: ARG002
-        idle = self._idle.get(connection.place.index, [])
+        idle = self._idle.get(connection.endpoint.index, [])
         if connection in idle:
             idle.remove(connection)

@@ -1,7 +1,7 @@
-"""One etcd server process, as the agent sees it: start it, hear how it ended, stop it. It never outlives the agent.
+"""The agent's handle of one etcd server process, which never outlives the agent.
 
-Owns the guard (``server_guard``), which owns the server. Its owner is one loop; everything is answered by callbacks,
-never from within the call. Only ``kill`` waits, about 2 s at most.
+It owns the guard (``server_guard``), which owns the server. It belongs to one loop. Results arrive through callbacks,
+never within the call. Only ``kill`` blocks, for about 2 s at most.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
     from tenax._io.ports import EventLoop
 
 _MODULE = "tenax._io.etcd.server_guard"
-_ASK_S = 10.0  # a busy host; the program itself takes milliseconds
+_VERSION_S = 10.0  # for a busy host; the program itself takes milliseconds
 _KILL_S = 1.8
 
 
 class ServerProcess:
     """See the module.
 
-    ``ended`` is told each time that a server which was started has ended: how, in words, and whether it did so by
-    itself and was not killed.
+    ``ended`` is called each time a started server has exited, with a description and whether it exited by itself
+    instead of being killed.
     """
 
     def __init__(self, loop: EventLoop, ended: Callable[[str, bool], None]) -> None:
         self._loop = loop
         self._ended = ended
-        self._told: Callable[[str], None] = lambda _: None
+        self._version_received: Callable[[str], None] = lambda _: None
         self._channel: Channel | None = None
         self._guard = 0
-        self._is_expected = False  # a server was started, or will be, and its end was not told yet
+        self._is_expected = False  # a server was requested and its end was not reported yet
         self.pid = 0  # of the server; 0 while none runs
 
     @property
     def is_running(self) -> bool:
-        """A server was started, and its end was not told yet."""
+        """True from ``start`` until the server's end is reported."""
         return self._is_expected
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
-    def ask_version(self, program: str, environ: Mapping[str, str], told: Callable[[str], None]) -> None:
-        """What the program prints when it is asked for its version; an empty text if it says nothing in time.
+    def ask_version(self, program: str, environ: Mapping[str, str], done: Callable[[str], None]) -> None:
+        """Run ``program --version``. ``done`` gets the output, empty if there is none in time.
 
-        Raises HelperUnavailable if the guard cannot be had.
+        Raises HelperUnavailable if the guard cannot be started.
         """
-        self._told = told
-        self._send(("ask", [os.fsencode(program), b"--version"], _as_bytes(environ), _ASK_S))
+        self._version_received = done
+        self._send(("ask", [os.fsencode(program), b"--version"], _as_bytes(environ), _VERSION_S))
 
     def start(
         self,
@@ -67,35 +67,35 @@ class ServerProcess:
         lock: int | None = None,
         output: int | None = None,
     ) -> None:
-        """Start the server. It writes to ``log``, or to the descriptor ``output``; ``lock`` is held while it lives.
+        """Start the server. It writes to ``log``, or to the descriptor ``output``. ``lock`` is held while it runs.
 
-        Raises HelperUnavailable if the guard cannot be had.
+        Raises HelperUnavailable if the guard cannot be started.
         """
         assert not self._is_expected, "one server at a time"
         self._is_expected = True
-        words = [os.fsencode(word) for word in argv]
+        arguments = [os.fsencode(argument) for argument in argv]
         given = (lock is not None, output is not None)
         self._send(
-            ("start", words, _as_bytes(environ), os.fsencode(log), *given),
+            ("start", arguments, _as_bytes(environ), os.fsencode(log), *given),
             [descriptor for descriptor in (lock, output) if descriptor is not None],
         )
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """SIGTERM and, after the grace, SIGKILL. ``ended`` is told when it is over."""
+        """Stop the server: SIGTERM, grace period, SIGKILL. ``ended`` is called when it has exited."""
         self._send(("stop", grace_s))
 
     def kill(self) -> None:
-        """End server and guard at once. Returns when both are gone. Tells nobody."""
+        """Kill the server and the guard, and wait until both are gone. No callbacks."""
         channel, self._channel = self._channel, None
-        self._told, self._is_expected = lambda _: None, False
+        self._version_received, self._is_expected = lambda _: None, False
         if channel is None:
             return
         self._loop.unwatch(self)
         with suppress(ChannelClosed):
             channel.send(("kill",))
-        is_gone = _wait_for_its_end(channel, _KILL_S)
+        has_exited = _wait_for_exit(channel, _KILL_S)
         channel.close()
-        self._end_guard(has_ended_server=is_gone)
+        self._end_guard(has_ended_server=has_exited)
 
     # --- the loop's handle --------------------------------------------------------------------------------------------
 
@@ -117,25 +117,25 @@ class ServerProcess:
             return
         try:
             for message, _ in channel.receive():
-                self._hear(message)
-                if self._channel is not channel:  # whoever heard it has ended us
+                self._handle(message)
+                if self._channel is not channel:  # a callback has called ``kill``
                     return
         except ChannelClosed:
             self._lose_guard()
 
-    def _hear(self, message: tuple[object, ...]) -> None:
+    def _handle(self, message: tuple[object, ...]) -> None:
         match message:
             case ("told", _, str(text)):
-                told, self._told = self._told, lambda _: None
-                told(text)
+                done, self._version_received = self._version_received, lambda _: None
+                done(text)
             case ("started", int(pid)):
                 self.pid = pid
             case ("refused", str(text)):
-                self._say_ended(f"it could not be started: {text}", by_itself=False)
+                self._report_end(f"it could not be started: {text}", by_itself=False)
             case ("ended", int(code)):
-                self._say_ended(_in_words(code), by_itself=code >= 0)
+                self._report_end(_describe_exit(code), by_itself=code >= 0)
 
-    def _say_ended(self, how: str, *, by_itself: bool) -> None:
+    def _report_end(self, how: str, *, by_itself: bool) -> None:
         self.pid = 0
         if self._is_expected:
             self._is_expected = False
@@ -147,12 +147,12 @@ class ServerProcess:
         self._channel = None
         self._loop.unwatch(self)
         self._end_guard(has_ended_server=False)
-        told, self._told = self._told, lambda _: None
-        told("")
-        self._say_ended("the process that guarded it was killed, and so was it", by_itself=False)
+        done, self._version_received = self._version_received, lambda _: None
+        done("")
+        self._report_end("the process that guarded it was killed, and so was it", by_itself=False)
 
     def _end_guard(self, *, has_ended_server: bool) -> None:
-        """Reap it. One that was killed, or is stuck, could not end the server: then we do."""
+        """Reap the guard. If it could not end the server because it was killed or is stuck, kill the server."""
         guard, self._guard = self._guard, 0
         server, self.pid = self.pid, 0
         if guard and not _is_reaped(guard):
@@ -170,12 +170,12 @@ class ServerProcess:
         if self._channel is None:
             self._guard, self._channel = spawn_helper(_MODULE, "tenax-etcd")
             self._loop.watch(self)
-        with suppress(ChannelClosed):  # its end is seen by on_readable
+        with suppress(ChannelClosed):  # on_readable handles it
             self._channel.send(message, descriptors)
 
 
-def _wait_for_its_end(channel: Channel, patience_s: float) -> bool:
-    """Whether the guard went in time, which it does when the server is gone."""
+def _wait_for_exit(channel: Channel, patience_s: float) -> bool:
+    """Wait for the guard to exit, which it does after the server. Return False on a timeout."""
     deadline = time.monotonic() + patience_s
     poll = select.poll()
     while (left_s := deadline - time.monotonic()) > 0:
@@ -192,7 +192,7 @@ def _wait_for_its_end(channel: Channel, patience_s: float) -> bool:
 
 
 def _is_reaped(pid: int) -> bool:
-    """Whether it has ended, or does so at once; reaped by us, or by whoever in this process reaps all children."""
+    """Return True if the process has exited and was reaped, here or elsewhere in this process."""
     if hasattr(os, "pidfd_open"):
         with suppress(OSError):
             handle = os.pidfd_open(pid)
@@ -207,11 +207,11 @@ def _is_reaped(pid: int) -> bool:
 
 
 def _as_bytes(environ: Mapping[str, str]) -> dict[bytes, bytes]:
-    """The guard may read text in another encoding than we do."""
+    """Encode the environment: the guard may use another file system encoding."""
     return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
 
 
-def _in_words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"it exited with code {code}"
     try:

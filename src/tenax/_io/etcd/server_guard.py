@@ -1,20 +1,20 @@
-"""The guard: a small process between the agent and the etcd server it runs, so that the server is never an orphan.
+"""The guard: a small process between the agent and its etcd server, so that the server never outlives the agent.
 
-The agent may die at any moment and by any signal. Its end of the channel is then closed, the guard ends the server
-and leaves. Should the guard itself be killed, the kernel kills the server (PR_SET_PDEATHSIG, where there is such a
-thing), and the agent, which sees the channel closed, kills it too. The guard decides nothing, and it has one thread:
-the death signal is tied to the thread that forked.
+The agent may die at any moment and by any signal. Then its end of the channel closes, and the guard stops the server
+and exits. If the guard itself is killed, the kernel kills the server (PR_SET_PDEATHSIG, on Linux), and so does the
+agent when it sees the channel closed. The guard makes no decisions. It has one thread, because the parent death signal
+is tied to the thread that forked.
 
-Orders from the agent                                   Answers
+Commands from the agent                                 Replies
   ask, argv, environ, patience_s                          told, exit code, text
   start, argv, environ, log path, has_lock, has_output    started, pid
     + lock, + output                                      refused, text
   stop, grace_s                                           ended, exit code
-  kill                                                    (none: we leave, and the channel is closed)
+  kill                                                    (none: the guard exits, which closes the channel)
 
-Two descriptors may come with "start": the lock of the data directory, which we hold as long as the server may live, and
-what the server writes to instead of the log path. "Stop" is SIGTERM and, after the grace, SIGKILL, to the whole
-process group of the server: the program may be a script that starts it. The agent's end means "stop" as well.
+"start" may carry two descriptors: the lock of the data directory, which the guard holds while the server may be
+running, and the server's output, which replaces the log path. "stop" means SIGTERM, a grace period, then SIGKILL, to
+the server's process group, since the program may be a script. The exit of the agent counts as "stop", too.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 GRACE_S = 2.0
-_STUBBORN_S = 2.0  # how long a process that SIGKILL does not end may hold us
+_KILL_S = 2.0  # how long to wait for a process after SIGKILL
 _PR_SET_PDEATHSIG = 1
-_MAX_TOLD = 4096
+_MAX_OUTPUT = 4096
 
 
 class ServerGuard:
-    """The whole process: one poll over the agent's channel, the deaths of children, and what a short one prints."""
+    """The whole process: one poll over the agent's channel, exits of children, and the output of "ask"."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._server = 0
-        self._asked = 0  # a program that was started to be asked something
-        self._said = b""
-        self._saying = -1
+        self._server_pid = 0
+        self._asked_pid = 0  # the program that "ask" runs
+        self._printed = b""
+        self._output = -1
         self._ask_until = 0.0
         self._kill_at: float | None = None
         self._is_killed = False
@@ -59,52 +59,52 @@ class ServerGuard:
 
     def run(self) -> None:
         for number in _CATCHABLE:
-            signal.signal(number, signal.SIG_IGN)  # we go when the agent does
-        deaths, wakeup = os.pipe()
-        os.set_blocking(deaths, False)
+            signal.signal(number, signal.SIG_IGN)  # the guard exits when the agent does
+        child_exits, wakeup = os.pipe()
+        os.set_blocking(child_exits, False)
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        while self._server or not (self._is_orphan or self._is_leaving):
-            ready = self._wait(deaths)
-            if deaths in ready:
+        while self._server_pid or not (self._is_orphan or self._is_leaving):
+            ready = self._wait(child_exits)
+            if child_exits in ready:
                 with suppress(BlockingIOError):
-                    while os.read(deaths, 4096):
+                    while os.read(child_exits, 4096):
                         pass
-            if self._saying >= 0 and self._saying in ready:
-                self._hear()
+            if self._output >= 0 and self._output in ready:
+                self._read_output()
             self._reap()
-            self._keep_time()
+            self._check_deadlines()
             if not self._is_orphan and self._channel.fileno() in ready:
                 self._serve()
-        if self._asked:
-            _signal_group(self._asked, signal.SIGKILL)
+        if self._asked_pid:
+            _signal_group(self._asked_pid, signal.SIGKILL)
 
-    def _wait(self, deaths: int) -> set[int]:
+    def _wait(self, child_exits: int) -> set[int]:
         poll = select.poll()
-        poll.register(deaths, select.POLLIN)
-        if self._saying >= 0:
-            poll.register(self._saying, select.POLLIN)
+        poll.register(child_exits, select.POLLIN)
+        if self._output >= 0:
+            poll.register(self._output, select.POLLIN)
         if not self._is_orphan:
             writes = select.POLLOUT if self._channel.wants_to_write else 0
             poll.register(self._channel.fileno(), select.POLLIN | writes)
         moments = [self._kill_at] if self._kill_at is not None else []
-        if self._asked:
+        if self._asked_pid:
             moments.append(self._ask_until)
         patience_ms = max(0.0, min(moments) - time.monotonic()) * 1000 + 1 if moments else None
         return {descriptor for descriptor, _ in poll.poll(patience_ms)}
 
-    def _keep_time(self) -> None:
+    def _check_deadlines(self) -> None:
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             if self._is_killed and self._is_orphan:
-                os._exit(1)  # the server is stuck in the kernel; init will have it
+                os._exit(1)  # the server is stuck in the kernel; init will reap it
             self._stop(0.0)
-        if self._asked and now >= self._ask_until:
-            _signal_group(self._asked, signal.SIGKILL)
-            self._ask_until = now + _STUBBORN_S
+        if self._asked_pid and now >= self._ask_until:
+            _signal_group(self._asked_pid, signal.SIGKILL)
+            self._ask_until = now + _KILL_S
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:
@@ -114,7 +114,7 @@ class ServerGuard:
                     case ("ask", argv, environ, patience_s):
                         self._ask(argv, environ, patience_s)
                     case ("start", argv, environ, log, has_lock, has_output):
-                        self._let_go_of_lock()
+                        self._release_lock()
                         self._lock = descriptors.pop(0) if has_lock else -1
                         self._start(argv, environ, log, descriptors.pop(0) if has_output else -1)
                     case ("stop", grace_s):
@@ -126,57 +126,57 @@ class ServerGuard:
             self._orphaned()
 
     def _orphaned(self) -> None:
-        """The agent is gone: what it started must not outlive it."""
+        """Stop the server: the agent is gone."""
         self._is_orphan = True
         self._channel.close()
         self._stop(GRACE_S)
 
     def _ask(self, argv: list[bytes], environ: dict[bytes, bytes], patience_s: float) -> None:
-        self._saying, writer = os.pipe()
-        self._said = b""
+        self._output, writer = os.pipe()
+        self._printed = b""
         try:
-            self._asked = self._fork(argv, environ, writer)
+            self._asked_pid = self._fork(argv, environ, writer)
         finally:
             os.close(writer)
         self._ask_until = time.monotonic() + patience_s
 
-    def _hear(self) -> None:
-        data = os.read(self._saying, _MAX_TOLD)
-        self._said = (self._said + data)[:_MAX_TOLD]
+    def _read_output(self) -> None:
+        data = os.read(self._output, _MAX_OUTPUT)
+        self._printed = (self._printed + data)[:_MAX_OUTPUT]
         if not data:
-            os.close(self._saying)
-            self._saying = -1
+            os.close(self._output)
+            self._output = -1
 
     def _start(self, argv: list[bytes], environ: dict[bytes, bytes], log: bytes, output: int) -> None:
         try:
             if output < 0:
                 output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                self._server = self._fork(argv, environ, output)
+                self._server_pid = self._fork(argv, environ, output)
             finally:
                 os.close(output)
         except OSError as error:
-            self._let_go_of_lock()
-            self._say(("refused", os.strerror(error.errno or 0)))
+            self._release_lock()
+            self._send(("refused", os.strerror(error.errno or 0)))
             return
         self._kill_at, self._is_killed = None, False
-        self._say(("started", self._server))
+        self._send(("started", self._server_pid))
 
     def _stop(self, grace_s: float) -> None:
-        if not self._server or self._is_killed:
+        if not self._server_pid or self._is_killed:
             return
         self._is_killed = grace_s <= 0
-        _signal_group(self._server, signal.SIGKILL if self._is_killed else signal.SIGTERM)
-        _signal_group(self._server, signal.SIGCONT)  # a stopped process could not obey
-        kill_at = time.monotonic() + (_STUBBORN_S if self._is_killed else grace_s)
+        _signal_group(self._server_pid, signal.SIGKILL if self._is_killed else signal.SIGTERM)
+        _signal_group(self._server_pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
+        kill_at = time.monotonic() + (_KILL_S if self._is_killed else grace_s)
         self._kill_at = kill_at if self._kill_at is None or self._is_killed else min(self._kill_at, kill_at)
 
-    def _say(self, message: tuple[Any, ...]) -> None:
+    def _send(self, message: tuple[Any, ...]) -> None:
         if not self._is_orphan:
-            with suppress(ChannelClosed):  # its end is seen by _serve
+            with suppress(ChannelClosed):  # _serve handles it
                 self._channel.send(message)
 
-    # --- deaths -------------------------------------------------------------------------------------------------------
+    # --- exits --------------------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
         while True:
@@ -187,22 +187,22 @@ class ServerGuard:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            if pid == self._server:
-                _signal_group(pid, signal.SIGKILL)  # what a script of that name has left
-                self._server, self._kill_at = 0, None
-                self._let_go_of_lock()
-                self._say(("ended", code))
-            elif pid == self._asked:
+            if pid == self._server_pid:
+                _signal_group(pid, signal.SIGKILL)  # processes that a script left behind
+                self._server_pid, self._kill_at = 0, None
+                self._release_lock()
+                self._send(("ended", code))
+            elif pid == self._asked_pid:
                 _signal_group(pid, signal.SIGKILL)
-                self._asked = 0
-                while self._saying >= 0 and select.select([self._saying], [], [], 0)[0]:
-                    self._hear()
-                if self._saying >= 0:  # somebody holds the other end; what was said was said
-                    os.close(self._saying)
-                    self._saying = -1
-                self._say(("told", code, self._said.decode(errors="replace")))
+                self._asked_pid = 0
+                while self._output >= 0 and select.select([self._output], [], [], 0)[0]:
+                    self._read_output()
+                if self._output >= 0:  # another process holds the write end; stop reading
+                    os.close(self._output)
+                    self._output = -1
+                self._send(("told", code, self._printed.decode(errors="replace")))
 
-    def _let_go_of_lock(self) -> None:
+    def _release_lock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -210,27 +210,27 @@ class ServerGuard:
     # --- in the child -------------------------------------------------------------------------------------------------
 
     def _fork(self, argv: list[bytes], environ: dict[bytes, bytes], output: int) -> int:
-        # We ignore what the server must hear. Until it has changed that for itself, signals to it wait.
+        # The guard ignores signals that the server must receive. Block them until the child has restored the defaults.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:
-                self._become(argv, environ, output)
-            with suppress(OSError):  # the child does it too; whoever is first makes the group exist before we signal it
+                self._exec(argv, environ, output)
+            with suppress(OSError):  # parent and child both do it, so that the group exists before it is signalled
                 os.setpgid(pid, pid)
             return pid
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    def _become(self, argv: list[bytes], environ: dict[bytes, bytes], output: int) -> None:
-        """After fork, in the child. Never returns."""
+    def _exec(self, argv: list[bytes], environ: dict[bytes, bytes], output: int) -> None:
+        """Execute the program, in the child. Never returns."""
         try:
             with suppress(OSError):
                 os.setpgid(0, 0)
             if self._prctl is not None:
                 self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != self._pid:
-                    os._exit(1)  # the guard died before the line above took effect
+                    os._exit(1)  # the guard died before prctl took effect
             signal.set_wakeup_fd(-1)
             for number in (*_CATCHABLE, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
@@ -247,9 +247,9 @@ class ServerGuard:
 
 
 def main(descriptor: int) -> None:
-    """Entry of the helper process."""
+    """Run the helper process."""
     ServerGuard(Channel.from_descriptor(descriptor)).run()
-    os._exit(0)  # nothing is left to tear down, and the agent may wait for our end
+    os._exit(0)  # skip the interpreter's teardown: the agent may be waiting for the exit
 
 
 _CATCHABLE = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
@@ -257,7 +257,7 @@ _CATCHABLE = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 def _signal_group(pid: int, number: int) -> None:
     if pid:
-        with suppress(ProcessLookupError, PermissionError):  # macOS says so of a group of zombies
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises it for a group of zombies
             os.killpg(pid, number)
 
 

@@ -1,4 +1,4 @@
-"""Settings: where etcd is, and who we are to it. Read once, checked here, frozen."""
+"""Settings of the etcd client: endpoints, credentials and TLS. Checked here, then frozen."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DEFAULT_PORT = 2379
 
 
 class EtcdSettings(msgspec.Struct, frozen=True):
-    """``endpoints`` are ``host:port``. With ``tls``, even if it names no file, every connection is encrypted.
+    """``endpoints`` are ``host:port``. With ``tls``, even without files, every connection is encrypted.
 
-    ``attempt_s`` is how long one member may take for an answer before the next one is asked. Short, because a member
-    that lost its leader holds a write for seconds; a call that finds everybody slow takes more time per attempt.
+    ``attempt_s`` is the time for one member's answer before the next member is tried. It is short because a member
+    without a leader holds a write for seconds; later rounds of a call allow more time.
 
-    ``waits_for_users``: etcd that has no users yet is not used before it has.
+    ``waits_for_users``: do not use etcd before it has users.
     """
 
     endpoints: tuple[str, ...]
@@ -38,11 +38,11 @@ def etcd_settings(
     tls: TlsFiles | None = None,
     attempt_s: float = 0.5,
 ) -> EtcdSettings:
-    """``e1:2379,e2:2379``, each with or without ``http://`` or ``https://``. Raises ValueError with a sentence.
+    """Parse ``e1:2379,e2:2379``, each with or without ``http://`` or ``https://``. Raises ValueError.
 
     With ``https://``, or with any TLS file, connections are encrypted.
     """
-    if "@" in endpoint_text:  # not repeated: it may hold a password
+    if "@" in endpoint_text:  # do not print it: it may contain a password
         raise ValueError("an etcd endpoint contains '@'; give the user and the password by their own options")
     schemes: set[str] = set()
     endpoints: list[str] = []
@@ -70,7 +70,7 @@ def etcd_settings(
 
 
 def _parse(text: str) -> tuple[str, str]:
-    """The scheme, if one was given, and ``host:port``."""
+    """Return the scheme, if given, and ``host:port``."""
     scheme, separator, rest = text.rpartition("://")
     scheme = scheme.lower()
     if separator and scheme not in ("http", "https"):

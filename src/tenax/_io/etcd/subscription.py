@@ -1,14 +1,13 @@
-"""Following: what some keys are, and every change of them, for ever.
+"""A subscription: the current values of a range of keys, and every later change, across any number of streams.
 
-Laws:
+Invariants:
 
-1. ``begun`` gets all of them at one revision; ``changed`` then every change after it, in order, each exactly once,
-   however many streams that takes.
-2. Where the past is lost (compacted, or etcd was wiped or restored from a backup), ``begun`` is called again; nothing
-   that was told before counts any more. That etcd went back is seen by a linearizable read before every resumption: its
-   revision, its term or its cluster are not what they were. One that was wiped while we were away, and has by then
-   come further than the one before, cannot be told from it: who must know reads again.
-3. ``troubled`` is told each failure. Only what etcd will never grant (``EtcdRefused``, ``EtcdRejected``) ends it.
+1. ``begun`` gets all keys at one revision. ``changed`` then gets every later change, in order, exactly once.
+2. If history is lost (compacted, or etcd was wiped or restored from a backup), ``begun`` is called again and replaces
+   everything reported before. A linearizable read before every resumption detects this: the revision, the term or the
+   cluster went back or changed. A cluster that was wiped during a disconnect and has a higher revision by then cannot
+   be detected; a caller that must be sure reads again.
+3. ``troubled`` gets each failure. Only a final error (``EtcdRefused``, ``EtcdRejected``) ends the subscription.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class Subscription:
-    """One watch, resumed for ever."""
+    """A watch that is resumed until it is closed."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class Subscription:
         *,
         silent_s: float = SILENT_S,
     ) -> None:
-        """A member that said nothing for ``silent_s`` is asked whether it lives."""
+        """``silent_s``: the silence after which the liveness of a member is checked."""
         self._client = client
         self._key = key
         self._end = end
@@ -66,13 +65,13 @@ class Subscription:
         self._list()
 
     @property
-    def place(self) -> str:
-        """The endpoint that it is connected to at the moment; empty while there is none."""
-        return self._stream.place.name if self._stream is not None and self._stream.is_open else ""
+    def endpoint(self) -> str:
+        """The endpoint of the open stream; empty without one."""
+        return self._stream.endpoint.name if self._stream is not None and self._stream.is_open else ""
 
     def _list(self) -> None:
         self._timer = None
-        self._call = self._client.call(Range(self._key, self._end), self._listed, self._no_answer)
+        self._call = self._client.call(Range(self._key, self._end), self._listed, self._call_failed)
 
     def _listed(self, answer: RangeAnswer) -> None:
         self._call = None
@@ -82,7 +81,7 @@ class Subscription:
         if not self._is_closed:
             self._watch()
 
-    def _no_answer(self, error: EtcdError) -> None:
+    def _call_failed(self, error: EtcdError) -> None:
         self._call = None
         self._fail(error)
 
@@ -91,7 +90,7 @@ class Subscription:
     def _watch(self) -> None:
         self._stream = WatchStream(
             self._client,
-            self._client.best_place,
+            self._client.preferred_endpoint,
             self._key,
             self._end,
             self._next_revision,
@@ -114,16 +113,16 @@ class Subscription:
 
     def _stream_ended(self, fault: Fault) -> None:
         assert self._stream is not None
-        place, self._stream = self._stream.place, None
-        error = fault.error(place.name)
+        endpoint, self._stream = self._stream.endpoint, None
+        error = fault.error(endpoint.name)
         if fault.kind == "compacted":
             self._next_revision = 0
         elif fault.kind in ("again", "tls"):
-            self._client.place_after(place)
+            self._client.endpoint_after(endpoint)
         if fault.kind in ("token", "refused", "tls"):
             self._refusals += 1
-            if self._refusals <= self._client.place_count:  # it may be this member alone, or a token that it forgot
-                self._go_on_later()
+            if self._refusals <= self._client.endpoint_count:  # perhaps only this member, or a dropped token
+                self._resume_later()
                 return
         self._fail(error)
 
@@ -133,40 +132,40 @@ class Subscription:
         if isinstance(error, EtcdRefused | EtcdRejected):
             self.close()
         else:
-            self._go_on_later()
+            self._resume_later()
         self._troubled(error)
 
-    def _go_on_later(self) -> None:
+    def _resume_later(self) -> None:
         loop = self._client.loop
-        self._timer = loop.at(loop.now() + self._pause_s, self._go_on)
+        self._timer = loop.at(loop.now() + self._pause_s, self._resume)
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
 
-    def _go_on(self) -> None:
-        """Look first whether it is still the etcd that we knew."""
+    def _resume(self) -> None:
+        """Check first that etcd has not been wiped or restored."""
         self._timer = None
         if self._next_revision == 0:
             self._list()
         else:
-            question = Range(self._key, self._end, count_only=True)
-            self._call = self._client.call(question, self._compare, self._no_answer)
+            count = Range(self._key, self._end, count_only=True)
+            self._call = self._client.call(count, self._check_origin, self._call_failed)
 
-    def _compare(self, answer: RangeAnswer) -> None:
+    def _check_origin(self, answer: RangeAnswer) -> None:
         self._call = None
         was = self._origin
         assert was is not None
-        is_another = (
+        has_changed = (
             answer.revision < self._next_revision - 1
             or answer.origin.cluster_id != was.cluster_id
             or answer.origin.term < was.term
         )
-        if is_another:
+        if has_changed:
             self._list()
         else:
             self._origin = answer.origin
             self._watch()
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """Close without a callback."""
         self._is_closed = True
         for thing in (self._timer, self._call):
             if thing is not None:

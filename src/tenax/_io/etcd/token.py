@@ -1,4 +1,4 @@
-"""The token: what etcd gives for a user and a password. Asked for once at a time, for all calls that wait for it."""
+"""The auth token of a client. All calls that need a new token share one authentication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Ready = Callable[[str], None]
     Failed = Callable[[EtcdError], None]
-    Ask = Callable[[Authenticate, Callable[[AuthenticateAnswer], None], Failed], object]
+    Authenticator = Callable[[Authenticate, Callable[[AuthenticateAnswer], None], Failed], object]
 
 
 class TokenWait:
@@ -22,21 +22,21 @@ class TokenWait:
     def __init__(self, ready: Ready, failed: Failed) -> None:
         self.ready = ready
         self.failed = failed
-        self.is_wanted = True
+        self.is_active = True
 
     def cancel(self) -> None:
-        self.is_wanted = False
+        self.is_active = False
 
 
 class Token:
-    """The token of one client. Without a user there is none, and none is needed."""
+    """The token of one client; empty without a user."""
 
-    def __init__(self, user: str, password: str, ask: Ask, waits_for_users: bool = False) -> None:
+    def __init__(self, user: str, password: str, authenticate: Authenticator, waits_for_users: bool = False) -> None:
         self._user = user
         self._password = password
-        self._ask = ask
+        self._authenticate = authenticate
         self._waits_for_users = waits_for_users
-        self.is_without_users = False  # etcd has none: the user and the password were not asked for
+        self.is_without_users = False  # etcd has no users, so the user and the password were ignored
         self._token: str | None = None if user else ""
         self._waits: list[TokenWait] = []
 
@@ -45,36 +45,36 @@ class Token:
         return bool(self._user)
 
     def get(self, ready: Ready, failed: Failed) -> TokenWait | None:
-        """``ready`` is called now if the token is known; else the wait is returned."""
+        """Call ``ready`` now if the token is known; otherwise return a wait for it."""
         if self._token is not None:
             ready(self._token)
             return None
         wait = TokenWait(ready, failed)
         self._waits.append(wait)
         if len(self._waits) == 1:
-            self._ask(Authenticate(self._user, self._password), self._arrived, self._refused)
+            self._authenticate(Authenticate(self._user, self._password), self._arrived, self._refused)
         return wait
 
     def was_refused(self, token: str) -> None:
-        """This one is not good any more, wherever it came from."""
+        """Discard the token if it is this one."""
         if self._user and token == self._token:
             self._token = None
 
     def _arrived(self, answer: AuthenticateAnswer) -> None:
         self._token = answer.token
         for wait in self._take_waits():
-            if wait.is_wanted:
+            if wait.is_active:
                 wait.ready(answer.token)
 
     def _refused(self, error: EtcdError) -> None:
         if isinstance(error, EtcdRejected) and "not enabled" in error.sentence:
             if not self._waits_for_users:
                 self.is_without_users = True
-                self._arrived(AuthenticateAnswer(""))  # etcd knows no users (yet): it serves everybody
+                self._arrived(AuthenticateAnswer(""))  # without users etcd serves every client
                 return
             error = EtcdUnavailable("etcd has no users yet", is_certain=True)
         for wait in self._take_waits():
-            if wait.is_wanted:
+            if wait.is_active:
                 wait.failed(error)
 
     def _take_waits(self) -> list[TokenWait]:

@@ -1,7 +1,7 @@
-"""A watch stream: one watch at one place, from a revision on, until it ends. It says once how it ended.
+"""A watch stream: one watch at one endpoint, from a revision on. It reports once why it ended.
 
-A stream that says nothing is normal. That its place still lives is asked over another connection whenever it was silent
-for a while: a member that hangs keeps its connections open.
+A silent stream is normal. After some silence a liveness check goes over another connection, because a member that hangs
+keeps its connections open.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.etcd.address import Place
     from tenax._io.etcd.client import EtcdClient
+    from tenax._io.etcd.endpoint import EtcdEndpoint
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.http_connection import Breakage, HttpConnection
     from tenax._io.etcd.http_response import Part
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from tenax._io.etcd.token import TokenWait
     from tenax._io.ports import Cancellable
 
-_OPEN_S = 3.0  # at most, until etcd says that the watch is there
-SILENT_S = 5.0  # then its place is asked whether it lives
-_LIFE_SIGN_S = 3.0
+_OPEN_S = 3.0  # the timeout for opening the watch
+SILENT_S = 5.0  # the silence after which liveness is checked
+_LIVENESS_S = 3.0
 _MAX_LINE_BYTES = 512 << 20
-_WITH_LEADER = "Grpc-Metadata-hasleader: true\r\n"  # a member that has lost the others ends the watch
+_WITH_LEADER = "Grpc-Metadata-hasleader: true\r\n"  # a member without a leader ends the watch
 
 
 class WatchStream:
-    """One watch. ``changed`` gets changes as they come; ``ended`` why there will be no more."""
+    """One watch. ``changed`` gets changes as they arrive; ``ended`` gets the reason for the end."""
 
     def __init__(
         self,
         client: EtcdClient,
-        place: Place,
+        endpoint: EtcdEndpoint,
         key: bytes,
         end: bytes,
         from_revision: int,
@@ -48,7 +48,7 @@ class WatchStream:
         opened: Callable[[], None] = lambda: None,
         silent_s: float = SILENT_S,
     ) -> None:
-        self.place = place
+        self.endpoint = endpoint
         self.is_open = False
         self._client = client
         self._body = gateway.encode_watch(key, end, from_revision)
@@ -60,8 +60,8 @@ class WatchStream:
         self._wait: TokenWait | None = None
         self._connection: HttpConnection | None = None
         self._timer: Cancellable | None = None
-        self._heard_at = 0.0
-        self._life_sign: Attempt | None = None
+        self._received_at = 0.0
+        self._liveness_check: Attempt | None = None
         self._status = 0
         self._line = bytearray()
         self._is_over = False
@@ -76,7 +76,7 @@ class WatchStream:
         self._wait = None
         self._token = token
         try:
-            self._connection = self._client.pool.take(self.place, self)
+            self._connection = self._client.pool.take(self.endpoint, self)
         except EtcdRefused as error:
             self._end_soon(Fault("refused", error.sentence, was_answered=False))
             return
@@ -93,10 +93,10 @@ class WatchStream:
     # --- as the user of a connection ----------------------------------------------------------------------------------
 
     def on_open(self, connection: HttpConnection) -> None:
-        connection.request(http_request(self.place, gateway.WATCH_PATH, self._body, self._token, _WITH_LEADER))
+        connection.request(http_request(self.endpoint, gateway.WATCH_PATH, self._body, self._token, _WITH_LEADER))
 
     def on_part(self, connection: HttpConnection, part: Part) -> None:  # noqa: ARG002
-        self._heard_at = self._client.loop.now()
+        self._received_at = self._client.loop.now()
         if isinstance(part, Head):
             self._status = part.status
         elif isinstance(part, End):
@@ -105,7 +105,7 @@ class WatchStream:
             self._take_part(part)
 
     def _take_part(self, part: bytes) -> None:
-        """Take the lines that end in this part. The rest is kept, and not looked at again until its line ends."""
+        """Take the lines that end in this part. The rest is buffered, and not scanned again until its line ends."""
         *ends, rest = part.split(b"\n") if self._status == 200 else [part]
         for end in ends:
             if self._is_over:
@@ -121,7 +121,7 @@ class WatchStream:
     def _take_line(self, line: bytes) -> None:
         try:
             self._take(gateway.decode_watch(line))
-        except gateway.Nonsense as error:
+        except gateway.InvalidResponse as error:
             self._fail(f"it sent {error}")
 
     def _take_last_line(self) -> None:
@@ -131,50 +131,50 @@ class WatchStream:
         self._take_part(b"\n")
         self._fail("it ended the watch")
 
-    def _take(self, news: gateway.WatchNews) -> None:
-        if news.fault is not None:
-            self._end(news.fault)
+    def _take(self, message: gateway.WatchMessage) -> None:
+        if message.fault is not None:
+            self._end(message.fault)
             return
-        if news.is_open and not self.is_open:
+        if message.is_open and not self.is_open:
             self.is_open = True
-            self._set_timer(self._silent_s, self._look_whether_it_lives)
+            self._set_timer(self._silent_s, self._check_liveness)
             self._opened()
-        if news.changes and not self._is_over:
-            self._changed(list(news.changes))
+        if message.changes and not self._is_over:
+            self._changed(list(message.changes))
 
     def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None:
-        if connection.answered and not self._status:  # it idled too long; a new one may do
+        if connection.answered and not self._status:  # an idle connection was closed; try a new one
             self._client.pool.drop(connection)
             try:
-                self._connection = self._client.pool.take(self.place, self, is_new=True)
+                self._connection = self._client.pool.take(self.endpoint, self, is_new=True)
             except EtcdRefused as error:
                 self._end(Fault("refused", error.sentence, was_answered=False))
             return
         kind: gateway.FaultKind = "tls" if breakage.is_about_tls else "again"
-        self._end(Fault(kind, breakage.sentence, was_answered=False))
+        self._end(Fault(kind, breakage.message, was_answered=False))
 
-    # --- whether it lives ---------------------------------------------------------------------------------------------
+    # --- liveness -----------------------------------------------------------------------------------------------------
 
-    def _look_whether_it_lives(self) -> None:
+    def _check_liveness(self) -> None:
         loop = self._client.loop
-        silent_s = loop.now() - self._heard_at
+        silent_s = loop.now() - self._received_at
         if silent_s < self._silent_s:
-            self._set_timer(self._silent_s - silent_s, self._look_whether_it_lives)
+            self._set_timer(self._silent_s - silent_s, self._check_liveness)
             return
         self._timer = None
-        self._life_sign = Attempt(
-            loop, self._client.pool, self.place, Status(), self._token, self._lives, self._seems_dead
+        self._liveness_check = Attempt(
+            loop, self._client.pool, self.endpoint, Status(), self._token, self._is_alive, self._liveness_failed
         )
-        self._life_sign.start(_LIFE_SIGN_S, _LIFE_SIGN_S)
+        self._liveness_check.start(_LIVENESS_S, _LIVENESS_S)
 
-    def _lives(self, _: AnyAnswer) -> None:
-        self._life_sign = None
-        self._set_timer(self._silent_s, self._look_whether_it_lives)
+    def _is_alive(self, _: AnyAnswer) -> None:
+        self._liveness_check = None
+        self._set_timer(self._silent_s, self._check_liveness)
 
-    def _seems_dead(self, fault: Fault) -> None:
-        self._life_sign = None
-        if fault.was_answered:  # whatever it said, it lives
-            self._set_timer(self._silent_s, self._look_whether_it_lives)
+    def _liveness_failed(self, fault: Fault) -> None:
+        self._liveness_check = None
+        if fault.was_answered:  # an error answer is a sign of life, too
+            self._set_timer(self._silent_s, self._check_liveness)
         else:
             self._fail(fault.message)
 
@@ -192,23 +192,23 @@ class WatchStream:
         if self._is_over:
             return
         self.close()
-        if fault.kind in ("token", "refused"):  # this member may only have forgotten our token
+        if fault.kind in ("token", "refused"):  # perhaps only this member has dropped the token
             self._client.token.was_refused(self._token)
         self._ended(fault)
 
     def close(self) -> None:
-        """Our own wish: nobody is told."""
+        """Close without a callback."""
         self._is_over = True
-        self._client.forget_stream(self)
+        self._client.remove_stream(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
-        if self._life_sign is not None:
-            self._life_sign.cancel()
-            self._life_sign = None
+        if self._liveness_check is not None:
+            self._liveness_check.cancel()
+            self._liveness_check = None
         if self._connection is not None:
             self._client.pool.drop(self._connection)
             self._connection = None

@@ -1,1 +1,1 @@
-"""A small HTTP server: for probes, for pages, and for workers that can be asked. See ``server`` for its law."""
+"""A small HTTP server for health probes, the dashboard and the workers' control plane. See ``server``."""

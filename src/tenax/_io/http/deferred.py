@@ -1,4 +1,4 @@
-"""Later: an answer that is not known yet. Somebody else finds it out, and the server holds up nobody meanwhile."""
+"""Later: a response that is produced after the handler has returned, without blocking the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Later:
     """Returned instead of a response. ``give`` may be called from any thread; the first response counts.
 
-    Who asked waits for so many seconds at most, and is told so then.
+    Without one the client gets an error response after ``within_s``.
     """
 
     def __init__(self, within_s: float) -> None:
@@ -32,7 +32,7 @@ class Later:
             deliver(response)
 
     def deliver_to(self, deliver: Callable[[Response], None]) -> None:
-        """The server's: what was given already is delivered at once."""
+        """Set the receiver, for the server. A response that was given before is delivered at once."""
         with self._lock:
             self._deliver, response = deliver, self._response
         if response is not None:

@@ -1,9 +1,8 @@
-"""Guard: what bytes must pass before h11 parses them.
+"""Guard: checks bytes before h11 parses them.
 
-h11's regular expressions take quadratic time for one thing: a long run of blanks (h11 0.16: 16 KB of spaces and a
-vertical tab as a header cost 1.4 s, as a chunk's first line 0.2 s). The guard rejects such a run, however it was cut
-into pieces; then h11's work is linear, which the tests of this package measure. No header, chunk line or answer of etcd
-has one.
+h11's regular expressions take quadratic time for a long run of blanks (h11 0.16: 16 KB of spaces and a vertical tab
+cost 1.4 s as a header, 0.2 s as the first line of a chunk). The guard rejects such runs, also across pieces, so that
+h11's work is linear; the tests measure this. No legitimate header, chunk line or etcd response contains such a run.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ _RUN = b" " * (MAX_BLANKS + 1)
 
 
 class Guard:
-    """For the bytes of one message."""
+    """Checks the bytes of one message."""
 
     def __init__(self) -> None:
         self._tail = b""
 
     def admits(self, data: bytes) -> bool:
-        """Return False if there is too long a run of blanks up to the end of ``data``."""
+        """Return False if ``data`` contains or completes a run of blanks that is too long."""
         seen = (self._tail + data).replace(b"\t", b" ")
         self._tail = seen[-MAX_BLANKS:]
         return _RUN not in seen

@@ -31,14 +31,14 @@ _PHRASES = {
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much of a request is taken."""
+    """The maximum size of a request."""
 
     head_bytes: int = 8192
     body_bytes: int = 0
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What was asked. Names of headers are in lower case; of a parameter that was given twice, the last counts."""
+    """A request. Header names are in lower case; the last value of a repeated parameter counts."""
 
     method: str
     path: str = "/"
@@ -48,14 +48,14 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def wants_json(self) -> bool:
-        """``?format=json``, or a client that says so."""
+        """True with ``?format=json``, or an Accept header for JSON."""
         if "format" in self.params:
             return self.params["format"] == "json"
         return JSON in self.headers.get("accept", "")
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What is answered."""
+    """A response."""
 
     status: int = OK
     body: bytes = b""
@@ -63,18 +63,18 @@ class Response(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
-def text(status: int, sentence: str, **headers: str) -> Response:
-    """One line for a person."""
-    return Response(status, f"{sentence}\n".encode(errors="backslashreplace"), PLAIN, headers)
+def text(status: int, message: str, **headers: str) -> Response:
+    """Return a response with one line of text."""
+    return Response(status, f"{message}\n".encode(errors="backslashreplace"), PLAIN, headers)
 
 
 def json(status: int, value: Any) -> Response:
-    """The same for a program."""
+    """Return a response with a JSON body."""
     return Response(status, as_json(value) + b"\n", JSON)
 
 
 def as_json(value: Any) -> bytes:
-    """Whatever text is in it: a run may be called by bytes that are no characters."""
+    """Encode ``value``, also with text that is not valid Unicode: a run id may contain arbitrary bytes."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -84,14 +84,14 @@ def as_json(value: Any) -> bytes:
 
 
 def render(response: Response, *, with_body: bool = True) -> bytes:
-    """The bytes of an answer, after which the connection is closed. ``with_body``: False for a HEAD."""
+    """Return the bytes of a response that closes the connection. ``with_body`` is False for HEAD."""
     length = {"Content-Length": str(len(response.body))}
     head = _head(response.status, response.content_type, {**length, **response.headers})
     return head + response.body if with_body else head
 
 
 def render_head(content_type: str, headers: Mapping[str, str]) -> bytes:
-    """The bytes in front of an answer that ends when the connection does."""
+    """Return the head of a response whose end is the end of the connection."""
     return _head(OK, content_type, headers)
 
 

@@ -1,7 +1,7 @@
-"""RequestReader: from received bytes, cut anywhere, to one request. h11 parses; the limits are set here.
+"""RequestReader: parses one request from bytes in arbitrary pieces. h11 parses; this module enforces the limits.
 
-Pure: no sockets and no clock. What is not an acceptable request becomes the response that says so. Never raises for
-what a peer sent. Importing this module imports h11: only a server does.
+Pure: no sockets and no clock. An unacceptable request becomes an error response; no input raises. Importing this module
+imports h11, so only servers import it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_HEADER_LINES = 100
 _MAX_PARAMETERS = 64
 _MAX_MESSAGE = 100  # characters; h11 quotes what it rejects
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
-_OVERLAP = 2  # bytes of the end of the head that may have come with the piece before
+_OVERLAP = 2  # bytes of the head's end that the previous piece may contain
 
 
 class RequestReader:
@@ -39,17 +39,17 @@ class RequestReader:
         self._guard = Guard()
         self._head_bytes = 0
         self._lines = 0
-        self._last = b""
+        self._last = b""  # the last bytes of the previous piece
         self._head: h11.Request | None = None
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Request | Response | None:
-        """Return the request once it is complete, a response if it is unacceptable, None if more must come.
+        """Return the request if it is complete, an error response if it is unacceptable, None if it is incomplete.
 
         ``data`` is not empty. After a request or a response the reader is not used again.
         """
-        if self._head is None and (objection := self._check_head(data)) is not None:
-            return objection
+        if self._head is None and (error_response := self._check_head(data)) is not None:
+            return error_response
         try:
             self._parser.receive_data(data)
             while True:
@@ -58,19 +58,19 @@ class RequestReader:
                     return None
                 if isinstance(event, h11.Request):
                     self._head = event
-                    if (objection := self._check_body()) is not None:
-                        return objection
+                    if (error_response := self._check_body()) is not None:
+                        return error_response
                     if not self._limits.body_bytes:
                         return self._request()
                 elif isinstance(event, h11.Data):
                     self._body += event.data
-                else:  # the end of the request; PAUSED: the client wants to switch protocols, which is ignored
+                else:  # the end of the request, or PAUSED: a request to switch protocols, which is ignored
                     return self._request()
         except h11.RemoteProtocolError as error:
             return _rejected(error)
 
     def _check_head(self, data: bytes) -> Response | None:
-        """Check the size and the characters of what belongs to the head. Linear, and cheap before h11 sees it."""
+        """Check the part of ``data`` that belongs to the head. Takes linear time, before h11 parses it."""
         seen = self._last + data
         self._last = seen[-_OVERLAP:]
         end = _END_OF_HEAD.search(seen)

@@ -1,7 +1,7 @@
-"""Stream: an answer without an end, as a page that is kept up to date reads it (server-sent events).
+"""Stream: a response without an end, for pages that update themselves (server-sent events).
 
-Everything about it happens in the server's thread. What a client does not take is kept up to a bound; one that takes
-nothing any more loses its stream, and is free to ask for another.
+All methods are called in the server's thread. Data that the client does not read is buffered up to a limit. A client
+that stops reading is disconnected and may reconnect.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 EVENTS = "text/event-stream"
-_HEARTBEAT = b":\n\n"  # a comment: the client's side sees that we live, and ours that the client does
+_HEARTBEAT = b":\n\n"  # a comment; it lets each side detect that the other is gone
 
 
 class Stream:
-    """Returned instead of a response. ``on_end`` is called once, whoever ended it."""
+    """Returned instead of a response. ``on_end`` is called once, whichever side ends the stream."""
 
     def __init__(
         self,
@@ -29,30 +29,30 @@ class Stream:
         self.content_type = content_type
         self.headers = headers
         self.heartbeat = heartbeat
-        self._said_before = b""
+        self._early = b""  # data from before ``open``
         self._send: Callable[[bytes], None] | None = None
-        self._hang_up: Callable[[], None] | None = None
+        self._close: Callable[[], None] | None = None
 
     def say(self, data: bytes) -> None:
-        """Send this as soon as the client takes it. To one that is gone nothing is said."""
+        """Send ``data``, buffered until the client reads it. Does nothing once the client is gone."""
         if self._send is None:
-            self._said_before += data
+            self._early += data
         else:
             self._send(data)
 
     def end(self) -> None:
-        """Hang up, without what was not taken."""
-        if self._hang_up is not None:
-            self._hang_up()
+        """Close the connection and discard unsent data."""
+        if self._close is not None:
+            self._close()
 
-    def open(self, send: Callable[[bytes], None], hang_up: Callable[[], None]) -> None:
-        """The server's: the way to the client is open."""
-        self._send, self._hang_up = send, hang_up
-        if self._said_before:
-            data, self._said_before = self._said_before, b""
+    def open(self, send: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        """Attach the connection, for the server."""
+        self._send, self._close = send, close
+        if self._early:
+            data, self._early = self._early, b""
             send(data)
 
 
 def event(kind: str, data: bytes) -> bytes:
-    """One server-sent event. ``data`` is one line."""
+    """Return one server-sent event. ``data`` is one line."""
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

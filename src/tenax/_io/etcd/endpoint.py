@@ -1,4 +1,4 @@
-"""A place: one endpoint of etcd, and where the next connection to it should go."""
+"""One of etcd's endpoints, and the address that the next connection tries first."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from tenax._io.endpoint import Address
 
 
-class Place:
-    """One of the endpoints that the user named. A name may stand for several addresses; they take turns."""
+class EtcdEndpoint:
+    """One of the endpoints that the user gave. A host name may resolve to several addresses; they take turns."""
 
     def __init__(self, index: int, text: str) -> None:
         self.index = index
         self.name = text
-        self.endpoint = Endpoint.parse(text)
+        self.target = Endpoint.parse(text)
         self._failures = 0
 
     def in_order(self, addresses: list[Address]) -> list[Address]:
-        """The addresses, beginning with one that has not just failed."""
+        """Return the addresses, starting with one that did not fail last."""
         first = self._failures % len(addresses)
         return addresses[first:] + addresses[:first]
 
