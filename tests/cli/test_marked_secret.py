@@ -67,7 +67,7 @@ def test_no_settings_class_shows_the_mark() -> None:
             continue
         seen.append(kind.__name__)
         assert MARK not in repr(made) + str(made), kind
-    expected = {"Options", "NodePlan", "TcpSettings", "EtcdRendezvousSettings", "EtcdSettings", "Leader", "JobSelector"}
+    expected = {"Options", "NodePlan", "TcpSettings", "EtcdEngineSettings", "EtcdSettings", "Leader", "JobSelector"}
     assert expected <= set(seen), "they are found; a renamed field would otherwise pass for success"
     config = LaunchConfig(
         1,

@@ -31,7 +31,7 @@ from tenax._core.model import AgentSettings, Assignment
 from tenax._core.record import RunRecord
 from tenax._engines.etcd.candidacy import Elected
 from tenax._engines.etcd.decisions import Decisions
-from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._engines.etcd.keys import Keys, Leader, Written
 from tenax._engines.etcd.leader_address import Place, this_machine
 from tenax._engines.tcp import wire
@@ -152,8 +152,8 @@ class Follower:
         self.events: queue.Queue[object] = queue.Queue()
         self._loop = Loop()
         self._is_over = False
-        settings = EtcdRendezvousSettings(etcd.endpoints, run_id, 2, 2, etcd=etcd.settings())
-        self._engine = EtcdRendezvous(settings, "127.0.0.1")
+        settings = EtcdEngineSettings(etcd.endpoints, run_id, 2, 2, etcd=etcd.settings())
+        self._engine = EtcdEngine(settings, "127.0.0.1")
         self._thread = threading.Thread(target=self._run, name="follower")
         self._thread.start()
 

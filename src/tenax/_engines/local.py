@@ -27,7 +27,7 @@ _NODE_ID = "local"
 LOOPBACK = "127.0.0.1"
 
 
-class LocalRendezvous:
+class LocalEngine:
     """Implements ``ports.Control``. Without a ``place`` there is no store: nobody will look for one."""
 
     def __init__(self, run_id: str, place: StoreAddress | None = None) -> None:

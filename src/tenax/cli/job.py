@@ -483,9 +483,9 @@ def _job_at_endpoint(meant: JobSelector) -> Job:
     try:
         if backend in ETCD_BACKENDS:
             from tenax._engines.etcd.operator import line_through_etcd
-            from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
+            from tenax.rendezvous._etcd_handler import etcd_engine_settings
 
-            return Job(meant.run_id, line_through_etcd(etcd_rendezvous_settings(parameters)))
+            return Job(meant.run_id, line_through_etcd(etcd_engine_settings(parameters)))
         from tenax.rendezvous._tcp_handler import tcp_settings
 
         settings = tcp_settings(parameters)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from tenax._engines.local import LOOPBACK, LocalRendezvous
+from tenax._engines.local import LOOPBACK, LocalEngine
 from tenax._engines.store_address import StoreAddress
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
@@ -114,14 +114,14 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         self.master_addr = master_addr
         self.master_port = master_port
 
-    def _make_engine(self, master_addr: str | None, master_port: int | None) -> LocalRendezvous:
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> LocalEngine:
         place = StoreAddress(
             master_addr or self.master_addr,
             master_port or self.master_port,
             in_agent=self._use_agent_store,
             allow=self._store_allow,
         )
-        return LocalRendezvous(self._run_id, place)
+        return LocalEngine(self._run_id, place)
 
     def get_backend(self) -> str:
         return self._backend

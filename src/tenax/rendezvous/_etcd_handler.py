@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.authority import AuthorityTerms
-from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._io.etcd.gateway import ROOT
 from tenax.rendezvous._engine_handler import AskedRendezvousHandler
 from tenax.rendezvous._etcd_options import etcd_settings_from
@@ -36,10 +36,10 @@ class EtcdEngineHandler(AskedRendezvousHandler):
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params)
-        self.settings = etcd_rendezvous_settings(params)
+        self.settings = etcd_engine_settings(params)
 
-    def _make_engine(self, master_addr: str | None, master_port: int | None) -> EtcdRendezvous:
-        return EtcdRendezvous(self.settings, master_addr or "", master_port or 0)
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> EtcdEngine:
+        return EtcdEngine(self.settings, master_addr or "", master_port or 0)
 
     def _make_asked(self) -> RendezvousHandler:
         from tenax.rendezvous.dynamic_rendezvous import create_handler
@@ -49,7 +49,7 @@ class EtcdEngineHandler(AskedRendezvousHandler):
         return create_handler(store, backend, self._params)
 
 
-def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSettings:
+def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
     """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
     if not params.endpoint:
         raise ValueError(
@@ -64,7 +64,7 @@ def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSett
     if managed is not None and managed.password:
         etcd = msgspec.structs.replace(etcd, user=ROOT, password=managed.password, waits_for_users=True)
     link_tls = bool(params.get_as_bool("link_tls", True))
-    settings = EtcdRendezvousSettings(
+    settings = EtcdEngineSettings(
         **linked,
         etcd=etcd,
         outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),

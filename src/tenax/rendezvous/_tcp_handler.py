@@ -8,7 +8,7 @@ from tenax._core.bounds import MAX_SECONDS, name_problem
 from tenax._core.lease import LeaseTerms
 from tenax._engines.secret import TLS_OPTIONS, configured_secret, user_secret
 from tenax._engines.store_address import store_allow
-from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
+from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._io.endpoint import Endpoint
 from tenax._io.tls import TlsFiles
 from tenax.rendezvous._engine_handler import AskedRendezvousHandler
@@ -27,8 +27,8 @@ class TcpRendezvousHandler(AskedRendezvousHandler):
         super().__init__(params)
         self.settings = tcp_settings(params)
 
-    def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpRendezvous:
-        return TcpRendezvous(self.settings, master_addr or "", master_port or 0)
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpEngine:
+        return TcpEngine(self.settings, master_addr or "", master_port or 0)
 
     def _make_asked(self) -> RendezvousHandler:
         from tenax.rendezvous.c10d_rendezvous_backend import create_backend
@@ -50,7 +50,7 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
         _check_user_secret()  # report now what is wrong with it
     if settings.tls is not None:
         settings.tls.for_client()  # say now what is wrong with the files
-    TcpRendezvous(settings)  # ... and with the endpoint
+    TcpEngine(settings)  # ... and with the endpoint
     return settings
 
 

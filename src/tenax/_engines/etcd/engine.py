@@ -38,7 +38,7 @@ from tenax._engines.etcd.leader_address import (
     this_machine,
 )
 from tenax._engines.etcd.leadership import Leadership
-from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
+from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedEngine, LinkedSettings
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
@@ -66,7 +66,7 @@ _PORT_TAKEN_S = 10.0  # how long an earlier agent on this host may still hold th
 _SPREAD_S, _MAX_SPREAD_S = 0.0005, 0.5  # for each other node: not all stand for election at the same moment
 
 
-class EtcdRendezvousSettings(LinkedSettings, frozen=True):
+class EtcdEngineSettings(LinkedSettings, frozen=True):
     """``endpoint`` is etcd's, as the user wrote it. ``link_port`` 0: the system chooses the leader's port.
 
     ``tls`` secures the links: the same files as those of ``etcd``, or none.
@@ -84,10 +84,10 @@ class EtcdRendezvousSettings(LinkedSettings, frozen=True):
         return AuthorityTerms(self.terms, self.outage_s)
 
 
-class EtcdRendezvous(LinkedRendezvous):
+class EtcdEngine(LinkedEngine):
     """The coordinator is where etcd says that it is; perhaps here."""
 
-    def __init__(self, settings: EtcdRendezvousSettings, master_addr: str = "", master_port: int = 0) -> None:
+    def __init__(self, settings: EtcdEngineSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._etcd = settings
         self._keys = Keys(settings.run_id)

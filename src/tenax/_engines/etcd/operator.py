@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
-    from tenax._engines.etcd.engine import EtcdRendezvousSettings
+    from tenax._engines.etcd.engine import EtcdEngineSettings
     from tenax._engines.etcd.keys import Leader
 
 _ETCD_S = 10.0
 
 
-def line_through_etcd(settings: EtcdRendezvousSettings) -> OperatorLine:
+def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
     """Connect to the leader. Raises ``Unreachable`` and ``AccessDenied``."""
     etcd = BlockingEtcd(settings.etcd, _ETCD_S)
     try:
@@ -42,7 +42,7 @@ def line_through_etcd(settings: EtcdRendezvousSettings) -> OperatorLine:
     return _line_to(leader, settings)
 
 
-def _line_to(leader: Leader, settings: EtcdRendezvousSettings) -> OperatorLine:
+def _line_to(leader: Leader, settings: EtcdEngineSettings) -> OperatorLine:
     place = leader.place
     if is_loopback(place.addr) and place.machine != this_machine():
         raise Unreachable(f"its coordinator, on {place.host}, listens at {place.addr}, which only that host can reach")
@@ -54,7 +54,7 @@ def _line_to(leader: Leader, settings: EtcdRendezvousSettings) -> OperatorLine:
         raise Unreachable(f"its coordinator, on {place.host}, cannot be reached: {error}") from error
 
 
-def _tls(leader: Leader, settings: EtcdRendezvousSettings) -> ssl.SSLContext | None:
+def _tls(leader: Leader, settings: EtcdEngineSettings) -> ssl.SSLContext | None:
     if not leader.certificate:
         if settings.tls is not None:
             raise AccessDenied(

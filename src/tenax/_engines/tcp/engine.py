@@ -23,7 +23,7 @@ import msgspec
 
 from tenax._core.coordinator import Opened
 from tenax._core.lease import Lease
-from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
+from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedEngine, LinkedSettings
 from tenax._engines.tcp.marker import Marker, Note
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.connect import Connecting
@@ -48,7 +48,7 @@ class TcpSettings(LinkedSettings, frozen=True):
     uses_user_secret: bool = False  # the secret is that of this user on this host, read or created at the start
 
 
-class TcpRendezvous(LinkedRendezvous):
+class TcpEngine(LinkedEngine):
     """The coordinator is served where everybody was told that it is."""
 
     def __init__(self, settings: TcpSettings, master_addr: str = "", master_port: int = 0) -> None:

@@ -76,7 +76,7 @@ class LinkedSettings(msgspec.Struct, frozen=True):
     __repr__ = concealed_repr
 
 
-class LinkedRendezvous(ABC):
+class LinkedEngine(ABC):
     """Implements ``ports.Control``."""
 
     def __init__(self, settings: LinkedSettings, master_addr: str = "", master_port: int = 0) -> None:
