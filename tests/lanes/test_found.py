@@ -33,7 +33,7 @@ from tenax._engines.etcd.candidacy import Elected
 from tenax._engines.etcd.decisions import Decisions
 from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._engines.etcd.keys import Keys, Leader, Written
-from tenax._engines.etcd.leader_address import Place, this_machine
+from tenax._engines.etcd.leader_address import LeaderAddress, this_machine
 from tenax._engines.tcp import wire
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
@@ -66,7 +66,7 @@ class Leading:
         self.etcd = SlowEtcd()
         self.heard: dict[str, list[object]] = {"a": [], "b": []}
         self._machine = CoordinatorMachine(RunSettings("run", 2, 2))
-        place = Place("a", "host", "127.0.0.1", 1)
+        place = LeaderAddress("a", "host", "127.0.0.1", 1)
         elected = Elected(5, 6, Written(RunRecord(), place), Leader(place, b"secret"))
         client = cast("EtcdClient", self.etcd)
         self._decisions = Decisions(
@@ -195,7 +195,7 @@ class FakeLeader:
         self._door.settimeout(PATIENCE_S)
         self._secret = os.urandom(16)
         self._client = BlockingEtcd(etcd.settings())
-        leader = Leader(Place("leader", "host", *self._door.getsockname(), this_machine()), self._secret)
+        leader = Leader(LeaderAddress("leader", "host", *self._door.getsockname(), this_machine()), self._secret)
         self._client.call(Put(Keys(run_id).leader, msgspec.json.encode(leader)))
         self.counts = True
         self.beats = 0

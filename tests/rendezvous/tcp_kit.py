@@ -430,14 +430,14 @@ class ServerProcess:
         self,
         nodes: tuple[int, int] = (1, 4),
         terms: LeaseTerms = SHORT,
-        stranger_s: float = 5.0,
+        handshake_timeout_s: float = 5.0,
         most_descriptors: int = 0,
     ) -> None:
         told = {
             "nodes": nodes,
             "beat_s": terms.beat_s,
             "lease_s": terms.lease_s,
-            "stranger_s": stranger_s,
+            "handshake_timeout_s": handshake_timeout_s,
             "most_descriptors": most_descriptors,
         }
         self.process = subprocess.Popen(

@@ -16,8 +16,8 @@ from tenax._core.model import Assignment, Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 from tenax._engines.etcd.candidacy import Candidacy, Elected
 from tenax._engines.etcd.decisions import Decisions
-from tenax._engines.etcd.keys import Keys, Leader, Standing, Written
-from tenax._engines.etcd.leader_address import Place
+from tenax._engines.etcd.keys import Keys, Leader, LeaderAndRecord, Written
+from tenax._engines.etcd.leader_address import LeaderAddress
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.operations import Delete, Put, Range
@@ -61,7 +61,7 @@ class Bench:
         candidacy = self.candidacies[name] = Candidacy(
             self.client,
             self.keys,
-            Leader(Place(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
+            Leader(LeaderAddress(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
             told.get("terms", TERMS),
             told.get("fit", "nodes and secret"),
             told.get("must_fit", True),
@@ -93,8 +93,8 @@ class Bench:
             self.written.append,
         )
 
-    def standing(self) -> Standing:
-        return Standing(self.ask(self.keys.both()))
+    def standing(self) -> LeaderAndRecord:
+        return LeaderAndRecord(self.ask(self.keys.both()))
 
     def recorded(self) -> Written:
         written = self.standing().written

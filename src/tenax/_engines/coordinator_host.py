@@ -27,7 +27,7 @@ _FREEZE_S = 2.5  # as ``LeaseTerms.freeze_s`` of the default lease, where there 
 _RECENT_KEPT = 256  # steps, for whoever asks what happened last
 
 
-def _is_of_no_note(event: AnyCoordinatorEvent) -> bool:
+def _is_noise(event: AnyCoordinatorEvent) -> bool:
     """What comes often, and is told elsewhere: the few steps that are kept are for what happened."""
     return isinstance(event, Tick) or (isinstance(event, Received) and isinstance(event.message, NodeProgress))
 
@@ -51,7 +51,7 @@ class CoordinatorHost:
         self._record = record
         self._timer: Cancellable | None = None
         self._timer_at: float | None = None
-        self._facts: deque[AnyCoordinatorEvent] = deque()
+        self._events: deque[AnyCoordinatorEvent] = deque()
         self._is_busy = False
         self.recent: deque[tuple[float, AnyCoordinatorEvent, list[Send]]] = deque(maxlen=_RECENT_KEPT)
         self.watchers: list[Callable[[], None]] = []  # called after every step
@@ -65,29 +65,29 @@ class CoordinatorHost:
         return self._machine.doing_in_words(self._loop.now())
 
     def step(self, event: AnyCoordinatorEvent) -> None:
-        self._facts.append(event)
+        self._events.append(event)
         if self._is_busy:
             return
         self._is_busy = True
         try:
-            while self._facts:
-                self._take(self._facts.popleft())
+            while self._events:
+                self._take(self._events.popleft())
         finally:
             self._is_busy = False
-        self._keep_deadline()
+        self._update_timer()
 
     def _take(self, event: AnyCoordinatorEvent) -> None:
         now = self._loop.now()
         says = self._machine.step(event, now)
         self._record(now, event, says, self._machine.state)
-        if says or not _is_of_no_note(event):
+        if says or not _is_noise(event):
             self.recent.append((now, event, says))
         for say in says:
             self._deliver(say)
         for watch in list(self.watchers):
             watch()
 
-    def _keep_deadline(self) -> None:
+    def _update_timer(self) -> None:
         wanted = self._machine.state.next_deadline()
         if wanted == self._timer_at:
             return

@@ -32,18 +32,18 @@ class LocalEngine:
 
     def __init__(self, run_id: str, place: StoreAddress | None = None) -> None:
         self.run_id = run_id
-        self._place = place
+        self._store_address = place
         self._emit: Emit = lambda _: None
         self._loop: EventLoop | None = None
-        self._seat: CoordinatorHost | None = None
-        self._desk: OperatorApi | None = None
+        self._coordinator: CoordinatorHost | None = None
+        self._operator_api: OperatorApi | None = None
         self._answer: Callable[[OfNode, Reply], None]
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         settings = node.settings
         self._emit, self._loop = emit, loop
-        if self._place is not None:
-            self._place.open(loop, node.say)
+        if self._store_address is not None:
+            self._store_address.open(loop, node.say)
         run = RunSettings(
             self.run_id,
             max_restarts=settings.max_restarts,
@@ -51,26 +51,26 @@ class LocalEngine:
             on_hang=settings.on_hang,
             hang_after_s=settings.hang_after_s,
         )
-        self._seat = CoordinatorHost(run, node.policy, loop, self._deliver, node.record_run(run))
+        self._coordinator = CoordinatorHost(run, node.policy, loop, self._deliver, node.record_run(run))
         self._answer = node.answer
-        node.serves(self.desk)
+        node.serves(self.operator_api)
         info = NodeInfo(_NODE_ID, os.uname().nodename, settings.local_world_size, settings.role)
-        self._seat.step(Opened())
-        self._seat.step(Received(info.node_id, NodeJoined(info)))
+        self._coordinator.step(Opened())
+        self._coordinator.step(Received(info.node_id, NodeJoined(info)))
 
     def tell(self, message: FromNode) -> None:
-        assert self._seat is not None, "opened before"
-        if isinstance(message, NodeReady) and self._place is not None:
+        assert self._coordinator is not None, "opened before"
+        if isinstance(message, NodeReady) and self._store_address is not None:
             try:
-                message = self._place.offer(message)
+                message = self._store_address.offer(message)
             except OSError as error:
-                self._emit(JoinRefused(self._place.why_not(error)))
+                self._emit(JoinRefused(self._store_address.why_not(error)))
                 return
-        self._seat.step(Received(_NODE_ID, message))
+        self._coordinator.step(Received(_NODE_ID, message))
 
     def _deliver(self, say: Send) -> None:
-        if isinstance(say.event, GenerationFormed) and self._place is not None:
-            self._place.serve(say.event.assignment)
+        if isinstance(say.event, GenerationFormed) and self._store_address is not None:
+            self._store_address.serve(say.event.assignment)
         self._emit(say.event)
 
     def cancel(self, why: str) -> None:
@@ -78,20 +78,22 @@ class LocalEngine:
             self._loop.soon(lambda: self._cancel(why))
 
     def _cancel(self, why: str) -> None:
-        if self._seat is not None:
-            self._seat.step(CancelRequested(why))
+        if self._coordinator is not None:
+            self._coordinator.step(CancelRequested(why))
 
-    def desk(self) -> OperatorApi:
-        if self._desk is None:
+    def operator_api(self) -> OperatorApi:
+        if self._operator_api is None:
             from tenax._engines.operator_api import OperatorApi
 
-            assert self._seat is not None, "opened before"
+            assert self._coordinator is not None, "opened before"
             assert self._loop is not None, "opened before"
-            self._desk = OperatorApi(self._seat, self._loop, lambda _, request, reply: self._answer(request, reply))
-        return self._desk
+            self._operator_api = OperatorApi(
+                self._coordinator, self._loop, lambda _, request, reply: self._answer(request, reply)
+            )
+        return self._operator_api
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
-        self.desk().ask(request, reply)
+        self.operator_api().ask(request, reply)
 
     @property
     def where(self) -> str:
@@ -102,9 +104,9 @@ class LocalEngine:
 
     def close(self) -> None:
         self._loop = None
-        if self._desk is not None:
-            self._desk.close()
-        if self._seat is not None:
-            self._seat.close()
-        if self._place is not None:
-            self._place.close()
+        if self._operator_api is not None:
+            self._operator_api.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+        if self._store_address is not None:
+            self._store_address.close()

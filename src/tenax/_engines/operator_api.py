@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable, EventLoop, Reply
     from tenax._view.status import RunStatus
 
-_NAMES_SAID = 8
+_MAX_NAMES_SHOWN = 8
 _MAX_DIGITS = 10
-_LONGEST_NAME_SAID = 100
-_LONGEST_WAIT_S = 30.0
-_TOGETHER_S = 0.2  # what happens within that time is one answer
+_MAX_NAME_SHOWN = 100
+_MAX_WAIT_S = 30.0
+_COALESCE_S = 0.2  # what happens within that time is one answer
 _MAX_WAITING = 256
 _CLOCK_WAS_SET_S = 1.0
 _GONE = "the coordinator has just gone from here; ask again"
 _SHOWN_PER_WORK = 20  # so many times as long as it took to make, a status is shown again
-_DEAR_S = 0.005  # ... even if something has happened since: the mark tells
+_EXPENSIVE_S = 0.005  # ... even if something has happened since: the mark tells
 
 
 class _Waiting:
@@ -52,24 +52,24 @@ class _Waiting:
 
 
 class OperatorApi:
-    """One coordinator's. ``pass_on`` sends a request to a node, by its id, and its answer to ``reply``."""
+    """One coordinator's. ``forward`` sends a request to a node, by its id, and its answer to ``reply``."""
 
     def __init__(
         self,
         seat: CoordinatorHost,
         loop: EventLoop,
-        pass_on: Callable[[str, OfNode, Reply], None],
+        forward: Callable[[str, OfNode, Reply], None],
         wall_clock: Callable[[], float] = time.time,
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._seat = seat
+        self._coordinator = seat
         self._loop = loop
-        self._pass_on = pass_on
+        self._forward = forward
         self._wall_clock = wall_clock
         self._work_clock = work_clock
         self._shown: RunStatus | None = None  # the last one, to those who ask
         self._shown_until = 0.0
-        self._is_dear = False
+        self._is_expensive = False
         self._name = os.urandom(4).hex()  # another coordinator's marks are not ours
         self._steps = 0
         self._wall_offset: float | None = None
@@ -80,42 +80,42 @@ class OperatorApi:
 
     def watch(self, on_step: Callable[[], None]) -> None:
         """Call this after every step of the coordinator. What it shows may have changed."""
-        self._seat.watchers.append(on_step)
+        self._coordinator.watchers.append(on_step)
 
     def unwatch(self, on_step: Callable[[], None]) -> None:
-        self._seat.watchers.remove(on_step)
+        self._coordinator.watchers.remove(on_step)
 
     def status(self) -> RunStatus:
         from tenax._view.status import status_of
 
         self._count()
         now = self._loop.now()
-        seat = self._seat
+        seat = self._coordinator
         status = status_of(seat.state, seat.recent, seat.doing_in_words(), now, self._offset(now))
         return msgspec.structs.replace(status, mark=self._mark)
 
-    def _tell_status(self, reply: Reply) -> None:
+    def _reply_with_status(self, reply: Reply) -> None:
         """One answer. A view that cannot be made must never end a run."""
         try:
-            status = self._status_for_all()
+            status = self._cached_status()
         except Exception as error:
             reply(None, f"the status cannot be made: {type(error).__name__}: {error}")
             return
         reply(status, "")
 
-    def _status_for_all(self) -> RunStatus:
-        shown, is_over = self._shown, self._seat.state.phase is RunPhase.OVER
+    def _cached_status(self) -> RunStatus:
+        shown, is_over = self._shown, self._coordinator.state.phase is RunPhase.OVER
         if (
             shown is not None
             and self._loop.now() < self._shown_until
-            and (shown.mark == self._mark or self._is_dear)
+            and (shown.mark == self._mark or self._is_expensive)
             and is_over == (shown.phase == RunPhase.OVER.value)  # of the end everybody hears
         ):
             return shown
         began = self._work_clock()
         self._shown = shown = self.status()
         took_s = self._work_clock() - began
-        self._is_dear = took_s > _DEAR_S
+        self._is_expensive = took_s > _EXPENSIVE_S
         self._shown_until = self._loop.now() + took_s * _SHOWN_PER_WORK
         return shown
 
@@ -136,31 +136,35 @@ class OperatorApi:
         """Nobody who does not ask pays for this."""
         if not self._is_counting:
             self._is_counting = True
-            self._seat.watchers.append(self._on_step)
+            self._coordinator.watchers.append(self._on_step)
 
     def _on_step(self) -> None:
         self._steps += 1
-        if self._seat.state.phase is RunPhase.OVER:  # soon nobody is here to answer
+        if self._coordinator.state.phase is RunPhase.OVER:  # soon nobody is here to answer
             for waiting in [*self._waiting, *self._due]:
                 self._answer(waiting)
         elif self._waiting:
             now_due, self._waiting = self._waiting, []
             self._due += now_due
             for waiting in now_due:
-                self._answer_within(waiting, _TOGETHER_S)
+                self._answer_within(waiting, _COALESCE_S)
 
     def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
-        if not mark or self._seat.state.phase is RunPhase.OVER or len(self._waiting) + len(self._due) >= _MAX_WAITING:
-            self._tell_status(reply)
+        if (
+            not mark
+            or self._coordinator.state.phase is RunPhase.OVER
+            or len(self._waiting) + len(self._due) >= _MAX_WAITING
+        ):
+            self._reply_with_status(reply)
             return
         self._count()
         waiting = _Waiting(reply)
         if mark == self._mark:
             self._waiting.append(waiting)
-            self._answer_within(waiting, max(_TOGETHER_S, min(wait_s, _LONGEST_WAIT_S)))
+            self._answer_within(waiting, max(_COALESCE_S, min(wait_s, _MAX_WAIT_S)))
         else:
             self._due.append(waiting)
-            self._answer_within(waiting, _TOGETHER_S)
+            self._answer_within(waiting, _COALESCE_S)
 
     def _answer_within(self, waiting: _Waiting, seconds: float) -> None:
         if waiting.timer is not None:
@@ -173,7 +177,7 @@ class OperatorApi:
                 group.remove(waiting)
         if waiting.timer is not None:
             waiting.timer.cancel()
-        self._tell_status(waiting.reply)
+        self._reply_with_status(waiting.reply)
 
     def close(self) -> None:
         """The coordinator is here no longer. Who waits for news of it would get old ones, or none."""
@@ -192,7 +196,7 @@ class OperatorApi:
         if self._is_closed:
             reply(None, _GONE)
             return
-        is_over = self._seat.state.phase is RunPhase.OVER
+        is_over = self._coordinator.state.phase is RunPhase.OVER
         match request:
             case requests.StatusRequest(mark, wait_s):
                 self._when_changed(mark, wait_s, reply)
@@ -201,24 +205,26 @@ class OperatorApi:
             case requests.StopRequest(why):
                 # First the answer: the end of the run may close the way to whoever asked.
                 reply("the run is being ended on every node", "")
-                self._seat.step(CancelRequested(why))
+                self._coordinator.step(CancelRequested(why))
             case requests.RestartRequest(why):
-                phase = self._seat.state.phase
+                phase = self._coordinator.state.phase
                 if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
-                    reply(None, f"no generation is running that could be restarted: {self._seat.doing_in_words()}")
+                    reply(
+                        None, f"no generation is running that could be restarted: {self._coordinator.doing_in_words()}"
+                    )
                     return
                 if leaving := self._last_leaving():
-                    reply(None, f"generation {self._seat.state.generation} is ending already: {leaving}")
+                    reply(None, f"generation {self._coordinator.state.generation} is ending already: {leaving}")
                     return
-                reply(f"generation {self._seat.state.generation} is being ended, and another follows", "")
-                self._seat.step(RestartRequested(why))
+                reply(f"generation {self._coordinator.state.generation} is being ended, and another follows", "")
+                self._coordinator.step(RestartRequested(why))
             case requests.DrainRequest(node, why):
                 node_id, trouble = self.find(node)
                 if trouble:
                     reply(None, trouble)
                     return
-                reply(f"{self._seat.state.nodes[node_id].label} is asked to leave", "")
-                self._seat.step(DrainRequested(node_id, why))
+                reply(f"{self._coordinator.state.nodes[node_id].label} is asked to leave", "")
+                self._coordinator.step(DrainRequested(node_id, why))
             case requests.NodeRequest(node):
                 node_id, trouble = self.find(node)
                 reply(node_id or None, trouble)
@@ -227,13 +233,13 @@ class OperatorApi:
                 if trouble:
                     reply(None, trouble)
                 else:
-                    self._pass_on(node_id, request, reply)
+                    self._forward(node_id, request, reply)
             case _:
                 reply(None, "this is asked of an agent, not of the coordinator")
 
     def _last_leaving(self) -> str:
         """Who was asked to leave, if too few are left then for another generation; else nothing."""
-        state = self._seat.state
+        state = self._coordinator.state
         leaving = [record.label for record in state.nodes.values() if record.is_draining]
         if not leaving or len(state.nodes) - len(leaving) >= state.settings.min_nodes:
             return ""
@@ -241,7 +247,7 @@ class OperatorApi:
 
     def find(self, node: str) -> tuple[str, str]:
         """The id of the node that is meant; or why it is not known who is."""
-        state = self._seat.state
+        state = self._coordinator.state
         if node in state.nodes:
             return node, ""
         if node in state.labels:
@@ -257,8 +263,8 @@ class OperatorApi:
             return found[0], ""
         ranks = {each: f" (rank {rank})" for each, rank in state.members.items() if each not in state.gone}
         names = [f"{record.label}{ranks.get(node_id, '')}" for node_id, record in state.nodes.items()]
-        shown = ", ".join(names[:_NAMES_SAID]) + (", ..." if len(names) > _NAMES_SAID else "")
-        asked = repr(node if len(node) <= _LONGEST_NAME_SAID else f"{node[:_LONGEST_NAME_SAID]}...")
+        shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + (", ..." if len(names) > _MAX_NAMES_SHOWN else "")
+        asked = repr(node if len(node) <= _MAX_NAME_SHOWN else f"{node[:_MAX_NAME_SHOWN]}...")
         if found:
             return "", f"{asked} may be {len(found)} nodes; say which of {shown}"
         return "", f"there is no node {asked}; there are {shown or 'none yet'}"

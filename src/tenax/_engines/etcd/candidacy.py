@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.record import RunRecord
-from tenax._engines.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, Standing, Written
+from tenax._engines.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, LeaderAndRecord, Written
 from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
 from tenax._io.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tenax._core.authority import AuthorityTerms
     from tenax._engines.etcd.keys import Keys
-    from tenax._engines.etcd.leader_address import Place
+    from tenax._engines.etcd.leader_address import LeaderAddress
     from tenax._io.etcd.call import EtcdCall
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
@@ -104,7 +104,7 @@ class Candidacy:
 
     def _on_read(self, answer: TransactionAnswer) -> None:
         try:
-            standing = Standing(answer)
+            standing = LeaderAndRecord(answer)
             leader, past = standing.leader, standing.written
         except EtcdRejected as error:
             self._failed(error)
@@ -120,7 +120,7 @@ class Candidacy:
             self._failed(EtcdRejected(_MISFIT))
             return
         record = (past.record if past is not None else self._known) or RunRecord()
-        before: tuple[Place, ...] = ()
+        before: tuple[LeaderAddress, ...] = ()
         longest = self._terms
         if past is not None and record.is_at_work:
             before, longest = (*past.before, past.by), past.longest.longest(self._terms)

@@ -22,7 +22,7 @@ from tenax._core.coordinator import Send
 from tenax._core.events import GenerationFormed
 from tenax._core.record import mark_of, record_of
 from tenax._core.text import encodable
-from tenax._engines.etcd.keys import VERDICT_TTL_S, Standing, Written
+from tenax._engines.etcd.keys import VERDICT_TTL_S, LeaderAndRecord, Written
 from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.operations import GrantLease, Put, Transaction
 
@@ -161,7 +161,7 @@ class Decisions:
                 self._written(answer.revision)
                 return
             try:
-                standing = Standing(answer)
+                standing = LeaderAndRecord(answer)
             except EtcdRejected as error:
                 self._not_written(error)
                 return

@@ -30,15 +30,15 @@ from tenax._core.events import Fenced, Tick
 from tenax._engines.etcd.candidacy import Candidacy
 from tenax._engines.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
 from tenax._engines.etcd.leader_address import (
+    LeaderAddress,
     LeaderProbe,
-    Place,
     address_outwards,
     address_towards,
     listen_at,
     this_machine,
 )
 from tenax._engines.etcd.leadership import Leadership
-from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedEngine, LinkedSettings
+from tenax._engines.tcp.linked import RETRY_LATER_S, RETRY_SOON_S, LinkedEngine, LinkedSettings
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
@@ -103,7 +103,7 @@ class EtcdEngine(LinkedEngine):
         self._lookup: Lookup | None = None
         self._own_addr = ""  # that we were told
         self._was_linked = False  # ever
-        self._heard_at = 0.0  # on whatever link
+        self._received_at = 0.0  # on whatever link
         self._fenced_at = 0.0  # the end of the lease that has killed our workers last
         self._looking = False
         # If we stand for election, or lead.
@@ -151,7 +151,7 @@ class EtcdEngine(LinkedEngine):
         return self._leader.place.addr if self._leader is not None else "leader"
 
     @property
-    def _believes_acknowledgements(self) -> bool:
+    def _trusts_acknowledgements(self) -> bool:
         return False  # a leader that is stopped may have a successor
 
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
@@ -159,37 +159,37 @@ class EtcdEngine(LinkedEngine):
         super()._on_accepted(terms, counts=counts)
 
     def _on_body(self, body: bytes) -> None:
-        self._heard_at = self._loop.now()
+        self._received_at = self._loop.now()
         super()._on_body(body)
 
-    def _guard(self) -> None:
+    def _check_lease(self) -> None:
         """A leader whose answers do not count is not silent: workers end, but another link to it would help nobody."""
         now, terms, ends_at = self._loop.now(), self._lease.terms, self._lease.ends_at()
-        if self._is_finished or not self._is_linked or ends_at > now or now >= self._heard_at + terms.fence_s:
-            super()._guard()
+        if self._is_finished or not self._is_linked or ends_at > now or now >= self._received_at + terms.fence_s:
+            super()._check_lease()
             return
-        if self._part is not None and self._fenced_at != ends_at:
+        if self._assignment is not None and self._fenced_at != ends_at:
             self._fenced_at = ends_at
             why = f"{self._where} may have a successor, and the others may go on without this node"
-            self._emit(Fenced(self._part.generation, why))
-        self._later("guard", terms.beat_s, self._guard)
+            self._emit(Fenced(self._assignment.generation, why))
+        self._set_timer("guard", terms.beat_s, self._check_lease)
 
     @property
     def _is_refusal_final(self) -> bool:
         """Who was let in once is refused only by a stranger in the place of a leader that died."""
         return not self._was_linked
 
-    def _stays_with_others_at_work(self) -> bool:
+    def _stays_while_others_run(self) -> bool:
         """Another can lead; but what our leave means for the others is best said by who knows why."""
         if self._linger_until is None:
             self._linger_until = self._loop.now() + _HANDOVER_S
-            self._later("handover", _HANDOVER_S, lambda: self._emit(Tick()))
+            self._set_timer("handover", _HANDOVER_S, lambda: self._emit(Tick()))
         is_deciding = self._leadership is not None and self._leadership.is_deciding()
         return is_deciding and self._loop.now() < self._linger_until
 
     def stays_for_others(self) -> bool:
         server = self._server
-        is_needed = server is not None and not server.is_over and self._stays_with_others_at_work()
+        is_needed = server is not None and not server.is_over and self._stays_while_others_run()
         return is_needed or super().stays_for_others() or self._says_goodbye()
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class EtcdEngine(LinkedEngine):
 
     # --- finding ------------------------------------------------------------------------------------------------------
 
-    def _find(self) -> None:
+    def _find_coordinator(self) -> None:
         if self._etcd.unused:
             self._node.say(f"note: these rendezvous options have no effect with etcd: {', '.join(self._etcd.unused)}")
         if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
@@ -250,9 +250,9 @@ class EtcdEngine(LinkedEngine):
             self._lookup.close()
             self._lookup = None
 
-    def _find_again(self, why: str, *, was_linked: bool) -> None:
+    def _reconnect(self, why: str, *, was_linked: bool) -> None:
         if self._leader is not None:
-            self._try_again(why, 0.0 if was_linked else SOON_S, self._connect_or_look)
+            self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect_or_look)
 
     def _on_trouble(self, error: EtcdError) -> None:
         if self._is_finished:
@@ -262,22 +262,22 @@ class EtcdEngine(LinkedEngine):
             hint = "; give every node of the run the same secret (token_file)" if is_secret else ""
             self._refused(error.sentence + hint)
         elif not self._is_linked:
-            self._goes_on_trying(error.sentence)
+            self._may_retry(error.sentence)
         elif not isinstance(error, EtcdUnavailable):
             if self._loop.now() >= self._say_refusal_at:
                 self._say_refusal_at = self._loop.now() + _SAY_TROUBLE_EVERY_S
                 self._node.say(f"nothing can be decided: {error.sentence}")
         elif not self._is_troubled:
             self._is_troubled = True
-            self._later("trouble", _TROUBLE_S, self._say_trouble)
+            self._set_timer("trouble", _TROUBLE_S, self._say_trouble)
 
     def _say_trouble(self) -> None:
         """One member of etcd that is lost is no news. That none answers is, and that it is over."""
         trouble, was_said = self._client.trouble, self._was_trouble_said
         self._is_troubled = self._was_trouble_said = bool(trouble)
         if trouble:
-            self._later("trouble", _SAY_TROUBLE_EVERY_S if was_said else _TROUBLE_S, self._say_trouble)
-            goes_on = "workers go on, and " if self._part is not None and self._holds_lease() else ""
+            self._set_timer("trouble", _SAY_TROUBLE_EVERY_S if was_said else _TROUBLE_S, self._say_trouble)
+            goes_on = "workers go on, and " if self._assignment is not None and self._holds_lease() else ""
             self._node.say(f"etcd cannot be reached ({trouble}); {goes_on}nothing can be decided until it is back")
         elif was_said:
             self._node.say("etcd is back")
@@ -349,13 +349,13 @@ class EtcdEngine(LinkedEngine):
             if self._is_refusal_final:
                 self._refused(why)
             else:
-                self._try_again(why, LATER_S, self._connect_or_look)
+                self._retry(why, RETRY_LATER_S, self._connect_or_look)
             return
-        self._asked_at = self._loop.now()
+        self._attempted_at = self._loop.now()
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
-            self._greet(sock)
+            self._start_handshake(sock)
 
         def dead() -> None:
             self._depose(leader, term)
@@ -363,7 +363,7 @@ class EtcdEngine(LinkedEngine):
 
         def away(why: str) -> None:
             self._connecting = None
-            self._try_again(f"{self._where} cannot be reached: {why}", self._patience(), self._connect_or_look)
+            self._retry(f"{self._where} cannot be reached: {why}", self._backoff_s(), self._connect_or_look)
 
         self._connecting = LeaderProbe(self._loop, leader.place, connected, dead, away)
         self._connecting.start()
@@ -400,7 +400,7 @@ class EtcdEngine(LinkedEngine):
         def unseen(_: EtcdError) -> None:
             self._looking = False
             if self._leader is None:
-                self._later("stand", LATER_S, self._look)
+                self._set_timer("stand", RETRY_LATER_S, self._look)
 
         self._client.call(Range(self._keys.leader), seen, unseen)
 
@@ -418,15 +418,15 @@ class EtcdEngine(LinkedEngine):
 
     def _stand(self) -> None:
         if self._candidacy is None and not self._is_finished:
-            others = self._part.group_world_size - 1 if self._part is not None else 0
+            others = self._assignment.group_world_size - 1 if self._assignment is not None else 0
             spread_s = min(_MAX_SPREAD_S, _SPREAD_S * others)
-            self._later("stand", spread_s * os.urandom(1)[0] / 255, self._stand_now)
+            self._set_timer("stand", spread_s * os.urandom(1)[0] / 255, self._stand_now)
 
     def _stand_now(self) -> None:
         if self._candidacy is not None or self._leader is not None or self._is_finished or self._is_leaving:
             return
         if self._lookup is not None:
-            self._later("stand", SOON_S, self._stand_now)
+            self._set_timer("stand", RETRY_SOON_S, self._stand_now)
             return
         addr = self._own_address()
         digest = b""
@@ -442,7 +442,7 @@ class EtcdEngine(LinkedEngine):
             return
         self._port_taken_at = None
         port = self._listener.getsockname()[1]
-        place = Place(self._info.node_id, self._info.host, addr, port, this_machine())
+        place = LeaderAddress(self._info.node_id, self._info.host, addr, port, this_machine())
         self._standing_as = Leader(place, os.urandom(16), digest)
         self._candidacy = Candidacy(
             self._client,
@@ -489,8 +489,8 @@ class EtcdEngine(LinkedEngine):
         may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
         if not self._was_linked and not may_wait:
             self._refused(why)
-        elif may_wait or self._goes_on_trying(why):
-            self._later("stand", LATER_S, self._stand_now)
+        elif may_wait or self._may_retry(why):
+            self._set_timer("stand", RETRY_LATER_S, self._stand_now)
 
     def _own_address(self) -> str:
         """One of this host at which the others reach it: that from which it reaches etcd."""
@@ -516,12 +516,12 @@ class EtcdEngine(LinkedEngine):
     def _on_lost(self) -> None:
         """Who leads is known, or will be told soon; unless that one has gone again."""
         self._withdraw()
-        self._later("stand", SOON_S, self._look)
+        self._set_timer("stand", RETRY_SOON_S, self._look)
 
     def _on_failed(self, error: EtcdError) -> None:
         if self._leadership is None:
             self._withdraw()
-            self._later("stand", LATER_S, self._stand_now)
+            self._set_timer("stand", RETRY_LATER_S, self._stand_now)
         self._on_trouble(error)
 
     def _on_lease_lost(self, why: str) -> None:
@@ -584,7 +584,7 @@ class EtcdEngine(LinkedEngine):
             terms=self._etcd.authority,
             deposed=self._step_down,  # who leads is told by the key that we follow
             troubled=self._on_trouble,
-            on_change=self._on_fewer,
+            on_change=self._on_node_gone,
         )
         self._server = leadership.server
         if listener.getsockname() not in [sock.getsockname() for sock in self._silent]:
@@ -608,7 +608,7 @@ class EtcdEngine(LinkedEngine):
 
     def _opened(self, elected: Elected) -> Opened:
         """What is known of the past: the record; if etcd has lost it, our own part, or only that there was one."""
-        record, part = elected.written.record, self._part
+        record, part = elected.written.record, self._assignment
         terms = elected.written.longest.longest(self._etcd.authority)  # of whoever may still answer somebody
         if record.generation == 0 and record.verdict is None:
             if part is not None:
@@ -643,7 +643,7 @@ class EtcdEngine(LinkedEngine):
         """Give back what is ours in etcd, so that nobody waits for it to run out. Not for long."""
         if not self._is_leaving:
             self._is_leaving = self._is_finished = True
-            self._later("goodbye", _GOODBYE_S, self._left)
+            self._set_timer("goodbye", _GOODBYE_S, self._left)
             self._resign()
         return not self._has_left
 

@@ -18,7 +18,7 @@ import msgspec
 from tenax._core.authority import AuthorityTerms
 from tenax._core.record import RunRecord
 from tenax._core.text import concealed_repr
-from tenax._engines.etcd.leader_address import Place
+from tenax._engines.etcd.leader_address import LeaderAddress
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
 
@@ -36,7 +36,7 @@ MAX_TERM_S = 1e9
 
 
 class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
-    place: Place
+    place: LeaderAddress
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
     certificate: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # its SHA-256 digest; empty: links without TLS
 
@@ -47,8 +47,10 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     """The value of the record's key."""
 
     record: RunRecord
-    by: Place  # the leader, since it was elected
-    before: tuple[Place, ...] = ()  # leaders before that one which may still answer members that it has not seen
+    by: LeaderAddress  # the leader, since it was elected
+    before: tuple[
+        LeaderAddress, ...
+    ] = ()  # leaders before that one which may still answer members that it has not seen
     longest: AuthorityTerms = AuthorityTerms()  # of all of these: by which the last answer may count
     fit: Annotated[str, msgspec.Meta(max_length=256)] = ""  # what a node must have been told to lead this run
 
@@ -85,7 +87,7 @@ class Keys:
         return Compare(self.record, "mod", revision)
 
 
-class Standing:
+class LeaderAndRecord:
     """Leader and record, as read together."""
 
     def __init__(self, answer: TransactionAnswer) -> None:

@@ -31,7 +31,7 @@ _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of nobody, kept for docum
 _Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
 
 
-class Place(msgspec.Struct, frozen=True):
+class LeaderAddress(msgspec.Struct, frozen=True):
     node_id: _Text
     host: _Text  # for people
     addr: _Text
@@ -45,13 +45,13 @@ class LeaderProbe:
     def __init__(
         self,
         loop: EventLoop,
-        place: Place,
+        place: LeaderAddress,
         opened: Callable[[socket.socket], None],
         dead: Callable[[], None],
         away: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._place = place
+        self._address = place
         self._opened = opened
         self._dead = dead
         self._away = away
@@ -59,7 +59,7 @@ class LeaderProbe:
         self._timer: Cancellable | None = None
 
     def start(self) -> None:
-        place = self._place
+        place = self._address
         addresses = literal(place.addr, place.port)
         if is_loopback(place.addr) and place.machine != this_machine():
             self._end_soon(

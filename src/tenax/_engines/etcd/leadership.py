@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tenax._core.record import RunRecord
     from tenax._engines.etcd.candidacy import Candidacy, Elected
     from tenax._engines.etcd.keys import Keys
-    from tenax._engines.etcd.leader_address import Place
+    from tenax._engines.etcd.leader_address import LeaderAddress
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.operations import TransactionAnswer
@@ -82,7 +82,7 @@ class Leadership:
             policy=node.policy,
             tls=tls,
             record=self._after_step,
-            on_fewer=on_change,
+            on_node_gone=on_change,
             counts=self._counts,
             hold_back=self._hold_back,
             accepts_operators=accepts_operators,
@@ -105,10 +105,10 @@ class Leadership:
         self._probe_later: Cancellable | None = None
 
     def open(self, opened: Opened) -> None:
-        self._serves(lambda: self.server.desk)
+        self._serves(lambda: self.server.operator_api)
         self.server.open(opened)
         if self.elected.written.before and not self._alive:
-            self.server.seat.step(EarlierCoordinatorGone(""))
+            self.server.coordinator.step(EarlierCoordinatorGone(""))
         self._probe()
 
     # --- answers and decisions ----------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Leadership:
 
     def is_deciding(self) -> bool:
         """Whether what our leave means for the others is not said yet."""
-        state = self.server.seat.state
+        state = self.server.coordinator.state
         # Whether it does not know yet that we leave.
         is_unheard = self._node_id in state.nodes and state.phase is not RunPhase.RECOVERING
         # Whether the others leave as well: then the run ends with us.
@@ -153,7 +153,7 @@ class Leadership:
 
     def _probe(self) -> None:
         """Is a leader before us dead? As long as that matters; one after the other, the last first."""
-        if not self._alive or self.server.seat.state.phase is not RunPhase.RECOVERING:
+        if not self._alive or self.server.coordinator.state.phase is not RunPhase.RECOVERING:
             return
         before = self._alive.pop()
 
@@ -163,13 +163,13 @@ class Leadership:
 
         def dead() -> None:
             self._probing = None
-            self.server.seat.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
+            self.server.coordinator.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
             self._probe()
 
         self._probing = LeaderProbe(self._loop, before, opened, dead, lambda _: self._probe_again(before))
         self._probing.start()
 
-    def _probe_again(self, before: Place) -> None:
+    def _probe_again(self, before: LeaderAddress) -> None:
         self._probing = None
         self._alive.insert(0, before)
         self._probe_later = self._loop.at(self._loop.now() + _PROBE_EVERY_S, self._probe)
@@ -182,7 +182,7 @@ class Leadership:
         if self.server.is_over:
             candidacy.end(then)
             return
-        state = self.server.seat.state
+        state = self.server.coordinator.state
         put_back: Transaction | None = None
         if state.phase in (RunPhase.GATHERING, RunPhase.PAUSED):
             if not state.nodes.keys() - {self._node_id}:

@@ -23,7 +23,7 @@ import msgspec
 
 from tenax._core.coordinator import Opened
 from tenax._core.lease import Lease
-from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedEngine, LinkedSettings
+from tenax._engines.tcp.linked import RETRY_LATER_S, RETRY_SOON_S, LinkedEngine, LinkedSettings
 from tenax._engines.tcp.marker import Marker, Note
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.connect import Connecting
@@ -72,10 +72,10 @@ class TcpEngine(LinkedEngine):
         return self._endpoint.host
 
     @property
-    def _is_alone_in_charge(self) -> bool:
+    def _is_sole_host(self) -> bool:
         return self._server is not None
 
-    def _stays_with_others_at_work(self) -> bool:
+    def _stays_while_others_run(self) -> bool:
         if self._linger_until is None:
             self._linger_until = 0.0
             self._node.say(
@@ -108,7 +108,7 @@ class TcpEngine(LinkedEngine):
             "the same secret (--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
         )
 
-    def _find(self) -> None:
+    def _find_coordinator(self) -> None:
         if self._uses_user_secret:
             from tenax._engines.secret import user_secret
 
@@ -119,8 +119,8 @@ class TcpEngine(LinkedEngine):
                 return
         self._look_up()
 
-    def _find_again(self, why: str, *, was_linked: bool) -> None:
-        self._try_again(why, 0.0 if was_linked else SOON_S, self._connect)
+    def _reconnect(self, why: str, *, was_linked: bool) -> None:
+        self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect)
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:
         """Where the others reach this node, and where to listen for them.
@@ -143,7 +143,7 @@ class TcpEngine(LinkedEngine):
 
         def failed(why: str) -> None:
             self._end_lookup()
-            self._try_again(f"the name {self._endpoint.host!r} cannot be looked up: {why}", LATER_S, self._look_up)
+            self._retry(f"the name {self._endpoint.host!r} cannot be looked up: {why}", RETRY_LATER_S, self._look_up)
 
         self._start_lookup(found, failed)
 
@@ -191,7 +191,7 @@ class TcpEngine(LinkedEngine):
             self._refused(str(error))
             return False
         note = self._marker.read()
-        is_heir = self._part is not None or note is not None
+        is_heir = self._assignment is not None or note is not None
         run = self._run_settings()
         self._server = CoordinatorServer(
             listeners,
@@ -202,32 +202,32 @@ class TcpEngine(LinkedEngine):
             policy=self._node.policy,
             tls=tls,
             record=self._node.record_run(run),
-            on_fewer=self._on_fewer,
+            on_node_gone=self._on_node_gone,
             on_change=self._write_marker,
             on_tick=self._touch_marker,
             say=self._node.say,
         )
         for index, listener in enumerate(listeners):  # so that nobody serves here before what we started is gone
             self._node.keep(f"endpoint {index}", listener.fileno())
-        self._say_that_we_serve(is_heir)
+        self._announce_serving(is_heir)
         server = self._server
-        self._node.serves(lambda: server.desk)
+        self._node.serves(lambda: server.operator_api)
         self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_heir else 0.0))
         return True
 
     def _opened(self, note: Note, recover_s: float) -> Opened:
         """What is known of the past: from our own part in it, and from the note of who served here before."""
-        part = self._part
+        part = self._assignment
         generation = max(note.generation, part.generation if part is not None else 0)
         is_ours = part is not None and part.generation == generation
         store = part.store if part is not None and is_ours else note.store
         dead_rank = -1
-        if part is not None and is_ours and self._saw_it_die and part.coordinator_rank != part.group_rank:
+        if part is not None and is_ours and self._saw_coordinator_die and part.coordinator_rank != part.group_rank:
             dead_rank = part.coordinator_rank
         restarts_used = max(note.restarts_used, part.restarts_used if part is not None else 0)
         return Opened(recover_s, dead_rank, generation, restarts_used, store=store, verdict=note.verdict)
 
-    def _say_that_we_serve(self, is_heir: bool) -> None:
+    def _announce_serving(self, is_heir: bool) -> None:
         run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
         if is_heir:
             self._node.say(f"this node takes over {run}; the nodes of the last generation have a moment to come back")
@@ -246,11 +246,11 @@ class TcpEngine(LinkedEngine):
             return
         family, address = self._addresses[index]
         if index == 0:
-            self._asked_at = self._loop.now()
+            self._attempted_at = self._loop.now()
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
-            self._greet(sock)
+            self._start_handshake(sock)
 
         def failed(number: int) -> None:
             self._connecting = None
@@ -258,22 +258,22 @@ class TcpEngine(LinkedEngine):
             if index + 1 < len(self._addresses):
                 self._connect(index + 1, refused)
             else:
-                self._on_nobody_there(refused, os.strerror(number))
+                self._on_unreachable(refused, os.strerror(number))
 
         self._connecting = Connecting(self._loop, family, address, connected, failed)
         self._connecting.start()
 
-    def _on_nobody_there(self, was_refused: bool, why: str) -> None:
+    def _on_unreachable(self, was_refused: bool, why: str) -> None:
         if was_refused:
             # Its host is there and says that nobody serves: so nobody forms a generation without us.
-            self._lease = Lease(self._settings.terms, max(self._lease.proven_at, self._asked_at))
+            self._lease = Lease(self._settings.terms, max(self._lease.proven_at, self._attempted_at))
             self._hold()
-            self._guard()
+            self._check_lease()
             if self._serve_if_ours():
                 self._connect()
                 return
         self._look_up_again()
-        self._try_again(f"there is no coordinator at {self._endpoint}: {why}", self._patience(), self._connect)
+        self._retry(f"there is no coordinator at {self._endpoint}: {why}", self._backoff_s(), self._connect)
 
     # --- serving ------------------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ class Link:
 
     def trust(self) -> None:
         """The peer has proved itself: it may send more than a stranger."""
-        self._reader.most_bytes = MAX_BYTES
+        self._reader.max_bytes = MAX_BYTES
 
     def all_has_arrived(self) -> bool:
         """Whether the other host's system has acknowledged every byte we sent. False where this cannot be known."""

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from tenax._engines.tcp.server import CoordinatorServer
     from tenax._io.ports import Cancellable, ControlledNode, Emit, EventLoop, Reply
 
-_GREETING_S = 5.0
-SOON_S, LATER_S = 0.1, 1.0
-_SAY_EVERY_S = 10.0
-_NO_GREETING = "it did not answer a greeting"
-_MAX_ASKED = 1024  # requests that the coordinator has not answered
+_HANDSHAKE_TIMEOUT_S = 5.0
+RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
+_REPORT_EVERY_S = 10.0
+_NO_HANDSHAKE = "it did not answer a greeting"
+_MAX_PENDING_REQUESTS = 1024  # requests that the coordinator has not answered
 _LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
 
 
@@ -81,7 +81,7 @@ class LinkedEngine(ABC):
 
     def __init__(self, settings: LinkedSettings, master_addr: str = "", master_port: int = 0) -> None:
         self._settings = settings
-        self._place = StoreAddress(
+        self._store_address = StoreAddress(
             master_addr or settings.local_addr,
             master_port or settings.store_port,
             in_agent=settings.use_agent_store,
@@ -98,34 +98,34 @@ class LinkedEngine(ABC):
         self._nonce = b""  # of the coordinator's challenge; empty: it has sent none
         self._is_linked = False  # greeted, and accepted
         self._is_run_over = False
-        self._wants_cancel = ""  # an operator's wish, with its reason
+        self._cancel_reason = ""  # an operator's wish, with its reason
         self._lease: Lease
-        self._part: Assignment | None = None  # in the last generation that we were in
+        self._assignment: Assignment | None = None  # in the last generation that we were in
         self._has_offered = False  # this node was ready since its last generation
-        self._saw_it_die = False
-        self._asked_at = 0.0  # when we last tried to connect, or proved ourselves
-        self._seen = 0  # the last answer that we got on this link
+        self._saw_coordinator_die = False
+        self._attempted_at = 0.0  # when we last tried to connect, or proved ourselves
+        self._last_answer = 0  # the last answer that we got on this link
         self._lost_since = 0.0
-        self._said_at = -_SAY_EVERY_S
+        self._reported_at = -_REPORT_EVERY_S
         self._failures_in_a_row = 0
         self._is_finished = False
         self._linger_until: float | None = None
         self._timers: dict[str, Cancellable] = {}
-        self._asked: dict[int, Reply] = {}  # what operators here wait for, by number
-        self._asks = 0
+        self._pending: dict[int, Reply] = {}  # what operators here wait for, by number
+        self._request_count = 0
 
     # --- what differs -------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _find(self) -> None:
+    def _find_coordinator(self) -> None:
         """Look for the coordinator, and connect to it or become it."""
 
     @abstractmethod
-    def _find_again(self, why: str, *, was_linked: bool) -> None:
+    def _reconnect(self, why: str, *, was_linked: bool) -> None:
         """There is no link any more, or it did not come about."""
 
     @abstractmethod
-    def _stays_with_others_at_work(self) -> bool:
+    def _stays_while_others_run(self) -> bool:
         """This node has left, and the others need the coordinator that it has."""
 
     @property
@@ -155,7 +155,7 @@ class LinkedEngine(ABC):
         return ""
 
     @property
-    def _believes_acknowledgements(self) -> bool:
+    def _trusts_acknowledgements(self) -> bool:
         """Whether a coordinator that is silent, but whose system has taken our bytes, has not given us up."""
         return True
 
@@ -165,7 +165,7 @@ class LinkedEngine(ABC):
         return True
 
     @property
-    def _is_alone_in_charge(self) -> bool:
+    def _is_sole_host(self) -> bool:
         """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
         return False
 
@@ -192,17 +192,17 @@ class LinkedEngine(ABC):
         )
         self._lost_since = loop.now()
         self._lease = Lease(settings.terms, loop.now())
-        self._place.open(loop, node.say)
+        self._store_address.open(loop, node.say)
         try:  # with what the user chose, now: the coordinator would only close the connection
             msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
         except msgspec.ValidationError as error:
             self._refused(f"this node cannot join with its settings: {error}")
             return
-        self._find()
+        self._find_coordinator()
 
     def tell(self, message: FromNode) -> None:
         if self._is_linked:
-            self._say_word(message)
+            self._send_message(message)
 
     def cancel(self, why: str) -> None:
         loop = getattr(self, "_loop", None)
@@ -211,7 +211,7 @@ class LinkedEngine(ABC):
 
     def _cancel(self, why: str) -> None:
         """Said to the coordinator, or kept until there is one to say it to."""
-        self._wants_cancel = why
+        self._cancel_reason = why
         if self._is_linked and self._link is not None:
             self._link.send(wire.encode(wire.Cancel(why)))
 
@@ -220,34 +220,34 @@ class LinkedEngine(ABC):
     def ask(self, request: AnyRequest, reply: Reply) -> None:
         """If the coordinator is not here, over our own link: who asks here need not know the secret."""
         if self._server is not None:
-            self._server.desk.ask(request, reply)
+            self._server.operator_api.ask(request, reply)
         elif self._link is None or not self._is_linked:
             reply(None, f"this node is not linked to {self._where} just now")
-        elif len(self._asked) >= _MAX_ASKED:
+        elif len(self._pending) >= _MAX_PENDING_REQUESTS:
             reply(None, "too many requests of this node are under way")
         else:
             try:
-                data = wire.encode_ask(self._asks + 1, request)
+                data = wire.encode_ask(self._request_count + 1, request)
             except wire.WireError as error:
                 reply(None, f"this cannot be asked: {error}")
                 return
-            self._asks += 1
-            self._asked[self._asks] = reply
+            self._request_count += 1
+            self._pending[self._request_count] = reply
             self._link.send(data)
 
     def _nobody_answers(self, why: str) -> None:
-        asked, self._asked = self._asked, {}
+        asked, self._pending = self._pending, {}
         for reply in asked.values():
             reply(None, why)
 
-    def _on_ask(self, number: int, request: AnyRequest) -> None:
+    def _on_request(self, number: int, request: AnyRequest) -> None:
         link = self._link
 
         def reply(value: object, error: str) -> None:
             if link is None or link is not self._link:
                 return
-            if link.unsent_bytes > wire.MAX_BYTES_OF_ANSWERS:
-                value, error = None, wire.TOO_MUCH_AT_ONCE
+            if link.unsent_bytes > wire.MAX_UNSENT_ANSWER_BYTES:
+                value, error = None, wire.TOO_MANY_ANSWERS
             link.send(wire.encode_answer(number, value, error))
 
         if isinstance(request, OfNode):
@@ -264,10 +264,10 @@ class LinkedEngine(ABC):
         if server is None or not server.others(self._info.node_id):
             return False
         if not server.is_over:
-            return self._stays_with_others_at_work()
+            return self._stays_while_others_run()
         if not self._linger_until:
             self._linger_until = self._loop.now() + _LINGER_S
-            self._later("linger", _LINGER_S, lambda: self._emit(Tick()))
+            self._set_timer("linger", _LINGER_S, lambda: self._emit(Tick()))
         return self._loop.now() < self._linger_until
 
     def close(self) -> None:
@@ -282,9 +282,9 @@ class LinkedEngine(ABC):
         if self._server is not None:
             self._node.serves(None)
             self._server.close()
-        self._place.close()
+        self._store_address.close()
 
-    def _on_fewer(self) -> None:
+    def _on_node_gone(self) -> None:
         if self._linger_until is not None:
             self._emit(Tick())  # wakes who waits for the others
 
@@ -303,17 +303,21 @@ class LinkedEngine(ABC):
             hang_after_s=self._node.settings.hang_after_s,
         )
 
-    def _patience(self) -> float:
+    def _backoff_s(self) -> float:
         """Short for a member, longer and longer for a stranger; never the same for two of them."""
-        longest = SOON_S if self._part is not None else min(LATER_S, SOON_S * 2 ** min(self._failures_in_a_row, 8))
+        longest = (
+            RETRY_SOON_S
+            if self._assignment is not None
+            else min(RETRY_LATER_S, RETRY_SOON_S * 2 ** min(self._failures_in_a_row, 8))
+        )
         self._failures_in_a_row += 1
         return longest * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
 
-    def _try_again(self, why: str, after_s: float, call: Callable[[], None]) -> None:
-        if self._goes_on_trying(why):
-            self._later("again", after_s, call)
+    def _retry(self, why: str, after_s: float, call: Callable[[], None]) -> None:
+        if self._may_retry(why):
+            self._set_timer("again", after_s, call)
 
-    def _goes_on_trying(self, why: str) -> bool:
+    def _may_retry(self, why: str) -> bool:
         if self._is_finished:
             return False
         now = self._loop.now()
@@ -324,8 +328,8 @@ class LinkedEngine(ABC):
                 "join_timeout=SECONDS"
             )
             return False
-        if now - self._said_at >= _SAY_EVERY_S and waited > 0.5:
-            self._said_at = now
+        if now - self._reported_at >= _REPORT_EVERY_S and waited > 0.5:
+            self._reported_at = now
             left = self._settings.join_timeout_s - waited
             self._node.say(f"{why}; still trying, for {left:.0f} s at most")
         return True
@@ -337,12 +341,12 @@ class LinkedEngine(ABC):
 
     # --- a link -------------------------------------------------------------------------------------------------------
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _start_handshake(self, sock: socket.socket) -> None:
         try:
             tls = self._link_tls()
         except ValueError as error:  # a file was replaced by one that cannot be used
             sock.close()
-            self._find_again(str(error), was_linked=False)
+            self._reconnect(str(error), was_linked=False)
             return
         link = Link(
             sock,
@@ -359,7 +363,7 @@ class LinkedEngine(ABC):
         self._nonce = b""
         self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
         link.send(wire.encode(self._hello))
-        self._later("greeting", _GREETING_S, lambda: link.close(_NO_GREETING))
+        self._set_timer("handshake", _HANDSHAKE_TIMEOUT_S, lambda: link.close(_NO_HANDSHAKE))
 
     def _on_body(self, body: bytes) -> None:
         """Each frame has its place: nothing is believed before the coordinator has proved that it knows the secret."""
@@ -368,12 +372,12 @@ class LinkedEngine(ABC):
             case wire.Event(event) if self._is_linked:
                 self._on_event(event)
             case wire.Answer(number, value, error) if self._is_linked:
-                if number in self._asked:
-                    self._asked.pop(number)(value, error)
+                if number in self._pending:
+                    self._pending.pop(number)(value, error)
             case wire.Ask(number, request) if self._is_linked:
-                self._on_ask(number, request)
+                self._on_request(number, request)
             case wire.BeatAnswer(number, counts) if self._is_linked:
-                self._seen = max(self._seen, number)
+                self._last_answer = max(self._last_answer, number)
                 if counts:
                     self._lease.answered(number)
                     self._hold()
@@ -391,7 +395,7 @@ class LinkedEngine(ABC):
         if self._hello is None or self._link is None:
             raise wire.WireError("a challenge without a greeting")
         self._nonce = nonce
-        self._asked_at = self._loop.now()
+        self._attempted_at = self._loop.now()
         self._link.send(wire.encode(wire.Proof(wire.prove(self._secret, "agent", self._hello, nonce))))
 
     def _is_proved_by(self, proof: bytes) -> bool:
@@ -425,22 +429,22 @@ class LinkedEngine(ABC):
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
         link = self._link
         assert link is not None
-        self._timers.pop("greeting").cancel()
+        self._timers.pop("handshake").cancel()
         link.trust()
         self._is_linked = True
         self._failures_in_a_row = 0
-        self._said_at = self._loop.now() - _SAY_EVERY_S
-        self._lease = Lease(terms, self._asked_at if counts else self._lease.proven_at)
-        self._seen = 0
+        self._reported_at = self._loop.now() - _REPORT_EVERY_S
+        self._lease = Lease(terms, self._attempted_at if counts else self._lease.proven_at)
+        self._last_answer = 0
         self._node.keep("link", link.fileno())
         if not self._has_own_address:
-            self._place.addr, self._place.bind_to = self._reachable_at(link)
+            self._store_address.addr, self._store_address.bind_to = self._reachable_at(link)
         self._beat()  # first: its answer comes before everything that follows from our words
         for message in self._node.words(self._info):
-            self._say_word(message)
-        if self._wants_cancel:
-            self._cancel(self._wants_cancel)
-        self._guard()
+            self._send_message(message)
+        if self._cancel_reason:
+            self._cancel(self._cancel_reason)
+        self._check_lease()
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:
         """Where the others reach this node, and where to listen for them.
@@ -449,13 +453,13 @@ class LinkedEngine(ABC):
         """
         return link.local_address, link.local_address
 
-    def _say_word(self, message: FromNode) -> None:
+    def _send_message(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):
             try:
-                message = self._place.offer(message, self._own_addresses())
+                message = self._store_address.offer(message, self._own_addresses())
                 self._has_offered = True
             except OSError as error:
-                self._refused(self._place.why_not(error))
+                self._refused(self._store_address.why_not(error))
                 return
         if self._link is not None:
             self._link.send(wire.encode(wire.Word(message)))
@@ -471,14 +475,14 @@ class LinkedEngine(ABC):
             case GenerationFormed() if not self._holds_lease() or not self._is_answered():
                 if self._link is not None:  # we were away for so long that the others may have gone on
                     self._link.close("its answer came too late")
-            case GenerationFormed(part) if part == self._part:
+            case GenerationFormed(part) if part == self._assignment:
                 """Said again, by one that did not know that it had been heard."""
             case GenerationFormed() if not self._has_offered:
                 raise wire.WireError("a generation for which this node was not ready")
             case GenerationFormed(part):
                 self._has_offered = False
-                self._part = part
-                self._place.serve(part)
+                self._assignment = part
+                self._store_address.serve(part)
                 self._hold()
                 self._emit(event)
             case RunEnded() | JoinRefused():
@@ -496,7 +500,7 @@ class LinkedEngine(ABC):
         self._hello = None
         self._node.release("link")
         self._nobody_answers(f"the link to {self._where} was lost before it answered")
-        for name in ("beat", "greeting"):
+        for name in ("beat", "handshake"):
             if name in self._timers:
                 self._timers.pop(name).cancel()
         was_linked, self._is_linked = self._is_linked, False
@@ -504,20 +508,22 @@ class LinkedEngine(ABC):
             return
         if was_linked:
             self._lost_since = self._loop.now()
-            self._saw_it_die = was_told
+            self._saw_coordinator_die = was_told
             is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers were just killed
-            goes_on = "; workers go on, and this node looks for it" if self._part is not None and is_in_time else ""
+            goes_on = (
+                "; workers go on, and this node looks for it" if self._assignment is not None and is_in_time else ""
+            )
             self._node.say(f"{self._where} was lost: {why}{goes_on}")
         unreachable = f"{self._where} cannot be reached: {why}"
-        if not was_linked and (why.startswith("it sent") or why == _NO_GREETING):
+        if not was_linked and (why.startswith("it sent") or why == _NO_HANDSHAKE):
             unreachable = (
                 f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
                 "is another program, choose another port"
             )
-        if link is not None and link.is_misfit and self._part is None and self._is_refusal_final:
+        if link is not None and link.is_misfit and self._assignment is None and self._is_refusal_final:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return
-        self._find_again(unreachable, was_linked=was_linked)
+        self._reconnect(unreachable, was_linked=was_linked)
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 
@@ -525,49 +531,49 @@ class LinkedEngine(ABC):
         link = self._link
         if link is None or not self._is_linked:
             return
-        if self._believes_acknowledgements and link.all_has_arrived():
+        if self._trusts_acknowledgements and link.all_has_arrived():
             self._lease.all_has_arrived()
             self._hold()
         now = self._loop.now()
-        link.send(wire.encode(wire.Beat(self._lease.beat(now), now, self._seen)))
-        self._later("beat", self._lease.terms.beat_s, self._beat)
+        link.send(wire.encode(wire.Beat(self._lease.beat(now), now, self._last_answer)))
+        self._set_timer("beat", self._lease.terms.beat_s, self._beat)
 
     def _hold(self) -> None:
         """Tell the keeper how long the workers may live, should this process be stopped."""
-        if self._is_alone_in_charge or self._is_run_over:
+        if self._is_sole_host or self._is_run_over:
             self._node.hold(0)  # if we are stopped, so is the coordinator; or nobody goes on at all
-        elif self._part is not None:
+        elif self._assignment is not None:
             self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
 
     def _holds_lease(self) -> bool:
-        return self._is_alone_in_charge or self._lease.ends_at() > self._loop.now()
+        return self._is_sole_host or self._lease.ends_at() > self._loop.now()
 
     def _is_answered(self) -> bool:
         """Whether what is received now is recent: it may have been under way for long, or waited to be read."""
-        return self._is_alone_in_charge or self._lease.is_answered(self._loop.now())
+        return self._is_sole_host or self._lease.is_answered(self._loop.now())
 
-    def _guard(self) -> None:
+    def _check_lease(self) -> None:
         """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
-        if self._is_finished or self._is_alone_in_charge:
+        if self._is_finished or self._is_sole_host:
             return
         left = self._lease.ends_at() - self._loop.now()
         if left > 0:
-            self._later("guard", left, self._guard)
+            self._set_timer("guard", left, self._check_lease)
             return
         link = self._link if self._is_linked else None  # an acknowledged greeting says nothing about beats
-        if link is not None and self._believes_acknowledgements and link.all_has_arrived():
+        if link is not None and self._trusts_acknowledgements and link.all_has_arrived():
             self._lease.all_has_arrived()
             if self._lease.ends_at() > self._loop.now():
                 self._hold()
-                self._guard()
+                self._check_lease()
                 return
         why = f"nothing was heard of {self._where} for {self._lease.terms.fence_s:.1f} s"
-        if self._part is not None:
-            self._emit(Fenced(self._part.generation, f"{why}, and the others may go on without this node"))
+        if self._assignment is not None:
+            self._emit(Fenced(self._assignment.generation, f"{why}, and the others may go on without this node"))
         if self._link is not None:
             self._link.close(why)
 
-    def _later(self, name: str, after_s: float, call: Callable[[], None]) -> None:
+    def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
         if name in self._timers:
             self._timers[name].cancel()
         self._timers[name] = self._loop.at(self._loop.now() + after_s, call)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tenax._io.endpoint import Address
 
 _READ_BYTES = 256 << 10
-_GREETING_S = 5.0
+_HANDSHAKE_TIMEOUT_S = 5.0
 _BEAT_S = 10.0
 _MAX_UNANSWERED = 6
 
@@ -54,12 +54,12 @@ class OperatorLine:
 
     def __init__(self, sock: socket.socket, *, is_trusted: bool = True) -> None:
         self._sock = sock
-        self._reader = wire.FrameReader(wire.MAX_BYTES if is_trusted else wire.MAX_BYTES_OF_STRANGERS)
+        self._reader = wire.FrameReader(wire.MAX_BYTES if is_trusted else wire.MAX_UNAUTHENTICATED_BYTES)
         self._bodies: list[bytes] = []
-        self._asked = 0
+        self._request_count = 0
 
     def trust(self) -> None:
-        self._reader.most_bytes = wire.MAX_BYTES
+        self._reader.max_bytes = wire.MAX_BYTES
 
     def ask(self, request: AnyRequest, timeout_s: float) -> msgspec.Raw:
         """The answer, as JSON that is not looked at yet. Raises ``Declined`` and ``LineLost``."""
@@ -67,9 +67,9 @@ class OperatorLine:
 
     def send(self, request: AnyRequest) -> int:
         """Only ask. Returns the number of the answer."""
-        self._asked += 1
-        self.say(wire.Ask(self._asked, request))
-        return self._asked
+        self._request_count += 1
+        self.say(wire.Ask(self._request_count, request))
+        return self._request_count
 
     def answer(self, number: int, timeout_s: float) -> msgspec.Raw:
         until = time.monotonic() + timeout_s
@@ -82,7 +82,7 @@ class OperatorLine:
 
     def say(self, frame: wire.FromAgent) -> None:
         try:
-            self._sock.settimeout(_GREETING_S)
+            self._sock.settimeout(_HANDSHAKE_TIMEOUT_S)
             self._sock.sendall(wire.encode(frame))
         except OSError as error:
             raise LineLost(_in_words(error)) from error
@@ -127,7 +127,7 @@ class OperatorLine:
         self._sock.close()
 
 
-def at_door(path: str, timeout_s: float = _GREETING_S) -> OperatorLine:
+def at_door(path: str, timeout_s: float = _HANDSHAKE_TIMEOUT_S) -> OperatorLine:
     """The line to an agent on this host. Raises ``ConnectionRefusedError`` and ``FileNotFoundError`` when nobody is
     there, and ``Unreachable``."""
     sock = socket.socket(socket.AF_UNIX)
@@ -148,7 +148,7 @@ def at_endpoint(
     secret: bytes,
     tls: ssl.SSLContext | None = None,
     tls_host: str = "",
-    timeout_s: float = _GREETING_S,
+    timeout_s: float = _HANDSHAKE_TIMEOUT_S,
 ) -> OperatorLine:
     """The line to a coordinator, greeted and let in. Raises ``Unreachable`` and ``AccessDenied``."""
     sock = _connected(addresses, timeout_s)
@@ -156,7 +156,7 @@ def at_endpoint(
         if tls is not None:
             sock = _wrapped(sock, tls, tls_host)
         line = OperatorLine(sock, is_trusted=False)
-        _greet(line, run_id, secret, timeout_s)
+        _start_handshake(line, run_id, secret, timeout_s)
     except BaseException:
         sock.close()
         raise
@@ -195,7 +195,7 @@ def _wrapped(sock: socket.socket, tls: ssl.SSLContext, host: str) -> socket.sock
         ) from error
 
 
-def _greet(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> None:
+def _start_handshake(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> None:
     until = time.monotonic() + timeout_s
     hello = wire.Hello(wire.VERSION, run_id, f"operator-{os.getpid()}", os.urandom(wire.NONCE_BYTES), is_operator=True)
     try:

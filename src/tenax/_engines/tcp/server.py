@@ -53,21 +53,21 @@ if TYPE_CHECKING:
 
 _MAX_LINKS = 65_536
 _MAX_UNAUTHENTICATED = 2048  # connections, and at most half of all descriptors
-_STRANGER_S = 5.0  # how long they may take to authenticate
+_HANDSHAKE_TIMEOUT_S = 5.0  # how long they may take to authenticate
 _REPORT_EVERY_S = 10.0  # rejections are shown on the console no more often
 _MAX_SHOWN = 64  # characters of a run id that an unauthenticated peer has sent
 _TICKS_PER_LEASE = 20
 _MAX_TICK_S = 1.0  # also of a long lease, because unauthenticated peers expire by it
-_ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
+_MAX_READ_ROUNDS = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
 _ACCEPTS_AT_ONCE = 256
-_ANSWERS_KEPT = 16  # that a node has not acknowledged
-_LAST_WORDS_S = 1.0  # for all links together, when the server closes
+_MAX_ANSWERS_KEPT = 16  # that a node has not acknowledged
+_FINAL_FLUSH_S = 1.0  # for all links together, when the server closes
 _CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
-_MAX_ASKED = 1024  # requests that nodes have not answered
-_ASKED_S = 60.0  # how long a node may take: longer than any request may wait
+_MAX_PENDING_REQUESTS = 1024  # requests that nodes have not answered
+_REQUEST_TIMEOUT_S = 60.0  # how long a node may take: longer than any request may wait
 _MAX_OPERATORS = 256
 _OPERATOR_S = 60.0  # how long an operator's link may be quiet
-_RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
+_RESERVED_DESCRIPTORS = 32  # descriptors that links never get: workers must be started, files be opened
 
 
 class _Peer:
@@ -84,7 +84,7 @@ class _Peer:
         self.is_operator = False
         self.is_leaving = False  # it got its last word
         self.since = since
-        self.heard_at = since
+        self.received_at = since
         self.interest = selectors.EVENT_READ
         self.clocks = _Clocks()
         self.answers: dict[int, float] = {}  # when they were sent, until something later is acknowledged
@@ -95,12 +95,12 @@ class _Peer:
         if seen in self.answers:
             self.proven_at = max(self.proven_at, self.answers[seen])
             self.answers = {each: at for each, at in self.answers.items() if each > seen}
-        elif len(self.answers) >= _ANSWERS_KEPT:
+        elif len(self.answers) >= _MAX_ANSWERS_KEPT:
             del self.answers[next(iter(self.answers))]
         self.answers[number] = now
 
 
-class _Asked:
+class _PendingRequest:
     """A request that a node has not answered."""
 
     def __init__(self, node_id: str, reply: Reply, at: float) -> None:
@@ -129,7 +129,7 @@ class _Clocks:
 
 
 class CoordinatorServer:
-    """Watched by the agent's loop. ``on_fewer`` is called when a node's link has gone."""
+    """Watched by the agent's loop. ``on_node_gone`` is called when a node's link has gone."""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class CoordinatorServer:
         policy: RestartPolicy | None = None,
         tls: ssl.SSLContext | None = None,
         record: RecordRun = lambda *_: None,
-        on_fewer: Callable[[], None] = lambda: None,
+        on_node_gone: Callable[[], None] = lambda: None,
         on_change: Callable[[CoordinatorState], None] = lambda _: None,
         on_tick: Callable[[], None] = lambda: None,
         counts: Callable[[CoordinatorServer], bool] = lambda _: True,
         hold_back: HoldBack | None = None,
-        stranger_s: float = _STRANGER_S,
+        handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S,
         accepts_operators: bool = True,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -158,12 +158,12 @@ class CoordinatorServer:
         self._secret = secret
         self._loop = loop
         self._tls = tls
-        self._on_fewer = on_fewer
+        self._on_node_gone = on_node_gone
         self._on_change = on_change
         self._on_every_tick = on_tick
         self._counts = counts
         self._hold_back = hold_back
-        self._stranger_s = stranger_s
+        self._handshake_timeout_s = handshake_timeout_s
         self._accepts_operators = accepts_operators and bool(secret)
         self._say = say
         self._report_at = -_REPORT_EVERY_S  # when the next rejection may be shown
@@ -175,31 +175,31 @@ class CoordinatorServer:
         self._nodes: dict[str, _Peer] = {}
         # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
         self._absent: dict[str, tuple[float, str]] = {}
-        self._seat = CoordinatorHost(
-            settings, policy, loop, self._say_if_known, self._before_saying, freeze_s=terms.freeze_s
+        self._coordinator = CoordinatorHost(
+            settings, policy, loop, self._send_or_hold_back, self._record_step, freeze_s=terms.freeze_s
         )
-        self.desk = OperatorApi(self._seat, loop, self._pass_on)
-        self._asked: dict[int, _Asked] = {}  # by our number
-        self._asks = 0
+        self.operator_api = OperatorApi(self._coordinator, loop, self._forward)
+        self._pending: dict[int, _PendingRequest] = {}  # by our number
+        self._request_count = 0
         self._record = record
         self._timer: Cancellable | None = None
         self._tick_at = 0.0
         self._is_listening = False
         self.refused = 0  # links that were closed because of what they sent, or did not send
-        self._most_links = _most_links()
-        max_unauthenticated = max(8, min(_MAX_UNAUTHENTICATED, self._most_links // 2))
+        self._max_links = _max_links()
+        max_unauthenticated = max(8, min(_MAX_UNAUTHENTICATED, self._max_links // 2))
         self._admission: Admission[_Peer] = Admission(max_unauthenticated, max_unauthenticated * 3 // 4)
 
     @property
-    def seat(self) -> CoordinatorHost:
-        return self._seat
+    def coordinator(self) -> CoordinatorHost:
+        return self._coordinator
 
     def open(self, opened: Opened) -> None:
         for listener in self._listeners:
             listener.setblocking(False)
         self._listen()
         self._loop.watch(self)
-        self._seat.step(opened)
+        self._coordinator.step(opened)
         self._tick_later()
 
     def others(self, node_id: str) -> int:
@@ -208,16 +208,16 @@ class CoordinatorServer:
 
     @property
     def is_over(self) -> bool:
-        return self._seat.state.phase is RunPhase.OVER
+        return self._coordinator.state.phase is RunPhase.OVER
 
     @property
     def is_at_work(self) -> bool:
         """Whether some member of a generation may be at work."""
-        return self._seat.state.phase in (RunPhase.RUNNING, RunPhase.ENDING, RunPhase.RECOVERING)
+        return self._coordinator.state.phase in (RunPhase.RUNNING, RunPhase.ENDING, RunPhase.RECOVERING)
 
     def members_proven_at(self) -> Iterator[float | None]:
         """Of each member of the generation, when we had sent what it has acknowledged last; None: it is not linked."""
-        for node_id in self._seat.state.members:
+        for node_id in self._coordinator.state.members:
             peer = self._nodes.get(node_id)
             yield None if peer is None else peer.proven_at
 
@@ -251,10 +251,10 @@ class CoordinatorServer:
                 peer.link.on_writable()
             if mask & selectors.EVENT_READ and not peer.link.is_closed:
                 peer.link.on_readable()
-            self._watch_rightly(peer)
+            self._update_interest(peer)
         return bool(ready)
 
-    def _watch_rightly(self, peer: _Peer) -> None:
+    def _update_interest(self, peer: _Peer) -> None:
         if peer.link.is_closed:
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.link.wants_to_write else 0)
@@ -279,7 +279,7 @@ class CoordinatorServer:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
-            if len(self._peers) >= self._most_links:
+            if len(self._peers) >= self._max_links:
                 self._stop_listening()
                 return
             try:
@@ -290,9 +290,9 @@ class CoordinatorServer:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._stop_listening()
                 return  # anything else is this one connection's trouble, and it is gone
-            self._welcome(sock, str(address[0]))
+            self._add_peer(sock, str(address[0]))
 
-    def _welcome(self, sock: socket.socket, address: str) -> None:
+    def _add_peer(self, sock: socket.socket, address: str) -> None:
         peer = _Peer(self._loop.now(), address)
 
         def on_body(body: bytes) -> None:
@@ -311,7 +311,7 @@ class CoordinatorServer:
             self._forget(evicted)
 
     def _on_body(self, peer: _Peer, body: bytes) -> None:
-        peer.heard_at = self._loop.now()
+        peer.received_at = self._loop.now()
         frame = wire.decode_from_agent(body)
         if peer.is_trusted:
             self._on_trusted(peer, frame)
@@ -393,16 +393,16 @@ class CoordinatorServer:
     def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
         match frame:
             case wire.Ask(number, request):
-                self.desk.ask(request, lambda value, error: self._answer(peer, number, value, error))
+                self.operator_api.ask(request, lambda value, error: self._answer(peer, number, value, error))
             case _ if peer.is_operator:
                 raise wire.WireError("an operator only asks")
             case wire.Answer(number, value, error):
-                asked = self._asked.get(number)
+                asked = self._pending.get(number)
                 if asked is not None and asked.node_id == peer.node_id:
-                    del self._asked[number]
+                    del self._pending[number]
                     asked.reply(value, error)
             case wire.Beat(number, at, seen):
-                peer.clocks.compare(at, peer.heard_at)
+                peer.clocks.compare(at, peer.received_at)
                 peer.answer(number, seen, self._loop.now())
                 self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
             case wire.Word(message):
@@ -410,9 +410,9 @@ class CoordinatorServer:
                     self._check_joined(peer, message)
                 if isinstance(message, NodeReady):
                     message = with_seen_address(message, peer.link.remote_address)
-                self._seat.step(Received(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
+                self._coordinator.step(Received(peer.node_id, peer.clocks.dated(message, peer.received_at)))
             case wire.Cancel(why):
-                self._seat.step(CancelRequested(why))
+                self._coordinator.step(CancelRequested(why))
             case _:
                 raise wire.WireError("the wrong frame for its place")
 
@@ -420,12 +420,12 @@ class CoordinatorServer:
         """Reject what cannot be true of any member, before the coordinator adopts a generation or a budget from it."""
         if joined.node.node_id != peer.node_id:
             raise wire.WireError("the words of another node")
-        if joined.generation > self._seat.state.generation + MAX_GENERATIONS_AHEAD:
+        if joined.generation > self._coordinator.state.generation + MAX_GENERATIONS_AHEAD:
             raise wire.WireError(f"generation {joined.generation}, which is too far ahead")
         if joined.restarts_used > max(0, joined.generation - 1):
             raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
 
-    def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
+    def _record_step(self, now: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
         """What a successor must know is written down before anybody hears of it."""
         known = (state.generation, state.verdict is not None)
         if known != self._known:
@@ -433,12 +433,12 @@ class CoordinatorServer:
             self._on_change(state)
         self._record(now, event, says, state)
 
-    def _say_if_known(self, say: Send) -> None:
+    def _send_or_hold_back(self, say: Send) -> None:
         """Nobody hears of a decision, or of what followed it, before those who hold it back say so."""
         if self._hold_back is None:
             self.deliver(say)
         else:
-            self._hold_back(say, self._seat.state)
+            self._hold_back(say, self._coordinator.state)
 
     def deliver(self, say: Send) -> None:
         data = wire.encode(wire.Event(say.event))
@@ -454,38 +454,38 @@ class CoordinatorServer:
     def _answer(self, peer: _Peer, number: int, value: object, error: str) -> None:
         if peer.link.is_closed:
             return
-        if peer.link.unsent_bytes > wire.MAX_BYTES_OF_ANSWERS:
-            value, error = None, wire.TOO_MUCH_AT_ONCE
+        if peer.link.unsent_bytes > wire.MAX_UNSENT_ANSWER_BYTES:
+            value, error = None, wire.TOO_MANY_ANSWERS
         self._send(peer, wire.encode_answer(number, value, error))
 
-    def _pass_on(self, node_id: str, request: OfNode, reply: Reply) -> None:
+    def _forward(self, node_id: str, request: OfNode, reply: Reply) -> None:
         peer = self._nodes.get(node_id)
-        if peer is None or len(self._asked) >= _MAX_ASKED:
+        if peer is None or len(self._pending) >= _MAX_PENDING_REQUESTS:
             reply(None, "that node is not linked just now" if peer is None else "too many requests are under way")
             return
         try:
-            data = wire.encode_ask(self._asks + 1, request)
+            data = wire.encode_ask(self._request_count + 1, request)
         except wire.WireError as error:
             reply(None, f"this cannot be asked of a node: {error}")
             return
-        self._asks += 1
-        self._asked[self._asks] = _Asked(node_id, reply, self._loop.now())
+        self._request_count += 1
+        self._pending[self._request_count] = _PendingRequest(node_id, reply, self._loop.now())
         self._send(peer, data)
 
     def _nobody_answers(self, node_id: str) -> None:
-        self._give_up_asking("the link to that node was lost before it answered", lambda each: each.node_id == node_id)
+        self._fail_requests("the link to that node was lost before it answered", lambda each: each.node_id == node_id)
 
-    def _give_up_asking(self, why: str, which: Callable[[_Asked], bool] = lambda _: True) -> None:
-        for number, asked in list(self._asked.items()):
-            if which(asked) and self._asked.pop(number, None) is not None:
+    def _fail_requests(self, why: str, which: Callable[[_PendingRequest], bool] = lambda _: True) -> None:
+        for number, asked in list(self._pending.items()):
+            if which(asked) and self._pending.pop(number, None) is not None:
                 asked.reply(None, why)
 
     def cancel(self, why: str) -> None:
-        self._seat.step(CancelRequested(why))
+        self._coordinator.step(CancelRequested(why))
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         peer.link.send(data)
-        self._watch_rightly(peer)
+        self._update_interest(peer)
 
     def _on_closed(self, peer: _Peer, why: str) -> None:
         if not peer.is_trusted:
@@ -494,11 +494,11 @@ class CoordinatorServer:
         if peer.is_trusted and self._nodes.get(peer.node_id) is peer:
             del self._nodes[peer.node_id]
             if peer.link.was_finished or peer.is_leaving:
-                self._seat.step(NodeLost(peer.node_id, why))
+                self._coordinator.step(NodeLost(peer.node_id, why))
             else:
-                self._absent[peer.node_id] = (peer.heard_at, why)
+                self._absent[peer.node_id] = (peer.received_at, why)
             self._nobody_answers(peer.node_id)
-            self._on_fewer()
+            self._on_node_gone()
 
     def _forget(self, peer: _Peer, *, is_flushed: bool = False) -> None:
         """Let the link go. What it was still to be told has a moment if it is the reason of a refusal."""
@@ -521,34 +521,36 @@ class CoordinatorServer:
         self._timer = self._loop.at(self._tick_at, self._on_tick)
 
     def _on_tick(self) -> None:
-        for _ in range(_ROUNDS_OF_HEARING):  # not for ever: strangers may talk without end
+        for _ in range(_MAX_READ_ROUNDS):  # not for ever: strangers may talk without end
             if not self._serve():
                 break
         now = self._loop.now()
         absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
         if absent_s > self._terms.freeze_s:
-            self._seat.step(Resumed(absent_s))
+            self._coordinator.step(Resumed(absent_s))
             absent_s = float("inf")  # everybody gets a full lease
-        self._absent = {each: (min(now, heard_at + absent_s), why) for each, (heard_at, why) in self._absent.items()}
+        self._absent = {
+            each: (min(now, received_at + absent_s), why) for each, (received_at, why) in self._absent.items()
+        }
         for peer in list(self._peers):
-            peer.heard_at = min(now, peer.heard_at + absent_s)
+            peer.received_at = min(now, peer.received_at + absent_s)
             peer.since = min(now, peer.since + absent_s)
             if not peer.is_trusted:
-                if now - peer.since > self._stranger_s:
+                if now - peer.since > self._handshake_timeout_s:
                     self.refused += 1
                     self._forget(peer)
             elif peer.is_operator:
-                if now - peer.heard_at > _OPERATOR_S:
+                if now - peer.received_at > _OPERATOR_S:
                     peer.link.close("it asked nothing for too long")
-            elif now - peer.heard_at > self._terms.lease_s:
+            elif now - peer.received_at > self._terms.lease_s:
                 peer.link.reset(f"it was silent for {self._terms.lease_s:g} s")
-        for node_id, (heard_at, why) in list(self._absent.items()):
-            if now - heard_at > self._terms.lease_s:
+        for node_id, (received_at, why) in list(self._absent.items()):
+            if now - received_at > self._terms.lease_s:
                 del self._absent[node_id]
-                self._seat.step(NodeLost(node_id, why))
-                self._on_fewer()
-        self._give_up_asking("that node did not answer in time", lambda asked: now - asked.at > _ASKED_S)
-        if len(self._peers) < self._most_links:
+                self._coordinator.step(NodeLost(node_id, why))
+                self._on_node_gone()
+        self._fail_requests("that node did not answer in time", lambda asked: now - asked.at > _REQUEST_TIMEOUT_S)
+        if len(self._peers) < self._max_links:
             self._listen()
         self._on_every_tick()
         self._tick_later()
@@ -559,12 +561,12 @@ class CoordinatorServer:
         self._timer.cancel()
         self._timer = None
         self._loop.unwatch(self)
-        self._seat.close()
+        self._coordinator.close()
         for listener in self._listeners:
             listener.close()
-        self._give_up_asking("the coordinator went before that node answered")
-        self.desk.close()
-        until = self._loop.now() + _LAST_WORDS_S
+        self._fail_requests("the coordinator went before that node answered")
+        self.operator_api.close()
+        until = self._loop.now() + _FINAL_FLUSH_S
         for peer in sorted(self._peers, key=lambda peer: not peer.node_id):  # nodes first: they have less time to lose
             peer.link.flush(until - self._loop.now())
             peer.link.close()
@@ -578,7 +580,7 @@ def with_seen_address(ready: NodeReady, seen: str) -> NodeReady:
     return msgspec.structs.replace(ready, addresses=(seen, *ready.addresses[:MAX_HOST_ADDRESSES]))
 
 
-def _most_links() -> int:
+def _max_links() -> int:
     """As many as this process may have descriptors. The soft limit is raised: workers do not inherit it from us."""
     import resource
 
@@ -589,4 +591,4 @@ def _most_links() -> int:
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    return max(16, min(_MAX_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVE))
+    return max(16, min(_MAX_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVED_DESCRIPTORS))

@@ -31,10 +31,10 @@ from tenax._core.requests import AnyRequest
 from tenax._core.text import encodable, shortened_texts
 
 VERSION = 2
-MAX_BYTES_OF_STRANGERS = 4 << 10
+MAX_UNAUTHENTICATED_BYTES = 4 << 10
 MAX_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
-MAX_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
-TOO_MUCH_AT_ONCE = "more answers are under way than this link takes; ask for less at once"
+MAX_UNSENT_ANSWER_BYTES = 4 << 20  # unsent on one link: a node's own words and beats go over it too
+TOO_MANY_ANSWERS = "more answers are under way than this link takes; ask for less at once"
 NONCE_BYTES = 16
 # Reasons for which an operator that has proved itself is rejected.
 NO_SECRET = "no secret"  # noqa: S105 - operators need one, and the run has none
@@ -181,8 +181,8 @@ def decode_from_server(body: bytes) -> FromServer:
 class FrameReader:
     """Cuts a stream into frames, however it was cut on the way."""
 
-    def __init__(self, most_bytes: int = MAX_BYTES_OF_STRANGERS) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_UNAUTHENTICATED_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -192,8 +192,8 @@ class FrameReader:
         start = 0
         while len(buffer) - start >= 4:
             size = int.from_bytes(buffer[start : start + 4], "big")
-            if size > self.most_bytes:
-                raise WireError(f"a frame of {size} bytes, where at most {self.most_bytes} are allowed")
+            if size > self.max_bytes:
+                raise WireError(f"a frame of {size} bytes, where at most {self.max_bytes} are allowed")
             end = start + 4 + size
             if len(buffer) < end:
                 break
