@@ -1,6 +1,6 @@
-"""The local engine: a run of one node. The coordinator lives in the agent's own process and is asked directly.
+"""The local engine: a run of one node, with the coordinator in the agent's own process.
 
-Every generation has a store of its own, on a port of its own, so that no key of an older generation can be read.
+Each generation has its own store on its own port, so keys of an older generation cannot be read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class LocalEngine:
-    """Implements ``ports.Control``. Without a ``place`` there is no store: nobody will look for one."""
+    """Implements ``ports.Control``. Without a ``store_address`` the workers get no store."""
 
-    def __init__(self, run_id: str, place: StoreAddress | None = None) -> None:
+    def __init__(self, run_id: str, store_address: StoreAddress | None = None) -> None:
         self.run_id = run_id
-        self._store_address = place
+        self._store_address = store_address
         self._emit: Emit = lambda _: None
         self._loop: EventLoop | None = None
         self._coordinator: CoordinatorHost | None = None
@@ -68,10 +68,10 @@ class LocalEngine:
                 return
         self._coordinator.step(Received(_NODE_ID, message))
 
-    def _deliver(self, say: Send) -> None:
-        if isinstance(say.event, GenerationFormed) and self._store_address is not None:
-            self._store_address.serve(say.event.assignment)
-        self._emit(say.event)
+    def _deliver(self, send: Send) -> None:
+        if isinstance(send.event, GenerationFormed) and self._store_address is not None:
+            self._store_address.serve(send.event.assignment)
+        self._emit(send.event)
 
     def cancel(self, why: str) -> None:
         if self._loop is not None:

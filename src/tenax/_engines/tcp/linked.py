@@ -1,16 +1,13 @@
-"""A node's link to the coordinator, whichever engine finds out where that is.
+"""A node's link to the coordinator: handshake, heartbeats, lease and requests. The base of the tcp and etcd engines.
 
-    found -> connect -> greet -> linked -> lost -> found ...
+    find -> connect -> handshake -> linked -> lost -> find ...
 
-Laws:
+An engine defines how the coordinator is found and what its loss means. Invariants:
 
-- Whatever the coordinator must know of this node is said at the beginning of every link, from the agent's state; in
-  between nothing has to be kept.
-- A coordinator that is *silent* may have given us up: workers are killed when the lease ends (``_core/lease.py``), also
-  if this very process is stopped (``hold``).
-- After ``join_timeout`` without a coordinator the node gives up, with a reason.
-
-An engine says where the coordinator is, and what its loss means.
+- Every new link starts with the node's complete state, taken from the agent. Nothing is queued between links.
+- A coordinator that is *silent* may have declared this node lost: the workers are killed when the lease ends
+  (``_core/lease.py``), even if this process is stopped (``hold``).
+- After ``join_timeout`` without a coordinator, the node gives up with a reason.
 """
 
 from __future__ import annotations
@@ -48,19 +45,19 @@ _HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
 _REPORT_EVERY_S = 10.0
 _NO_HANDSHAKE = "it did not answer a greeting"
-_MAX_PENDING_REQUESTS = 1024  # requests that the coordinator has not answered
-_LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
+_MAX_PENDING_REQUESTS = 1024  # that the coordinator has not answered
+_LINGER_S = 5.0  # after the end of the run: time for the other nodes to receive the verdict
 
 
 class LinkedSettings(msgspec.Struct, frozen=True):
-    """What an engine is told: the same on every node, but for what names the node."""
+    """Settings of an engine. The same on every node, except those that identify the node."""
 
     endpoint: str
     run_id: str
     min_nodes: int
     max_nodes: int
     secret: bytes = b""
-    tls: TlsFiles | None = None  # of the links
+    tls: TlsFiles | None = None  # for the links
     terms: LeaseTerms = LeaseTerms()
     join_timeout_s: float = 600.0
     last_call_s: float = 5.0
@@ -95,43 +92,43 @@ class LinkedEngine(ABC):
         self._server: CoordinatorServer | None = None
         self._link: Link | None = None
         self._hello: wire.Hello | None = None
-        self._nonce = b""  # of the coordinator's challenge; empty: it has sent none
-        self._is_linked = False  # greeted, and accepted
+        self._nonce = b""  # from the coordinator's challenge; empty: not received yet
+        self._is_linked = False  # the handshake is done
         self._is_run_over = False
-        self._cancel_reason = ""  # an operator's wish, with its reason
+        self._cancel_reason = ""  # why the run is to be cancelled; empty: it is not
         self._lease: Lease
-        self._assignment: Assignment | None = None  # in the last generation that we were in
-        self._has_offered = False  # this node was ready since its last generation
+        self._assignment: Assignment | None = None  # in the last generation of this node
+        self._has_offered = False  # NodeReady was sent since the last generation
         self._saw_coordinator_die = False
-        self._attempted_at = 0.0  # when we last tried to connect, or proved ourselves
-        self._last_answer = 0  # the last answer that we got on this link
+        self._attempted_at = 0.0  # when the last connection attempt began, or the proof was sent
+        self._last_answer = 0  # the number of the last beat that was answered on this link
         self._lost_since = 0.0
         self._reported_at = -_REPORT_EVERY_S
         self._failures_in_a_row = 0
         self._is_finished = False
         self._linger_until: float | None = None
         self._timers: dict[str, Cancellable] = {}
-        self._pending: dict[int, Reply] = {}  # what operators here wait for, by number
+        self._pending: dict[int, Reply] = {}  # operators' requests on this node, by number
         self._request_count = 0
 
     # --- what differs -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _find_coordinator(self) -> None:
-        """Look for the coordinator, and connect to it or become it."""
+        """Find the coordinator and connect to it, or host it."""
 
     @abstractmethod
     def _reconnect(self, why: str, *, was_linked: bool) -> None:
-        """There is no link any more, or it did not come about."""
+        """Handle a link that was lost, or a connection attempt that failed."""
 
     @abstractmethod
     def _stays_while_others_run(self) -> bool:
-        """This node has left, and the others need the coordinator that it has."""
+        """Return whether this node, which has left the run, must stay because it hosts the others' coordinator."""
 
     @property
     @abstractmethod
     def _where(self) -> str:
-        """The place of the coordinator, for people."""
+        """The coordinator and its address, for messages."""
 
     @property
     def _what_to_check(self) -> str:
@@ -143,7 +140,7 @@ class LinkedEngine(ABC):
 
     @property
     def _why_rejected(self) -> str:
-        """The possible causes, and what to do: the coordinator does not tell an unauthenticated peer which it is."""
+        """Possible causes and the remedy. The coordinator does not reveal the cause to an unauthenticated peer."""
         return (
             "it serves another run or has another secret; give every node the same --rdzv-id and the same secret "
             "(--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
@@ -151,26 +148,26 @@ class LinkedEngine(ABC):
 
     @property
     def _host_for_tls(self) -> str:
-        """The name that the coordinator's certificate must have."""
+        """The host name that the coordinator's certificate must contain."""
         return ""
 
     @property
     def _trusts_acknowledgements(self) -> bool:
-        """Whether a coordinator that is silent, but whose system has taken our bytes, has not given us up."""
+        """Whether TCP acknowledgements renew the lease: a coordinator whose host takes our bytes is only busy."""
         return True
 
     @property
     def _is_refusal_final(self) -> bool:
-        """Whether who refuses us at the coordinator's place is surely the coordinator."""
+        """Whether a rejection ends the attempt to join: it surely came from the coordinator."""
         return True
 
     @property
     def _is_sole_host(self) -> bool:
-        """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
+        """Whether the coordinator is in this process and cannot move: no generation forms without this node."""
         return False
 
     def _link_tls(self) -> ssl.SSLContext | None:
-        """The TLS context of the next link. Raises ValueError if the files cannot be used."""
+        """Return the TLS context for the next link. Raises ValueError if the files cannot be used."""
         tls = self._settings.tls
         return tls.for_client() if tls is not None else None
 
@@ -193,7 +190,7 @@ class LinkedEngine(ABC):
         self._lost_since = loop.now()
         self._lease = Lease(settings.terms, loop.now())
         self._store_address.open(loop, node.say)
-        try:  # with what the user chose, now: the coordinator would only close the connection
+        try:  # check the user's settings here: the coordinator would close the connection without a reason
             msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
         except msgspec.ValidationError as error:
             self._refused(f"this node cannot join with its settings: {error}")
@@ -210,7 +207,7 @@ class LinkedEngine(ABC):
             loop.soon(lambda: self._cancel(why))
 
     def _cancel(self, why: str) -> None:
-        """Said to the coordinator, or kept until there is one to say it to."""
+        """Send the request now, or when the next link is established."""
         self._cancel_reason = why
         if self._is_linked and self._link is not None:
             self._link.send(wire.encode(wire.Cancel(why)))
@@ -218,7 +215,7 @@ class LinkedEngine(ABC):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
-        """If the coordinator is not here, over our own link: who asks here need not know the secret."""
+        """Answer here if this process hosts the coordinator, else forward it over this node's authenticated link."""
         if self._server is not None:
             self._server.operator_api.ask(request, reply)
         elif self._link is None or not self._is_linked:
@@ -235,9 +232,9 @@ class LinkedEngine(ABC):
             self._pending[self._request_count] = reply
             self._link.send(data)
 
-    def _nobody_answers(self, why: str) -> None:
-        asked, self._pending = self._pending, {}
-        for reply in asked.values():
+    def _fail_requests(self, why: str) -> None:
+        pending, self._pending = self._pending, {}
+        for reply in pending.values():
             reply(None, why)
 
     def _on_request(self, number: int, request: AnyRequest) -> None:
@@ -278,7 +275,7 @@ class LinkedEngine(ABC):
             link, self._link = self._link, None
             self._loop.unwatch(link)
             link.finish(1.0)
-        self._nobody_answers("this node has left the run")
+        self._fail_requests("this node has left the run")
         if self._server is not None:
             self._node.serves(None)
             self._server.close()
@@ -286,7 +283,7 @@ class LinkedEngine(ABC):
 
     def _on_node_gone(self) -> None:
         if self._linger_until is not None:
-            self._emit(Tick())  # wakes who waits for the others
+            self._emit(Tick())  # makes the supervisor call stays_for_others() again
 
     def _run_settings(self) -> RunSettings:
         settings = self._settings
@@ -304,7 +301,7 @@ class LinkedEngine(ABC):
         )
 
     def _backoff_s(self) -> float:
-        """Short for a member, longer and longer for a stranger; never the same for two of them."""
+        """Return the delay before the next attempt: short for a member, exponential for a new node; with jitter."""
         longest = (
             RETRY_SOON_S
             if self._assignment is not None
@@ -344,7 +341,7 @@ class LinkedEngine(ABC):
     def _start_handshake(self, sock: socket.socket) -> None:
         try:
             tls = self._link_tls()
-        except ValueError as error:  # a file was replaced by one that cannot be used
+        except ValueError as error:  # a TLS file was replaced by an unusable one
             sock.close()
             self._reconnect(str(error), was_linked=False)
             return
@@ -354,9 +351,9 @@ class LinkedEngine(ABC):
             self._on_link_closed,
             tls,
             server_hostname=self._host_for_tls if tls is not None else None,
-            resets=True,  # in good order it is closed only when nothing of ours is alive
+            resets=True,  # an orderly close (FIN) means that nothing this agent started is alive
         )
-        if link.is_closed:  # the peer had reset it before the TLS greeting: _on_link_closed was called
+        if link.is_closed:  # reset by the peer before the TLS handshake: _on_link_closed was called
             return
         self._link = link
         self._loop.watch(link)
@@ -366,7 +363,7 @@ class LinkedEngine(ABC):
         self._set_timer("handshake", _HANDSHAKE_TIMEOUT_S, lambda: link.close(_NO_HANDSHAKE))
 
     def _on_body(self, body: bytes) -> None:
-        """Each frame has its place: nothing is believed before the coordinator has proved that it knows the secret."""
+        """Accept each frame only in its state: nothing is trusted before the coordinator has proved the secret."""
         frame = wire.decode_from_server(body)
         match frame:
             case wire.Event(event) if self._is_linked:
@@ -399,7 +396,7 @@ class LinkedEngine(ABC):
         self._link.send(wire.encode(wire.Proof(wire.prove(self._secret, "agent", self._hello, nonce))))
 
     def _is_proved_by(self, proof: bytes) -> bool:
-        """Whether the coordinator knows the secret. If not, this node rejects it."""
+        """Return whether the proof is valid. If not, reject the coordinator."""
         if self._hello is None:
             raise wire.WireError("an acceptance without a greeting")
         if wire.is_same(proof, wire.prove(self._secret, "coordinator", self._hello, self._nonce)):
@@ -439,7 +436,7 @@ class LinkedEngine(ABC):
         self._node.keep("link", link.fileno())
         if not self._has_own_address:
             self._store_address.addr, self._store_address.bind_to = self._reachable_at(link)
-        self._beat()  # first: its answer comes before everything that follows from our words
+        self._beat()  # first, so that its answer arrives before any reaction to the messages below
         for message in self._node.words(self._info):
             self._send_message(message)
         if self._cancel_reason:
@@ -447,9 +444,9 @@ class LinkedEngine(ABC):
         self._check_lease()
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:
-        """Where the others reach this node, and where to listen for them.
+        """Return the address that other nodes use to reach this node, and the address to listen on.
 
-        The address from which we reach the coordinator is one that the others can reach as well.
+        The default is the local address of the link to the coordinator.
         """
         return link.local_address, link.local_address
 
@@ -465,7 +462,7 @@ class LinkedEngine(ABC):
             self._link.send(wire.encode(wire.Word(message)))
 
     def _own_addresses(self) -> tuple[str, ...]:
-        """The addresses of this host, that of the link first: the one from which other hosts most likely see us."""
+        """Return this host's addresses. The link's local address comes first: other hosts most likely see that one."""
         from tenax._io.host_addresses import host_addresses
 
         return host_addresses(self._link.local_address if self._link is not None else "", MAX_HOST_ADDRESSES)
@@ -473,10 +470,10 @@ class LinkedEngine(ABC):
     def _on_event(self, event: object) -> None:
         match event:
             case GenerationFormed() if not self._holds_lease() or not self._is_answered():
-                if self._link is not None:  # we were away for so long that the others may have gone on
+                if self._link is not None:  # too old: the others may have formed a later generation
                     self._link.close("its answer came too late")
             case GenerationFormed(part) if part == self._assignment:
-                """Said again, by one that did not know that it had been heard."""
+                """Sent again by a coordinator that did not know whether it had arrived."""
             case GenerationFormed() if not self._has_offered:
                 raise wire.WireError("a generation for which this node was not ready")
             case GenerationFormed(part):
@@ -499,7 +496,7 @@ class LinkedEngine(ABC):
             self._loop.unwatch(link)
         self._hello = None
         self._node.release("link")
-        self._nobody_answers(f"the link to {self._where} was lost before it answered")
+        self._fail_requests(f"the link to {self._where} was lost before it answered")
         for name in ("beat", "handshake"):
             if name in self._timers:
                 self._timers.pop(name).cancel()
@@ -509,7 +506,7 @@ class LinkedEngine(ABC):
         if was_linked:
             self._lost_since = self._loop.now()
             self._saw_coordinator_die = was_told
-            is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers were just killed
+            is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers have just been killed
             goes_on = (
                 "; workers go on, and this node looks for it" if self._assignment is not None and is_in_time else ""
             )
@@ -539,9 +536,9 @@ class LinkedEngine(ABC):
         self._set_timer("beat", self._lease.terms.beat_s, self._beat)
 
     def _hold(self) -> None:
-        """Tell the keeper how long the workers may live, should this process be stopped."""
+        """Renew the keeper's deadline for killing the workers if this process is stopped; 0 means no deadline."""
         if self._is_sole_host or self._is_run_over:
-            self._node.hold(0)  # if we are stopped, so is the coordinator; or nobody goes on at all
+            self._node.hold(0)  # the coordinator stops with this process, or the run is over
         elif self._assignment is not None:
             self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
 
@@ -549,18 +546,18 @@ class LinkedEngine(ABC):
         return self._is_sole_host or self._lease.ends_at() > self._loop.now()
 
     def _is_answered(self) -> bool:
-        """Whether what is received now is recent: it may have been under way for long, or waited to be read."""
+        """Return whether a message received now is recent. It may have been delayed on the way or before the read."""
         return self._is_sole_host or self._lease.is_answered(self._loop.now())
 
     def _check_lease(self) -> None:
-        """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
+        """Set a timer for the end of the lease, and fence this node when it has ended. The sole host needs no lease."""
         if self._is_finished or self._is_sole_host:
             return
         left = self._lease.ends_at() - self._loop.now()
         if left > 0:
             self._set_timer("guard", left, self._check_lease)
             return
-        link = self._link if self._is_linked else None  # an acknowledged greeting says nothing about beats
+        link = self._link if self._is_linked else None  # in a handshake, acknowledged bytes are not beats
         if link is not None and self._trusts_acknowledgements and link.all_has_arrived():
             self._lease.all_has_arrived()
             if self._lease.ends_at() > self._loop.now():
