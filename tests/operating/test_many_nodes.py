@@ -17,7 +17,7 @@ from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorLine, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorLine, connect_to_coordinator
 from tenax._io.endpoint import literal
 from tenax._view.status import RunStatus
 
@@ -28,7 +28,7 @@ FAR = 1e6  # on the system's clock; a socket waits no longer than 30 s for it
 
 def line_to(endpoint: str, secret: bytes = b"", run_id: str = "run") -> OperatorLine:
     host, _, port = endpoint.rpartition(":")
-    return at_endpoint(literal(host, int(port)), run_id, secret)
+    return connect_to_coordinator(literal(host, int(port)), run_id, secret)
 
 
 def working(status: RunStatus) -> bool:

@@ -31,8 +31,8 @@ from tenax._engines.tcp.operator import (
     LineLost,
     OperatorError,
     Unreachable,
-    at_door,
-    at_endpoint,
+    connect_to_agent,
+    connect_to_coordinator,
 )
 from tenax.cli.flags import UsageError
 
@@ -290,7 +290,7 @@ def _job_of(agents: list[AgentHere]) -> Job:
         if agent.trouble:
             continue
         try:
-            line = at_door(agent.path)
+            line = connect_to_agent(agent.path)
         except (OSError, OperatorError):
             why = why or "it has just ended"
             continue
@@ -330,7 +330,7 @@ def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
         raise NoSuchJob(f"agents of this host cannot be looked for: {error.strerror or error}") from error
     for path in doors:
         try:
-            line = at_door(path, _DOOR_S)
+            line = connect_to_agent(path, _DOOR_S)
             lines.append((path, line.send(AgentRequest()), line))
         except (ConnectionRefusedError, FileNotFoundError):
             _remove(path)
@@ -375,7 +375,7 @@ def _told(number: int, line: OperatorLine | OperatorError) -> tuple[AgentHere, O
 def _is_left(path: str) -> bool:
     """Whether nobody is behind this door any more."""
     try:
-        at_door(path, _DOOR_S).close()
+        connect_to_agent(path, _DOOR_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
         _remove(path)
         return True
@@ -505,7 +505,9 @@ def _job_at_endpoint(meant: JobSelector) -> Job:
 
         secret = user_secret(create=False)  # readable: the settings were checked
     try:
-        line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, secret, tls, endpoint.host)
+        line = connect_to_coordinator(
+            _addresses(endpoint.host, endpoint.port), meant.run_id, secret, tls, endpoint.host
+        )
     except AccessDenied as error:
         raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
     except Unreachable as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tenax._engines.etcd.keys import Keys, read_leader
 from tenax._engines.etcd.leader_address import this_machine
-from tenax._engines.tcp.operator import AccessDenied, OperatorLine, Unreachable, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, OperatorLine, Unreachable, connect_to_coordinator
 from tenax._io.endpoint import is_loopback, literal
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -49,7 +49,7 @@ def _line_to(leader: Leader, settings: EtcdEngineSettings) -> OperatorLine:
     addresses = literal(place.addr, place.port)
     try:
         tls = _tls(leader, settings)
-        return at_endpoint(addresses, settings.run_id, settings.secret + leader.secret, tls, place.addr)
+        return connect_to_coordinator(addresses, settings.run_id, settings.secret + leader.secret, tls, place.addr)
     except Unreachable as error:
         raise Unreachable(f"its coordinator, on {place.host}, cannot be reached: {error}") from error
 

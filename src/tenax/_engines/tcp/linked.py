@@ -421,7 +421,7 @@ class LinkedEngine(ABC):
         if is_final and self._is_refusal_final:
             self._refused(why)
         elif self._link is not None:
-            self._link.close(why, was_told=True)
+            self._link.close(why, by_peer=True)
 
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
         link = self._link
@@ -490,7 +490,7 @@ class LinkedEngine(ABC):
             case _:
                 self._emit(event)  # type: ignore[arg-type]
 
-    def _on_link_closed(self, why: str, was_told: bool) -> None:
+    def _on_link_closed(self, why: str, by_peer: bool) -> None:
         link, self._link = self._link, None
         if link is not None and self._hello is not None:
             self._loop.unwatch(link)
@@ -505,7 +505,7 @@ class LinkedEngine(ABC):
             return
         if was_linked:
             self._lost_since = self._loop.now()
-            self._saw_coordinator_die = was_told
+            self._saw_coordinator_die = by_peer
             is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers have just been killed
             goes_on = (
                 "; workers go on, and this node looks for it" if self._assignment is not None and is_in_time else ""
@@ -517,7 +517,7 @@ class LinkedEngine(ABC):
                 f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
                 "is another program, choose another port"
             )
-        if link is not None and link.is_misfit and self._assignment is None and self._is_refusal_final:
+        if link is not None and link.is_tls_mismatch and self._assignment is None and self._is_refusal_final:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return
         self._reconnect(unreachable, was_linked=was_linked)

@@ -299,7 +299,7 @@ class CoordinatorServer:
         def on_body(body: bytes) -> None:
             self._on_body(peer, body)
 
-        def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
+        def on_closed(why: str, by_peer: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
             self._on_closed(peer, why)
 
         peer.descriptor = sock.fileno()
