@@ -1,6 +1,6 @@
-"""An operator's way to a run that meets through etcd: who leads is read there, with the secret of its links.
+"""An operator's connection to a run with the etcd engine: reads the leader and the secret of its links from etcd.
 
-Whoever may read the run's keys may ask it, if it knows the job's own secret too. Nothing is written to etcd.
+An operator needs read access to the run's keys, and the run's own secret if there is one. Nothing is written to etcd.
 """
 
 from __future__ import annotations
