@@ -28,7 +28,7 @@ URL = f"otel:http://me:{MARK}@collector:4318"
 _SECRET = re.compile(r"^(secret|password|token|conf)$")
 _MAY_HOLD_AN_ADDRESS = re.compile(r"^(trace|metrics|event_log_handler|rdzv_endpoint)$")
 _PROGRAMS = re.compile(r"\.(hook|warm|testing|compat|processes\.\w+_main|logs\.scribe_main)\b|__main__|tenax_template")
-_OF_OTHERS = {"Sight"}  # its token stands for a state of the rendezvous, and is not secret
+_OF_OTHERS = {"Snapshot"}  # its token stands for a state of the rendezvous, and is not secret
 
 
 def structs() -> Iterator[type[msgspec.Struct]]:
