@@ -63,14 +63,14 @@ class Bench:
             self.keys,
             Leader(LeaderAddress(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
             told.get("terms", TERMS),
-            told.get("fit", "nodes and secret"),
-            told.get("must_fit", True),
-            known,
-            lambda elected: self.won.__setitem__(name, elected),
-            lambda: self.lost.append(name),
-            self.failed.append,
-            lambda _: None,
-            self.deposed.append,
+            fit=told.get("fit", "nodes and secret"),
+            must_fit=told.get("must_fit", True),
+            known=known,
+            won=lambda elected: self.won.__setitem__(name, elected),
+            lost=lambda: self.lost.append(name),
+            failed=self.failed.append,
+            troubled=lambda _: None,
+            deposed=self.deposed.append,
         )
         candidacy.start()
         return candidacy
@@ -87,10 +87,10 @@ class Bench:
             self.won[name],
             self.candidacies[name].record_lease.id,
             TERMS,
-            self.delivered.append,
-            self.deposed.append,
-            lambda error: pytest.fail(str(error)),
-            self.written.append,
+            deliver=self.delivered.append,
+            deposed=self.deposed.append,
+            troubled=lambda error: pytest.fail(str(error)),
+            written=self.written.append,
         )
 
     def standing(self) -> LeaderAndRecord:

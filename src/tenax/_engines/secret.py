@@ -68,7 +68,7 @@ def read_private_file(path: str, option: str, max_bytes: int) -> bytes:
     return content
 
 
-def check_nothing_is_ignored(params: RendezvousParameters, options: tuple[str, ...], why: str) -> None:
+def refuse_unused_options(params: RendezvousParameters, options: tuple[str, ...], why: str) -> None:
     """Raise ValueError if a secret or one of these options is given: it would have no effect, because of ``why``."""
     given = [option for option in (*_TOKEN_OPTIONS, *options) if params.get(option)]
     if os.environ.get(TOKEN_VARIABLE):

@@ -62,7 +62,7 @@ class Asker:
         """Whose answer comes next, and what it is, or why there is none; None: nothing until then. Raises LineLost."""
         while True:
             try:
-                frame = self._line.hear(until)
+                frame = self._line.receive(until)
             except LineLost as error:
                 if isinstance(error.__cause__, TimeoutError):
                     return None

@@ -12,7 +12,7 @@ import sys
 from base64 import b64decode, b64encode
 from typing import Any
 
-from tenax._engines.secret import TLS_OPTIONS, check_nothing_is_ignored
+from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
 from tenax.rendezvous._dynamic.event_recorder import INIT, EventRecorder
 from tenax.rendezvous._dynamic.state import MAX_BYTES
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
@@ -117,7 +117,7 @@ def _recorder(params: RendezvousParameters) -> EventRecorder:
 
 
 def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
-    check_nothing_is_ignored(
+    refuse_unused_options(
         params,
         TLS_OPTIONS,
         "an agent that calls next_rendezvous() itself meets the others in a store, which has neither a secret nor TLS",

@@ -359,7 +359,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             pause.before_next_read(self._holder.snapshot)
         return True
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- polling ------------------------------------------------------------------------------------------------------
 
     def num_nodes_waiting(self) -> int:
         """Return how many changes of the group are pending. If it is not 0, a polling agent forms the next round.

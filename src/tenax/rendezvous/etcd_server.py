@@ -178,11 +178,11 @@ class EtcdServer:
                     return
                 self._process_events()
                 if self._end_reason:
-                    words = ""
+                    output = ""
                     with suppress(OSError), open(log, encoding="utf-8", errors="replace") as text:
-                        words = last_words(text.read())
+                        output = last_words(text.read())
                     raise RuntimeError(
-                        f"the etcd server has ended: {self._end_reason}; its last words: {words or 'none'}"
+                        f"the etcd server has ended: {self._end_reason}; its last words: {output or 'none'}"
                     )
         finally:
             client.close()

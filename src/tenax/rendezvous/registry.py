@@ -25,7 +25,7 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 def _create_own_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.max_nodes > 1:
-        return _create_handler_for_many(params)
+        return _create_multi_node_handler(params)
     addr, port = params.local_addr or LOOPBACK, 0
     if params.backend == "static" and params.endpoint:
         host, _, digits = params.endpoint.rpartition(":")
@@ -47,7 +47,7 @@ def _may_use_agent_store(params: RendezvousParameters) -> bool:
     return bool(params.get_as_bool("use_agent_store", not disabled))
 
 
-def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
+def _create_multi_node_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.backend in _ETCD_BACKENDS:
         from tenax.rendezvous._etcd_handler import EtcdEngineHandler
 

@@ -14,7 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from tenax._engines.secret import TLS_OPTIONS, check_nothing_is_ignored
+from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -199,7 +199,7 @@ class StaticTCPRendezvous(RendezvousHandler):
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler. The endpoint is rank 0's ``host:port``; ``timeout`` is in seconds (600)."""
-    check_nothing_is_ignored(
+    refuse_unused_options(
         params, TLS_OPTIONS, "the nodes of StaticTCPRendezvous meet in a store, which has neither a secret nor TLS"
     )
     rank = params.get_as_int("rank")

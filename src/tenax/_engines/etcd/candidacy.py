@@ -55,6 +55,7 @@ class Candidacy:
         keys: Keys,
         leader: Leader,
         terms: AuthorityTerms,
+        *,
         fit: str,
         must_fit: bool,
         known: RunRecord | None,

@@ -76,6 +76,7 @@ class Decisions:
         elected: Elected,
         lease_id: int,
         terms: AuthorityTerms,
+        *,
         deliver: Callable[[Send], None],
         deposed: Callable[[str], None],
         troubled: Callable[[EtcdError], None],

@@ -122,7 +122,7 @@ class EtcdEngine(LinkedEngine):
         self._is_leaving = False
         self._has_left = False
 
-    # --- what differs from other engines ------------------------------------------------------------------------------
+    # --- overrides of LinkedEngine ------------------------------------------------------------------------------------
 
     @property
     def _where(self) -> str:
@@ -207,7 +207,7 @@ class EtcdEngine(LinkedEngine):
         for sock in (*self._kept_listeners, *([self._listener] if self._listener is not None else [])):
             sock.close()
 
-    # --- finding ------------------------------------------------------------------------------------------------------
+    # --- following the leader key -------------------------------------------------------------------------------------
 
     def _find_coordinator(self) -> None:
         if self._etcd.unused:
@@ -339,7 +339,7 @@ class EtcdEngine(LinkedEngine):
         self._node_lease = lease = HeldLease(self._client, NODE_TTL_S, held=held, lost=lost, troubled=lambda _: None)
         lease.start()
 
-    # --- the leader's address -----------------------------------------------------------------------------------------
+    # --- connecting to the leader -------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         leader = self._leader
@@ -444,21 +444,21 @@ class EtcdEngine(LinkedEngine):
             return
         self._port_taken_at = None
         port = self._listener.getsockname()[1]
-        place = LeaderAddress(self._info.node_id, self._info.host, addr, port, this_machine())
-        self._candidate = Leader(place, os.urandom(16), digest)
+        address = LeaderAddress(self._info.node_id, self._info.host, addr, port, this_machine())
+        self._candidate = Leader(address, os.urandom(16), digest)
         self._candidacy = Candidacy(
             self._client,
             self._keys,
             self._candidate,
             self._etcd.authority,
-            self._settings_digest(),
-            not self._was_ever_linked,
-            self._last_record if self._holds_lease() else None,
-            self._on_won,
-            self._on_lost,
-            self._on_failed,
-            self._on_trouble,
-            self._on_lease_lost,
+            fit=self._settings_digest(),
+            must_fit=not self._was_ever_linked,
+            known=self._last_record if self._holds_lease() else None,
+            won=self._on_won,
+            lost=self._on_lost,
+            failed=self._on_failed,
+            troubled=self._on_trouble,
+            deposed=self._on_lease_lost,
         )
         self._candidacy.start()
 

@@ -45,13 +45,13 @@ class LeaderProbe:
     def __init__(
         self,
         loop: EventLoop,
-        place: LeaderAddress,
+        address: LeaderAddress,
         opened: Callable[[socket.socket], None],
         dead: Callable[[], None],
         away: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._address = place
+        self._address = address
         self._opened = opened
         self._dead = dead
         self._away = away
@@ -59,15 +59,15 @@ class LeaderProbe:
         self._timer: Cancellable | None = None
 
     def start(self) -> None:
-        place = self._address
-        addresses = literal(place.addr, place.port)
-        if is_loopback(place.addr) and place.machine != this_machine():
+        leader = self._address
+        addresses = literal(leader.addr, leader.port)
+        if is_loopback(leader.addr) and leader.machine != this_machine():
             self._end_soon(
-                f"{place.host} listens at the loopback address {place.addr}; name etcd there by an address that other "
-                "hosts use too, or give that node --local-addr"
+                f"{leader.host} listens at the loopback address {leader.addr}; name etcd there by an address that "
+                "other hosts use too, or give that node --local-addr"
             )
         elif not addresses:
-            self._end_soon(f"{place.addr!r} is no address that this host can reach")
+            self._end_soon(f"{leader.addr!r} is no address that this host can reach")
         else:
             family, address = addresses[0]
             self._connecting = Connecting(self._loop, family, address, self._opened, self._failed)

@@ -93,14 +93,14 @@ class Leadership:
             elected,
             candidacy.record_lease.id,
             terms,
-            self.server.deliver,
-            deposed,
-            troubled,
-            self._on_written,
+            deliver=self.server.deliver,
+            deposed=deposed,
+            troubled=troubled,
+            written=self._on_written,
         )
         self.last_record: RunRecord | None = None  # the last one written
         # Earlier leaders that are not known to be dead. This node's own earlier terms are over.
-        self._unconfirmed = [place for place in elected.written.before if place.node_id != node_id]
+        self._unconfirmed = [leader for leader in elected.written.before if leader.node_id != node_id]
         self._probing: LeaderProbe | None = None
         self._probe_later: Cancellable | None = None
 

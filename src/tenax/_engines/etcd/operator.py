@@ -43,15 +43,17 @@ def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
 
 
 def _line_to(leader: Leader, settings: EtcdEngineSettings) -> OperatorLine:
-    place = leader.place
-    if is_loopback(place.addr) and place.machine != this_machine():
-        raise Unreachable(f"its coordinator, on {place.host}, listens at {place.addr}, which only that host can reach")
-    addresses = literal(place.addr, place.port)
+    address = leader.place
+    if is_loopback(address.addr) and address.machine != this_machine():
+        raise Unreachable(
+            f"its coordinator, on {address.host}, listens at {address.addr}, which only that host can reach"
+        )
+    addresses = literal(address.addr, address.port)
     try:
         tls = _tls(leader, settings)
-        return connect_to_coordinator(addresses, settings.run_id, settings.secret + leader.secret, tls, place.addr)
+        return connect_to_coordinator(addresses, settings.run_id, settings.secret + leader.secret, tls, address.addr)
     except Unreachable as error:
-        raise Unreachable(f"its coordinator, on {place.host}, cannot be reached: {error}") from error
+        raise Unreachable(f"its coordinator, on {address.host}, cannot be reached: {error}") from error
 
 
 def _tls(leader: Leader, settings: EtcdEngineSettings) -> ssl.SSLContext | None:

@@ -125,7 +125,7 @@ class TcpEngine(LinkedEngine):
             return self._endpoint.host, ""
         return address, address
 
-    # --- finding ------------------------------------------------------------------------------------------------------
+    # --- finding the coordinator --------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
         def found(addresses: list[Address]) -> None:

@@ -111,7 +111,7 @@ class LinkedEngine(ABC):
         self._pending: dict[int, Reply] = {}  # operators' requests on this node, by number
         self._request_count = 0
 
-    # --- what differs -------------------------------------------------------------------------------------------------
+    # --- defined by each engine ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def _find_coordinator(self) -> None:
@@ -336,7 +336,7 @@ class LinkedEngine(ABC):
             self._is_finished = True
             self._emit(JoinRefused(reason))
 
-    # --- a link -------------------------------------------------------------------------------------------------------
+    # --- the link -----------------------------------------------------------------------------------------------------
 
     def _start_handshake(self, sock: socket.socket) -> None:
         try:

@@ -68,26 +68,26 @@ class OperatorLine:
     def send(self, request: AnyRequest) -> int:
         """Send a request without waiting. Return its number."""
         self._request_count += 1
-        self.say(wire.Ask(self._request_count, request))
+        self.send_frame(wire.Ask(self._request_count, request))
         return self._request_count
 
     def answer(self, number: int, timeout_s: float) -> msgspec.Raw:
         until = time.monotonic() + timeout_s
         while True:
-            frame = self.hear(until)
+            frame = self.receive(until)
             if isinstance(frame, wire.Answer) and frame.number == number:
                 if frame.error:
                     raise Declined(frame.error)
                 return frame.value
 
-    def say(self, frame: wire.FromAgent) -> None:
+    def send_frame(self, frame: wire.FromAgent) -> None:
         try:
             self._sock.settimeout(_HANDSHAKE_TIMEOUT_S)
             self._sock.sendall(wire.encode(frame))
         except OSError as error:
             raise LineLost(_in_words(error)) from error
 
-    def hear(self, until: float) -> wire.FromServer:
+    def receive(self, until: float) -> wire.FromServer:
         """Return the next frame. Raises ``LineLost``, also for an invalid frame."""
         try:
             while not self._bodies:
@@ -203,12 +203,12 @@ def _start_handshake(line: OperatorLine, run_id: str, secret: bytes, timeout_s: 
     until = time.monotonic() + timeout_s
     hello = wire.Hello(wire.VERSION, run_id, f"operator-{os.getpid()}", os.urandom(wire.NONCE_BYTES), is_operator=True)
     try:
-        line.say(hello)
-        frame = line.hear(until)
+        line.send_frame(hello)
+        frame = line.receive(until)
         if isinstance(frame, wire.Challenge):
             nonce = frame.nonce
-            line.say(wire.Proof(wire.prove(secret, "operator", hello, nonce)))
-            frame = line.hear(until)
+            line.send_frame(wire.Proof(wire.prove(secret, "operator", hello, nonce)))
+            frame = line.receive(until)
             if isinstance(frame, wire.Accepted):
                 if not wire.is_same(frame.proof, wire.prove(secret, "coordinator", hello, nonce)):
                     raise AccessDenied(

@@ -111,7 +111,7 @@ class _PendingRequest:
 
 
 class _Clocks:
-    """Estimates how far a node's clock is ahead of ours, from the fastest recent beat."""
+    """Estimates how far a node's clock is ahead of the local one, from the fastest recent beat."""
 
     def __init__(self) -> None:
         self._ahead_s: float | None = None
@@ -152,7 +152,13 @@ class CoordinatorServer:
         accepts_operators: bool = True,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``say`` prints a line on this node's console. Without a secret no operator is accepted."""
+        """Create a server that is not open yet. Without a secret no operator is accepted.
+
+        ``counts``: whether answers to beats renew the nodes' leases.
+        ``hold_back``: gets each message, and calls ``deliver`` later.
+        ``on_change``: called before a new generation or the verdict is sent.
+        ``say``: prints a line on this node's console.
+        """
         self._listeners = listeners
         self._settings = settings
         self._terms = terms
@@ -386,8 +392,8 @@ class CoordinatorServer:
             return
         more = f" ({self._unreported} were rejected since the last report)" if self._unreported > 1 else ""
         self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
-        who = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
-        self._say(f"rejected {who} from {peer.address or 'this host'}: {why}{more}")
+        kind = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
+        self._say(f"rejected {kind} from {peer.address or 'this host'}: {why}{more}")
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ class Joiner:
                 return Done(state.round, state.members[self._id], len(state.members))
             return self._open(state, "a member of the last round is back")
         if not present:  # D6, for a new node: no member is left to notice
-            return self._open(state, "nobody of the last round is left")
+            return self._open(state, "no member of the last round is left")
         if not self._stands(state, Standing.WAITING):
             return Put(self._standing(state, Standing.WAITING), "there is a group already; wait for the next round")
         if len(present) >= state.max_nodes:
@@ -151,7 +151,7 @@ class Joiner:
     def _on_gathering(self, state: State, view: View) -> Decision:
         if self._stands(state, Standing.JOINED):
             missing = _missing(state, view, self._terms)
-            return Wait(missing) if missing else Put(complete(state), "everybody who is awaited is there")
+            return Wait(missing) if missing else Put(complete(state), "all awaited nodes have joined")
         if self._id in state.members or _room(state, view, self._terms) > 0:
             joined = self._standing(state, Standing.JOINED)
             return Put(self._completed_if_ready(joined, view), f"join round {state.round}")
@@ -190,7 +190,7 @@ class Joiner:
         )
 
 
-# --- readings of a state ----------------------------------------------------------------------------------------------
+# --- queries of a state -----------------------------------------------------------------------------------------------
 
 
 def _awaited_members(state: State, view: View, terms: Terms) -> list[Node]:
