@@ -149,11 +149,8 @@ class OperatorApi:
                 self._answer_within(waiting, _COALESCE_S)
 
     def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
-        if (
-            not mark
-            or self._coordinator.state.phase is RunPhase.OVER
-            or len(self._waiting) + len(self._due) >= _MAX_WAITING
-        ):
+        is_full = len(self._waiting) + len(self._due) >= _MAX_WAITING
+        if not mark or is_full or self._coordinator.state.phase is RunPhase.OVER:
             self._reply_with_status(reply)
             return
         self._count()

@@ -113,9 +113,7 @@ class EtcdEngine(LinkedEngine):
         self._own_tls: ssl.SSLContext | None = None
         self._port_taken_at: float | None = None  # when the fixed port was first found taken
         self._leadership: Leadership | None = None
-        self._kept_listeners: list[
-            socket.socket
-        ] = []  # of earlier terms: while this agent lives, it refuses no connection
+        self._kept_listeners: list[socket.socket] = []  # of earlier terms: this agent never refuses a connection
         self._last_record: RunRecord | None = None  # that this node has written
         self._is_troubled = self._was_trouble_reported = False
         self._report_refusal_at = 0.0

@@ -210,19 +210,14 @@ class TcpEngine(LinkedEngine):
 
     def _opened(self, note: Note, recover_s: float) -> Opened:
         """Return what is known of the run: from this node's assignment and from the note of an earlier coordinator."""
+        generation, restarts_used, store, dead_rank = note.generation, note.restarts_used, note.store, -1
         assignment = self._assignment
-        generation = max(note.generation, assignment.generation if assignment is not None else 0)
-        is_same_generation = assignment is not None and assignment.generation == generation
-        store = assignment.store if assignment is not None and is_same_generation else note.store
-        dead_rank = -1
-        if (
-            assignment is not None
-            and is_same_generation
-            and self._saw_coordinator_die
-            and assignment.coordinator_rank != assignment.group_rank
-        ):
-            dead_rank = assignment.coordinator_rank
-        restarts_used = max(note.restarts_used, assignment.restarts_used if assignment is not None else 0)
+        if assignment is not None:
+            restarts_used = max(restarts_used, assignment.restarts_used)
+            if assignment.generation >= generation:
+                generation, store = assignment.generation, assignment.store
+                if self._saw_coordinator_die and assignment.coordinator_rank != assignment.group_rank:
+                    dead_rank = assignment.coordinator_rank
         return Opened(recover_s, dead_rank, generation, restarts_used, store=store, verdict=note.verdict)
 
     def _announce_serving(self, is_successor: bool) -> None:

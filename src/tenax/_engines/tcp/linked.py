@@ -302,13 +302,11 @@ class LinkedEngine(ABC):
 
     def _backoff_s(self) -> float:
         """Return the delay before the next attempt: short for a member, exponential for a new node; with jitter."""
-        longest = (
-            RETRY_SOON_S
-            if self._assignment is not None
-            else min(RETRY_LATER_S, RETRY_SOON_S * 2 ** min(self._failures_in_a_row, 8))
-        )
+        delay_s = RETRY_SOON_S
+        if self._assignment is None:
+            delay_s = min(RETRY_LATER_S, RETRY_SOON_S * 2 ** min(self._failures_in_a_row, 8))
         self._failures_in_a_row += 1
-        return longest * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
+        return delay_s * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
 
     def _retry(self, why: str, after_s: float, call: Callable[[], None]) -> None:
         if self._may_retry(why):
@@ -507,9 +505,8 @@ class LinkedEngine(ABC):
             self._lost_since = self._loop.now()
             self._saw_coordinator_die = by_peer
             is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers have just been killed
-            goes_on = (
-                "; workers go on, and this node looks for it" if self._assignment is not None and is_in_time else ""
-            )
+            has_workers = self._assignment is not None and is_in_time
+            goes_on = "; workers go on, and this node looks for it" if has_workers else ""
             self._node.say(f"{self._where} was lost: {why}{goes_on}")
         unreachable = f"{self._where} cannot be reached: {why}"
         if not was_linked and (why.startswith("it sent") or why == _NO_HANDSHAKE):
