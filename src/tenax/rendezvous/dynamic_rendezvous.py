@@ -285,13 +285,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 case Put(state):
                     self._recorder.record_changes(where, snapshot.state, state)
                     try:
-                        snapshot, is_ours = self._holder.put(state, snapshot.token)
+                        snapshot, is_written = self._holder.put(state, snapshot.token)
                     except RendezvousConnectionError:  # the write may have succeeded: read
-                        snapshot, is_ours = self._read_with_retries(pause), True
+                        snapshot, is_written = self._read_with_retries(pause), True
                     self._recorder.record(
-                        where, "has written that" if is_ours else "could not write that: another node was faster"
+                        where, "has written that" if is_written else "could not write that: another node was faster"
                     )
-                    if not is_ours:
+                    if not is_written:
                         pause.after_lost_write(snapshot)
                 case Wait(why, is_spare_now):
                     if is_spare_now and not is_spare:
@@ -469,10 +469,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._stop_heartbeat()
         self._round = 0
         self._close_server()
-        if (
-            self._holder.snapshot.state is not None
-            and self._holder.clock() - self._holder.reached_at < _LEAVE_TIMEOUT_S
-        ):
+        is_reachable = self._holder.clock() - self._holder.reached_at < _LEAVE_TIMEOUT_S
+        if is_reachable and self._holder.snapshot.state is not None:
             try:
                 timeout_s = self._settings.timeout.heartbeat.total_seconds()
                 self._holder.change(lambda state: decisions.without(state, {self._node.id}), timeout_s)

@@ -222,13 +222,13 @@ class EtcdEngine(LinkedEngine):
             self._member.start()
         self._client = EtcdClient(self._loop, self._etcd.etcd)
         if self._settings.local_addr:
-            self._look_up_own_name()
+            self._resolve_local_addr()
         self._following = Subscription(
             self._client, self._keys.leader, b"", self._on_followed, self._on_changed, self._on_trouble
         )
         self._following.start()
 
-    def _look_up_own_name(self) -> None:
+    def _resolve_local_addr(self) -> None:
         """Resolve --local-addr, which may be a name: a leader announces its address."""
 
         def found(addresses: list[Address]) -> None:
@@ -643,7 +643,10 @@ class EtcdEngine(LinkedEngine):
     # --- leaving ------------------------------------------------------------------------------------------------------
 
     def _is_leaving_etcd(self) -> bool:
-        """Delete this node's keys in etcd, so that no node waits for them to expire. Bounded by a timeout."""
+        """Start deleting this node's keys in etcd, so that no node waits for them to expire.
+
+        Return whether that is still in progress; a timeout bounds it.
+        """
         if not self._is_leaving:
             self._is_leaving = self._is_finished = True
             self._set_timer("goodbye", _LEAVE_TIMEOUT_S, self._left)

@@ -66,8 +66,8 @@ class StateHolder:
             answer = self._backend.set_state(encode(state), token)
             if answer is None:
                 return self._update(None), False
-            blob, new_token, is_ours = answer
-            return self._update((blob, new_token)), bool(is_ours)
+            blob, new_token, is_written = answer
+            return self._update((blob, new_token)), bool(is_written)
 
     def change(self, change: Callable[[State], State | None], timeout_s: float, first: State | None = None) -> Snapshot:
         """Apply ``change`` to the current state until it is written. ``first`` is written if there is no state.
