@@ -70,7 +70,15 @@ class Leading:
         elected = Elected(5, 6, Written(RunRecord(), place), Leader(place, b"secret"))
         client = cast("EtcdClient", self.etcd)
         self._decisions = Decisions(
-            client, Keys("run"), elected, 7, AuthorityTerms(), self._deliver, print, print, lambda _: None
+            client,
+            Keys("run"),
+            elected,
+            7,
+            AuthorityTerms(),
+            deliver=self._deliver,
+            deposed=print,
+            troubled=print,
+            written=lambda _: None,
         )
         self.step(Opened())
 
@@ -81,7 +89,7 @@ class Leading:
 
     def step(self, event: AnyCoordinatorEvent) -> None:
         for say in self._machine.step(event, 100.0):
-            self._decisions.say(say, self._machine.state)
+            self._decisions.submit(say, self._machine.state)
 
     def link(self, *node_ids: str) -> None:
         """A link of this node begins: it says who it is, and that it is ready."""
