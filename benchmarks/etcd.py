@@ -31,7 +31,7 @@ from benchmarks.report import NOTHING, OURS, Row, compared, limited, seconds
 from benchmarks.samples import Samples
 from tenax._core import events
 from tenax._core.authority import AuthorityTerms
-from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, server_environ
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError
@@ -128,10 +128,10 @@ def work(pipe: Connection, folder: str) -> None:
 
 
 def _agents(loop: Loop, folder: str, endpoints: str, run_id: str, nodes: int, here: int) -> list[Node]:
-    settings = EtcdRendezvousSettings(
+    settings = EtcdEngineSettings(
         endpoints, run_id, nodes, nodes, secret=b"bench", terms=AuthorityTerms().lease, etcd=etcd_settings(endpoints)
     )
-    return [Node(loop, settings, folder, EtcdRendezvous) for _ in range(here)]
+    return [Node(loop, settings, folder, EtcdEngine) for _ in range(here)]
 
 
 class Members:

@@ -17,8 +17,8 @@ from tenax._core import commands, events
 from tenax._core.agent import AgentMachine, messages_on_connecting
 from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
-from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
-from tenax._engines.tcp.linked import LinkedRendezvous, LinkedSettings
+from tenax._engines.tcp.engine import TcpEngine, TcpSettings
+from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
 from tenax._io.loop import Loop
 from tenax._io.ports import ControlledNode
 from tenax._node.run_journal import NAME, RunJournal
@@ -30,7 +30,7 @@ class Node:
     """One agent, less its processes."""
 
     def __init__(
-        self, loop: Loop, settings: LinkedSettings, folder: str, engine: Callable[..., LinkedRendezvous] = TcpRendezvous
+        self, loop: Loop, settings: LinkedSettings, folder: str, engine: Callable[..., LinkedEngine] = TcpEngine
     ) -> None:
         self._loop = loop
         self._folder = folder

@@ -11,7 +11,7 @@ import pytest
 
 from kit.processes import leaving_nothing, on_linux
 from tenax._core.model import AgentSettings, Outcome
-from tenax._engines.local import LocalRendezvous
+from tenax._engines.local import LocalEngine
 from tenax._engines.store_address import StoreAddress
 from tenax._failures.exit_codes import exit_code_for
 from tenax._logs.specs import DefaultLogsSpecs
@@ -40,7 +40,7 @@ def plan(folder: Path, entrypoint: CommandEntrypoint, workers: int = 1, **settin
     return NodePlan(
         settings=AgentSettings(run_id="run", role="trainer", local_world_size=workers, **chosen),
         entrypoint=entrypoint,
-        control=LocalRendezvous("run", StoreAddress("127.0.0.1")),
+        control=LocalEngine("run", StoreAddress("127.0.0.1")),
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
 

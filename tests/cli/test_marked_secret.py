@@ -32,7 +32,7 @@ _MAY_HOLD_AN_ADDRESS = re.compile(r"^(trace|metrics|event_log_handler|rdzv_endpo
 _PROGRAMS = re.compile(
     r"\.(hook|warm|testing|compat|_processes\.\w+_main|_logs\.writer_main)\b|__main__|tenax_template"
 )
-_OF_OTHERS = {"Sight"}  # its token stands for a state of the rendezvous, and is not secret
+_OF_OTHERS = {"Snapshot"}  # its token stands for a state of the rendezvous, and is not secret
 
 
 def structs() -> Iterator[type[msgspec.Struct]]:
@@ -71,7 +71,7 @@ def test_no_settings_class_shows_the_mark() -> None:
             continue
         seen.append(kind.__name__)
         assert MARK not in repr(made) + str(made), kind
-    expected = {"Options", "NodePlan", "TcpSettings", "EtcdRendezvousSettings", "EtcdSettings", "Leader", "JobSelector"}
+    expected = {"Options", "NodePlan", "TcpSettings", "EtcdEngineSettings", "EtcdSettings", "Leader", "JobSelector"}
     assert expected <= set(seen), "they are found; a renamed field would otherwise pass for success"
     config = LaunchConfig(
         1,

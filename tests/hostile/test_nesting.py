@@ -21,7 +21,7 @@ from tenax._engines.tcp.marker import Marker
 from tenax._failures import error_file
 from tenax._failures.error_handler import ErrorHandler
 from tenax._failures.wall_clock import wall_clock_of
-from tenax._io.etcd.data_directory import last_words
+from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.operations import KeyValue
 from tenax._node.control_socket import note_for
@@ -126,4 +126,4 @@ def test_nested_frames_notes_markers_and_keys_are_not_ours(tmp_path: Path) -> No
         read_leader(KeyValue(b"/leader", b'{"x":' + DEEP + b"}", 1, 1, 1, 0))
     (tmp_path / "journal.jsonl").write_bytes(DEEP + b"\n")
     assert wall_clock_of(str(tmp_path / "journal.jsonl")).offset_s
-    assert last_words('{"msg":"gone"}\n{"x":' + DEEP.decode() + "}") == "gone"
+    assert last_messages('{"msg":"gone"}\n{"x":' + DEEP.decode() + "}") == "gone"

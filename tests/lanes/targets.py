@@ -418,7 +418,7 @@ class TcpLinks:
             peer.close()
         event = self._event(draw)
         if event is not None:
-            nodes = tuple(each for each in self._served.server.seat.state.nodes if each != "honest")
+            nodes = tuple(each for each in self._served.server.coordinator.state.nodes if each != "honest")
             self._served.thread.call(lambda: self._served.server.deliver(run.Send(nodes, event)))
         if self._served.server.is_over:  # its members may end a run: by success, or by failures
             self._close()

@@ -31,9 +31,9 @@ from tenax._core.model import AgentSettings, Assignment
 from tenax._core.record import RunRecord
 from tenax._engines.etcd.candidacy import Elected
 from tenax._engines.etcd.decisions import Decisions
-from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._engines.etcd.keys import Keys, Leader, Written
-from tenax._engines.etcd.leader_address import Place, this_machine
+from tenax._engines.etcd.leader_address import LeaderAddress, this_machine
 from tenax._engines.tcp import wire
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
@@ -66,11 +66,19 @@ class Leading:
         self.etcd = SlowEtcd()
         self.heard: dict[str, list[object]] = {"a": [], "b": []}
         self._machine = CoordinatorMachine(RunSettings("run", 2, 2))
-        place = Place("a", "host", "127.0.0.1", 1)
+        place = LeaderAddress("a", "host", "127.0.0.1", 1)
         elected = Elected(5, 6, Written(RunRecord(), place), Leader(place, b"secret"))
         client = cast("EtcdClient", self.etcd)
         self._decisions = Decisions(
-            client, Keys("run"), elected, 7, AuthorityTerms(), self._deliver, print, print, lambda _: None
+            client,
+            Keys("run"),
+            elected,
+            7,
+            AuthorityTerms(),
+            deliver=self._deliver,
+            deposed=print,
+            troubled=print,
+            written=lambda _: None,
         )
         self.step(Opened())
 
@@ -81,7 +89,7 @@ class Leading:
 
     def step(self, event: AnyCoordinatorEvent) -> None:
         for say in self._machine.step(event, 100.0):
-            self._decisions.say(say, self._machine.state)
+            self._decisions.submit(say, self._machine.state)
 
     def link(self, *node_ids: str) -> None:
         """A link of this node begins: it says who it is, and that it is ready."""
@@ -152,8 +160,8 @@ class Follower:
         self.events: queue.Queue[object] = queue.Queue()
         self._loop = Loop()
         self._is_over = False
-        settings = EtcdRendezvousSettings(etcd.endpoints, run_id, 2, 2, etcd=etcd.settings())
-        self._engine = EtcdRendezvous(settings, "127.0.0.1")
+        settings = EtcdEngineSettings(etcd.endpoints, run_id, 2, 2, etcd=etcd.settings())
+        self._engine = EtcdEngine(settings, "127.0.0.1")
         self._thread = threading.Thread(target=self._run, name="follower")
         self._thread.start()
 
@@ -195,7 +203,7 @@ class FakeLeader:
         self._door.settimeout(PATIENCE_S)
         self._secret = os.urandom(16)
         self._client = BlockingEtcd(etcd.settings())
-        leader = Leader(Place("leader", "host", *self._door.getsockname(), this_machine()), self._secret)
+        leader = Leader(LeaderAddress("leader", "host", *self._door.getsockname(), this_machine()), self._secret)
         self._client.call(Put(Keys(run_id).leader, msgspec.json.encode(leader)))
         self.counts = True
         self.beats = 0

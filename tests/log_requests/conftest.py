@@ -15,7 +15,7 @@ import pytest
 from kit.cluster import Worker, WorkerHub
 from kit.jobs import PATIENCE_S, TENAX, Bench, Done, Running, until
 from tenax._core.requests import LogsRequest
-from tenax._engines.tcp.operator import at_door
+from tenax._engines.tcp.operator import connect_to_agent
 from tenax.cli.main import main
 
 _WORKER = Path(__file__).parent / "worker_main.py"
@@ -50,7 +50,7 @@ class Run:
 
     def settle(self) -> None:
         """What was printed until now was read, and so has another time than what comes."""
-        line = at_door(str(self._door(self.agents[0])))
+        line = connect_to_agent(str(self._door(self.agents[0])))
         for node in range(len(self.agents)):
             line.ask(LogsRequest(str(node), last=0), PATIENCE_S)
         line.close()

@@ -14,7 +14,7 @@ from kit.jobs import PATIENCE_S
 from tenax._core.ledger import Goodput
 from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import at_door
+from tenax._engines.tcp.operator import connect_to_agent
 from tenax._view.log_lines import LogAnswer, LogLine
 from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.job import Job
@@ -103,7 +103,7 @@ def follow_run(tmp_path: Path) -> Iterator[Follow]:
 
     def follow_it(choice: Choice, answer: Callable[[AnyRequest], Told]) -> None:
         runs.append(ScriptedRun(tmp_path / "door", answer))
-        with Job("seen", at_door(str(tmp_path / "door"))) as job:
+        with Job("seen", connect_to_agent(str(tmp_path / "door"))) as job:
             follow(job, choice, Page())
 
     yield follow_it

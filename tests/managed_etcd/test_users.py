@@ -25,7 +25,7 @@ from tenax._io.etcd.operations import (
     Transaction,
 )
 from tenax._io.etcd.settings import EtcdSettings
-from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
+from tenax.rendezvous._etcd_handler import etcd_engine_settings
 from tenax.rendezvous.api import RendezvousParameters
 
 from .kit import Party
@@ -178,7 +178,7 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> N
 
     def attempt(**conf: str) -> str:
         with pytest.raises(Unreachable) as raised:
-            line_through_etcd(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf))
+            line_through_etcd(etcd_engine_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
         return str(raised.value)
 
     assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())
@@ -192,12 +192,12 @@ def parameters(**conf: str) -> RendezvousParameters:
 
 def test_agents_log_in_with_the_secret() -> None:
     """The settings of an agent have the user and the password that the members set up, and wait for them."""
-    settings = etcd_rendezvous_settings(parameters(token=SECRET.decode()))
+    settings = etcd_engine_settings(parameters(token=SECRET.decode()))
     assert settings.managed is not None
     assert settings.etcd.user == "root"
     assert settings.etcd.password == settings.managed.password
     assert settings.etcd.waits_for_users
-    open_ones = etcd_rendezvous_settings(parameters())
+    open_ones = etcd_engine_settings(parameters())
     assert (open_ones.etcd.user, open_ones.etcd.password, open_ones.etcd.waits_for_users) == ("", "", False)
 
 
@@ -212,5 +212,5 @@ def test_a_certificate_with_a_common_name_is_refused_with_a_secret(tmp_path: Pat
     )
     files = {"ssl_cert": str(tmp_path / "me.pem"), "ca_cert": str(tmp_path / "ca.pem")}
     with pytest.raises(ValueError, match="has the Common Name 'someone', and etcd with users accepts none"):
-        etcd_rendezvous_settings(parameters(token=SECRET.decode(), **files))
-    assert etcd_rendezvous_settings(parameters(**files)).tls is not None
+        etcd_engine_settings(parameters(token=SECRET.decode(), **files))
+    assert etcd_engine_settings(parameters(**files)).tls is not None

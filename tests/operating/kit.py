@@ -19,7 +19,7 @@ from kit.cluster import Agent, Cluster
 from kit.jobs import TENAX, Bench, Done, Terminal, until
 from tenax._core.requests import StatusRequest
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import OperatorLine, at_door
+from tenax._engines.tcp.operator import OperatorLine, connect_to_agent
 from tenax._view.status import RunStatus
 
 
@@ -54,7 +54,7 @@ class Operator:
 
     def until_status(self, agent: Agent, fact: Callable[[RunStatus], bool]) -> RunStatus:
         """The run's status, asked at the door of this agent, once it is so."""
-        line, mark = at_door(self.door(agent)), ""
+        line, mark = connect_to_agent(self.door(agent)), ""
         seen: list[RunStatus] = []
 
         def is_so() -> bool:
@@ -71,7 +71,7 @@ class Operator:
 
     @contextmanager
     def line_at(self, agent: Agent) -> Any:
-        line: OperatorLine = at_door(self.door(agent))
+        line: OperatorLine = connect_to_agent(self.door(agent))
         try:
             yield line
         finally:

@@ -13,7 +13,7 @@ from kit.processes import needs_root
 from tenax._core.requests import LogsRequest, StatusRequest, StopRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import AccessDenied, at_door, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, connect_to_agent, connect_to_coordinator
 from tenax._io.endpoint import literal
 
 from .kit import Operator, say_and_hear
@@ -73,7 +73,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
         with pytest.raises(OSError, match="cannot be kept in"):
             user_secret({"TENAX_DOORS": doors}, create=False)
         with pytest.raises(Exception, match="Permission denied"):
-            at_door(door)
+            connect_to_agent(door)
         answers = set()
         for run_id in ("run", "another"):
             for secret in (b"", b"a guess", os.urandom(32)):
@@ -87,7 +87,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
         for request in requests:
             assert say_and_hear(endpoint, request) == b"", "a request without a handshake closes the connection"
         with pytest.raises(AccessDenied):
-            at_endpoint(literal(host, int(port)), "run", b"")
+            connect_to_coordinator(literal(host, int(port)), "run", b"")
 
     as_another_user(attack)
     status = operator.json("status", "run", "--endpoint", endpoint)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tenax._core.requests import AgentRequest, AnyRequest, StatusRequest, answer_safely
-from tenax._engines.tcp.operator import Declined, at_door
+from tenax._engines.tcp.operator import Declined, connect_to_agent
 from tenax._io.loop import Loop
 from tenax._node.control_socket import ControlSocket, last_runs, socket_paths
 
@@ -49,7 +49,7 @@ def test_a_door_is_never_taken_from_somebody_who_lives(folder: str) -> None:
     assert sorted(socket_paths()) == sorted((first.path, second.path))
     limit = loop.now() + 30.0
     for door in doors:
-        line = at_door(door.path)
+        line = connect_to_agent(door.path)
         number = line.send(AgentRequest())
         answered.clear()
         loop.next_event(lambda: 0.0 if answered else limit)
@@ -70,7 +70,7 @@ def test_of_one_that_was_killed_the_door_is_taken_over_and_old_notes_go(folder: 
     Path(folder, f"{os.getpid()}.sock").touch()
     loop, door = Loop(), ControlSocket(answer, lambda _: None)
     door.open(loop)
-    at_door(door.path).close()
+    connect_to_agent(door.path).close()
     door.close()
     loop.close()
     runs = last_runs()
@@ -116,7 +116,7 @@ def test_an_agent_without_descriptors_does_not_spin_at_its_door(folder: str) -> 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
-        line = at_door(agent.stdout.readline().strip())
+        line = connect_to_agent(agent.stdout.readline().strip())
         number = line.send(AgentRequest())
         agent.stdin.write("knocked\n")
         agent.stdin.flush()
@@ -157,7 +157,7 @@ def test_an_answer_that_breaks_is_an_answer_and_not_the_end_of_the_loop(folder: 
     said: list[str] = []
     loop, door = Loop(), ControlSocket(broken, said.append)
     door.open(loop)
-    line = at_door(door.path)
+    line = connect_to_agent(door.path)
     asked = [line.send(StatusRequest()), line.send(AgentRequest())]
     until_readable(loop, line)
     with pytest.raises(Declined, match="this cannot be answered: RuntimeError: a bug"):

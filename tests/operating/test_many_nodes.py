@@ -17,7 +17,7 @@ from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorLine, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorLine, connect_to_coordinator
 from tenax._io.endpoint import literal
 from tenax._view.status import RunStatus
 
@@ -28,7 +28,7 @@ FAR = 1e6  # on the system's clock; a socket waits no longer than 30 s for it
 
 def line_to(endpoint: str, secret: bytes = b"", run_id: str = "run") -> OperatorLine:
     host, _, port = endpoint.rpartition(":")
-    return at_endpoint(literal(host, int(port)), run_id, secret)
+    return connect_to_coordinator(literal(host, int(port)), run_id, secret)
 
 
 def working(status: RunStatus) -> bool:
@@ -182,7 +182,7 @@ def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operato
     joined = wire.Word(NodeJoined(NodeInfo("intruder", "intruder")))
     for frame in (joined, wire.Beat(1), wire.Cancel("by force"), wire.Answer(1), greeting("run"), wire.Proof(b"")):
         line = line_to(endpoint, b"a secret of tests")
-        line.say(frame)
+        line.send_frame(frame)
         line.until_closed(StatusRequest())
         line.close()
     host, _, port = endpoint.rpartition(":")
@@ -218,11 +218,13 @@ def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Pat
     host, _, port = operator.cluster.endpoint.rpartition(":")
     with socket.create_connection((host, int(port)), 30.0) as sock:
         line, hello = OperatorLine(sock), greeting("run")
-        line.say(hello)
-        challenge = line.hear(FAR)
+        line.send_frame(hello)
+        challenge = line.receive(FAR)
         assert isinstance(challenge, wire.Challenge)
-        line.say(wire.Proof(wire.prove(user_secret({"TENAX_DOORS": operator.doors}), "agent", hello, challenge.nonce)))
-        assert isinstance(line.hear(FAR), wire.Refused)
+        line.send_frame(
+            wire.Proof(wire.prove(user_secret({"TENAX_DOORS": operator.doors}), "agent", hello, challenge.nonce))
+        )
+        assert isinstance(line.receive(FAR), wire.Refused)
     operator.cluster.finish(workers)
 
 

@@ -29,7 +29,7 @@ from tenax._core.lease import LeaseTerms
 from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
 from tenax._core.model import AgentSettings, Assignment
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
+from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.link import Link
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.loop import Loop
@@ -430,14 +430,14 @@ class ServerProcess:
         self,
         nodes: tuple[int, int] = (1, 4),
         terms: LeaseTerms = SHORT,
-        stranger_s: float = 5.0,
+        handshake_timeout_s: float = 5.0,
         most_descriptors: int = 0,
     ) -> None:
         told = {
             "nodes": nodes,
             "beat_s": terms.beat_s,
             "lease_s": terms.lease_s,
-            "stranger_s": stranger_s,
+            "handshake_timeout_s": handshake_timeout_s,
             "most_descriptors": most_descriptors,
         }
         self.process = subprocess.Popen(
@@ -510,7 +510,7 @@ class EngineNode:
         self.is_running = False
         self.part = Assignment(0)
         self._changed = threading.Condition()
-        self.engine = TcpRendezvous(
+        self.engine = TcpEngine(
             TcpSettings(endpoint, settings.pop("run_id", "run"), *nodes, last_call_s=0.0, **settings)
         )
         self.thread = LoopThread()

@@ -54,7 +54,7 @@ class Questions:
             "cpu_s": time.process_time(),
             "refused": server.refused,
             "nodes": server.others(""),
-            "generation": server.seat.state.generation,
+            "generation": server.coordinator.state.generation,
             "lost": self.lost,
         }
 
@@ -80,7 +80,7 @@ def main() -> None:
         b"",
         loop,
         record=record,
-        stranger_s=told["stranger_s"],
+        handshake_timeout_s=told["handshake_timeout_s"],
     )
     questions = Questions(server)
     server.open(Opened())

@@ -413,7 +413,7 @@ class Cluster(RuleBasedStateMachine):
 
     def beat_of(self, node: SimulatedNode) -> None:
         here = self.state()
-        beaten = None if here is None else decisions.beaten(here, node.id)
+        beaten = None if here is None else decisions.with_heartbeat(here, node.id)
         if beaten is not None:
             self.write(beaten, self.version)
 

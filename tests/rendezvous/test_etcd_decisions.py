@@ -16,8 +16,8 @@ from tenax._core.model import Assignment, Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 from tenax._engines.etcd.candidacy import Candidacy, Elected
 from tenax._engines.etcd.decisions import Decisions
-from tenax._engines.etcd.keys import Keys, Leader, Standing, Written
-from tenax._engines.etcd.leader_address import Place
+from tenax._engines.etcd.keys import Keys, Leader, LeaderAndRecord, Written
+from tenax._engines.etcd.leader_address import LeaderAddress
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.operations import Delete, Put, Range
@@ -61,16 +61,16 @@ class Bench:
         candidacy = self.candidacies[name] = Candidacy(
             self.client,
             self.keys,
-            Leader(Place(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
+            Leader(LeaderAddress(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
             told.get("terms", TERMS),
-            told.get("fit", "nodes and secret"),
-            told.get("must_fit", True),
-            known,
-            lambda elected: self.won.__setitem__(name, elected),
-            lambda: self.lost.append(name),
-            self.failed.append,
-            lambda _: None,
-            self.deposed.append,
+            fit=told.get("fit", "nodes and secret"),
+            must_fit=told.get("must_fit", True),
+            known=known,
+            won=lambda elected: self.won.__setitem__(name, elected),
+            lost=lambda: self.lost.append(name),
+            failed=self.failed.append,
+            troubled=lambda _: None,
+            deposed=self.deposed.append,
         )
         candidacy.start()
         return candidacy
@@ -87,14 +87,14 @@ class Bench:
             self.won[name],
             self.candidacies[name].record_lease.id,
             TERMS,
-            self.delivered.append,
-            self.deposed.append,
-            lambda error: pytest.fail(str(error)),
-            self.written.append,
+            deliver=self.delivered.append,
+            deposed=self.deposed.append,
+            troubled=lambda error: pytest.fail(str(error)),
+            written=self.written.append,
         )
 
-    def standing(self) -> Standing:
-        return Standing(self.ask(self.keys.both()))
+    def standing(self) -> LeaderAndRecord:
+        return LeaderAndRecord(self.ask(self.keys.both()))
 
     def recorded(self) -> Written:
         written = self.standing().written
@@ -145,8 +145,8 @@ def test_of_many_candidates_one_wins(bench: Bench) -> None:
 def test_a_decision_is_heard_when_it_is_written(bench: Bench) -> None:
     bench.elect("x")
     decisions = bench.decisions("x")
-    decisions.say(formed(1), state(1))
-    decisions.say(WAITING, state(1))
+    decisions.submit(formed(1), state(1))
+    decisions.submit(WAITING, state(1))
     assert not bench.delivered, "and what follows waits behind it"
     bench.until(lambda: bench.delivered)
     assert bench.delivered == [formed(1), WAITING]
@@ -157,7 +157,7 @@ def test_a_decision_is_heard_when_it_is_written(bench: Bench) -> None:
 def test_what_is_no_decision_is_heard_at_once(bench: Bench) -> None:
     bench.elect("x")
     decisions = bench.decisions("x")
-    decisions.say(WAITING, state(0))
+    decisions.submit(WAITING, state(0))
     assert bench.delivered == [WAITING]
 
 
@@ -168,13 +168,13 @@ def test_a_generation_ends_without_etcd_and_the_next_begins_with_it(
     bench = Bench(etcd)
     bench.elect("x")
     decisions = bench.decisions("x")
-    decisions.say(formed(1), state(1))
+    decisions.submit(formed(1), state(1))
     bench.until(lambda: bench.delivered)
     etcd.stop(0)
-    decisions.say(ENDED, state(1))
+    decisions.submit(ENDED, state(1))
     assert bench.delivered == [formed(1), ENDED]
-    decisions.say(formed(2), state(2, settled=1))
-    decisions.say(formed(3), state(3, settled=2))
+    decisions.submit(formed(2), state(2, settled=1))
+    decisions.submit(formed(3), state(3, settled=2))
     etcd.cont(0)
     bench.until(lambda: len(bench.delivered) == 4)
     assert bench.delivered[2:] == [formed(2), formed(3)]
@@ -187,12 +187,12 @@ def test_who_was_deposed_writes_nothing_and_nobody_hears_it(bench: Bench) -> Non
     decisions = bench.decisions("old")
     bench.ask(Delete(bench.keys.leader))
     new = bench.elect("new")
-    decisions.say(formed(1), state(1))
-    decisions.say(WAITING, state(1))
+    decisions.submit(formed(1), state(1))
+    decisions.submit(WAITING, state(1))
     bench.until(lambda: bench.deposed)
     assert not bench.delivered
     assert bench.recorded() == new.written
-    decisions.say(formed(2), state(2))
+    decisions.submit(formed(2), state(2))
     bench.ask(Range(bench.keys.record))
     assert not bench.delivered
     assert bench.standing().recorded_at == new.recorded_at
@@ -203,7 +203,7 @@ def test_a_record_that_somebody_else_has_written_is_not_written_over(bench: Benc
     bench.elect("x")
     decisions = bench.decisions("x")
     bench.ask(Put(bench.keys.record, b"{}"))
-    decisions.say(formed(1), state(1))
+    decisions.submit(formed(1), state(1))
     bench.until(lambda: bench.deposed)
     assert not bench.delivered
 
@@ -211,7 +211,7 @@ def test_a_record_that_somebody_else_has_written_is_not_written_over(bench: Benc
 def test_a_successor_begins_with_the_record_and_knows_who_led(bench: Bench) -> None:
     """All who may still answer members that it has not seen; until it has seen them."""
     bench.elect("first")
-    bench.decisions("first").say(formed(1), state(1))
+    bench.decisions("first").submit(formed(1), state(1))
     bench.until(lambda: bench.delivered)
     for name, before in (("second", ["first"]), ("third", ["first", "second"])):
         bench.ask(Delete(bench.keys.leader))
@@ -228,7 +228,7 @@ def test_a_successor_begins_with_the_record_and_knows_who_led(bench: Bench) -> N
 def test_a_successor_waits_by_the_longest_terms_of_all_before(bench: Bench) -> None:
     """Nodes may have been told different ones, and who led before granted by its own."""
     bench.elect("first", terms=AuthorityTerms(LeaseTerms(1.0, 30.0), outage_s=5.0))
-    bench.decisions("first").say(formed(1), state(1))
+    bench.decisions("first").submit(formed(1), state(1))
     bench.until(lambda: bench.delivered)
     bench.ask(Delete(bench.keys.leader))
     first = bench.elect("second", terms=AuthorityTerms(LeaseTerms(2.0, 6.0), outage_s=600.0)).written.longest
@@ -250,7 +250,7 @@ def test_a_stranger_does_not_lead_what_it_was_not_started_for(bench: Bench) -> N
 
 def test_who_led_while_nobody_worked_need_not_be_known(bench: Bench) -> None:
     bench.elect("first")
-    bench.decisions("first").say(WAITING, state(3, settled=3))
+    bench.decisions("first").submit(WAITING, state(3, settled=3))
     bench.until(lambda: bench.delivered)
     bench.ask(Delete(bench.keys.leader))
     assert bench.elect("second").written.before == ()
@@ -259,7 +259,7 @@ def test_who_led_while_nobody_worked_need_not_be_known(bench: Bench) -> None:
 def test_after_the_verdict_the_name_is_free_again_soon(bench: Bench) -> None:
     bench.elect("x")
     decisions = bench.decisions("x")
-    decisions.say(WAITING, state(1, settled=1, verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
+    decisions.submit(WAITING, state(1, settled=1, verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
     bench.until(lambda: bench.delivered)
     kv = bench.standing().record_kv
     assert kv is not None

@@ -14,8 +14,8 @@ from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorMachine, Opened, RunSettings
 from tenax._core.lease import LeaseTerms
 from tenax._core.record import RecordedMember, RunRecord
-from tenax._engines.etcd.keys import MAX_VALUE_BYTES, Keys, Leader, Standing, Written, read_leader
-from tenax._engines.etcd.leader_address import Place
+from tenax._engines.etcd.keys import MAX_VALUE_BYTES, Keys, Leader, LeaderAndRecord, Written, read_leader
+from tenax._engines.etcd.leader_address import LeaderAddress
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.managed import member_key
 from tenax._io.etcd.operations import KeyValue, PutAnswer, RangeAnswer, TransactionAnswer, key_part, run_prefix
@@ -77,16 +77,16 @@ def test_usual_run_ids_are_readable() -> None:
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-PLACE = Place("node", "host", "10.0.0.1", 4000, "machine")
+PLACE = LeaderAddress("node", "host", "10.0.0.1", 4000, "machine")
 LEADER: dict[str, Any] = msgspec.to_builtins(Leader(PLACE, b"secret", b"digest"))
 WRITTEN: dict[str, Any] = msgspec.to_builtins(
     Written(RunRecord(2, (RecordedMember("a", 0, "host0"),), 1, world_size=4), PLACE)
 )
 
 
-def standing(record: bytes) -> Standing:
+def standing(record: bytes) -> LeaderAndRecord:
     answers = (RangeAnswer(1), RangeAnswer(1, (KeyValue(b"/tenax/run/record", record),)))
-    return Standing(TransactionAnswer(1, True, answers))
+    return LeaderAndRecord(TransactionAnswer(1, True, answers))
 
 
 def changed(value: dict[str, Any], path: str, new: object) -> bytes:
@@ -182,7 +182,7 @@ def test_any_bytes_are_a_value_or_are_rejected(value: bytes) -> None:
 def test_an_answer_to_another_question_is_rejected(answers: tuple[Any, ...]) -> None:
     """A read of two keys has two answers."""
     with pytest.raises(EtcdRejected, match="etcd answered a read of two keys with something else"):
-        Standing(TransactionAnswer(1, True, answers))
+        LeaderAndRecord(TransactionAnswer(1, True, answers))
 
 
 def test_terms_of_any_usual_size_can_be_written() -> None:

@@ -115,7 +115,7 @@ def test_a_link_to_another_certificate_of_the_same_authority_is_closed(authority
     serve([server, client], lambda: client.closed)
     assert client.closed is not None
     assert "its certificate is not the one that the leader announced in etcd" in client.closed[0]
-    assert client.link.is_misfit
+    assert client.link.is_tls_mismatch
     assert not server.bodies, "nothing was sent to it"
     server.link.close()
 

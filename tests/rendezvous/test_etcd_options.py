@@ -14,7 +14,7 @@ import trustme
 
 from tenax._io.tls import TlsFiles
 from tenax.cli.options import _KNOWN_SETTINGS
-from tenax.rendezvous._etcd_handler import EtcdEngineHandler, etcd_rendezvous_settings
+from tenax.rendezvous._etcd_handler import EtcdEngineHandler, etcd_engine_settings
 from tenax.rendezvous._etcd_options import etcd_settings_from
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.etcd_rendezvous import create_rdzv_handler
@@ -76,21 +76,21 @@ def test_an_option_changes_the_settings(key: str, files: dict[str, str]) -> None
     besides = {name: files.get(value, value) for name, value in WITH.get(key, {}).items()}
     alone = besides if "ssl_cert" in besides else {k: v for k, v in besides.items() if k not in ("ssl_cert_key", "key")}
     value = files.get(HONOURED[key], HONOURED[key])
-    assert etcd_rendezvous_settings(params(**besides, **{key: value})) != etcd_rendezvous_settings(params(**alone))
+    assert etcd_engine_settings(params(**besides, **{key: value})) != etcd_engine_settings(params(**alone))
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED_ALONE))
 def test_a_key_without_its_certificate_is_refused(key: str, files: dict[str, str]) -> None:
     """It would not be shown to anyone."""
     with pytest.raises(ValueError, match=REFUSED_ALONE[key]):
-        etcd_rendezvous_settings(params(**{key: files["key.pem"]}))
+        etcd_engine_settings(params(**{key: files["key.pem"]}))
 
 
 @pytest.mark.parametrize("key", sorted(UNUSED))
 def test_an_option_without_effect_is_named(key: str) -> None:
     """The engine prints these when it starts; a launcher's own default is no option that someone gave."""
-    assert etcd_rendezvous_settings(params(**{key: "7"})).unused == (key,)
-    assert etcd_rendezvous_settings(params(timeout=900)).unused == ()
+    assert etcd_engine_settings(params(**{key: "7"})).unused == (key,)
+    assert etcd_engine_settings(params(timeout=900)).unused == ()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_options_that_contradict_each_other_are_refused(
 ) -> None:
     """None of them is dropped in silence."""
     with pytest.raises(ValueError, match=sentence):
-        etcd_rendezvous_settings(params(**{key: files.get(value, value) for key, value in conf.items()}))
+        etcd_engine_settings(params(**{key: files.get(value, value) for key, value in conf.items()}))
 
 
 # --- agents with hooks, and TorchElastic's names ----------------------------------------------------------------------
@@ -162,12 +162,12 @@ def test_certificates_are_read_by_either_name(files: dict[str, str]) -> None:
 def test_no_secret_is_in_the_text_of_settings(files: dict[str, str]) -> None:
     """``repr`` of every settings class on the way to etcd, with a password, a secret, and managed members."""
     shown = [
-        repr(etcd_rendezvous_settings(params(user="me", password=MARK)).etcd),
-        repr(etcd_rendezvous_settings(params(user="me", password_file=files["secret"])).etcd),
-        repr(etcd_rendezvous_settings(params(managed="true", token=MARK)).managed),
-        repr(etcd_rendezvous_settings(params(managed="true", token=MARK)).etcd),
+        repr(etcd_engine_settings(params(user="me", password=MARK)).etcd),
+        repr(etcd_engine_settings(params(user="me", password_file=files["secret"])).etcd),
+        repr(etcd_engine_settings(params(managed="true", token=MARK)).managed),
+        repr(etcd_engine_settings(params(managed="true", token=MARK)).etcd),
     ]
-    managed = etcd_rendezvous_settings(params(managed="true", token=MARK)).managed
+    managed = etcd_engine_settings(params(managed="true", token=MARK)).managed
     assert managed is not None
     for text in shown:
         assert MARK not in text

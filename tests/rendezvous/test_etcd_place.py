@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tenax._engines.etcd.leader_address import LeaderProbe, Place, address_towards, this_machine
+from tenax._engines.etcd.leader_address import LeaderAddress, LeaderProbe, address_towards, this_machine
 from tenax._io.endpoint import Endpoint
 from tenax._io.loop import Loop
 
@@ -28,11 +28,11 @@ def door() -> Iterator[socket.socket]:
         yield made
 
 
-def place_of(door: socket.socket) -> Place:
-    return Place("node", "host", "127.0.0.1", door.getsockname()[1], this_machine())
+def place_of(door: socket.socket) -> LeaderAddress:
+    return LeaderAddress("node", "host", "127.0.0.1", door.getsockname()[1], this_machine())
 
 
-def knock(loop: Loop, place: Place) -> str:
+def knock(loop: Loop, place: LeaderAddress) -> str:
     """What came of it."""
     outcomes: list[str] = []
 

@@ -18,7 +18,7 @@ from tenax._core import events, messages
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome
 from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
 from tenax._engines.free_port import free_port
-from tenax._engines.local import LocalRendezvous
+from tenax._engines.local import LocalEngine
 from tenax._engines.store_address import StoreAddress
 from tenax._io.loop import Loop
 from tenax._io.ports import ControlledNode
@@ -50,7 +50,7 @@ def params(backend: str = "local", endpoint: str = "", nodes: int = 1, **options
 class Seated:
     """A node and its engine, on a loop of their own."""
 
-    def __init__(self, engine: LocalRendezvous, policy: RestartPolicy | None = None, **settings: Any) -> None:
+    def __init__(self, engine: LocalEngine, policy: RestartPolicy | None = None, **settings: Any) -> None:
         self.loop = Loop()
         self.engine = engine
         self.said: list[str] = []
@@ -93,7 +93,7 @@ def seated() -> Iterator[Callable[..., Seated]]:
     made: list[Seated] = []
 
     def make(place: StoreAddress | None = None, **options: Any) -> Seated:
-        made.append(Seated(LocalRendezvous("run", place), **options))
+        made.append(Seated(LocalEngine("run", place), **options))
         return made[-1]
 
     with leaving_nothing():

@@ -269,7 +269,7 @@ def test_a_new_coordinator_is_told_everything_and_adopts_the_generation(address:
             joined = second.until_heard(Received).message
             assert isinstance(joined, NodeJoined)
             assert (joined.generation, joined.is_running) == (1, True)
-            assert second.thread.call(lambda: second.server.seat.state.phase) is RunPhase.RUNNING
+            assert second.thread.call(lambda: second.server.coordinator.state.phase) is RunPhase.RUNNING
             assert node.turns() == [GenerationFormed]
             node.tell(NodeSucceeded(1))
             assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED

@@ -431,8 +431,8 @@ def test_two_sides_of_which_one_has_tls_both_say_what_is_wrong(certificates: Cer
         assert tls.closed is not None
         assert plain.closed == ("it speaks TLS, and this side was not told to", False)
         assert "TLS" in tls.closed[0]
-        assert tls.link.is_misfit
-        assert plain.link.is_misfit
+        assert tls.link.is_tls_mismatch
+        assert plain.link.is_tls_mismatch
 
 
 @needs_openssl

@@ -31,7 +31,7 @@ class Answers:
         def reply(value: Any, error: str) -> None:
             self.heard.append((value, error))
 
-        self._server.thread.call(lambda: self._server.server.desk.ask(request, reply))
+        self._server.thread.call(lambda: self._server.server.operator_api.ask(request, reply))
 
     def until(self, count: int) -> list[tuple[Any, str]]:
         until(lambda: len(self.heard) >= count, "an answer", PATIENCE_S)
@@ -130,7 +130,7 @@ def test_answers_that_a_node_does_not_take_do_not_cost_it_its_link() -> None:
         assert sorted(answer.number for answer in answers) == list(range(1, count + 1))
         declined = [answer for answer in answers if answer.error]
         assert 0 < len(declined) < count
-        assert {answer.error for answer in declined} == {wire.TOO_MUCH_AT_ONCE}
+        assert {answer.error for answer in declined} == {wire.TOO_MANY_ANSWERS}
         asks.send(wire.Beat(7))
         assert asks.until(wire.BeatAnswer).number == 7
 

@@ -440,7 +440,7 @@ def test_bytes_of_others_cost_their_sender_the_connection(garbage: bytes) -> Non
 
 def test_a_slow_greeting_has_a_bounded_time() -> None:
     """One byte after the other: the time counts from the beginning, not from the last byte."""
-    with served(stranger_s=0.4) as server, server.member("honest") as honest, beating(honest) as beats:
+    with served(handshake_timeout_s=0.4) as server, server.member("honest") as honest, beating(honest) as beats:
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as slow:
             begun = time.monotonic()
             slow.settimeout(0.01)
@@ -459,14 +459,14 @@ def test_a_slow_greeting_has_a_bounded_time() -> None:
 
 
 def test_who_greets_but_never_proves_is_let_go_too() -> None:
-    with served(terms=SHORT, stranger_s=0.2) as server, server.client() as client:
+    with served(terms=SHORT, handshake_timeout_s=0.2) as server, server.client() as client:
         client.challenge()
         assert client.is_closed_by_server()
         assert server.thread.call(lambda: server.server.refused) == 1
 
 
 def test_a_thousand_silent_strangers_hurt_nobody_who_works() -> None:
-    with leaving_nothing(), served(stranger_s=1.0) as server:
+    with leaving_nothing(), served(handshake_timeout_s=1.0) as server:
         with server.member("honest") as honest, beating(honest, 0.05) as beats:
             strangers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(1000)]
             newcomer = server.member("newcomer")  # the places of strangers are many
@@ -508,7 +508,7 @@ sys.stdin.read()
 @pytest.mark.process
 def test_strangers_that_never_stop_talking_do_not_hold_the_loop() -> None:
     """They connect, talk and go as fast as they can; the agent's other work, its timers among it, goes on."""
-    with served(stranger_s=0.2) as server, server.member("honest") as honest:
+    with served(handshake_timeout_s=0.2) as server, server.member("honest") as honest:
         flood = subprocess.Popen(python(FLOOD, server.port), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert flood.stdout is not None
         flood.stdout.readline()

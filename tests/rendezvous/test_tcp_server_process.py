@@ -65,7 +65,7 @@ def test_who_was_silent_while_the_server_stood_still_has_its_whole_lease_afterwa
 def test_without_descriptors_members_keep_their_leases_and_newcomers_wait_their_turn() -> None:
     """A process that may have few descriptors, and strangers that take all it can give."""
     with (
-        server_process(terms=LeaseTerms(), stranger_s=0.5, most_descriptors=128) as server,
+        server_process(terms=LeaseTerms(), handshake_timeout_s=0.5, most_descriptors=128) as server,
         server.member("honest") as honest,
         beating(honest) as beats,
     ):
@@ -83,7 +83,7 @@ def test_without_descriptors_members_keep_their_leases_and_newcomers_wait_their_
 
 
 def test_two_thousand_connections_leave_no_descriptor_and_little_memory() -> None:
-    with server_process(terms=TERMS, stranger_s=0.2) as server:
+    with server_process(terms=TERMS, handshake_timeout_s=0.2) as server:
 
         def come_and_go(times: int) -> None:
             for number in range(times):
@@ -113,7 +113,7 @@ def test_two_thousand_connections_leave_no_descriptor_and_little_memory() -> Non
 
 def test_strangers_that_send_as_much_as_they_may_cost_a_bounded_amount_of_memory() -> None:
     """Each may make us keep one small frame; two thousand of them, less than a photograph."""
-    with server_process(terms=TERMS, stranger_s=30.0) as server:
+    with server_process(terms=TERMS, handshake_timeout_s=30.0) as server:
         before = server.facts()["rss_kb"]
         strangers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(1500)]
         for stranger in strangers:
@@ -156,7 +156,7 @@ def may_have_descriptors(count: int) -> bool:
 def test_during_ten_thousand_silent_connections_an_honest_node_joins_within_a_second(source: str) -> None:
     """While they come and when all are there; and what they cost is limited, however many they are. The second is one
     of the server's own time, so that other programs of this machine do not count."""
-    with server_process(terms=LeaseTerms(), stranger_s=600.0) as server:
+    with server_process(terms=LeaseTerms(), handshake_timeout_s=600.0) as server:
         before = server.facts()
         with subprocess.Popen(
             python(SILENT, 10_000, source, server.port), stdin=subprocess.PIPE, stdout=subprocess.PIPE

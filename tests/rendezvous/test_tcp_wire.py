@@ -110,14 +110,14 @@ def test_a_truncated_frame_is_waited_for_and_never_given(body: bytes, missing: i
     assert FrameReader().feed(stream[: max(0, len(stream) - missing)]) == []
 
 
-@pytest.mark.parametrize("size", [wire.MAX_BYTES_OF_STRANGERS + 1, 1 << 20, 1 << 31, (1 << 32) - 1])
+@pytest.mark.parametrize("size", [wire.MAX_UNAUTHENTICATED_BYTES + 1, 1 << 20, 1 << 31, (1 << 32) - 1])
 def test_a_giant_length_is_refused_by_its_first_four_bytes(size: int) -> None:
     with pytest.raises(WireError, match=str(size)):
         FrameReader().feed(size.to_bytes(4, "big"))
 
 
 def test_a_frame_as_long_as_allowed_is_taken() -> None:
-    for most in (wire.MAX_BYTES_OF_STRANGERS, wire.MAX_BYTES):
+    for most in (wire.MAX_UNAUTHENTICATED_BYTES, wire.MAX_BYTES):
         assert FrameReader(most).feed(framed([b"x" * most])) == [b"x" * most]
 
 
@@ -129,10 +129,10 @@ def test_random_bytes_raise_wire_error_or_wait_and_hold_little(chunks: list[byte
     try:
         for chunk in chunks:
             for body in reader.feed(chunk):
-                assert len(body) <= wire.MAX_BYTES_OF_STRANGERS
+                assert len(body) <= wire.MAX_UNAUTHENTICATED_BYTES
     except WireError:
         return
-    assert len(reader._buffer) <= 4 + wire.MAX_BYTES_OF_STRANGERS
+    assert len(reader._buffer) <= 4 + wire.MAX_UNAUTHENTICATED_BYTES
 
 
 def test_a_reader_of_a_long_stream_needs_no_more_memory_than_one_frame() -> None:
@@ -332,7 +332,7 @@ def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
 
 def test_every_greeting_fits_into_what_a_stranger_may_send() -> None:
     hello = Hello(wire.VERSION, "r" * 1000, "n" * 64, b"n" * wire.NONCE_BYTES)
-    assert len(wire.encode(hello)) < wire.MAX_BYTES_OF_STRANGERS
+    assert len(wire.encode(hello)) < wire.MAX_UNAUTHENTICATED_BYTES
 
 
 # --- proofs -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outc
 from tenax._core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
 from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartRequest
 from tenax._engines.coordinator_host import CoordinatorHost
-from tenax._engines.local import LocalRendezvous
+from tenax._engines.local import LocalEngine
 from tenax._failures.exit_codes import exit_code_for
 from tenax._failures.exit_text import signal_in_words
 from tenax._io.loop import Loop
@@ -137,7 +137,7 @@ class Stage:
         self.processes = FakeProcesses()
         self.entrypoint = Named()
         self.logs = QuietLogs()
-        self.control: Control = LocalRendezvous("run")
+        self.control: Control = LocalEngine("run")
         self.notices: list[commands.ForwardNotice] = []
         self.acts: dict[int, Callable[[], None]] = {}  # by generation: what happens when all its workers run
         self._path = path

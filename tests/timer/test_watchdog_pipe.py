@@ -16,7 +16,7 @@ from tenax._core import commands, events
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
 from tenax._core.requests import LogsRequest
-from tenax._engines.local import LocalRendezvous
+from tenax._engines.local import LocalEngine
 from tenax._io.loop import Loop
 from tenax._io.ports import Launch, Output
 from tenax._node.journal import Journal
@@ -269,7 +269,7 @@ class Run:
         self._supervisor = Supervisor(
             AgentSettings("run", "trainer", workers, 0, **{"grace_s": 0.05, "stacks_s": 0.05, **settings}),
             loop=self._loop,
-            control=LocalRendezvous("run"),
+            control=LocalEngine("run"),
             processes=self.processes,
             entrypoint=Program(),
             logs=self.logs,

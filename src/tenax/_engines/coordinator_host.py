@@ -1,10 +1,11 @@
-"""The seat of the coordinator: the pure machine, with a clock and somewhere to speak.
+"""Runs the coordinator machine inside an agent's event loop: events in, messages out, deadlines kept.
 
-Every engine that holds the coordinator in its own process gives it a seat: facts go in, what the machine says is
-delivered, and its deadlines are kept. The seat decides nothing. If a deadline is noticed so late that this process
-cannot have run, the machine gets ``Resumed`` instead of the deadline (C10). One fact at a time: one that arises while
-another's answers are being delivered (a link that breaks when it is written to) waits until they are all out, so that
-every node hears everything in the order in which it was decided.
+It decides nothing. Invariants:
+
+- Events are processed one at a time. An event raised while messages are being delivered (a link that breaks on write)
+  waits until all of them are delivered, so every node receives messages in the order in which they were decided.
+- If a deadline fires so late that this process cannot have been running, the machine gets ``Resumed`` instead of the
+  deadline (C10).
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable, EventLoop, RecordRun
 
 
-_FREEZE_S = 2.5  # as ``LeaseTerms.freeze_s`` of the default lease, where there is none
-_RECENT_KEPT = 256  # steps, for whoever asks what happened last
+_FREEZE_S = 2.5  # equals ``LeaseTerms.freeze_s`` of the default lease; for engines without a lease
+_RECENT_KEPT = 256  # steps, shown as recent events in the status
 
 
-def _is_of_no_note(event: AnyCoordinatorEvent) -> bool:
-    """What comes often, and is told elsewhere: the few steps that are kept are for what happened."""
+def _is_noise(event: AnyCoordinatorEvent) -> bool:
+    """Return whether the event is too frequent to be worth a place among the recent steps."""
     return isinstance(event, Tick) or (isinstance(event, Received) and isinstance(event.message, NodeProgress))
 
 
 class CoordinatorHost:
-    """One coordinator. Not thread-safe: its owner is one loop."""
+    """One coordinator. Not thread-safe: it belongs to one event loop."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class CoordinatorHost:
         self._record = record
         self._timer: Cancellable | None = None
         self._timer_at: float | None = None
-        self._facts: deque[AnyCoordinatorEvent] = deque()
+        self._events: deque[AnyCoordinatorEvent] = deque()
         self._is_busy = False
         self.recent: deque[tuple[float, AnyCoordinatorEvent, list[Send]]] = deque(maxlen=_RECENT_KEPT)
         self.watchers: list[Callable[[], None]] = []  # called after every step
@@ -61,33 +62,33 @@ class CoordinatorHost:
         return self._machine.state
 
     def describe_activity(self) -> str:
-        """What the run does now, and for whom it waits."""
+        """Describe what the run does now and which nodes it waits for."""
         return self._machine.describe_activity(self._loop.now())
 
     def step(self, event: AnyCoordinatorEvent) -> None:
-        self._facts.append(event)
+        self._events.append(event)
         if self._is_busy:
             return
         self._is_busy = True
         try:
-            while self._facts:
-                self._take(self._facts.popleft())
+            while self._events:
+                self._process(self._events.popleft())
         finally:
             self._is_busy = False
-        self._keep_deadline()
+        self._update_timer()
 
-    def _take(self, event: AnyCoordinatorEvent) -> None:
+    def _process(self, event: AnyCoordinatorEvent) -> None:
         now = self._loop.now()
-        says = self._machine.step(event, now)
-        self._record(now, event, says, self._machine.state)
-        if says or not _is_of_no_note(event):
-            self.recent.append((now, event, says))
-        for say in says:
-            self._deliver(say)
+        sends = self._machine.step(event, now)
+        self._record(now, event, sends, self._machine.state)
+        if sends or not _is_noise(event):
+            self.recent.append((now, event, sends))
+        for send in sends:
+            self._deliver(send)
         for watch in list(self.watchers):
             watch()
 
-    def _keep_deadline(self) -> None:
+    def _update_timer(self) -> None:
         wanted = self._machine.state.next_deadline()
         if wanted == self._timer_at:
             return

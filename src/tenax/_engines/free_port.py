@@ -1,4 +1,4 @@
-"""A port for the workers' store that nobody else is about to take."""
+"""Picks a free port for the workers' store."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import socket
 
 _RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 _LOWEST = 20000
-_ASKED_FOR = 29400  # and above: what people write down, ours for a rendezvous and torch's 29500 among them
+_FIRST_WELL_KNOWN = 29400  # the default port of the rendezvous; torch's 29500 is above it
 _TRIES = 64
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A free port outside the range from which the kernel serves everybody who does not care.
+    """Return a free port below the kernel's ephemeral range and below the well-known rendezvous ports.
 
-    Seconds may pass until a worker binds it (imports are slow). A port from the kernel's own range could be given to
-    any outgoing connection meanwhile; one below it can only be taken by somebody who asks for exactly that number.
-    And who will ask for a well-known one should find it free: the next job on this host, for its endpoint.
+    Seconds may pass until a worker binds it, because imports are slow. Meanwhile the kernel could give an ephemeral
+    port to any outgoing connection, and the next job on this host may need a well-known port for its endpoint.
     """
-    end = min(_lowest_port_the_kernel_gives(), _ASKED_FOR)
+    end = min(_first_ephemeral_port(), _FIRST_WELL_KNOWN)
     if end > _LOWEST:
         for _ in range(_TRIES):
             port = _LOWEST + int.from_bytes(os.urandom(4), "little") % (end - _LOWEST)
@@ -29,7 +28,7 @@ def free_port(address: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def _lowest_port_the_kernel_gives() -> int:
+def _first_ephemeral_port() -> int:
     try:
         with open(_RANGE_FILE, "rb") as file:
             return int(file.read().split()[0])

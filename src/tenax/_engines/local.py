@@ -1,6 +1,6 @@
-"""The local engine: a run of one node. The coordinator lives in the agent's own process and is asked directly.
+"""The local engine: a run of one node, with the coordinator in the agent's own process.
 
-Every generation has a store of its own, on a port of its own, so that no key of an older generation can be read.
+Each generation has its own store on its own port, so keys of an older generation cannot be read.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _NODE_ID = "local"
 LOOPBACK = "127.0.0.1"
 
 
-class LocalRendezvous:
-    """Implements ``ports.Control``. Without a ``place`` there is no store: nobody will look for one."""
+class LocalEngine:
+    """Implements ``ports.Control``. Without a ``store_address`` the workers get no store."""
 
-    def __init__(self, run_id: str, place: StoreAddress | None = None) -> None:
+    def __init__(self, run_id: str, store_address: StoreAddress | None = None) -> None:
         self.run_id = run_id
-        self._place = place
+        self._store_address = store_address
         self._emit: Emit = lambda _: None
         self._loop: EventLoop | None = None
-        self._seat: CoordinatorHost | None = None
-        self._desk: OperatorApi | None = None
+        self._coordinator: CoordinatorHost | None = None
+        self._operator_api: OperatorApi | None = None
         self._answer: Callable[[OfNode, Reply], None]
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         settings = node.settings
         self._emit, self._loop = emit, loop
-        if self._place is not None:
-            self._place.open(loop, node.say)
+        if self._store_address is not None:
+            self._store_address.open(loop, node.say)
         run = RunSettings(
             self.run_id,
             max_restarts=settings.max_restarts,
@@ -51,47 +51,49 @@ class LocalRendezvous:
             on_hang=settings.on_hang,
             hang_after_s=settings.hang_after_s,
         )
-        self._seat = CoordinatorHost(run, node.policy, loop, self._deliver, node.record_run(run))
+        self._coordinator = CoordinatorHost(run, node.policy, loop, self._deliver, node.record_run(run))
         self._answer = node.answer
-        node.serves(self.desk)
+        node.serves(self.operator_api)
         info = NodeInfo(_NODE_ID, os.uname().nodename, settings.local_world_size, settings.role)
-        self._seat.step(Opened())
-        self._seat.step(Received(info.node_id, NodeJoined(info)))
+        self._coordinator.step(Opened())
+        self._coordinator.step(Received(info.node_id, NodeJoined(info)))
 
     def tell(self, message: FromNode) -> None:
-        assert self._seat is not None, "opened before"
-        if isinstance(message, NodeReady) and self._place is not None:
+        assert self._coordinator is not None, "opened before"
+        if isinstance(message, NodeReady) and self._store_address is not None:
             try:
-                message = self._place.offer(message)
+                message = self._store_address.offer(message)
             except OSError as error:
-                self._emit(JoinRefused(self._place.why_not(error)))
+                self._emit(JoinRefused(self._store_address.why_not(error)))
                 return
-        self._seat.step(Received(_NODE_ID, message))
+        self._coordinator.step(Received(_NODE_ID, message))
 
-    def _deliver(self, say: Send) -> None:
-        if isinstance(say.event, GenerationFormed) and self._place is not None:
-            self._place.serve(say.event.assignment)
-        self._emit(say.event)
+    def _deliver(self, send: Send) -> None:
+        if isinstance(send.event, GenerationFormed) and self._store_address is not None:
+            self._store_address.serve(send.event.assignment)
+        self._emit(send.event)
 
     def cancel(self, why: str) -> None:
         if self._loop is not None:
             self._loop.soon(lambda: self._cancel(why))
 
     def _cancel(self, why: str) -> None:
-        if self._seat is not None:
-            self._seat.step(CancelRequested(why))
+        if self._coordinator is not None:
+            self._coordinator.step(CancelRequested(why))
 
-    def desk(self) -> OperatorApi:
-        if self._desk is None:
+    def operator_api(self) -> OperatorApi:
+        if self._operator_api is None:
             from tenax._engines.operator_api import OperatorApi
 
-            assert self._seat is not None, "opened before"
+            assert self._coordinator is not None, "opened before"
             assert self._loop is not None, "opened before"
-            self._desk = OperatorApi(self._seat, self._loop, lambda _, request, reply: self._answer(request, reply))
-        return self._desk
+            self._operator_api = OperatorApi(
+                self._coordinator, self._loop, lambda _, request, reply: self._answer(request, reply)
+            )
+        return self._operator_api
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
-        self.desk().ask(request, reply)
+        self.operator_api().ask(request, reply)
 
     @property
     def where(self) -> str:
@@ -102,9 +104,9 @@ class LocalRendezvous:
 
     def close(self) -> None:
         self._loop = None
-        if self._desk is not None:
-            self._desk.close()
-        if self._seat is not None:
-            self._seat.close()
-        if self._place is not None:
-            self._place.close()
+        if self._operator_api is not None:
+            self._operator_api.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+        if self._store_address is not None:
+            self._store_address.close()

@@ -1,15 +1,14 @@
-"""The desk: where an operator's requests are answered, next to the coordinator.
+"""Answers operators' requests in the process that hosts the coordinator.
 
-It decides nothing: what is wanted becomes a fact for the coordinator, what is asked is a view of its state, and what
-only a node knows is passed on to that node. Every request gets exactly one answer: a value, or a sentence that says why
-there is none.
+It decides nothing: a request to change the run becomes a coordinator event, a query is answered from the coordinator's
+state, and what only a node can answer is forwarded to that node. Invariants:
 
-Who watches a run asks for its status with the mark of the last one. That answer waits until something has changed, so
-that nobody asks in vain, and a little longer, so that a thousand nodes that join are one answer and not a thousand. It
-never waits for longer than was asked, nor than the limit here.
-
-However many ask, and whatever goes wrong with an answer, the run does not notice: where a status takes its time to be
-made, one is shown to all who ask within a multiple of that time; and one that cannot be made is a sentence.
+- Every request gets exactly one answer: a value, or an error message.
+- Long polling: a status request that carries the mark of the last status is answered when something has changed, plus
+  a short delay, so that a thousand joining nodes cause one answer and not a thousand. It waits no longer than the
+  request allows, nor than ``_MAX_WAIT_S``.
+- Requests cannot harm the run: an expensive status is cached for a multiple of its cost, and a status that cannot be
+  built is answered with an error.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable, EventLoop, Reply
     from tenax._view.status import RunStatus
 
-_NAMES_SAID = 8
+_MAX_NAMES_SHOWN = 8
 _MAX_DIGITS = 10
-_LONGEST_NAME_SAID = 100
-_LONGEST_WAIT_S = 30.0
-_TOGETHER_S = 0.2  # what happens within that time is one answer
+_MAX_NAME_SHOWN = 100
+_MAX_WAIT_S = 30.0
+_COALESCE_S = 0.2  # changes within this time share one answer
 _MAX_WAITING = 256
 _CLOCK_WAS_SET_S = 1.0
 _GONE = "the coordinator has just gone from here; ask again"
-_SHOWN_PER_WORK = 20  # so many times as long as it took to make, a status is shown again
-_DEAR_S = 0.005  # ... even if something has happened since: the mark tells
+_CACHE_PER_COST = 20  # a status is cached for this multiple of the CPU time it took to build
+_EXPENSIVE_S = 0.005  # above this cost, even if the run has changed since; its mark shows that
 
 
 class _Waiting:
-    """Somebody who wants to hear of the next change."""
+    """A status request that waits for the next change."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
@@ -52,75 +51,75 @@ class _Waiting:
 
 
 class OperatorApi:
-    """One coordinator's. ``pass_on`` sends a request to a node, by its id, and its answer to ``reply``."""
+    """The API of one coordinator. ``forward`` sends a request to a node, by id, and passes its answer to ``reply``."""
 
     def __init__(
         self,
-        seat: CoordinatorHost,
+        coordinator: CoordinatorHost,
         loop: EventLoop,
-        pass_on: Callable[[str, OfNode, Reply], None],
+        forward: Callable[[str, OfNode, Reply], None],
         wall_clock: Callable[[], float] = time.time,
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._seat = seat
+        self._coordinator = coordinator
         self._loop = loop
-        self._pass_on = pass_on
+        self._forward = forward
         self._wall_clock = wall_clock
         self._work_clock = work_clock
-        self._shown: RunStatus | None = None  # the last one, to those who ask
-        self._shown_until = 0.0
-        self._is_dear = False
-        self._name = os.urandom(4).hex()  # another coordinator's marks are not ours
+        self._cached: RunStatus | None = None
+        self._cached_until = 0.0
+        self._is_expensive = False
+        self._name = os.urandom(4).hex()  # so that marks of different coordinators differ
         self._steps = 0
         self._wall_offset: float | None = None
         self._is_counting = False
         self._is_closed = False
-        self._waiting: list[_Waiting] = []  # for a change
-        self._due: list[_Waiting] = []  # there was one
+        self._waiting: list[_Waiting] = []  # nothing has changed yet
+        self._due: list[_Waiting] = []  # something has changed: answered after the short delay
 
     def watch(self, on_step: Callable[[], None]) -> None:
-        """Call this after every step of the coordinator. What it shows may have changed."""
-        self._seat.watchers.append(on_step)
+        """Call ``on_step`` after every step of the coordinator: the status may have changed."""
+        self._coordinator.watchers.append(on_step)
 
     def unwatch(self, on_step: Callable[[], None]) -> None:
-        self._seat.watchers.remove(on_step)
+        self._coordinator.watchers.remove(on_step)
 
     def status(self) -> RunStatus:
         from tenax._view.status import status_of
 
         self._count()
         now = self._loop.now()
-        seat = self._seat
-        status = status_of(seat.state, seat.recent, seat.describe_activity(), now, self._offset(now))
+        coordinator = self._coordinator
+        status = status_of(coordinator.state, coordinator.recent, coordinator.describe_activity(), now, self._offset(now))
         return msgspec.structs.replace(status, mark=self._mark)
 
-    def _tell_status(self, reply: Reply) -> None:
-        """One answer. A view that cannot be made must never end a run."""
+    def _reply_with_status(self, reply: Reply) -> None:
+        """Answer with the status. An error while building it must never end the run."""
         try:
-            status = self._status_for_all()
+            status = self._cached_status()
         except Exception as error:
             reply(None, f"the status cannot be made: {type(error).__name__}: {error}")
             return
         reply(status, "")
 
-    def _status_for_all(self) -> RunStatus:
-        shown, is_over = self._shown, self._seat.state.phase is RunPhase.OVER
+    def _cached_status(self) -> RunStatus:
+        cached, is_over = self._cached, self._coordinator.state.phase is RunPhase.OVER
         if (
-            shown is not None
-            and self._loop.now() < self._shown_until
-            and (shown.mark == self._mark or self._is_dear)
-            and is_over == (shown.phase == RunPhase.OVER.value)  # of the end everybody hears
+            cached is not None
+            and self._loop.now() < self._cached_until
+            and (cached.mark == self._mark or self._is_expensive)
+            and is_over == (cached.phase == RunPhase.OVER.value)  # the end of the run is always shown
         ):
-            return shown
+            return cached
         began = self._work_clock()
-        self._shown = shown = self.status()
+        self._cached = status = self.status()
         took_s = self._work_clock() - began
-        self._is_dear = took_s > _DEAR_S
-        self._shown_until = self._loop.now() + took_s * _SHOWN_PER_WORK
-        return shown
+        self._is_expensive = took_s > _EXPENSIVE_S
+        self._cached_until = self._loop.now() + took_s * _CACHE_PER_COST
+        return status
 
     def _offset(self, now: float) -> float:
-        """The same as long as nobody sets the clock: what has happened has one time, however often it is told."""
+        """Return wall clock minus loop clock. Changes only if the clock is set, so that an event keeps its time."""
         offset = self._wall_clock() - now
         if self._wall_offset is None or abs(offset - self._wall_offset) > _CLOCK_WAS_SET_S:
             self._wall_offset = offset
@@ -133,34 +132,35 @@ class OperatorApi:
         return f"{self._name}.{self._steps}"
 
     def _count(self) -> None:
-        """Nobody who does not ask pays for this."""
+        """Start counting steps. Without status requests nothing is counted."""
         if not self._is_counting:
             self._is_counting = True
-            self._seat.watchers.append(self._on_step)
+            self._coordinator.watchers.append(self._on_step)
 
     def _on_step(self) -> None:
         self._steps += 1
-        if self._seat.state.phase is RunPhase.OVER:  # soon nobody is here to answer
+        if self._coordinator.state.phase is RunPhase.OVER:  # answer now: this process may exit soon
             for waiting in [*self._waiting, *self._due]:
                 self._answer(waiting)
         elif self._waiting:
             now_due, self._waiting = self._waiting, []
             self._due += now_due
             for waiting in now_due:
-                self._answer_within(waiting, _TOGETHER_S)
+                self._answer_within(waiting, _COALESCE_S)
 
     def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
-        if not mark or self._seat.state.phase is RunPhase.OVER or len(self._waiting) + len(self._due) >= _MAX_WAITING:
-            self._tell_status(reply)
+        is_full = len(self._waiting) + len(self._due) >= _MAX_WAITING
+        if not mark or is_full or self._coordinator.state.phase is RunPhase.OVER:
+            self._reply_with_status(reply)
             return
         self._count()
         waiting = _Waiting(reply)
         if mark == self._mark:
             self._waiting.append(waiting)
-            self._answer_within(waiting, max(_TOGETHER_S, min(wait_s, _LONGEST_WAIT_S)))
+            self._answer_within(waiting, max(_COALESCE_S, min(wait_s, _MAX_WAIT_S)))
         else:
             self._due.append(waiting)
-            self._answer_within(waiting, _TOGETHER_S)
+            self._answer_within(waiting, _COALESCE_S)
 
     def _answer_within(self, waiting: _Waiting, seconds: float) -> None:
         if waiting.timer is not None:
@@ -173,10 +173,10 @@ class OperatorApi:
                 group.remove(waiting)
         if waiting.timer is not None:
             waiting.timer.cancel()
-        self._tell_status(waiting.reply)
+        self._reply_with_status(waiting.reply)
 
     def close(self) -> None:
-        """The coordinator is here no longer. Who waits for news of it would get old ones, or none."""
+        """Fail the waiting requests: the coordinator is no longer in this process."""
         self._is_closed = True
         waiting, self._waiting, self._due = [*self._waiting, *self._due], [], []
         for each in waiting:
@@ -192,33 +192,35 @@ class OperatorApi:
         if self._is_closed:
             reply(None, _GONE)
             return
-        is_over = self._seat.state.phase is RunPhase.OVER
+        is_over = self._coordinator.state.phase is RunPhase.OVER
         match request:
             case requests.StatusRequest(mark, wait_s):
                 self._when_changed(mark, wait_s, reply)
             case requests.StopRequest() | requests.RestartRequest() | requests.DrainRequest() if is_over:
                 reply(None, "the run is over")
             case requests.StopRequest(why):
-                # First the answer: the end of the run may close the way to whoever asked.
+                # Answer first: the end of the run may close the operator's connection.
                 reply("the run is being ended on every node", "")
-                self._seat.step(CancelRequested(why))
+                self._coordinator.step(CancelRequested(why))
             case requests.RestartRequest(why):
-                phase = self._seat.state.phase
+                phase = self._coordinator.state.phase
                 if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
-                    reply(None, f"no generation is running that could be restarted: {self._seat.describe_activity()}")
+                    reply(
+                        None, f"no generation is running that could be restarted: {self._coordinator.describe_activity()}"
+                    )
                     return
                 if leaving := self._last_leaving():
-                    reply(None, f"generation {self._seat.state.generation} is ending already: {leaving}")
+                    reply(None, f"generation {self._coordinator.state.generation} is ending already: {leaving}")
                     return
-                reply(f"generation {self._seat.state.generation} is being ended, and another follows", "")
-                self._seat.step(RestartRequested(why))
+                reply(f"generation {self._coordinator.state.generation} is being ended, and another follows", "")
+                self._coordinator.step(RestartRequested(why))
             case requests.DrainRequest(node, why):
                 node_id, trouble = self.find(node)
                 if trouble:
                     reply(None, trouble)
                     return
-                reply(f"{self._seat.state.nodes[node_id].label} is asked to leave", "")
-                self._seat.step(DrainRequested(node_id, why))
+                reply(f"{self._coordinator.state.nodes[node_id].label} is asked to leave", "")
+                self._coordinator.step(DrainRequested(node_id, why))
             case requests.NodeRequest(node):
                 node_id, trouble = self.find(node)
                 reply(node_id or None, trouble)
@@ -227,21 +229,21 @@ class OperatorApi:
                 if trouble:
                     reply(None, trouble)
                 else:
-                    self._pass_on(node_id, request, reply)
+                    self._forward(node_id, request, reply)
             case _:
                 reply(None, "this is asked of an agent, not of the coordinator")
 
     def _last_leaving(self) -> str:
-        """Who was asked to leave, if too few are left then for another generation; else nothing."""
-        state = self._seat.state
+        """Name the draining nodes if too few nodes remain for another generation; else return an empty string."""
+        state = self._coordinator.state
         leaving = [record.label for record in state.nodes.values() if record.is_draining]
         if not leaving or len(state.nodes) - len(leaving) >= state.settings.min_nodes:
             return ""
         return f"{some_of(leaving)} {'was' if len(leaving) == 1 else 'were'} asked to leave"
 
     def find(self, node: str) -> tuple[str, str]:
-        """The id of the node that is meant; or why it is not known who is."""
-        state = self._seat.state
+        """Return the id of the node that ``node`` names, and an error message if there is not exactly one."""
+        state = self._coordinator.state
         if node in state.nodes:
             return node, ""
         if node in state.labels:
@@ -257,8 +259,8 @@ class OperatorApi:
             return found[0], ""
         ranks = {each: f" (rank {rank})" for each, rank in state.members.items() if each not in state.gone}
         names = [f"{record.label}{ranks.get(node_id, '')}" for node_id, record in state.nodes.items()]
-        shown = ", ".join(names[:_NAMES_SAID]) + (", ..." if len(names) > _NAMES_SAID else "")
-        asked = repr(node if len(node) <= _LONGEST_NAME_SAID else f"{node[:_LONGEST_NAME_SAID]}...")
+        shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + (", ..." if len(names) > _MAX_NAMES_SHOWN else "")
+        asked = repr(node if len(node) <= _MAX_NAME_SHOWN else f"{node[:_MAX_NAME_SHOWN]}...")
         if found:
             return "", f"{asked} may be {len(found)} nodes; say which of {shown}"
         return "", f"there is no node {asked}; there are {shown or 'none yet'}"

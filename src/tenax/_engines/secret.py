@@ -1,9 +1,9 @@
-"""The secret of a run: where it comes from, and what is accepted as one.
+"""The secret of a run: its sources and checks.
 
-In this order: the rendezvous options ``token`` and ``token_file``, the variable ``TENAX_RDZV_TOKEN``, and for a
-loopback endpoint the secret of this user on this host, which is created when it is first needed. So on one host only
-agents and operators of the same user reach a run, without a flag. Other endpoints have no default: nodes on other hosts
-could not know it.
+Sources, in this order: the rendezvous options ``token`` and ``token_file``, the variable ``TENAX_RDZV_TOKEN``, and for
+a loopback endpoint this user's secret on this host, created when first needed. So on one host only agents and operators
+of the same user can reach a run, without a flag. Other endpoints have no default, because other hosts do not have the
+user's secret.
 
 Secrets are never printed. Every error names the remedy.
 """
@@ -31,7 +31,7 @@ TLS_OPTIONS = ("ssl_cert", "ssl_cert_key", "ca_cert")
 
 
 def configured_secret(params: RendezvousParameters) -> bytes:
-    """Return the secret that was given for this run; empty if none was. Raises ValueError."""
+    """Return the secret given for this run; empty if there is none. Raises ValueError."""
     token, path = params.get("token"), params.get("token_file")
     if token and path:
         raise ValueError("both rendezvous options 'token' and 'token_file' are given; expected one of them")
@@ -56,7 +56,7 @@ def read_private_file(path: str, option: str, max_bytes: int) -> bytes:
             content = file.read(max_bytes + 1)
     except OSError as error:
         raise ValueError(f"the file of the rendezvous option {option!r} cannot be read: {error}") from error
-    if stat.S_ISCHR(about.st_mode):  # a terminal, or nothing
+    if stat.S_ISCHR(about.st_mode):  # a terminal or /dev/null
         return content
     if about.st_mode & 0o077:
         raise ValueError(
@@ -68,8 +68,8 @@ def read_private_file(path: str, option: str, max_bytes: int) -> bytes:
     return content
 
 
-def check_nothing_is_ignored(params: RendezvousParameters, options: tuple[str, ...], why: str) -> None:
-    """Raise ValueError if one of these options, or a secret, was given: it would have no effect, because of ``why``."""
+def refuse_unused_options(params: RendezvousParameters, options: tuple[str, ...], why: str) -> None:
+    """Raise ValueError if a secret or one of these options is given: it would have no effect, because of ``why``."""
     given = [option for option in (*_TOKEN_OPTIONS, *options) if params.get(option)]
     if os.environ.get(TOKEN_VARIABLE):
         given.append(TOKEN_VARIABLE)
@@ -81,8 +81,10 @@ def check_nothing_is_ignored(params: RendezvousParameters, options: tuple[str, .
 
 
 def user_secret(environ: Mapping[str, str] = os.environ, *, create: bool = True) -> bytes:
-    """Return the secret of this user on this host; create it if there is none. Without ``create``: empty if there is
-    none. Raises OSError, with a message that names the remedy, if it cannot be kept private."""
+    """Return the secret of this user on this host. If there is none, create it, or return b"" without ``create``.
+
+    Raises OSError if it cannot be kept private.
+    """
     folder = private_folder(environ)
     path = os.path.join(folder, "secret")
     try:
@@ -108,7 +110,7 @@ def user_secret(environ: Mapping[str, str] = os.environ, *, create: bool = True)
 
 
 def _create(path: str) -> None:
-    """Two agents that start together agree: the file gets its name when it is complete, and only the first one does."""
+    """Create the file atomically: it is linked once it is complete, and only the first of several agents succeeds."""
     new = f"{path}.{os.urandom(8).hex()}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -1,13 +1,12 @@
-"""The store's place: where this node would host the workers' store, were it to hold rank 0.
+"""The address at which this node would host the workers' store if it gets rank 0.
 
-Each time the node is ready for a generation it offers an address and a port, so that the coordinator can answer every
-node in one message. The socket is bound and kept: nobody can take the port in between, and it is a new one for every
-generation. With ``in_agent=False`` the worker with rank 0 hosts the store, as scripts that bind the port themselves
-need it; then the port is only looked for, not kept.
+Each time the node is ready for a generation, it offers an address and a port, so that the coordinator can form the
+generation with one message per node. The socket is bound when it is offered, so no other process can take the port;
+each generation gets a new port. With ``in_agent=False`` the worker with rank 0 hosts the store (for scripts that bind
+the port themselves): then a free port is picked, but not bound.
 
-The store serves this host's processes of the run's user, and the other members' hosts: the coordinator knows their
-addresses, because each node announces its own with its offer. ``allow`` is what an operator allows besides
-(``--rdzv-conf store_allow``, as ``store_allow`` reads it).
+The store accepts processes of the same user on this host, and the hosts of the other members: each node announces its
+addresses with its offer. ``allow`` adds more (``--rdzv-conf store_allow``).
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class StoreAddress:
-    """One node's offers, one after the other."""
+    """The store address that one node offers, generation by generation."""
 
     def __init__(
         self, addr: str, port: int = 0, *, in_agent: bool = True, bind_to: str = "", allow: Sequence[str] = ()
     ) -> None:
-        self.addr = addr  # what the others are told; may be set until the first offer
-        self.bind_to = bind_to  # the address to listen at; empty: loopback if that is our address, else everywhere
-        self._port = port  # 0: a fresh one for every generation
+        self.addr = addr  # announced to the other nodes; may be set until the first offer
+        self.bind_to = bind_to  # the address to listen on; empty: loopback if ``addr`` is loopback, else all addresses
+        self._port = port  # 0: a new one for every generation
         self._in_agent = in_agent
         self._allow = allow
         self._own_addresses: Sequence[str] = ()
@@ -61,7 +60,7 @@ class StoreAddress:
             port = self._port or free_port()
         else:
             if self._port:
-                self._host.end()  # the port is the old generation's until then; a fresh one lets it finish in peace
+                self._host.end()  # a fixed port must be free before it is bound again; a new port need not wait
             port = self._host.bind(self.bind_to or self._where(), self._port)
         return msgspec.structs.replace(
             ready,
@@ -72,7 +71,7 @@ class StoreAddress:
         )
 
     def why_not(self, error: OSError) -> str:
-        """A sentence for whoever wanted to join, when there was nothing to offer."""
+        """Return the reason for which this node cannot join: it has no port to offer."""
         if self._port and error.errno == errno.EADDRINUSE:
             return (
                 f"port {self._port} for the workers' store is taken on this host; choose another (--master-port, or "
@@ -86,10 +85,10 @@ class StoreAddress:
         return "127.0.0.1" if self.addr == "localhost" else self.addr
 
     def serve(self, part: Assignment) -> None:
-        """The generation is formed. If we hold rank 0 the offer was taken; if not, nobody will come."""
+        """Serve the store if this node has rank 0 in the new generation; else accept no connections."""
         if self._host is not None:
             if part.group_rank == 0:
-                # No other host has one of our own addresses; peers on this host are served by their user.
+                # This host's addresses are left out: peers on this host are accepted by their user, not by address.
                 hosts = [each for each in part.store_peers if each not in self._own_addresses]
                 self._host.serve(part.generation, part.master_port, hosts)
             else:

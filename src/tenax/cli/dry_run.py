@@ -175,9 +175,9 @@ def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
 
 
 def _etcd_rendezvous(options: Options) -> Iterable[str]:
-    from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
+    from tenax.rendezvous._etcd_handler import etcd_engine_settings
 
-    settings = etcd_rendezvous_settings(rendezvous_parameters(options))
+    settings = etcd_engine_settings(rendezvous_parameters(options))
     members = ", ".join(settings.etcd.endpoints)
     if settings.managed is None:
         yield f"through etcd at {members}; any node can lead, and another goes on if it is lost"

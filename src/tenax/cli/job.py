@@ -31,8 +31,8 @@ from tenax._engines.tcp.operator import (
     LineLost,
     OperatorError,
     Unreachable,
-    at_door,
-    at_endpoint,
+    connect_to_agent,
+    connect_to_coordinator,
 )
 from tenax.cli.flags import UsageError, closest_flag
 
@@ -284,7 +284,7 @@ def _job_of(agents: list[LocalAgent]) -> Job:
         if agent.trouble:
             continue
         try:
-            line = at_door(agent.path)
+            line = connect_to_agent(agent.path)
         except (OSError, OperatorError):
             why = why or "it has just ended"
             continue
@@ -326,7 +326,7 @@ def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
         raise NoSuchJob(f"agents of this host cannot be looked for: {error.strerror or error}") from error
     for path in paths:
         try:
-            line = at_door(path, _AGENT_TIMEOUT_S)
+            line = connect_to_agent(path, _AGENT_TIMEOUT_S)
             lines.append((path, line.send(AgentRequest()), line))
         except (ConnectionRefusedError, FileNotFoundError):
             _remove(path)
@@ -371,7 +371,7 @@ def _answer(number: int, line: OperatorLine | OperatorError) -> tuple[LocalAgent
 def _is_abandoned(path: str) -> bool:
     """Return True, and remove the control socket, if no process listens on it."""
     try:
-        at_door(path, _AGENT_TIMEOUT_S).close()
+        connect_to_agent(path, _AGENT_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
         _remove(path)
         return True
@@ -479,9 +479,9 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
     try:
         if backend in ETCD_BACKENDS:
             from tenax._engines.etcd.operator import line_through_etcd
-            from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
+            from tenax.rendezvous._etcd_handler import etcd_engine_settings
 
-            return Job(selector.run_id, line_through_etcd(etcd_rendezvous_settings(parameters)))
+            return Job(selector.run_id, line_through_etcd(etcd_engine_settings(parameters)))
         from tenax.rendezvous._tcp_handler import tcp_settings
 
         settings = tcp_settings(parameters)
@@ -501,7 +501,7 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
 
         secret = user_secret(create=False)  # readable: tcp_settings has checked it
     try:
-        line = at_endpoint(_addresses(endpoint.host, endpoint.port), selector.run_id, secret, tls, endpoint.host)
+        line = connect_to_coordinator(_addresses(endpoint.host, endpoint.port), selector.run_id, secret, tls, endpoint.host)
     except AccessDenied as error:
         raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
     except Unreachable as error:

@@ -63,7 +63,7 @@ class Requests:
         """Return key, value and error of the next answer; None if none arrives in time. Raises ``LineLost``."""
         while True:
             try:
-                frame = self._line.hear(until)
+                frame = self._line.receive(until)
             except LineLost as error:
                 if isinstance(error.__cause__, TimeoutError):
                     return None

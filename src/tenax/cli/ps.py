@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._engines.tcp.operator import OperatorError, at_door
+from tenax._engines.tcp.operator import OperatorError, connect_to_agent
 from tenax.cli.flags import UsageError
 from tenax.cli.job import LocalAgent, local_agents, parse_arguments, run_operator_command
 
@@ -124,7 +124,7 @@ def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
     trouble = ""
     for agent in sorted(agents, key=lambda agent: (not agent.is_coordinator, agent.since)):
         try:
-            line = at_door(agent.path, _STATUS_S)
+            line = connect_to_agent(agent.path, _STATUS_S)
         except (OSError, OperatorError):
             trouble = trouble or "it has just ended"
             continue

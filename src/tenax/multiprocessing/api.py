@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenax._core.events import SignalReceived
 from tenax._core.model import AgentSettings, Outcome, WorkerPhase
-from tenax._engines.local import LocalRendezvous
+from tenax._engines.local import LocalEngine
 from tenax._failures.process_failure import ProcessFailure
 from tenax._io.loop import Loop
 from tenax._logs.prefix import line_prefix
@@ -220,7 +220,7 @@ class PContext(ABC):
             supervisor = Supervisor(
                 AgentSettings(self.name, self.name, self.nprocs, max_restarts=0, grace_s=self.grace_s),
                 loop=loop,
-                control=LocalRendezvous(self.name),
+                control=LocalEngine(self.name),
                 processes=keeper,
                 entrypoint=entrypoint,
                 logs=self._logs,

@@ -1,14 +1,14 @@
-"""A handler with an engine: one whose runs need no polling.
+"""Rendezvous handlers with an engine, whose runs need no polling.
 
-Our own handlers offer, besides the blocking methods that TorchElastic documents, an engine (``ports.Control``) that
-tells instead of being asked. The runtime takes that; only agents with hooks of their own use the blocking methods.
+Besides TorchElastic's blocking methods, tenax's own handlers offer an engine (``ports.Control``) that reports changes
+as events. The runtime uses the engine; only agents with their own hooks use the blocking methods.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-from tenax._engines.local import LOOPBACK, LocalRendezvous
+from tenax._engines.local import LOOPBACK, LocalEngine
 from tenax._engines.store_address import StoreAddress
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 
 class EngineRendezvousHandler(RendezvousHandler):
+    """A handler that can create an engine for a run."""
+
     def __init__(self) -> None:
-        self._engine: Control | None = None  # of the run that is going on, if it goes by the engine
+        self._engine: Control | None = None  # of the current run, if it uses one
 
     def engine(self, master_addr: str | None = None, master_port: int | None = None) -> Control:
-        """A new engine for one run. A worker spec may say where the workers' store is to be."""
+        """Create the engine for one run. The arguments override the address of the workers' store."""
         self._engine = self._make_engine(master_addr, master_port)
         return self._engine
 
@@ -33,31 +35,31 @@ class EngineRendezvousHandler(RendezvousHandler):
     def _make_engine(self, master_addr: str | None, master_port: int | None) -> Control: ...
 
     def set_closed(self) -> None:
-        """An operator's cancel: the run ends for every node, as soon as it can. From any thread."""
+        """Cancel the run for every node. Safe to call from any thread."""
         if self._engine is not None:
             self._engine.cancel("set_closed() of its rendezvous handler was called")
 
 
-class AskedRendezvousHandler(EngineRendezvousHandler):
-    """One that can also be asked.
+class PolledRendezvousHandler(EngineRendezvousHandler):
+    """A handler whose blocking methods work, too.
 
-    The blocking methods are for agents with hooks of their own, which can only ask: they go through
-    ``DynamicRendezvousHandler`` over a backend at the same place. All nodes of a run must go the same way.
+    Agents with their own hooks poll: for them the blocking methods use a ``DynamicRendezvousHandler`` over a backend at
+    the same endpoint. All nodes of a run must use the same of the two ways.
     """
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__()
         self._params = params
         self._closed = False
-        self._asked: RendezvousHandler | None = None
+        self._polled: RendezvousHandler | None = None
 
     @abstractmethod
-    def _make_asked(self) -> RendezvousHandler: ...
+    def _make_polled(self) -> RendezvousHandler: ...
 
-    def _by_asking(self) -> RendezvousHandler:
-        if self._asked is None:
-            self._asked = self._make_asked()
-        return self._asked
+    def _polled_handler(self) -> RendezvousHandler:
+        if self._polled is None:
+            self._polled = self._make_polled()
+        return self._polled
 
     def get_backend(self) -> str:
         return self._params.backend
@@ -67,33 +69,33 @@ class AskedRendezvousHandler(EngineRendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        return self._by_asking().use_agent_store
+        return self._polled_handler().use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return self._by_asking().next_rendezvous()
+        return self._polled_handler().next_rendezvous()
 
     def is_closed(self) -> bool:
-        return self._closed if self._engine is not None else self._by_asking().is_closed()
+        return self._closed if self._engine is not None else self._polled_handler().is_closed()
 
     def set_closed(self) -> None:
         if self._engine is None:
-            self._by_asking().set_closed()
+            self._polled_handler().set_closed()
         self._closed = True
         super().set_closed()
 
     def num_nodes_waiting(self) -> int:
-        return self._by_asking().num_nodes_waiting()
+        return self._polled_handler().num_nodes_waiting()
 
     def shutdown(self) -> bool:
-        return self._asked.shutdown() if self._asked is not None else True
+        return self._polled.shutdown() if self._polled is not None else True
 
     def leave(self) -> None:
-        if self._asked is not None:
-            self._asked.leave()
+        if self._polled is not None:
+            self._polled.leave()
 
 
 class LocalRendezvousHandler(EngineRendezvousHandler):
-    """The handler of a run of one node, which has a store for itself alone."""
+    """The handler for a run of one node, with a store of its own."""
 
     def __init__(
         self,
@@ -114,14 +116,14 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         self.master_addr = master_addr
         self.master_port = master_port
 
-    def _make_engine(self, master_addr: str | None, master_port: int | None) -> LocalRendezvous:
-        place = StoreAddress(
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> LocalEngine:
+        store_address = StoreAddress(
             master_addr or self.master_addr,
             master_port or self.master_port,
             in_agent=self._use_agent_store,
             allow=self._store_allow,
         )
-        return LocalRendezvous(self._run_id, place)
+        return LocalEngine(self._run_id, store_address)
 
     def get_backend(self) -> str:
         return self._backend

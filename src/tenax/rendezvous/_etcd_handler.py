@@ -1,13 +1,13 @@
-"""The etcd engine as a rendezvous handler: from parameters to settings, and the blocking methods for old hooks."""
+"""The rendezvous handler of the etcd engine: parses its options; its blocking methods use a backend in etcd."""
 
 from __future__ import annotations
 
 import msgspec
 
 from tenax._core.authority import AuthorityTerms
-from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._io.etcd.gateway import ROOT
-from tenax.rendezvous._engine_handler import AskedRendezvousHandler
+from tenax.rendezvous._engine_handler import PolledRendezvousHandler
 from tenax.rendezvous._etcd_options import etcd_settings_from
 from tenax.rendezvous._tcp_handler import linked_settings, seconds
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
 
 
-# Options of torchrun that this engine does not need, and the value that a launcher sets by itself.
+# torchrun's options that have no effect with this engine, and the value that a launcher sets by default.
 _UNUSED = {
     "timeout": 900,
     "close_timeout": None,
@@ -31,17 +31,17 @@ _UNUSED = {
 }
 
 
-class EtcdEngineHandler(AskedRendezvousHandler):
-    """Nodes meet through etcd, and none of them is special; who asks, through a backend there."""
+class EtcdEngineHandler(PolledRendezvousHandler):
+    """etcd elects the node that hosts the coordinator."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params)
-        self.settings = etcd_rendezvous_settings(params)
+        self.settings = etcd_engine_settings(params)
 
-    def _make_engine(self, master_addr: str | None, master_port: int | None) -> EtcdRendezvous:
-        return EtcdRendezvous(self.settings, master_addr or "", master_port or 0)
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> EtcdEngine:
+        return EtcdEngine(self.settings, master_addr or "", master_port or 0)
 
-    def _make_asked(self) -> RendezvousHandler:
+    def _make_polled(self) -> RendezvousHandler:
         from tenax.rendezvous.dynamic_rendezvous import create_handler
         from tenax.rendezvous.etcd_rendezvous_backend import create_backend
 
@@ -49,8 +49,8 @@ class EtcdEngineHandler(AskedRendezvousHandler):
         return create_handler(store, backend, self._params)
 
 
-def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSettings:
-    """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
+def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
+    """Return the settings of the engine from ``--rdzv-conf``. Raises ValueError."""
     if not params.endpoint:
         raise ValueError(
             "the rendezvous backend 'etcd' needs to know where etcd is; name its members with "
@@ -58,13 +58,13 @@ def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSett
         )
     etcd = etcd_settings_from(params)
     if etcd.tls is not None:
-        etcd.tls.for_client()  # say now what is wrong with the files
+        etcd.tls.for_client()  # checks the files
     linked = linked_settings(params, AuthorityTerms().lease)
     managed = _managed(params, etcd, linked["secret"])
     if managed is not None and managed.password:
         etcd = msgspec.structs.replace(etcd, user=ROOT, password=managed.password, waits_for_users=True)
     link_tls = bool(params.get_as_bool("link_tls", True))
-    settings = EtcdRendezvousSettings(
+    settings = EtcdEngineSettings(
         **linked,
         etcd=etcd,
         outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),
@@ -77,7 +77,7 @@ def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSett
     if settings.tls is not None:
         from tenax._engines.etcd.link_tls import OwnCertificate
 
-        OwnCertificate(settings.tls)  # say now why other nodes would not accept it
+        OwnCertificate(settings.tls)  # checks that other nodes would accept it
     if managed is not None and settings.link_port:
         for host in managed.hosts:
             if settings.link_port in (host.client_port, host.peer_port):

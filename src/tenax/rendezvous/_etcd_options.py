@@ -1,4 +1,4 @@
-"""Rendezvous options that say how to reach etcd, as a user may write them in ``--rdzv-conf``."""
+"""Parses the rendezvous options (``--rdzv-conf``) for the connection to etcd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_PASSWORD_BYTES = 4096
 
 _TLS_OPTIONS = ("ssl_cert", "ssl_cert_key", "ca_cert")
 _OLD_TLS_OPTIONS = ("cert", "key", "cacert")  # of torchrun's older etcd backend
-# What only the engine honours. Where nodes meet without it, nothing would become of these.
+# Options that only the engine supports.
 _ENGINE_OPTIONS = (
     *("token", "token_file", "managed", "managed_only", "link_port", "link_tls", "outage_timeout"),
     *("scale_up", "node_name", "node_order", "store_port", "store_allow"),
@@ -27,9 +27,11 @@ _ENGINE_OPTIONS = (
 
 
 def etcd_settings_from(params: RendezvousParameters) -> EtcdSettings:
-    """``protocol`` (http or https), ``ssl_cert``, ``ssl_cert_key``, ``ca_cert`` (or ``cert``, ``key``, ``cacert``),
-    ``user``, and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Raises ValueError with one
-    sentence."""
+    """Return the settings of the etcd client. Raises ValueError.
+
+    Options: ``protocol`` (http or https), ``ssl_cert``, ``ssl_cert_key``, ``ca_cert`` (or ``cert``, ``key``,
+    ``cacert``), ``user``, and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD.
+    """
     files = _tls_files(params)
     protocol = str(params.get("protocol") or "").strip().lower()
     if protocol not in ("", "http", "https"):
@@ -57,7 +59,7 @@ def _tls_files(params: RendezvousParameters) -> TlsFiles:
 
 
 def refuse_engine_options(params: RendezvousParameters) -> None:
-    """Raise ValueError if an option was given that means nothing where nodes meet through keys in etcd alone."""
+    """Raise ValueError if an option is given that only the engine supports."""
     given = [name for name in _ENGINE_OPTIONS if params.get(name) not in (None, "")]
     if os.environ.get(_TOKEN_VARIABLE):
         given.append(_TOKEN_VARIABLE)
@@ -70,7 +72,7 @@ def refuse_engine_options(params: RendezvousParameters) -> None:
 
 
 def _with_scheme(endpoint: str, protocol: str) -> str:
-    """The protocol of an endpoint that says none. One that says another one is refused with the others."""
+    """Add the protocol to an endpoint without one. A conflicting one is rejected when the endpoints are parsed."""
     return endpoint.strip() if "://" in endpoint else f"{protocol}://{endpoint.strip()}"
 
 

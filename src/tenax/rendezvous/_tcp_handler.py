@@ -1,4 +1,4 @@
-"""The tcp engine as a rendezvous handler: from parameters to settings, and the blocking methods for old hooks."""
+"""The rendezvous handler of the tcp engine: parses its options; its blocking methods use a store at the endpoint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tenax._core.bounds import MAX_SECONDS, name_problem
 from tenax._core.lease import LeaseTerms
 from tenax._engines.secret import TLS_OPTIONS, configured_secret, user_secret
 from tenax._engines.store_address import store_allow
-from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
+from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._io.endpoint import Endpoint
 from tenax._io.tls import TlsFiles
-from tenax.rendezvous._engine_handler import AskedRendezvousHandler
+from tenax.rendezvous._engine_handler import PolledRendezvousHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
 
 
-class TcpRendezvousHandler(AskedRendezvousHandler):
-    """Nodes meet at an endpoint that one of them serves; who asks, at a store there."""
+class TcpRendezvousHandler(PolledRendezvousHandler):
+    """The coordinator is served at the endpoint by one of the nodes."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params)
         self.settings = tcp_settings(params)
 
-    def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpRendezvous:
-        return TcpRendezvous(self.settings, master_addr or "", master_port or 0)
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpEngine:
+        return TcpEngine(self.settings, master_addr or "", master_port or 0)
 
-    def _make_asked(self) -> RendezvousHandler:
+    def _make_polled(self) -> RendezvousHandler:
         from tenax.rendezvous.c10d_rendezvous_backend import create_backend
         from tenax.rendezvous.dynamic_rendezvous import create_handler
 
@@ -39,7 +39,7 @@ class TcpRendezvousHandler(AskedRendezvousHandler):
 
 
 def tcp_settings(params: RendezvousParameters) -> TcpSettings:
-    """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
+    """Return the settings of the engine from ``--rdzv-conf``. Raises ValueError."""
     if not params.endpoint:
         raise ValueError("a run of several nodes needs a place to meet; name it with --rdzv-endpoint HOST[:PORT]")
     tls = TlsFiles(*(str(params.get(key, "") or "") for key in TLS_OPTIONS))
@@ -47,10 +47,10 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
     uses_user_secret = not linked["secret"] and Endpoint.parse(params.endpoint).is_loopback
     settings = TcpSettings(**linked, tls=tls if tls != TlsFiles() else None, uses_user_secret=uses_user_secret)
     if uses_user_secret:
-        _check_user_secret()  # report now what is wrong with it
+        _check_user_secret()
     if settings.tls is not None:
-        settings.tls.for_client()  # say now what is wrong with the files
-    TcpRendezvous(settings)  # ... and with the endpoint
+        settings.tls.for_client()  # checks the files
+    TcpEngine(settings)  # checks the endpoint
     return settings
 
 
@@ -62,7 +62,7 @@ def _check_user_secret() -> None:
 
 
 def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str, Any]:
-    """What is the same for every engine with links. ``terms`` are its own, where the user says nothing."""
+    """Return the settings common to all engines with links. ``terms`` are the engine's defaults."""
     beat_s = seconds(params, "keep_alive_interval", terms.beat_s)
     attempts = seconds(params, "keep_alive_max_attempt", terms.lease_s / terms.beat_s)
     if attempts < 2:
@@ -111,7 +111,7 @@ def seconds(params: RendezvousParameters, key: str, default: float, least: float
 
 
 def _name(params: RendezvousParameters, key: str, variable: str) -> str:
-    """Return a name that this node sends to the others."""
+    """Return the option or the variable. Raises ValueError if it cannot be sent to other nodes."""
     name = str(params.get(key, "") or os.environ.get(variable, ""))
     if problem := name_problem(name):
         raise ValueError(f"the rendezvous option {key!r} (or the variable {variable}) cannot be used: {problem}")

@@ -1,4 +1,4 @@
-"""The rendezvous as TorchElastic's documents name it: handlers, their answers, parameters, errors and registry."""
+"""TorchElastic's rendezvous names: handlers, their results, parameters, errors and the registry."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _FALSE = ("0", "false", "f", "no", "n")
 
 
 class RendezvousError(Exception):
-    """Base of everything that can go wrong while nodes agree on a group."""
+    """Base class of rendezvous errors."""
 
 
 class RendezvousClosedError(RendezvousError):
-    """The run is over; nobody can join it any more."""
+    """The run is over and cannot be joined any more."""
 
 
 class RendezvousTimeoutError(RendezvousError):
@@ -39,19 +39,19 @@ class RendezvousTimeoutError(RendezvousError):
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The place where nodes meet cannot be reached."""
+    """The rendezvous backend cannot be reached."""
 
 
 class RendezvousStateError(RendezvousError):
-    """What was found at the meeting place makes no sense."""
+    """The state of the rendezvous is invalid."""
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """This node is not needed and may leave. Not a failure."""
+    """This node is not needed and may exit. Not a failure."""
 
 
 class RendezvousStoreInfo:
-    """Where the workers of one group find their store."""
+    """The address of the workers' store of one group."""
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
     MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
@@ -70,7 +70,7 @@ class RendezvousStoreInfo:
 
     @staticmethod
     def build(rank: int, store: Any, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
-        """Rank 0 publishes the address in ``store``; everybody reads it there."""
+        """Publish the address in ``store`` (rank 0) or read it there (other ranks)."""
         if rank == 0:
             import socket
 
@@ -85,7 +85,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """What a rendezvous answers: our place in the group."""
+    """The result of a rendezvous: this node's rank, the size of the group and its store."""
 
     def __init__(
         self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo | None
@@ -114,10 +114,10 @@ class RendezvousInfo:
 
 
 class RendezvousHandler(ABC):
-    """Where nodes meet. Implement this to bring your own; register it by name or pass it to the agent."""
+    """Brings nodes together. Implement it for your own rendezvous; register it by name or pass it to the agent."""
 
     def get_backend(self) -> str:
-        """The name it is registered under. A handler that is passed directly needs none."""
+        """Return the name under which it is registered. A handler that is passed directly needs none."""
         return ""
 
     @property
@@ -127,34 +127,34 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next group and return our place in it."""
+        """Wait for the next group and return this node's rank in it."""
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Whether the run is over."""
+        """Return whether the run is over."""
 
     @abstractmethod
     def set_closed(self) -> None:
-        """End the run for everybody: an operator's cancel."""
+        """End the run for all nodes."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait to be let in."""
+        """Return how many nodes wait to join."""
 
     @abstractmethod
     def get_run_id(self) -> str:
-        """The name of the run."""
+        """Return the id of the run."""
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Release everything. True if that worked."""
+        """Release all resources. Return whether that succeeded."""
 
-    def leave(self) -> None:  # noqa: B027 - a handler of others need not know it
-        """This node was told to stop, and the run goes on without it. TorchElastic has no such method."""
+    def leave(self) -> None:  # noqa: B027 - optional for third-party handlers
+        """Leave the run, which continues without this node. Not in TorchElastic."""
 
 
 class RendezvousParameters:
-    """What a handler is made from."""
+    """Parameters for creating a handler."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class RendezvousParameters:
         self.config = kwargs
 
     def __repr__(self) -> str:
-        """Without values of settings: some are secrets."""
+        """Leaves out the values of options: some are secrets."""
         return (
             f"RendezvousParameters(backend={self.backend!r}, run_id={self.run_id!r}, min_nodes={self.min_nodes}, "
             f"max_nodes={self.max_nodes}, config={sorted(self.config)})"

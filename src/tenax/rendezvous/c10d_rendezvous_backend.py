@@ -1,7 +1,7 @@
 """The c10d backend: the state of a dynamic rendezvous under one key of a key-value store.
 
-Any store with ``compare_set`` will do: torch's and ours. The value is base64 text, because stores of torch take text.
-TorchElastic uses the same key, so that its nodes and ours find each other out instead of forming two groups.
+Any store with ``compare_set`` will do, torch's or tenax's. The value is base64, because torch's stores take text.
+TorchElastic uses the same key, so that nodes of both detect each other instead of forming two groups.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from base64 import b64decode, b64encode
 from typing import Any
 
-from tenax._engines.secret import TLS_OPTIONS, check_nothing_is_ignored
+from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
 from tenax.rendezvous._dynamic.event_recorder import INIT, EventRecorder
 from tenax.rendezvous._dynamic.state import MAX_BYTES
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
-from tenax.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint  # noqa: F401 - as others import it
+from tenax.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint  # noqa: F401 - imported by third parties
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
 
@@ -28,23 +28,23 @@ _STORE_ERRORS = (
     RuntimeError,
     ValueError,
     OSError,
-)  # what stores of torch and of tenax raise; TimeoutError is an OSError
+)  # raised by the stores of torch and tenax; TimeoutError is an OSError
 
 
 class C10dRendezvousBackend(RendezvousBackend):
     """Holds the state in ``store``.
 
-    It works on a clone of the store: somebody who blocks on the store of a round for minutes, as in an exit barrier,
-    must not hold up our heartbeats on the same connection.
+    It uses a clone of the store: a call that blocks for minutes, such as an exit barrier, must not delay the heartbeats
+    on the same connection.
     """
 
-    _NOTHING = b"Y2FuaW1hZGFt"  # TorchElastic's word for "no state yet"
+    _NOTHING = b"Y2FuaW1hZGFt"  # TorchElastic's value for "no state yet"
 
     def __init__(self, store: Any, run_id: str) -> None:
         if not run_id:
             raise ValueError("the run id is empty; give the run a name")
         self._key = f"torch.rendezvous.{run_id}"
-        self._given = store  # which may be the one that serves: it must live as long as we do
+        self._given = store  # kept alive: it may be the one that runs the server
         self._store = self._call(_clone, store)
         self._read()
 
@@ -56,19 +56,19 @@ class C10dRendezvousBackend(RendezvousBackend):
         return self._decoded(self._read())
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        if token is not None and not isinstance(token, bytes):  # no token of ours: it cannot be what is there
+        if token is not None and not isinstance(token, bytes):  # not a token of this backend: it matches no state
             found = self.get_state()
             return None if found is None else (*found, False)
         expected = self._NOTHING if token is None else token
         desired = b64encode(state)
         value = self._compare_set(expected, desired)
-        if value == expected != desired:  # also what stores say when there is no such key: it was lost, begin anew
+        if value == expected != desired:  # also if the key does not exist: it was lost, so create it again
             value = self._read()
         found = self._decoded(value)
         return None if found is None else (*found, found[0] == state)
 
     def _read(self) -> bytes:
-        """A ``get`` would block while there is no such key. This creates it instead, and changes nothing else."""
+        """Return the value; create the key if it does not exist. A ``get`` would block until it does."""
         return self._compare_set(b"", self._NOTHING)
 
     def _compare_set(self, expected: bytes, desired: bytes) -> bytes:
@@ -97,27 +97,27 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
-    """A backend and its store from parameters.
+    """Create a backend and its store from parameters.
 
     ``store_type``: ``tcp`` (the default; the endpoint is host:port) or ``file`` (the endpoint is a path that all nodes
-    see). ``read_timeout``: seconds that an operation of a tcp store may take (60). ``is_host``: whether this node
-    serves the tcp store; without it, the node that can listen at the endpoint does.
-    The store is torch's if torch was imported before, so that torch can use it, and ours if not.
+    share). ``read_timeout``: timeout of a tcp store's operation in seconds (60). ``is_host``: whether this node serves
+    the tcp store; by default the node that can listen on the endpoint does.
+    The store is torch's if torch is already imported, so that torch can use it, else tenax's.
     """
-    teller = _teller(params)
+    recorder = _recorder(params)
     try:
-        with teller.errors_of(f"{_HERE}create_backend"):
+        with recorder.errors_of(f"{_HERE}create_backend"):
             return _create_backend(params)
     finally:
-        teller.close()
+        recorder.close()
 
 
-def _teller(params: RendezvousParameters) -> EventRecorder:
+def _recorder(params: RendezvousParameters) -> EventRecorder:
     return EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
 
 
 def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
-    check_nothing_is_ignored(
+    refuse_unused_options(
         params,
         TLS_OPTIONS,
         "an agent that calls next_rendezvous() itself meets the others in a store, which has neither a secret nor TLS",
@@ -142,7 +142,7 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
         raise ValueError(
             f"the read_timeout of the rendezvous is {read_timeout_s}; expected a positive number of seconds"
         )
-    # If somebody on this host was faster than us, it hosts and we are a client.
+    # If another process on this host was faster, it is the host and this one a client.
     attempts = [is_host] if is_host is not None else [True, False] if _can_listen(host, port) else [False]
     for is_server in attempts:
         try:
@@ -155,10 +155,10 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
                 multi_tenant=True,
             )
             if is_server:
-                teller = _teller(params)
+                recorder = _recorder(params)
                 where, endpoint = f"{_HERE}create_backend", f"{host}:{port}"
-                teller.say(where, "hosts the store of the rendezvous", state=INIT, master_endpoint=endpoint)
-                teller.close()
+                recorder.record(where, "hosts the store of the rendezvous", state=INIT, master_endpoint=endpoint)
+                recorder.close()
             return store
         except _STORE_ERRORS as error:
             failure: Exception = error
@@ -168,7 +168,7 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
 
 
 def _can_listen(host: str, port: int) -> bool:
-    """Whether the address is one of this machine, and its port free. Names say less: a host can have many."""
+    """Return whether the address is one of this machine's and its port is free."""
     import socket
 
     try:
@@ -192,7 +192,7 @@ def _file_store(params: RendezvousParameters) -> Any:
     path = params.endpoint
     try:
         if path:
-            os.stat(os.path.dirname(path) or ".")  # torch waits minutes for a folder that does not exist
+            os.stat(os.path.dirname(path) or ".")  # torch would wait minutes for a missing folder
         else:
             import tempfile
 
@@ -204,7 +204,7 @@ def _file_store(params: RendezvousParameters) -> Any:
 
 
 def _stores() -> Any:
-    """The module to take stores from. We never import torch; where it is loaded already, its stores fit better."""
+    """Return the module with the store classes: torch's if torch is loaded, else tenax's. Never imports torch."""
     torch_distributed = sys.modules.get("torch.distributed")
     if "torch" in sys.modules and hasattr(torch_distributed, "TCPStore"):
         return torch_distributed

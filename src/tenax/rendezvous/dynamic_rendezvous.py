@@ -1,18 +1,18 @@
-"""The dynamic rendezvous: nodes agree on a group through a backend that can only hold one small document.
+"""The dynamic rendezvous: nodes agree on a group through a backend that holds one small document.
 
-For people who bring their own ``RendezvousBackend``: anything with a compare-and-set. It is one of the two places in
-tenax that poll, because such a backend can only be asked. What is decided, and by which rules, stands in
-``tenax.rendezvous._dynamic.decisions``; here is what carries the decisions out.
+For users who bring their own ``RendezvousBackend``: anything with a compare-and-set. It is one of the two parts of
+tenax that poll, because such a backend sends no notifications. The rules are in
+``tenax.rendezvous._dynamic.decisions``; this module applies them.
 
-How it differs from TorchElastic's:
+Differences from TorchElastic's:
 
-- Rounds: the workers' store is published anew in every round, under keys of that round, and a server of ours for it is
-  a new one every time. Known members form the next round at once; the last call is for strangers.
-- Death: heartbeats are counters, judged on the observer's own monotonic clock. A dead member of the group counts in
-  ``num_nodes_waiting()``, so that agents, which poll it, form the next round without it.
-- Nodes that do not fit in are spares. They wait without a deadline, do not count, and are excused when the run ends.
-- Nodes are told apart by a random id. The document is JSON; nothing that a stranger wrote there is executed.
-- The run is closed by ``set_closed()``, and by ``shutdown()`` of a node whose work ended. See there.
+- Rounds: the workers' store is published anew in every round, under keys of that round, and a store server started
+  here is new in every round. Known members form the next round at once; the last call is for new nodes.
+- Death: heartbeats are counters, measured on the observer's own monotonic clock. A dead member counts in
+  ``num_nodes_waiting()``, so agents, which poll it, form the next round without it.
+- Nodes that do not fit in are spares. They wait without a deadline, do not count, and exit when the run ends.
+- Nodes are identified by a random id. The document is JSON; nothing in it is executed.
+- The run is closed by ``set_closed()``, and by ``shutdown()`` of a node whose work ended.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ __all__ = [
     "create_handler",
 ]
 
-Token = Any  # what a backend hands out with a state, to recognise it again
+Token = Any  # a backend's token for one version of the state
 
 _DISABLE_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _LOOPBACK = "127.0.0.1"
 _HERE = "dynamic_rendezvous.py:"
-_OF_HANDLER = f"{_HERE}DynamicRendezvousHandler."  # before the name of the method, in events
-_FAREWELL_S = 3.0
+_OF_HANDLER = f"{_HERE}DynamicRendezvousHandler."  # prefix of the method's name in events
+_LEAVE_TIMEOUT_S = 3.0
 _STORE_ERRORS = (
     RuntimeError,
     ValueError,
     OSError,
-)  # what stores of torch and of tenax raise; TimeoutError is an OSError
+)  # raised by the stores of torch and tenax; TimeoutError is an OSError
 
 
 def get_method_name(depth: int = 2) -> str:
-    """The name of the function ``depth`` calls above this one."""
+    """Return the name of the function ``depth`` calls above this one."""
     frame = sys._getframe()
     for _ in range(depth):
         if frame.f_back is None:
@@ -74,38 +74,37 @@ def get_method_name(depth: int = 2) -> str:
 
 
 class RendezvousBackend(ABC):
-    """Holds one document for all nodes of a run, and changes it only for those who know what it was.
+    """Holds one document for all nodes of a run, changed by compare-and-set.
 
-    Both methods raise RendezvousConnectionError if the place cannot be reached, and RendezvousStateError if what is
-    there cannot be a state. They may be called by two threads, but never at the same time.
+    Both methods raise RendezvousConnectionError if the backend cannot be reached, and RendezvousStateError if the
+    stored value cannot be a state. They may be called by two threads, but never at the same time.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name that a handler over it is registered under."""
+        """The name under which a handler with this backend is registered."""
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and the token that stands for it; None if there is none yet."""
+        """Return the state and its token; None if there is no state yet."""
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write the state if the one that is there is still the one that ``token`` stands for.
+        """Write the state if the stored one still has this token; without a token, if there is none yet.
 
-        Without a token: write it if there is none yet. Returns what is there afterwards, its token, and whether that is
-        what we wanted to write; None if there is nothing.
+        Returns the state stored afterwards, its token, and whether it is the one just written; None if there is none.
         """
 
 
 class RendezvousTimeout:
-    """How long a rendezvous waits.
+    """Timeouts of a rendezvous.
 
-    ``join``: for a group to form (600 s). A spare, for which there is no place, waits for as long as it takes.
-    ``last_call``: for strangers, once there are enough nodes (30 s). Living members of the last round are waited for
-    twice as long, because they may have to end their workers first.
-    ``close``: for closing a run to succeed (30 s).
-    ``heartbeat``: for a heartbeat to succeed (5 s).
+    ``join``: for a group to form (600 s). A spare node waits without a limit.
+    ``last_call``: for more new nodes, once there are enough nodes (30 s). Members of the last round that are alive get
+    twice as long, because they may have to stop their workers first.
+    ``close``: for closing a run (30 s).
+    ``heartbeat``: for one heartbeat (5 s).
     """
 
     def __init__(
@@ -146,10 +145,10 @@ def _positive(name: str, timeout: timedelta | None, default_s: int) -> timedelta
 
 @dataclass(repr=False, eq=False, frozen=True)
 class RendezvousSettings:
-    """What a dynamic rendezvous goes by.
+    """Settings of a dynamic rendezvous.
 
-    ``keep_alive_interval``: between two heartbeats of a node.
-    ``keep_alive_max_attempt``: heartbeats that may be missed before a node counts as dead.
+    ``keep_alive_interval``: time between two heartbeats of a node.
+    ``keep_alive_max_attempt``: missed heartbeats after which a node counts as dead.
     """
 
     run_id: str
@@ -161,22 +160,22 @@ class RendezvousSettings:
 
     @property
     def keep_alive_limit(self) -> timedelta:
-        """After so long without a sign of life a node is dead."""
+        """The time without a heartbeat after which a node counts as dead."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
 
 @dataclass(frozen=True)
 class _ThisNode:
-    """``id`` is a random one for every start: host names and pids repeat in containers."""
+    """``id`` is random for every start: host names and pids repeat in containers."""
 
     id: str
-    addr: str | None  # under which the others reach it; None: its name
+    addr: str | None  # at which other nodes reach it; None: its host name
 
 
 class DynamicRendezvousHandler(RendezvousHandler):
-    """A rendezvous over a ``RendezvousBackend``. Make it with ``from_backend``.
+    """A rendezvous over a ``RendezvousBackend``. Create it with ``from_backend``.
 
-    ``store`` is any key-value store with torch's methods that all nodes reach; every round gets its own keys in it.
+    ``store`` is a key-value store with torch's methods that all nodes can reach; every round gets its own keys in it.
     """
 
     @classmethod
@@ -192,7 +191,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_interval: float = 5,
         keep_alive_max_attempt: int = 3,
     ) -> DynamicRendezvousHandler:
-        """A handler for one node. ``keep_alive_interval`` is in seconds, ``local_addr`` how others reach this node."""
+        """Create a handler. ``keep_alive_interval`` is in seconds; ``local_addr`` is this node's address."""
         settings = RendezvousSettings(
             run_id,
             min_nodes,
@@ -214,12 +213,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._backend_name = backend_name
         self._store = store
         self._holder = state_holder
-        self._heart: Heartbeat | None = None
-        self._round = 0  # that we are in; 0: none
-        self._last_round = 0  # that we ever were in
-        self._server: Any = None  # of the workers' store, while we are rank 0
-        self._teller = EventRecorder(settings.run_id, self._name(), node.id)
-        weakref.finalize(self, self._teller.close).atexit = False  # a forked child must not wait for our thread
+        self._heartbeat: Heartbeat | None = None
+        self._round = 0  # the current round; 0: none
+        self._last_round = 0  # the last round that this node was in
+        self._server: Any = None  # of the workers' store, on rank 0
+        self._recorder = EventRecorder(settings.run_id, self._name(), node.id)
+        weakref.finalize(self, self._recorder.close).atexit = False  # a forked child must not wait for this thread
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -233,19 +232,19 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether rank 0's agent serves the workers' store: unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is 1."""
+        """Whether rank 0's agent serves the workers' store. False if TORCH_DISABLE_SHARE_RDZV_TCP_STORE is 1."""
         return os.environ.get(_DISABLE_SHARING, "0") != "1"
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round that we are in. Whoever was in a round and calls this again ends that round."""
+        """Wait for the next round with this node. Calling this again while in a round ends that round."""
         where = f"{_OF_HANDLER}next_rendezvous"
-        self._teller.say(where, "asks for the next round of the run {!r}", self._settings.run_id)
-        with self._teller.errors_of(where):
+        self._recorder.record(where, "asks for the next round of the run {!r}", self._settings.run_id)
+        with self._recorder.errors_of(where):
             info = self._next_rendezvous()
         found = info.bootstrap_store_info
-        self._teller.say(
+        self._recorder.record(
             where,
             "is in round {} as rank {} of {}",
             self._round,
@@ -261,11 +260,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         joiner = Joiner(self._node.id, self._name(), self._terms(), self._last_round, self._holder.clock())
         self._round = 0
         try:
-            self._start_heart()
+            self._start_heartbeat()
             while True:
-                place = self._join(joiner)
-                self._round = self._last_round = joiner.last_round = place.round
-                info = self._enter(place)
+                done = self._join(joiner)
+                self._round = self._last_round = joiner.last_round = done.round
+                info = self._enter(done)
                 if info is not None:
                     return info
         except BaseException:
@@ -276,76 +275,76 @@ class DynamicRendezvousHandler(RendezvousHandler):
         where = f"{_OF_HANDLER}_join"
         is_spare = False
         pause = Pause()
-        sight = self._look_patiently(pause)
+        snapshot = self._read_with_retries(pause)
         while True:
-            match joiner.decide(sight.state, sight.view, self._holder.clock()):
-                case Done() as place:
-                    return place
+            match joiner.decide(snapshot.state, snapshot.view, self._holder.clock()):
+                case Done() as done:
+                    return done
                 case Refused(error):
                     raise error
                 case Put(state):
-                    self._teller.say_changes(where, sight.state, state)
+                    self._recorder.record_changes(where, snapshot.state, state)
                     try:
-                        sight, is_ours = self._holder.put(state, sight.token)
-                    except RendezvousConnectionError:  # whether it was written is not known: read
-                        sight, is_ours = self._look_patiently(pause), True
-                    self._teller.say(
-                        where, "has written that" if is_ours else "could not write that: another node was faster"
+                        snapshot, is_written = self._holder.put(state, snapshot.token)
+                    except RendezvousConnectionError:  # the write may have succeeded: read
+                        snapshot, is_written = self._read_with_retries(pause), True
+                    self._recorder.record(
+                        where, "has written that" if is_written else "could not write that: another node was faster"
                     )
-                    if not is_ours:
-                        pause.after_a_lost_write(sight)
+                    if not is_written:
+                        pause.after_lost_write(snapshot)
                 case Wait(why, is_spare_now):
                     if is_spare_now and not is_spare:
-                        self._teller.say(where, "is a spare: {}", why)
+                        self._recorder.record(where, "is a spare: {}", why)
                     is_spare = is_spare_now
-                    pause.before_the_next_look(sight)
-                    sight = self._look_patiently(pause)
+                    pause.before_next_read(snapshot)
+                    snapshot = self._read_with_retries(pause)
 
-    def _look_patiently(self, pause: Pause) -> Any:
-        """Read; a backend that cannot be reached is tried again for as long as the others would think us alive."""
+    def _read_with_retries(self, pause: Pause) -> Any:
+        """Read the state. Retry an unreachable backend for as long as other nodes count this one as alive."""
         while True:
             try:
-                return self._holder.look()
+                return self._holder.read()
             except RendezvousConnectionError:
-                if not self._may_still_come_back():
+                if not self._counts_as_alive():
                     raise
-                pause.after_a_lost_write(self._holder.sight)
+                pause.after_lost_write(self._holder.snapshot)
 
-    def _may_still_come_back(self) -> bool:
+    def _counts_as_alive(self) -> bool:
         silent_s = self._holder.clock() - self._holder.reached_at
         return silent_s < self._settings.keep_alive_limit.total_seconds()
 
-    def _enter(self, place: Done) -> RendezvousInfo | None:
-        """Agree on the workers' store of this round. None: the round broke before it began."""
-        store = _with_prefix(f"tenax.rendezvous.{self._settings.run_id}.{place.round}", self._store)
+    def _enter(self, done: Done) -> RendezvousInfo | None:
+        """Agree on the workers' store of this round. Return None if the round broke before it began."""
+        store = _with_prefix(f"tenax.rendezvous.{self._settings.run_id}.{done.round}", self._store)
         server = None
         try:
-            if place.rank == 0:
+            if done.rank == 0:
                 if self.use_agent_store:
-                    server = _serve_a_store(_LOOPBACK if self._is_alone(place) else "")
+                    server = _start_store_server(_LOOPBACK if self._is_alone(done) else "")
             elif not self._wait_for_rank_0(store):
                 return None
-            # A node that is alone need not be found, and a name server need not be asked.
-            addr = self._node.addr or (_LOOPBACK if self._is_alone(place) else None)
-            found = RendezvousStoreInfo.build(place.rank, store, addr, server.port if server is not None else None)
+            # A single node uses loopback and needs no name lookup.
+            addr = self._node.addr or (_LOOPBACK if self._is_alone(done) else None)
+            found = RendezvousStoreInfo.build(done.rank, store, addr, server.port if server is not None else None)
         except _STORE_ERRORS as error:
             _close(server)
             raise RendezvousConnectionError(
-                f"the store of round {place.round} of the run {self._settings.run_id!r} cannot be used: {error}"
+                f"the store of round {done.round} of the run {self._settings.run_id!r} cannot be used: {error}"
             ) from error
         except BaseException:
             _close(server)
             raise
-        # Only now: until everybody was here, workers of the last round may still have been using it.
+        # Only now: until all members have joined, workers of the last round may still use it.
         self._server, before = server, self._server
         _close(before)
-        return RendezvousInfo(store, place.rank, place.world_size, found)
+        return RendezvousInfo(store, done.rank, done.world_size, found)
 
-    def _is_alone(self, place: Done) -> bool:
-        return place.world_size == 1 and self._node.addr is None
+    def _is_alone(self, done: Done) -> bool:
+        return done.world_size == 1 and self._node.addr is None
 
     def _wait_for_rank_0(self, store: Any) -> bool:
-        """Whether rank 0 published its address. It may die before it does; the others must not wait for it then."""
+        """Return whether rank 0 has published its address; False if the round broke, for example because it died."""
         keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
         pause = Pause()
         give_up_at = self._holder.clock() + self._settings.timeout.join.total_seconds()
@@ -357,71 +356,71 @@ class DynamicRendezvousHandler(RendezvousHandler):
                     f"rank 0 of round {self._round} of the run {self._settings.run_id!r} lives, but did not publish "
                     f"the address of the workers' store within {self._settings.timeout.join.total_seconds():g} s"
                 )
-            pause.before_the_next_look(self._holder.sight)
+            pause.before_next_read(self._holder.snapshot)
         return True
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- polling ------------------------------------------------------------------------------------------------------
 
     def num_nodes_waiting(self) -> int:
-        """How many changes of the group are due. An agent that polls this forms the next round when it is not 0.
+        """Return how many changes of the group are pending. If it is not 0, a polling agent forms the next round.
 
-        Counted are nodes that wait and fit in, and members of our round that died or moved on: their death is a
-        change of membership like any other. Spares do not count. The answer is at most a second old and costs no
-        traffic. Raises what went wrong with our heartbeats, if the others must think us dead by now.
+        Counts waiting nodes that fit in, and members of the current round that died or moved on. Spares do not count.
+        The result is at most a second old and costs no traffic. Raises the error of the heartbeats if other nodes must
+        count this one as dead by now.
         """
-        with self._teller.errors_of(f"{_OF_HANDLER}num_nodes_waiting"):
+        with self._recorder.errors_of(f"{_OF_HANDLER}num_nodes_waiting"):
             self._raise_recorded()
-            if self._heart is None:
-                self._holder.look()
+            if self._heartbeat is None:
+                self._holder.read()
             return self._pending()
 
     def _is_over(self) -> bool:
-        """Whether the run was closed, as far as we have heard."""
-        state = self._holder.sight.state
+        """Return whether the run is closed in the last state read."""
+        state = self._holder.snapshot.state
         return state is not None and bool(state.closed)
 
     def _pending(self) -> int:
-        sight = self._holder.sight
-        return decisions.pending(sight.state, sight.view, self._node.id, self._round)
+        snapshot = self._holder.snapshot
+        return decisions.pending(snapshot.state, snapshot.view, self._node.id, self._round)
 
     def is_closed(self) -> bool:
-        with self._teller.errors_of(f"{_OF_HANDLER}is_closed"):
+        with self._recorder.errors_of(f"{_OF_HANDLER}is_closed"):
             self._raise_recorded()
-            self._holder.look()
+            self._holder.read()
             return self._is_over()
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def set_closed(self) -> None:
-        """End the run for everybody: an operator's cancel. Whoever joins afterwards gets RendezvousClosedError."""
+        """End the run for all nodes. Nodes that join later get RendezvousClosedError."""
         where = f"{_OF_HANDLER}set_closed"
         timeout_s = self._settings.timeout.close.total_seconds()
         why = f"it was closed on {self._name()}"
         terms = self._settings
-        if_nobody_came_yet = State(terms.run_id, terms.min_nodes, terms.max_nodes, closed=why)
-        with self._teller.errors_of(where):
+        if_absent = State(terms.run_id, terms.min_nodes, terms.max_nodes, closed=why)
+        with self._recorder.errors_of(where):
             self._raise_unless_unreachable()
-            self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_nobody_came_yet)
-        self._teller.say(where, "has closed the run {!r}", terms.run_id, state=SUCCEEDED)
+            self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_absent)
+        self._recorder.record(where, "has closed the run {!r}", terms.run_id, state=SUCCEEDED)
 
     def shutdown(self) -> bool:
-        """Leave. If our work ended in the latest round, that was the run: it is closed for everybody.
+        """Leave. If this node's work ended in the latest round, the run is closed for all nodes.
 
-        It is not closed by a node that got no place, that the others have gone on without, or that was told to stop: a
-        Ctrl-C or a signal on one node, seen here as the exception that is on its way, leaves the run to the others.
+        The run stays open if this node was a spare, if the group has moved on without it, or if it is being stopped:
+        during the handling of KeyboardInterrupt or of a signal's exception only this node leaves.
         """
-        return self._go(ended_in=0 if _is_being_stopped() else self._round)
+        return self._leave(ended_in=0 if _is_being_stopped() else self._round)
 
     def leave(self) -> None:
-        """This node was told to stop: the others learn it at once, and the run is theirs."""
-        self._go(ended_in=0)
+        """Leave the run, which continues without this node. Other nodes learn it at once."""
+        self._leave(ended_in=0)
 
-    def _go(self, ended_in: int) -> bool:
-        if self._heart is None:  # we are nowhere
-            self._teller.close()
+    def _leave(self, ended_in: int) -> bool:
+        if self._heartbeat is None:  # not in the state
+            self._recorder.close()
             return True
         where = f"{_OF_HANDLER}shutdown"
-        self._stop_heart()
+        self._stop_heartbeat()
         self._round = 0
         before: State | None = None
 
@@ -431,12 +430,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return self._left(state, ended_in)
 
         try:
-            with self._teller.errors_of(where):
-                sight = self._holder.change(left, self._settings.timeout.close.total_seconds())
+            with self._recorder.errors_of(where):
+                snapshot = self._holder.change(left, self._settings.timeout.close.total_seconds())
             if before is not None:
-                self._teller.say_changes(where, before, self._left(before, ended_in))
-            if sight.state is not None and sight.state.closed:
-                self._wait_for_those_who_wait()
+                self._recorder.record_changes(where, before, self._left(before, ended_in))
+            if snapshot.state is not None and snapshot.state.closed:
+                self._wait_for_spares()
         except RendezvousError as error:
             import warnings
 
@@ -446,7 +445,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return False
         finally:
             self._close_server()
-            self._teller.close()
+            self._recorder.close()
         return True
 
     def _left(self, state: State, ended_in: int) -> State:
@@ -454,23 +453,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
             state = decisions.closed(state, f"the work of {self._name()} ended")
         return decisions.without(state, {self._node.id})
 
-    def _wait_for_those_who_wait(self) -> None:
-        """Spares learn from the state that they may go, and the state may live in our process: give them a moment."""
-        give_up_at = self._holder.clock() + _FAREWELL_S
+    def _wait_for_spares(self) -> None:
+        """Wait a moment for spares to read that the run is closed: the state may live in this process."""
+        give_up_at = self._holder.clock() + _LEAVE_TIMEOUT_S
         pause = Pause()
         while self._holder.clock() < give_up_at:
-            sight = self._holder.look()
-            left = [] if sight.state is None else sight.state.nodes
-            if not any(node.standing is Standing.WAITING and node.id not in sight.view.dead for node in left):
+            snapshot = self._holder.read()
+            left = [] if snapshot.state is None else snapshot.state.nodes
+            if not any(node.standing is Standing.WAITING and node.id not in snapshot.view.dead for node in left):
                 return
-            pause.before_the_next_look(sight)
+            pause.before_next_read(snapshot)
 
     def _withdraw(self) -> None:
-        """We did not get in: do not let the others count on us."""
-        self._stop_heart()
+        """Remove this node from the state after a failed attempt to join."""
+        self._stop_heartbeat()
         self._round = 0
         self._close_server()
-        if self._holder.sight.state is not None and self._holder.clock() - self._holder.reached_at < _FAREWELL_S:
+        is_reachable = self._holder.clock() - self._holder.reached_at < _LEAVE_TIMEOUT_S
+        if is_reachable and self._holder.snapshot.state is not None:
             try:
                 timeout_s = self._settings.timeout.heartbeat.total_seconds()
                 self._holder.change(lambda state: decisions.without(state, {self._node.id}), timeout_s)
@@ -483,38 +483,38 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 
-    def _start_heart(self) -> None:
-        if self._heart is None:
+    def _start_heartbeat(self) -> None:
+        if self._heartbeat is None:
             settings = self._settings
-            self._heart = Heartbeat(
+            self._heartbeat = Heartbeat(
                 self._holder,
                 self._node.id,
                 settings.keep_alive_interval.total_seconds(),
                 settings.timeout.heartbeat.total_seconds(),
-                self._teller,
+                self._recorder,
             )
-            weakref.finalize(self, self._heart.ask_to_stop)
-            self._heart.start()
+            weakref.finalize(self, self._heartbeat.request_stop)
+            self._heartbeat.start()
 
-    def _stop_heart(self) -> None:
-        if self._heart is not None:
-            self._heart.stop()
-            self._heart = None
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
 
     def _raise_recorded(self) -> None:
-        """Raise what the heart met.
+        """Raise the error of the heartbeats, except a lost connection that does not matter.
 
-        A backend that is away for a moment is no reason to disturb the workers; nor is one that went away after the run
-        was closed, perhaps with the node that hosted it: no other group can form there.
+        A short outage must not disturb the workers. After the run was closed, the backend may be gone with the node
+        that hosted it: no other group can form.
         """
-        error = self._heart.error if self._heart is not None else None
+        error = self._heartbeat.error if self._heartbeat is not None else None
         is_unreachable = isinstance(error, (RendezvousConnectionError, RendezvousTimeoutError))
-        if error is not None and not (is_unreachable and (self._is_over() or self._may_still_come_back())):
+        if error is not None and not (is_unreachable and (self._is_over() or self._counts_as_alive())):
             raise error
 
     def _raise_unless_unreachable(self) -> None:
-        """Raise what the heart met, but for a lost connection: the call that is about to be made finds out itself."""
-        error = self._heart.error if self._heart is not None else None
+        """Raise the error of the heartbeats, except a lost connection: the next call detects that itself."""
+        error = self._heartbeat.error if self._heartbeat is not None else None
         if error is not None and not isinstance(error, (RendezvousConnectionError, RendezvousTimeoutError)):
             raise error
 
@@ -538,14 +538,17 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
 
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """A handler from parameters: ``join_timeout`` (or ``timeout``), ``last_call_timeout``, ``close_timeout``,
-    ``heartbeat_timeout`` in seconds; ``keep_alive_interval`` and ``keep_alive_max_attempt`` as whole numbers."""
-    teller = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
+    """Create a handler from parameters.
+
+    Options: ``join_timeout`` (or ``timeout``), ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout`` in
+    seconds; ``keep_alive_interval`` and ``keep_alive_max_attempt`` as whole numbers.
+    """
+    recorder = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
     try:
-        with teller.errors_of(f"{_HERE}create_handler"):
+        with recorder.errors_of(f"{_HERE}create_handler"):
             return _handler(store, backend, params)
     finally:
-        teller.close()
+        recorder.close()
 
 
 def _handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
@@ -596,7 +599,7 @@ def _check(settings: RendezvousSettings) -> None:
 
 
 def _with_prefix(prefix: str, store: Any) -> Any:
-    """Torch's stores stay torch's, so that torch can use them. Whoever has one has imported torch: we never do."""
+    """Return a PrefixStore: torch's for a store of torch, which only torch can use. Never imports torch."""
     torch_distributed = sys.modules.get("torch.distributed")
     torch_store = getattr(torch_distributed, "Store", None)
     if torch_store is not None and isinstance(store, torch_store):
@@ -606,7 +609,7 @@ def _with_prefix(prefix: str, store: Any) -> Any:
     return PrefixStore(prefix, store)
 
 
-def _serve_a_store(host: str) -> Any:
+def _start_store_server(host: str) -> Any:
     from tenax.store import StoreServer
 
     return StoreServer.in_thread(host, 0)
@@ -618,6 +621,6 @@ def _close(server: Any) -> None:
 
 
 def _is_being_stopped() -> bool:
-    """Whether an exception that stands for a signal is being handled right now, as in a launcher's ``finally``."""
+    """Return whether KeyboardInterrupt or a signal's exception is being handled, as in a launcher's ``finally``."""
     error = sys.exc_info()[1]
     return isinstance(error, KeyboardInterrupt) or hasattr(error, "sigval")

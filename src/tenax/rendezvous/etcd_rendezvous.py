@@ -1,9 +1,8 @@
 """The names of TorchElastic's older etcd rendezvous, over etcd v3.
 
-``EtcdRendezvousHandler`` is a dynamic rendezvous whose state and store are in etcd, below ``etcd_prefix``. What the old
-one did in phases, each with a method of its own, is decided in ``tenax.rendezvous._dynamic.decisions``; those methods
-do
-not exist. The two exceptions, by which the old one told itself to begin again, are here for code that catches them.
+``EtcdRendezvousHandler`` is a dynamic rendezvous whose state and store are in etcd, below ``etcd_prefix``. The old one
+had a method for each of its phases; these do not exist, because ``tenax.rendezvous._dynamic.decisions`` has no such
+phases. Its two internal retry exceptions are here for code that catches them.
 """
 
 from __future__ import annotations
@@ -36,19 +35,18 @@ _LAST_CALL_S = 30
 
 
 class EtcdRendezvousRetryableFailure(Exception):
-    """Never raised: what can be tried again is tried again inside."""
+    """Never raised: retries are internal."""
 
 
 class EtcdRendezvousRetryImmediately(Exception):
-    """Never raised: what can be tried again is tried again inside."""
+    """Never raised: retries are internal."""
 
 
 class EtcdRendezvous:
     """One node in the rendezvous of a run. ``num_min_workers`` and ``num_max_workers`` count nodes; times are seconds.
 
     The state is under ``prefix/rendezvous/run_id``, the store's keys are below ``prefix/store/run_id/`` (``/`` and
-    ``%`` in the run id are escaped there). ``client``
-    stays the caller's.
+    ``%`` in the run id are escaped there). The caller closes ``client``.
     """
 
     def __init__(
@@ -68,15 +66,15 @@ class EtcdRendezvous:
         self._run_id = run_id
         self._nodes = (num_min_workers, num_max_workers)
         self._times_s = (timeout, last_call_timeout)
-        place = prefix.rstrip("/")
-        self._backend = EtcdRendezvousBackend(client, run_id, key_prefix=f"{place}/rendezvous")
-        self._backend.get_state()  # whether etcd can be reached is said now
-        part = key_part(run_id).decode("utf-8", "surrogatepass")  # no run's store is inside another's
-        self._store = EtcdStore(client, f"{place}/store/{part}")
+        root = prefix.rstrip("/")
+        self._backend = EtcdRendezvousBackend(client, run_id, key_prefix=f"{root}/rendezvous")
+        self._backend.get_state()  # fails now if etcd cannot be reached
+        part = key_part(run_id).decode("utf-8", "surrogatepass")  # escaped: no run's keys are below another's
+        self._store = EtcdStore(client, f"{root}/store/{part}")
         self._handler: DynamicRendezvousHandler | None = None
 
     def handler(self, local_addr: str | None = None) -> DynamicRendezvousHandler:
-        """What does the work. It is made once; ``local_addr`` is how the others reach this node."""
+        """Return the underlying handler, created once. ``local_addr`` is this node's address for the others."""
         if self._handler is None:
             from datetime import timedelta
 
@@ -94,27 +92,27 @@ class EtcdRendezvous:
         return self._handler
 
     def rendezvous_barrier(self) -> tuple[int, int, int]:
-        """Wait for the next round that we are in. Returns its number, our rank and how many nodes there are."""
+        """Wait for the next round with this node. Return its number, this node's rank and the number of nodes."""
         handler = self.handler()
         info = handler.next_rendezvous()
         return handler._last_round, info.rank, info.world_size
 
     def set_closed(self) -> None:
-        """End the run for everybody."""
+        """End the run for all nodes."""
         self.handler().set_closed()
 
     def setup_kv_store(self, rdzv_version: int) -> Any:
-        """The store of one round."""
+        """Return the store of one round."""
         from tenax.store import PrefixStore
 
         return PrefixStore(f"tenax.rendezvous.{self._run_id}.{rdzv_version}", self._store)
 
     def store_extra_data(self, rdzv_version: int, key: str, value: str | bytes) -> None:
-        """Leave something for the others of a round."""
+        """Store a value for the other nodes of a round."""
         self._extra_data(rdzv_version).set(key, value)
 
     def load_extra_data(self, rdzv_version: int, key: str, timeout: float | timedelta | None = None) -> bytes | None:
-        """What somebody left for this round; waits until there is something. None: not within the timeout."""
+        """Wait for a value that a node stored for this round. Return None after the timeout."""
         from tenax.store import StoreTimeoutError
 
         store = self._extra_data(rdzv_version)
@@ -166,19 +164,19 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
-    """A handler from parameters. The endpoint is one or more of ``host:port``, with commas between.
+    """Create a handler from parameters. The endpoint is ``host:port``, or several separated by commas.
 
-    ``timeout``: seconds until a group must have formed (600). ``last_call_timeout``: for more nodes, once there are
-    enough (30). ``etcd_prefix``: what all keys begin with (``/torchelastic/p2p``). ``protocol``: ``http`` or ``https``.
-    ``cert``, ``key``, ``cacert`` (or ``ssl_cert``, ``ssl_cert_key``, ``ca_cert``): files; any of them means https.
-    ``user``, ``password``, ``password_file`` and ``read_timeout`` are those of the backend ``etcd-v2``.
+    ``timeout``: seconds for a group to form (600). ``last_call_timeout``: seconds for more nodes, once there are enough
+    (30). ``etcd_prefix``: prefix of all keys (``/torchelastic/p2p``). ``protocol``: ``http`` or ``https``. ``cert``,
+    ``key``, ``cacert`` (or ``ssl_cert``, ``ssl_cert_key``, ``ca_cert``): files; any of them implies https. ``user``,
+    ``password``, ``password_file`` and ``read_timeout`` are those of the backend ``etcd-v2``.
     """
-    teller = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
+    recorder = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
     try:
-        with teller.errors_of(f"{_HERE}create_rdzv_handler"):
+        with recorder.errors_of(f"{_HERE}create_rdzv_handler"):
             return _create_rdzv_handler(params)
     finally:
-        teller.close()
+        recorder.close()
 
 
 def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:

@@ -1,8 +1,8 @@
-"""The etcd backend: the state of a dynamic rendezvous under one key of etcd, v3.
+"""The etcd backend: the state of a dynamic rendezvous under one key of etcd (v3 API).
 
-The token of a state is the revision that wrote it. The key hangs on a lease, as in TorchElastic: a run that nobody
-writes to any more is forgotten. Every node has a lease of its own, and whoever writes hangs the key on its own one.
-Leases are not revoked when a node goes, because the state would go with the last one; they expire.
+The token of a state is the revision that wrote it. The key is bound to a lease, as in TorchElastic: the state of an
+abandoned run expires. Every node has its own lease, and each write binds the key to the writer's lease. Leases are not
+revoked when a node leaves, because the state would be deleted with the last writer's; they expire.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _RENEWALS_PER_TTL = 4
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
-    """Holds the state in etcd, under ``key_prefix/run_id``, for ``ttl`` seconds after the last write (at least 3/4 of
-    it). ``client`` stays the caller's.
+    """Holds the state in etcd under ``key_prefix/run_id``. The caller closes ``client``.
+
+    The state expires ``ttl`` seconds after the last write (at least 3/4 of it).
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return self._state(self._ask(Range(self._key)))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        if token is not None and not isinstance(token, int):  # no token of ours: it cannot be what is there
+        if token is not None and not isinstance(token, int):  # not a token of this backend: it matches no state
             found = self.get_state()
             return None if found is None else (*found, False)
         guard = Compare(self._key, "create", 0) if token is None else Compare(self._key, "mod", token)
@@ -77,13 +78,13 @@ class EtcdRendezvousBackend(RendezvousBackend):
         try:
             answer = self._ask(self._write(state, guard))
         except RendezvousStateError:
-            if not self._renew_lease(is_doubted=True):
+            if not self._renew_lease(must_check=True):
                 raise
-            answer = self._ask(self._write(state, guard))  # the lease had expired: the write was refused for that
+            answer = self._ask(self._write(state, guard))  # rejected because the lease had expired
         if answer.succeeded:
             return state, answer.revision, True
-        # The client asks again when an answer was lost, and its first question may have written the state: nobody else
-        # uses our lease.
+        # The client retries if an answer is lost, and its first attempt may have written the state: only this node
+        # uses this lease.
         (there,) = answer.answers
         assert isinstance(there, RangeAnswer)
         found = self._state(there)
@@ -92,10 +93,10 @@ class EtcdRendezvousBackend(RendezvousBackend):
     def _write(self, state: bytes, guard: Compare) -> Transaction:
         return Transaction((guard,), (Put(self._key, state, self._lease),), (Range(self._key),))
 
-    def _renew_lease(self, *, is_doubted: bool = False) -> bool:
-        """Let the lease live for the whole of its time from now on. Returns whether it is a new one."""
+    def _renew_lease(self, *, must_check: bool = False) -> bool:
+        """Renew the lease if needed, or grant a new one. Return whether it is new."""
         now = time.monotonic()
-        if self._lease and not is_doubted and now - self._renewed_at < self._ttl_s / _RENEWALS_PER_TTL:
+        if self._lease and not must_check and now - self._renewed_at < self._ttl_s / _RENEWALS_PER_TTL:
             return False
         is_new = self._lease == 0 or self._ask(KeepAlive(self._lease)).ttl_s == 0
         if is_new:
@@ -134,19 +135,19 @@ def _rendezvous_error(error: EtcdError) -> RendezvousError:
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
-    """A backend and a store from parameters. The endpoint is one or more of ``host:port``, with commas between.
+    """Create a backend and a store from parameters. The endpoint is ``host:port``, or several separated by commas.
 
-    ``read_timeout``: seconds that a question to etcd may take (60). ``protocol``: ``http`` or ``https``. ``ssl_cert``,
-    ``ssl_cert_key``, ``ca_cert`` (once called ``cert``, ``key``, ``cacert``): files; any of them means https. ``user``,
-    and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Both use one client, which is closed with
-    the store.
+    ``read_timeout``: timeout of a request in seconds (60). ``protocol``: ``http`` or ``https``. ``ssl_cert``,
+    ``ssl_cert_key``, ``ca_cert`` (or the older ``cert``, ``key``, ``cacert``): files; any of them implies https.
+    ``user``, and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Backend and store share one
+    client, which is closed with the store.
     """
-    teller = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
+    recorder = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
     try:
-        with teller.errors_of(f"{_HERE}create_backend"):
+        with recorder.errors_of(f"{_HERE}create_backend"):
             return _create_backend(params)
     finally:
-        teller.close()
+        recorder.close()
 
 
 def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
@@ -155,7 +156,7 @@ def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend
     client = client_from(params)
     try:
         backend = EtcdRendezvousBackend(client, params.run_id, key_prefix=_KEY_PREFIX)
-        backend.get_state()  # whether etcd can be reached is said now
+        backend.get_state()  # fails now if etcd cannot be reached
         store_prefix = f"{_STORE_PREFIX}/{key_part(params.run_id).decode('utf-8', 'surrogatepass')}"
         return backend, EtcdStore(client, store_prefix, owns_client=True)
     except BaseException:
@@ -164,7 +165,7 @@ def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend
 
 
 def client_from(params: RendezvousParameters) -> BlockingEtcd:
-    """A client, which connects when it is used. Raises ValueError, also for options that it could not honour."""
+    """Create a client, which connects on first use. Raises ValueError, also for unsupported options."""
     from tenax._io.etcd.blocking import BlockingEtcd
     from tenax.rendezvous._etcd_options import etcd_settings_from, refuse_engine_options
 

@@ -1,8 +1,8 @@
-"""EtcdServer: one etcd server for a job on one host, or for a test; TorchElastic's name.
+"""TorchElastic's ``EtcdServer``: one etcd server for a job on one host, or for a test.
 
-What differs from TorchElastic's: the server never outlives this process, however it ends; the client that it gives
-speaks etcd's third API; and what the server prints goes to a file in its data directory unless ``stderr`` says where,
-because a pipe that nobody reads would stop the server one day. Everything here blocks.
+Differences from TorchElastic's: the server never outlives this process; the client uses etcd's v3 API; and the server's
+output goes to a file in its data directory unless ``stderr`` is given, because a pipe that is not read would eventually
+block the server. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["EtcdServer", "find_free_port", "stop_etcd"]
 
 _HOST = "localhost"
-_LOOK_S = 0.5  # how long one question to a server that is coming up may take
+_PROBE_TIMEOUT_S = 0.5  # for one request to a starting server
 
 
 def find_free_port() -> socket.socket:
-    """A socket that listens at a free port of localhost. Close it just before the port is used by another program."""
+    """Return a socket that listens on a free port of localhost. Close it just before another program binds the port."""
     troubles = []
     for family, kind, protocol, _, address in socket.getaddrinfo(_HOST, 0, type=socket.SOCK_STREAM):
         sock = None
@@ -53,7 +53,7 @@ def find_free_port() -> socket.socket:
 
 
 def stop_etcd(subprocess: Any, data_dir: str | None = None) -> None:
-    """End a server that was started as a ``subprocess.Popen``, and remove its data."""
+    """Stop a server that was started as a ``subprocess.Popen``, and remove its data."""
     if subprocess is not None and subprocess.poll() is None:
         subprocess.terminate()
         try:
@@ -66,10 +66,10 @@ def stop_etcd(subprocess: Any, data_dir: str | None = None) -> None:
 
 
 class EtcdServer:
-    """Starts and stops an etcd server at free ports of localhost.
+    """Starts and stops an etcd server on free ports of localhost.
 
-    The program is looked for in ``$TORCHELASTIC_ETCD_BINARY_PATH``, ``$TENAX_ETCD``, on ``PATH``, and beside the Python
-    that runs this. ``data_dir`` is removed when the server is stopped.
+    The program is searched in ``$TORCHELASTIC_ETCD_BINARY_PATH``, ``$TENAX_ETCD``, on ``PATH``, and beside the Python
+    interpreter. ``data_dir`` is removed when the server is stopped.
 
         server = EtcdServer()
         server.start()
@@ -83,35 +83,34 @@ class EtcdServer:
         self._base_data_dir = data_dir or tempfile.mkdtemp(prefix="torchelastic_etcd_data")
         self._loop: Loop | None = None
         self._server: ServerProcess | None = None
-        self._told = ""
-        self._how_it_ended = ""
+        self._end_reason = ""
 
     def get_port(self) -> int:
-        """Where clients are served; -1 before ``start``."""
+        """Return the client port; -1 before ``start``."""
         return self._port
 
     def get_host(self) -> str:
         return _HOST
 
     def get_endpoint(self) -> str:
-        """``host:port``."""
+        """Return ``host:port``."""
         return f"{_HOST}:{self._port}"
 
     def get_client(self) -> BlockingEtcd:
-        """A client of this server. The caller closes it."""
+        """Return a client of this server. The caller closes it."""
         return BlockingEtcd(etcd_settings(self.get_endpoint()))
 
     def start(self, timeout: int = 60, num_retries: int = 3, stderr: int | IO[Any] | None = None) -> None:
-        """Start the server, and wait until it serves, each time so many seconds at most.
+        """Start the server and wait until it is ready, at most ``timeout`` seconds per attempt.
 
-        ``stderr``: a descriptor, an open file or ``subprocess.DEVNULL`` for what the server prints; else it goes to the
-        file ``etcd.log`` in the data directory. Raises ``TimeoutError``, ``RuntimeError`` with the server's last words,
-        or ``EtcdUnusable`` if there is no etcd program that can be used.
+        ``stderr``: a descriptor, an open file or ``subprocess.DEVNULL`` for the server's output; the default is the
+        file ``etcd.log`` in the data directory. Raises ``TimeoutError``, ``RuntimeError`` with the last lines of the
+        output, or ``EtcdUnusable`` if there is no usable etcd program.
         """
         if self._server is not None:
             raise RuntimeError("this etcd server was started already; stop it first")
         self._loop = Loop()
-        self._server = ServerProcess(self._loop, self._note_end)
+        self._server = ServerProcess(self._loop, self._on_end)
         atexit.register(self.stop)
         try:
             program, environ = self._find_program()
@@ -120,7 +119,7 @@ class EtcdServer:
                     self._start(program, environ, attempt, timeout, stderr)
                     return
                 except (RuntimeError, TimeoutError):
-                    self._server.kill()  # for the next attempt there is another
+                    self._server.kill()
                     if attempt + 1 >= num_retries:
                         raise
         except BaseException:
@@ -131,18 +130,18 @@ class EtcdServer:
         assert self._loop is not None
         assert self._server is not None
         program, environ = find_etcd(), server_environ()
-        heard: list[str] = []
-        self._server.ask_version(program, environ, heard.append)
-        while not heard:
-            self._loop.next_event(lambda: self._now() if heard else None)
-        judge_version(program, heard[0])
+        versions: list[str] = []
+        self._server.ask_version(program, environ, versions.append)
+        while not versions:
+            self._loop.next_event(lambda: self._now() if versions else None)
+        judge_version(program, versions[0])
         return program, environ
 
     def _start(
         self, program: str, environ: dict[str, str], attempt: int, timeout_s: float, stderr: int | IO[Any] | None
     ) -> None:
         assert self._server is not None
-        self._how_it_ended = ""
+        self._end_reason = ""
         data = os.path.join(self._base_data_dir, str(attempt))
         os.makedirs(data, mode=0o700, exist_ok=True)
         log = os.path.join(data, "etcd.log")
@@ -163,34 +162,34 @@ class EtcdServer:
         finally:
             if output is not None:
                 os.close(output)
-        self._wait_until_it_serves(timeout_s, log)
+        self._wait_until_ready(timeout_s, log)
 
     def _url(self, port: int) -> str:
         return f"http://{_HOST}:{port}"
 
-    def _wait_until_it_serves(self, timeout_s: float, log: str) -> None:
+    def _wait_until_ready(self, timeout_s: float, log: str) -> None:
         assert self._loop is not None
         deadline = self._now() + timeout_s
-        client = BlockingEtcd(etcd_settings(self.get_endpoint()), patience_s=_LOOK_S)
+        client = BlockingEtcd(etcd_settings(self.get_endpoint()), patience_s=_PROBE_TIMEOUT_S)
         try:
             while self._now() < deadline:
                 with suppress(EtcdError):  # not yet
                     client.call(Status())
                     return
-                self._hear()
-                if self._how_it_ended:
-                    words = ""
+                self._process_events()
+                if self._end_reason:
+                    output = ""
                     with suppress(OSError), open(log, encoding="utf-8", errors="replace") as text:
-                        words = last_messages(text.read())
+                        output = last_messages(text.read())
                     raise RuntimeError(
-                        f"the etcd server has ended: {self._how_it_ended}; its last words: {words or 'none'}"
+                        f"the etcd server has ended: {self._end_reason}; its last words: {output or 'none'}"
                     )
         finally:
             client.close()
         raise TimeoutError(f"the etcd server at {self.get_endpoint()} did not serve within {timeout_s:g} s")
 
-    def _hear(self) -> None:
-        """Whatever the guard has said by now."""
+    def _process_events(self) -> None:
+        """Process the events of the server process that have arrived."""
         assert self._loop is not None
         rounds: list[bool] = []
         self._loop.at(self._now(), lambda: rounds.append(True))
@@ -200,11 +199,11 @@ class EtcdServer:
         assert self._loop is not None
         return self._loop.now()
 
-    def _note_end(self, how: str, _by_itself: bool) -> None:
-        self._how_it_ended = how
+    def _on_end(self, how: str, _by_itself: bool) -> None:
+        self._end_reason = how
 
     def stop(self) -> None:
-        """Stop the server and remove its data. To stop it again does nothing."""
+        """Stop the server and remove its data. A second call does nothing."""
         server, self._server = self._server, None
         loop, self._loop = self._loop, None
         if server is not None and loop is not None:
@@ -219,7 +218,7 @@ class EtcdServer:
 
 
 def _descriptor(stderr: int | IO[Any] | None) -> int | None:
-    """A descriptor of ours for what the server prints; None: its own file."""
+    """Return a new descriptor for the server's output; None for the default file."""
     if stderr is None or stderr == processes.PIPE:
         return None
     if stderr == processes.DEVNULL:

@@ -1,4 +1,4 @@
-"""The store in etcd, under TorchElastic's name for its module. It is ``tenax.store.EtcdStore``."""
+"""TorchElastic's module for the store in etcd, which is ``tenax.store.EtcdStore``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MAX_CAS_DELAY_S = 0.1
 
 
 def cas_delay() -> None:
-    """Wait for a random time before a compare-and-set that failed is tried again, so that nodes do not collide again.
+    """Sleep for a random time before retrying a failed compare-and-set, so that nodes do not collide again.
 
-    The store here needs none: its writes are transactions. For third-party loops that compare and set.
+    For third-party code. The store itself does not need it: its writes are transactions.
     """
     import random
     import time

@@ -1,4 +1,4 @@
-"""The registry: from a backend's name and parameters to a handler."""
+"""Creates rendezvous handlers from a backend's name and parameters."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters, rendez
 __all__ = ["get_rendezvous_handler"]
 
 _ENTRY_POINT_GROUP = "torchrun.handlers"
-# For one node they all mean the same; for more, the tcp engine. ``static`` is the tcp engine with fixed ranks.
+# With one node all of them use the local engine. ``static`` is the tcp engine with fixed ranks.
 _TCP_BACKENDS = ("tcp", "c10d", "static")
 _ETCD_BACKENDS = ("etcd", "etcd-v2")
 _OWN_BACKENDS = ("local", *_TCP_BACKENDS, *_ETCD_BACKENDS)
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for these parameters: a built-in one, a registered one, or one from an installed package."""
+    """Return the handler for these parameters: built-in, registered, or from an installed package."""
     if params.backend not in rendezvous_handler_registry:
         _register_from_entry_points(params.backend)
     return rendezvous_handler_registry.create_handler(params)
@@ -25,7 +25,7 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 def _create_own_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.max_nodes > 1:
-        return _create_handler_for_many(params)
+        return _create_multi_node_handler(params)
     addr, port = params.local_addr or LOOPBACK, 0
     if params.backend == "static" and params.endpoint:
         host, _, digits = params.endpoint.rpartition(":")
@@ -47,7 +47,7 @@ def _may_use_agent_store(params: RendezvousParameters) -> bool:
     return bool(params.get_as_bool("use_agent_store", not disabled))
 
 
-def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
+def _create_multi_node_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.backend in _ETCD_BACKENDS:
         from tenax.rendezvous._etcd_handler import EtcdEngineHandler
 
@@ -68,7 +68,7 @@ def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _register_from_entry_points(backend: str) -> None:
-    """An entry point is a function without arguments that returns the creator. A broken one is an error of its own."""
+    """Register the backend from its entry point: a function without arguments that returns the creator."""
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=_ENTRY_POINT_GROUP):

@@ -1,10 +1,10 @@
-"""The static rendezvous: nodes know their ranks and the address of rank 0 beforehand, and meet in a store there.
+"""The static rendezvous: ranks and the address of rank 0 are known beforehand, and nodes meet in a store there.
 
-    open attempt k -> every rank has claimed its place in attempt k -> its keys are fresh -> the group runs
+    open attempt k -> every rank has claimed its slot in attempt k -> its keys are fresh -> the group runs
 
-What always holds: a group consists of every rank, all in the same attempt; no key of an earlier attempt can be read in
-a later one; and if one node begins a new attempt, the others learn it from ``num_nodes_waiting()`` and come along.
-TorchElastic's keeps one set of keys, and leaves a node that restarts alone.
+Invariants: a group consists of every rank, all in the same attempt; no key of an earlier attempt can be read in a later
+one; and if one node begins a new attempt, the others learn it from ``num_nodes_waiting()`` and follow. TorchElastic's
+keeps one set of keys, and leaves a node that restarts alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from tenax._engines.secret import TLS_OPTIONS, check_nothing_is_ignored
+from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -29,16 +29,16 @@ from tenax.rendezvous.utils import parse_rendezvous_endpoint
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
 
 _TIMEOUT_S = 600
-_SHORTEST_PAUSE_S = 0.005
-_LONGEST_PAUSE_S = 0.5
-_ASK_EVERY_S = 1.0
-_ASK_LATER_S = 10.0  # after the store did not answer
-_ASK_TIMEOUT_S = 5.0
+_MIN_PAUSE_S = 0.005
+_MAX_PAUSE_S = 0.5
+_POLL_EVERY_S = 1.0
+_POLL_LATER_S = 10.0  # after the store has failed to answer
+_POLL_TIMEOUT_S = 5.0
 _STORE_ERRORS = (RuntimeError, ValueError, OSError)
 
 
 class StaticTCPRendezvous(RendezvousHandler):
-    """One node of a fixed group. Rank 0 serves the store, for the agents and for their workers."""
+    """One node of a fixed group. Rank 0 serves the store for the agents and their workers."""
 
     def __init__(
         self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
@@ -52,9 +52,9 @@ class StaticTCPRendezvous(RendezvousHandler):
         self.run_id = run_id
         self.timeout = timedelta(seconds=timeout)
         self._store: Any = None
-        self._asking: Any = None  # another handle, which never waits long
-        self._asks_again_at = 0.0
-        self._latest_heard = 0
+        self._polling_store: Any = None  # a second connection, with a short timeout
+        self._polls_at = 0.0
+        self._latest_polled = 0
         self._id = os.urandom(16).hex()
         self._attempt = 0
 
@@ -66,7 +66,7 @@ class StaticTCPRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Always: the port that workers know is the one that rank 0's agent listens at."""
+        """Always True: the port given to the workers is the one on which rank 0's agent listens."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -95,51 +95,51 @@ class StaticTCPRendezvous(RendezvousHandler):
                 self.timeout,
                 wait_for_workers=False,
             )
-            self._asking = self._store.clone()
-            self._asking.set_timeout(timedelta(seconds=_ASK_TIMEOUT_S))
+            self._polling_store = self._store.clone()
+            self._polling_store.set_timeout(timedelta(seconds=_POLL_TIMEOUT_S))
 
     def _gather(self, give_up_at: float) -> int:
-        """The attempt in which everybody is."""
+        """Return the attempt that all ranks have joined."""
         attempt = self._claim(max(self._attempt + 1, self._latest()))
-        pause_s = _SHORTEST_PAUSE_S
+        pause_s = _MIN_PAUSE_S
         while True:
             latest = self._latest()
-            if latest > attempt:  # somebody began a later one: this one would never be complete
+            if latest > attempt:  # another node began a later one, so this one would never be complete
                 attempt = self._follow(latest)
             keys = self._keys_of(attempt)
-            if self.rank == 0 and keys.check(self._places()):
-                self._forget_what_is_not_of(attempt)
+            if self.rank == 0 and keys.check(self._slot_keys()):
+                self._delete_earlier_keys(attempt)
                 keys.set("ready", b"1")
             if keys.check(["ready"]):
                 return attempt
             if time.monotonic() >= give_up_at:
-                raise RendezvousTimeoutError(self._who_is_missing(attempt))
+                raise RendezvousTimeoutError(self._missing_message(attempt))
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _claim(self, attempt: int) -> int:
-        """Take our place, in this attempt or in the first later one in which it is free, and tell the others."""
-        while not self._is_ours(attempt):
-            attempt += 1  # there is an earlier start of this node in it, which is dead
+        """Claim this rank's slot in the first attempt, from this one on, in which it is free, and publish it."""
+        while not self._claim_slot(attempt):
+            attempt += 1  # taken by an earlier start of this node, which is dead
         while (latest := self._latest()) < attempt:
             self._store.compare_set(self._latest_key(), str(latest), str(attempt))
         return attempt
 
     def _follow(self, attempt: int) -> int:
-        """Go on to the attempt that somebody else began. Who has our place there came after us, and lives."""
-        if not self._is_ours(attempt):
+        """Join an attempt that another node began. A node with this rank in it started later, and is alive."""
+        if not self._claim_slot(attempt):
             raise RendezvousStateError(
                 f"another node came to the run {self.run_id!r} with the rank {self.rank} of this one; give every node "
                 "a rank of its own"
             )
         return attempt
 
-    def _is_ours(self, attempt: int) -> bool:
-        """Whether our place is free, and then taken, or was taken by us."""
+    def _claim_slot(self, attempt: int) -> bool:
+        """Claim this rank's slot. Return whether this node holds it."""
         holder = self._keys_of(attempt).compare_set(f"rank/{self.rank}", "", self._id)
         return bool(holder == self._id.encode())
 
-    def _places(self) -> list[str]:
+    def _slot_keys(self) -> list[str]:
         return [f"rank/{rank}" for rank in range(self.world_size)]
 
     def _latest_key(self) -> str:
@@ -153,15 +153,15 @@ class StaticTCPRendezvous(RendezvousHandler):
 
         return PrefixStore(f"{self.run_id}/{attempt}", self._store)
 
-    def _forget_what_is_not_of(self, attempt: int) -> None:
-        """What earlier attempts left in the store, their workers too: all of those have ended, every agent is here."""
+    def _delete_earlier_keys(self, attempt: int) -> None:
+        """Delete the keys of earlier attempts. Every agent has joined, so their workers have ended."""
         prefix = f"{self.run_id}/"
         for key in self._store.list_keys():
             number = key[len(prefix) :].partition("/")[0] if key.startswith(prefix) else "0"
             if number.isdigit() and int(number) < attempt:
                 self._store.delete_key(key)
 
-    def _who_is_missing(self, attempt: int) -> str:
+    def _missing_message(self, attempt: int) -> str:
         keys = self._keys_of(attempt)
         missing = [str(rank) for rank in range(self.world_size) if not keys.check([f"rank/{rank}"])]
         who = ", ".join(missing) or "0 (which came, but died)"
@@ -174,32 +174,32 @@ class StaticTCPRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """A fixed group has no door."""
+        """Do nothing: a fixed group cannot be closed."""
 
     def num_nodes_waiting(self) -> int:
-        """1 if other nodes are in a later attempt than ours. Without a connection nobody can be: 0."""
-        if self._asking is None or self._attempt == 0:
+        """Return 1 if other nodes are in a later attempt, else 0; 0 without a connection."""
+        if self._polling_store is None or self._attempt == 0:
             return 0
         now = time.monotonic()
-        if now >= self._asks_again_at:
-            self._asks_again_at = now + _ASK_EVERY_S
+        if now >= self._polls_at:
+            self._polls_at = now + _POLL_EVERY_S
             try:
-                self._latest_heard = int(self._asking.add(self._latest_key(), 0))
-            except _STORE_ERRORS:  # healthy workers need not end because the store of the agents is gone
-                self._asks_again_at = time.monotonic() + _ASK_LATER_S
-        return int(self._latest_heard > self._attempt)
+                self._latest_polled = int(self._polling_store.add(self._latest_key(), 0))
+            except _STORE_ERRORS:  # losing the agents' store must not stop healthy workers
+                self._polls_at = time.monotonic() + _POLL_LATER_S
+        return int(self._latest_polled > self._attempt)
 
     def shutdown(self) -> bool:
-        for store in (self._asking, self._store):
+        for store in (self._polling_store, self._store):
             if store is not None:
                 store.close()
-        self._asking = self._store = None
+        self._polling_store = self._store = None
         return True
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """From parameters: the endpoint is rank 0's host:port, ``rank`` is this node's, ``timeout`` is in seconds (600)."""
-    check_nothing_is_ignored(
+    """Create a handler. The endpoint is rank 0's ``host:port``; ``timeout`` is in seconds (600)."""
+    refuse_unused_options(
         params, TLS_OPTIONS, "the nodes of StaticTCPRendezvous meet in a store, which has neither a secret nor TLS"
     )
     rank = params.get_as_int("rank")

@@ -1,4 +1,4 @@
-"""Texts of the rendezvous' command line options: endpoints (``host:port``) and options (``key=value,key=value``)."""
+"""Parses rendezvous endpoints (``host:port``) and options (``key=value,key=value``) of the command line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["parse_rendezvous_endpoint"]
 _HOST = re.compile(r"[\w.:-]+")
 _PORT = re.compile(r"[0-9]{1,5}")
 _MAX_PORTS = 1 << 16
-_SHORTEST_DELAY_S = 0.01
+_MIN_DELAY_S = 0.01
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """The host and the port of ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``. Empty: this host.
+    """Return host and port of ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``. An empty endpoint is this host.
 
-    An IPv6 address with a port needs its brackets: without them what follows the last colon is the port.
+    An IPv6 address needs brackets: without them the text after the last colon is the port.
     """
     text = (endpoint or "").strip()
     if not text:
@@ -37,7 +37,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 
 def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
-    """``key=value,key=value`` as a dictionary of texts. Every option needs a value."""
+    """Parse ``key=value,key=value``. Every option needs a value."""
     config: dict[str, str] = {}
     if not config_str.strip():
         return config
@@ -52,21 +52,24 @@ def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
 
 
 def _delay(seconds: float | tuple[float, float]) -> None:
-    """Wait that long, or a random time between two bounds. Less than 10 ms is not worth a wait.
+    """Sleep for that long, or for a random time between two bounds. Less than 10 ms is skipped.
 
-    Not used in tenax; launchers and handlers based on TorchElastic's import it.
+    Not used in tenax; third-party launchers and handlers import it.
     """
     import random
     import time
 
     if isinstance(seconds, tuple):
         seconds = random.uniform(*seconds)  # noqa: S311 - spreads nodes, hides nothing
-    if seconds >= _SHORTEST_DELAY_S:
+    if seconds >= _MIN_DELAY_S:
         time.sleep(seconds)
 
 
 def _matches_machine_hostname(host: str) -> bool:
-    """Whether this name or address is one of this machine's. We need it nowhere; launchers of others import it."""
+    """Return whether this name or address is one of this machine's.
+
+    Not used in tenax; third-party launchers import it.
+    """
     import socket
 
     if host in ("localhost", socket.gethostname()):

@@ -1,1 +1,1 @@
-"""The etcd engine: the coordinator in an agent that was elected, its decisions in etcd."""
+"""The etcd engine: an elected agent hosts the coordinator, and its decisions are stored in etcd."""

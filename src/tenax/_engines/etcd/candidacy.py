@@ -1,11 +1,11 @@
-"""A candidacy: one try of a node to become the leader.
+"""One attempt of a node to become the leader.
 
     grant the leases -> read leader and record -> write both, if neither has changed -> won
-                                    '-> somebody leads -> lost          '-> read again
+                                    '-> there is a leader -> lost       '-> read again
 
-The record is written in the same transaction that makes the leader: it names the new one, so that a successor knows
-whose answers may still keep workers alive, and it is guarded by what was read: what an earlier leader still has under
-way comes too late. An attempt whose outcome is unknown is settled by reading: the leader's key is ours, or it is not.
+The record is written in the same transaction as the leader key: it names the new leader, so that a successor knows
+whose answers may still keep workers alive. The transaction is guarded by what was read, so pending writes of an earlier
+leader fail. An attempt with an unknown outcome is settled by reading the leader key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.record import RunRecord
-from tenax._engines.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, Standing, Written
+from tenax._engines.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, LeaderAndRecord, Written
 from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
 from tenax._io.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tenax._core.authority import AuthorityTerms
     from tenax._engines.etcd.keys import Keys
-    from tenax._engines.etcd.leader_address import Place
+    from tenax._engines.etcd.leader_address import LeaderAddress
     from tenax._io.etcd.call import EtcdCall
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
@@ -36,18 +36,18 @@ _MISFIT = (
 
 
 class Elected(msgspec.Struct, frozen=True):
-    """What a leader knows when it begins."""
+    """The state in etcd at the start of a term."""
 
     term: int
     recorded_at: int  # the revision of the record
     written: Written
-    leader: Leader  # which is us
-    found: KeyValue | None = None  # the record as it was
-    was_recorded: bool = True  # whether there was a record of the run
+    leader: Leader  # this node
+    found: KeyValue | None = None  # the record before the election
+    was_recorded: bool = True  # whether the run had a record
 
 
 class Candidacy:
-    """``won``, ``lost`` (somebody else leads) or ``failed`` is called once."""
+    """Calls ``won``, ``lost`` (another node leads) or ``failed`` once."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Candidacy:
         keys: Keys,
         leader: Leader,
         terms: AuthorityTerms,
+        *,
         fit: str,
         must_fit: bool,
         known: RunRecord | None,
@@ -64,8 +65,11 @@ class Candidacy:
         troubled: Callable[[EtcdError], None],
         deposed: Callable[[str], None],
     ) -> None:
-        """``fit``: what this node was told, in brief. ``known``: the record, should etcd
-        have lost it. ``troubled``: it takes long. ``deposed``: a lease is gone, at whatever time."""
+        """``fit`` is the digest of this node's settings; with ``must_fit`` the record must have the same.
+
+        ``known`` is the record to use if etcd has lost it. ``troubled`` is called while etcd does not answer,
+        ``deposed`` when a lease is lost, also after the election.
+        """
         self._client = client
         self._keys = keys
         self._leader = leader
@@ -79,7 +83,7 @@ class Candidacy:
         self._failed = failed
         self._call: EtcdCall | None = None
         self._was_recorded = True
-        self.holds_record = False  # the record is, or may be, bound to our lease for it
+        self.holds_record = False  # the record is, or may be, bound to record_lease
         self.lease = HeldLease(client, terms.ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
         self.record_lease = HeldLease(
             client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_KEPT_EVERY_S
@@ -104,15 +108,15 @@ class Candidacy:
 
     def _on_read(self, answer: TransactionAnswer) -> None:
         try:
-            standing = Standing(answer)
-            leader, past = standing.leader, standing.written
+            state = LeaderAndRecord(answer)
+            leader, past = state.leader, state.written
         except EtcdRejected as error:
             self._failed(error)
             return
         if leader is not None:
             if leader == self._leader and past is not None:
                 self.holds_record = True
-                self._won(Elected(standing.term, standing.recorded_at, past, leader, None, self._was_recorded))
+                self._won(Elected(state.term, state.recorded_at, past, leader, None, self._was_recorded))
             else:
                 self._lost()
             return
@@ -120,7 +124,7 @@ class Candidacy:
             self._failed(EtcdRejected(_MISFIT))
             return
         record = (past.record if past is not None else self._known) or RunRecord()
-        before: tuple[Place, ...] = ()
+        before: tuple[LeaderAddress, ...] = ()
         longest = self._terms
         if past is not None and record.is_at_work:
             before, longest = (*past.before, past.by), past.longest.longest(self._terms)
@@ -128,14 +132,14 @@ class Candidacy:
         written = Written(record, self._leader.place, before, longest, fit)
         put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
         put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
-        guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(standing.recorded_at))
-        # A verdict keeps its short lease: whoever looks at it must not make it last.
+        guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(state.recorded_at))
+        # A verdict keeps its short lease: reading it must not prolong it.
         is_over = record.verdict is not None and past is not None
 
         def on_written(answer: TransactionAnswer) -> None:
             if answer.succeeded:
-                recorded_at = standing.recorded_at if is_over else answer.revision
-                found = standing.record_kv
+                recorded_at = state.recorded_at if is_over else answer.revision
+                found = state.record_kv
                 self._won(Elected(answer.revision, recorded_at, written, self._leader, found, self._was_recorded))
             else:
                 self.holds_record = False
@@ -154,7 +158,7 @@ class Candidacy:
             self._failed(error)
 
     def end(self, then: Callable[[], None]) -> None:
-        """Give up what was won, if anything was: the leader's key goes with its lease. The record stays."""
+        """Withdraw or resign: revoke the lease of the leader key. The record stays if ``holds_record``."""
         self.close()
         if not self.holds_record:
             self.record_lease.end()

@@ -1,15 +1,15 @@
-"""Decisions: nobody hears of one before it is written.
+"""Holds back the coordinator's messages until the decision behind them is stored in etcd.
 
-What the coordinator says passes through here. If it has decided something (``_core/record.py``), what it says then and
-after that waits until etcd has the record, in order. Each write is guarded by the leader's term and by the revision of
-the record that it replaces: of an attempt that was thought to be lost, and comes late, nothing is left. If the guard
-fails and the record is not ours, another leads: everything that waits is dropped, and ``deposed`` is told.
+If a step has decided something (``_core/record.py``), its messages and all later ones wait, in order, until etcd has
+the record. Invariants:
 
-While etcd is away decisions wait. That a generation ends is none: it is said at once.
-
-What waits is for the node that was meant. One that was given up meanwhile and came back is another to the coordinator,
-though it has the same name: it hears nothing of what was said to its former self. One whose link only broke is told its
-part again by the coordinator, and hears it once.
+- Each write is guarded by the leader's term and by the revision of the record it replaces, so a late write of an
+  abandoned attempt has no effect. If the guard fails and the record is not this leader's, another node leads: all
+  waiting messages are dropped, and ``deposed`` is called.
+- While etcd is down, decisions wait. The end of a generation is not a decision: it is sent at once.
+- A message waits for the node it was addressed to. A node that was lost and has joined again under the same id is a new
+  node to the coordinator, and gets none of the old messages. A node whose link only broke gets its assignment once,
+  although the coordinator sends it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tenax._core.coordinator import Send
 from tenax._core.events import GenerationFormed
 from tenax._core.record import mark_of, record_of
 from tenax._core.text import encodable
-from tenax._engines.etcd.keys import VERDICT_TTL_S, Standing, Written
+from tenax._engines.etcd.keys import VERDICT_TTL_S, LeaderAndRecord, Written
 from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.operations import GrantLease, Put, Transaction
 
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable
 
 _AGAIN_S = 0.25
-_MAX_RECORD_BYTES = 1 << 20  # etcd takes one and a half million
+_MAX_RECORD_BYTES = 1 << 20  # etcd's default limit is 1.5 MiB
 
 
 class _Held:
-    """What waits to be said, and the nodes that it is for, as the coordinator knew them then."""
+    """A waiting message, with the coordinator's records of its recipients at that time."""
 
-    def __init__(self, say: Send, state: CoordinatorState) -> None:
-        self.say = say
+    def __init__(self, send: Send, state: CoordinatorState) -> None:
+        self.send = send
         self._state = state
-        self._meant = {node_id: state.nodes.get(node_id) for node_id in say.to}
+        self._recipients = {node_id: state.nodes.get(node_id) for node_id in send.to}
 
-    def to_the_same(self) -> Send:
-        """Without those that were given up since."""
+    def for_same_nodes(self) -> Send:
+        """Return the message without recipients that were lost since."""
         nodes = self._state.nodes
-        to = tuple(node_id for node_id, node in self._meant.items() if nodes.get(node_id) is node)
-        return self.say if to == self.say.to else Send(to, self.say.event)
+        to = tuple(node_id for node_id, node in self._recipients.items() if nodes.get(node_id) is node)
+        return self.send if to == self.send.to else Send(to, self.send.event)
 
 
 class _Decision:
@@ -67,7 +67,7 @@ class _Decision:
 
 
 class Decisions:
-    """Of one leader, in one term."""
+    """The decisions of one leader in one term."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Decisions:
         elected: Elected,
         lease_id: int,
         terms: AuthorityTerms,
+        *,
         deliver: Callable[[Send], None],
         deposed: Callable[[str], None],
         troubled: Callable[[EtcdError], None],
@@ -95,36 +96,37 @@ class Decisions:
         self._mark: Mark = record.mark
         self._recorded_at = elected.recorded_at
         self._waiting: deque[_Decision] = deque()
-        self._parts: dict[tuple[str, ...], _Held] = {}  # that wait; the last of each node
+        self._held_assignments: dict[tuple[str, ...], _Held] = {}  # the last one per node
         self._call: EtcdCall | None = None
         self._timer: Cancellable | None = None
-        self._is_over = False
+        self._is_closed = False
 
     @property
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
-    def say(self, say: Send, state: CoordinatorState) -> None:
+    def submit(self, send: Send, state: CoordinatorState) -> None:
+        """Deliver the message now, or once all decisions up to ``state`` are stored."""
         mark = mark_of(state)
         if mark != self._mark:
             self._mark = mark
             self._decide(state)
         if not self._waiting:
-            self._deliver(say)
-        elif not self._is_held(say):
-            held = _Held(say, state)
+            self._deliver(send)
+        elif not self._is_held(send):
+            held = _Held(send, state)
             self._waiting[-1].held.append(held)
-            if isinstance(say.event, GenerationFormed):
-                self._parts[say.to] = held
+            if isinstance(send.event, GenerationFormed):
+                self._held_assignments[send.to] = held
 
-    def _is_held(self, say: Send) -> bool:
-        """A part that its node is still to hear, on whatever link it has by then."""
-        held = self._parts.get(say.to)
-        return held is not None and held.say == say and held.to_the_same() == say
+    def _is_held(self, send: Send) -> bool:
+        """Return whether this assignment is already waiting for the same node."""
+        held = self._held_assignments.get(send.to)
+        return held is not None and held.send == send and held.for_same_nodes() == send
 
     def forget_earlier(self, state: CoordinatorState) -> None:
-        """Every member of the record is here, or has stopped: a successor need not know who led before us."""
-        if self._before and not self._is_over:
+        """Remove the earlier leaders from the record: all members have returned or stopped."""
+        if self._before and not self._is_closed:
             self._before = ()
             self._mark = mark_of(state)
             self._decide(state)
@@ -140,7 +142,7 @@ class Decisions:
         if record.verdict is None:
             self._put(record, self._lease_id)
             return
-        # After the end the name is soon free again; until then whoever comes late is told.
+        # A verdict gets a short lease: late nodes can read it, and the run id is soon free again.
         lease_id = self._lease_id ^ 1
 
         def granted(_: object) -> None:
@@ -161,16 +163,16 @@ class Decisions:
                 self._written(answer.revision)
                 return
             try:
-                standing = Standing(answer)
+                found = LeaderAndRecord(answer)
             except EtcdRejected as error:
                 self._not_written(error)
                 return
-            is_ours = standing.is_led_by(elected.leader, elected.term)
-            if is_ours and standing.record_kv is not None and standing.record_kv.value == value:
-                self._written(standing.recorded_at)  # by an attempt of whose success we did not hear
+            is_ours = found.is_led_by(elected.leader, elected.term)
+            if is_ours and found.record_kv is not None and found.record_kv.value == value:
+                self._written(found.recorded_at)  # by an attempt whose answer was lost
             else:
                 self.close()
-                self._deposed("another leads" if standing.leader_kv is not None else "its lease ran out")
+                self._deposed("another leads" if found.leader_kv is not None else "its lease ran out")
 
         self._call = self._client.call(attempt, done, self._not_written)
 
@@ -178,25 +180,25 @@ class Decisions:
         self._recorded_at = revision
         decision = self._waiting[0]
         self._on_written(decision.record)
-        for held in decision.held:  # also what is said while these are delivered
-            if self._parts.get(held.say.to) is held:
-                del self._parts[held.say.to]
-            say = held.to_the_same()
-            if say.to:
-                self._deliver(say)
-        if not self._is_over:
+        for held in decision.held:  # may grow while these are delivered
+            if self._held_assignments.get(held.send.to) is held:
+                del self._held_assignments[held.send.to]
+            send = held.for_same_nodes()
+            if send.to:
+                self._deliver(send)
+        if not self._is_closed:
             self._waiting.popleft()
         if self._waiting:
             self._write()
 
     def _not_written(self, error: EtcdError) -> None:
-        """It may still be: it is asked for again in the same words."""
+        """Retry the same write, which may have succeeded."""
         self._timer = self._client.loop.at(self._client.loop.now() + _AGAIN_S, self._write)
         if not isinstance(error, EtcdUnavailable):
             self._troubled(error)
 
     def close(self) -> None:
-        self._is_over = True
+        self._is_closed = True
         self._waiting.clear()
         for thing in (self._call, self._timer):
             if thing is not None:
@@ -207,7 +209,7 @@ def _encode(written: Written) -> bytes:
     value = _as_json(written)
     if len(value) <= _MAX_RECORD_BYTES:
         return value
-    record = written.record  # too much for one key: what only adds to the report goes
+    record = written.record  # too large for one key: drop the details of the report
     verdict = record.verdict
     if verdict is not None:
         verdict = msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), earlier=())
@@ -219,5 +221,5 @@ def _encode(written: Written) -> bytes:
 def _as_json(written: Written) -> bytes:
     try:
         return msgspec.json.encode(written)
-    except UnicodeEncodeError:  # a worker's last words may be any bytes
+    except UnicodeEncodeError:  # a worker's output may contain any bytes
         return msgspec.json.encode(encodable(msgspec.to_builtins(written)))

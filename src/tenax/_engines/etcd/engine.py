@@ -1,18 +1,18 @@
-"""The etcd engine: whoever is elected leads, and the others are linked to it.
+"""The etcd engine: etcd elects the agent that hosts the coordinator, and the other agents link to it.
 
-    follow the leader's key -> none: stand for election -> won: serve the coordinator, from the record in etcd
-                            -> one: link to it                 lost: link to whoever won
+    follow the leader key -> none: stand for election -> won: host the coordinator, from the record in etcd
+                          -> one: link to it              lost: link to the winner
 
-Laws:
+Invariants:
 
-- Words and beats go over links; etcd is asked only who leads, and told what was decided (``decisions.py``). So agents
-  must reach each other, and a run does not slow down with etcd.
-- A leader that was deposed can write nothing (``keys.py``), and its answers keep nobody's workers alive for longer than
-  its successor waits (``_core/authority.py``). Losing etcd stops nobody who is together.
-- A refused connection at a leader's address is a proof: its agent is dead, and all that it had started. The listening
-  socket is held by the agent, also when it leads no more, and by its keeper, which outlives its last worker.
-- A leader that leaves gives its key back, and another goes on at once.
-- With TLS, a node links only to a leader that shows the certificate which it announced in etcd (``link_tls.py``).
+- Messages and beats go over links. etcd only holds the leader and what was decided (``decisions.py``). So agents must
+  reach each other, and the speed of etcd does not limit a run.
+- A deposed leader cannot write (``keys.py``), and its answers do not keep workers alive for longer than its successor
+  waits (``_core/authority.py``). Nodes that are linked keep running while etcd is down.
+- A refused connection at a leader's address proves that its agent and everything it started are dead: the agent keeps
+  the listening socket open even after its term, and its keeper, which outlives the last worker, holds a copy.
+- A leader that leaves deletes its key, so that another takes over at once.
+- With TLS, a node links only to a leader that shows the certificate announced in etcd (``link_tls.py``).
 - With a fixed port, the agent opens its listening socket once and uses it in every term.
 """
 
@@ -30,15 +30,15 @@ from tenax._core.events import Fenced, Tick
 from tenax._engines.etcd.candidacy import Candidacy
 from tenax._engines.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
 from tenax._engines.etcd.leader_address import (
+    LeaderAddress,
     LeaderProbe,
-    Place,
     address_outwards,
     address_towards,
     listen_at,
     this_machine,
 )
 from tenax._engines.etcd.leadership import Leadership
-from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
+from tenax._engines.tcp.linked import RETRY_LATER_S, RETRY_SOON_S, LinkedEngine, LinkedSettings
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
@@ -59,68 +59,68 @@ if TYPE_CHECKING:
     from tenax._io.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.etcd.operations import Change, KeyValue, RangeAnswer
 
-_GOODBYE_S = 4.0
-_HANDOVER_S = 5.0  # how long a leader that leaves sees to the end of the generation that it leaves
-_TROUBLE_S, _SAY_TROUBLE_EVERY_S = 3.0, 10.0
+_LEAVE_TIMEOUT_S = 4.0
+_HANDOVER_S = 5.0  # how long a leaving leader may take to end the current generation
+_TROUBLE_S, _REPORT_TROUBLE_EVERY_S = 3.0, 10.0
 _PORT_TAKEN_S = 10.0  # how long an earlier agent on this host may still hold the fixed port
-_SPREAD_S, _MAX_SPREAD_S = 0.0005, 0.5  # for each other node: not all stand for election at the same moment
+_SPREAD_S, _MAX_SPREAD_S = 0.0005, 0.5  # delay per other node, so that not all stand for election at once
 
 
-class EtcdRendezvousSettings(LinkedSettings, frozen=True):
-    """``endpoint`` is etcd's, as the user wrote it. ``link_port`` 0: the system chooses the leader's port.
+class EtcdEngineSettings(LinkedSettings, frozen=True):
+    """``endpoint`` is etcd's, as the user wrote it. With ``link_port`` 0 the system chooses the leader's port.
 
-    ``tls`` secures the links: the same files as those of ``etcd``, or none.
+    ``tls`` is for the links: the same files as for ``etcd``, or none.
     """
 
     etcd: EtcdSettings = EtcdSettings(())
     outage_s: float = AuthorityTerms().outage_s
     managed: ManagedSettings | None = None
     link_port: int = 0
-    link_tls: bool = True  # False: the user wants links without TLS
-    unused: tuple[str, ...] = ()  # options that were given and mean nothing to this engine
+    link_tls: bool = True  # False: links without TLS on request
+    unused: tuple[str, ...] = ()  # given options that have no effect with this engine
 
     @property
     def authority(self) -> AuthorityTerms:
         return AuthorityTerms(self.terms, self.outage_s)
 
 
-class EtcdRendezvous(LinkedRendezvous):
-    """The coordinator is where etcd says that it is; perhaps here."""
+class EtcdEngine(LinkedEngine):
+    """The coordinator is hosted by the leader in etcd, which may be this node."""
 
-    def __init__(self, settings: EtcdRendezvousSettings, master_addr: str = "", master_port: int = 0) -> None:
+    def __init__(self, settings: EtcdEngineSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._etcd = settings
         self._keys = Keys(settings.run_id)
         self._client: EtcdClient
         self._following: Subscription
-        self._presence: HeldLease | None = None
+        self._node_lease: HeldLease | None = None
         self._member: ManagedMember | None = None
-        # Who leads, as etcd said last; the term is 0 if nobody does.
+        # The leader as last read from etcd; the term is 0 without a leader.
         self._leader: Leader | None = None
         self._term = 0
         self._connecting: LeaderProbe | None = None
-        self._linked_host = ""  # of the leader that we are linked to, or try to be
+        self._linked_host = ""  # of the leader of the current link or connection attempt
         self._lookup: Lookup | None = None
-        self._own_addr = ""  # that we were told
-        self._was_linked = False  # ever
-        self._heard_at = 0.0  # on whatever link
-        self._fenced_at = 0.0  # the end of the lease that has killed our workers last
-        self._looking = False
-        # If we stand for election, or lead.
+        self._local_address = ""  # resolved from --local-addr
+        self._was_ever_linked = False
+        self._received_at = 0.0  # time of the last frame, on any link
+        self._fenced_at = 0.0  # end of the lease for which this node was last fenced
+        self._is_querying = False
+        # While this node stands for election or leads.
         self._candidacy: Candidacy | None = None
-        self._standing_as: Leader | None = None
+        self._candidate: Leader | None = None
         self._listener: socket.socket | None = None
         self._own_tls: ssl.SSLContext | None = None
-        self._port_taken_at: float | None = None  # when the fixed port was found taken first
+        self._port_taken_at: float | None = None  # when the fixed port was first found taken
         self._leadership: Leadership | None = None
-        self._silent: list[socket.socket] = []  # where we led: as long as we live, nobody is refused there
-        self._last_record: RunRecord | None = None  # that we have written
-        self._is_troubled = self._was_trouble_said = False
-        self._say_refusal_at = 0.0
+        self._kept_listeners: list[socket.socket] = []  # of earlier terms: this agent never refuses a connection
+        self._last_record: RunRecord | None = None  # that this node has written
+        self._is_troubled = self._was_trouble_reported = False
+        self._report_refusal_at = 0.0
         self._is_leaving = False
         self._has_left = False
 
-    # --- what differs from other engines ------------------------------------------------------------------------------
+    # --- overrides of LinkedEngine ------------------------------------------------------------------------------------
 
     @property
     def _where(self) -> str:
@@ -134,7 +134,7 @@ class EtcdRendezvous(LinkedRendezvous):
 
     @property
     def _secret(self) -> bytes:
-        """The job's own, and that of the leader, which only those know who can read etcd."""
+        """The configured secret plus the leader's, which only readers of etcd have."""
         return self._settings.secret + (self._leader.secret if self._leader is not None else b"")
 
     def _link_tls(self) -> ssl.SSLContext | None:
@@ -147,50 +147,50 @@ class EtcdRendezvous(LinkedRendezvous):
 
     @property
     def _host_for_tls(self) -> str:
-        """Is not compared with the certificate, but TLS wants one."""
+        """Required by TLS, but not compared with the certificate."""
         return self._leader.place.addr if self._leader is not None else "leader"
 
     @property
-    def _believes_acknowledgements(self) -> bool:
-        return False  # a leader that is stopped may have a successor
+    def _trusts_acknowledgements(self) -> bool:
+        return False  # a stopped leader may have a successor
 
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
-        self._was_linked = True
+        self._was_ever_linked = True
         super()._on_accepted(terms, counts=counts)
 
     def _on_body(self, body: bytes) -> None:
-        self._heard_at = self._loop.now()
+        self._received_at = self._loop.now()
         super()._on_body(body)
 
-    def _guard(self) -> None:
-        """A leader whose answers do not count is not silent: workers end, but another link to it would help nobody."""
+    def _check_lease(self) -> None:
+        """If the leader answers but its answers do not count, fence this node and keep the link."""
         now, terms, ends_at = self._loop.now(), self._lease.terms, self._lease.ends_at()
-        if self._is_finished or not self._is_linked or ends_at > now or now >= self._heard_at + terms.fence_s:
-            super()._guard()
+        if self._is_finished or not self._is_linked or ends_at > now or now >= self._received_at + terms.fence_s:
+            super()._check_lease()
             return
-        if self._part is not None and self._fenced_at != ends_at:
+        if self._assignment is not None and self._fenced_at != ends_at:
             self._fenced_at = ends_at
             why = f"{self._where} may have a successor, and the others may go on without this node"
-            self._emit(Fenced(self._part.generation, why))
-        self._later("guard", terms.beat_s, self._guard)
+            self._emit(Fenced(self._assignment.generation, why))
+        self._set_timer("guard", terms.beat_s, self._check_lease)
 
     @property
     def _is_refusal_final(self) -> bool:
-        """Who was let in once is refused only by a stranger in the place of a leader that died."""
-        return not self._was_linked
+        """After a first link, a rejection can only come from another program at a dead leader's address."""
+        return not self._was_ever_linked
 
-    def _stays_with_others_at_work(self) -> bool:
-        """Another can lead; but what our leave means for the others is best said by who knows why."""
+    def _stays_while_others_run(self) -> bool:
+        """Stay while this leader decides what its own departure means: it knows the reason, a successor does not."""
         if self._linger_until is None:
             self._linger_until = self._loop.now() + _HANDOVER_S
-            self._later("handover", _HANDOVER_S, lambda: self._emit(Tick()))
+            self._set_timer("handover", _HANDOVER_S, lambda: self._emit(Tick()))
         is_deciding = self._leadership is not None and self._leadership.is_deciding()
         return is_deciding and self._loop.now() < self._linger_until
 
     def stays_for_others(self) -> bool:
         server = self._server
-        is_needed = server is not None and not server.is_over and self._stays_with_others_at_work()
-        return is_needed or super().stays_for_others() or self._says_goodbye()
+        is_needed = server is not None and not server.is_over and self._stays_while_others_run()
+        return is_needed or super().stays_for_others() or self._is_leaving_etcd()
 
     def close(self) -> None:
         self._end_connecting()
@@ -202,12 +202,12 @@ class EtcdRendezvous(LinkedRendezvous):
         self._client.close()
         if self._member is not None:
             self._member.close()
-        for sock in (*self._silent, *([self._listener] if self._listener is not None else [])):
+        for sock in (*self._kept_listeners, *([self._listener] if self._listener is not None else [])):
             sock.close()
 
-    # --- finding ------------------------------------------------------------------------------------------------------
+    # --- following the leader key -------------------------------------------------------------------------------------
 
-    def _find(self) -> None:
+    def _find_coordinator(self) -> None:
         if self._etcd.unused:
             self._node.say(f"note: these rendezvous options have no effect with etcd: {', '.join(self._etcd.unused)}")
         if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
@@ -222,18 +222,18 @@ class EtcdRendezvous(LinkedRendezvous):
             self._member.start()
         self._client = EtcdClient(self._loop, self._etcd.etcd)
         if self._settings.local_addr:
-            self._look_up_own_name()
+            self._resolve_local_addr()
         self._following = Subscription(
-            self._client, self._keys.leader, b"", self._on_begun, self._on_changed, self._on_trouble
+            self._client, self._keys.leader, b"", self._on_followed, self._on_changed, self._on_trouble
         )
         self._following.start()
 
-    def _look_up_own_name(self) -> None:
-        """--local-addr may be a name; who comes to lead says by which address it is reached."""
+    def _resolve_local_addr(self) -> None:
+        """Resolve --local-addr, which may be a name: a leader announces its address."""
 
         def found(addresses: list[Address]) -> None:
             self._end_lookup()
-            self._own_addr = str(addresses[0][1][0])
+            self._local_address = str(addresses[0][1][0])
 
         def failed(why: str) -> None:
             self._end_lookup()
@@ -250,46 +250,46 @@ class EtcdRendezvous(LinkedRendezvous):
             self._lookup.close()
             self._lookup = None
 
-    def _find_again(self, why: str, *, was_linked: bool) -> None:
+    def _reconnect(self, why: str, *, was_linked: bool) -> None:
         if self._leader is not None:
-            self._try_again(why, 0.0 if was_linked else SOON_S, self._connect_or_look)
+            self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect_and_query)
 
     def _on_trouble(self, error: EtcdError) -> None:
         if self._is_finished:
             return
-        if not isinstance(error, EtcdUnavailable) and not self._was_linked:
+        if not isinstance(error, EtcdUnavailable) and not self._was_ever_linked:
             is_secret = isinstance(error, EtcdRefused) and self._etcd.managed is not None
             hint = "; give every node of the run the same secret (token_file)" if is_secret else ""
             self._refused(error.sentence + hint)
         elif not self._is_linked:
-            self._goes_on_trying(error.sentence)
+            self._may_retry(error.sentence)
         elif not isinstance(error, EtcdUnavailable):
-            if self._loop.now() >= self._say_refusal_at:
-                self._say_refusal_at = self._loop.now() + _SAY_TROUBLE_EVERY_S
+            if self._loop.now() >= self._report_refusal_at:
+                self._report_refusal_at = self._loop.now() + _REPORT_TROUBLE_EVERY_S
                 self._node.say(f"nothing can be decided: {error.sentence}")
         elif not self._is_troubled:
             self._is_troubled = True
-            self._later("trouble", _TROUBLE_S, self._say_trouble)
+            self._set_timer("trouble", _TROUBLE_S, self._report_trouble)
 
-    def _say_trouble(self) -> None:
-        """One member of etcd that is lost is no news. That none answers is, and that it is over."""
-        trouble, was_said = self._client.trouble, self._was_trouble_said
-        self._is_troubled = self._was_trouble_said = bool(trouble)
+    def _report_trouble(self) -> None:
+        """Report that no etcd member answers, and when that is over. One lost member is not reported."""
+        trouble, was_reported = self._client.trouble, self._was_trouble_reported
+        self._is_troubled = self._was_trouble_reported = bool(trouble)
         if trouble:
-            self._later("trouble", _SAY_TROUBLE_EVERY_S if was_said else _TROUBLE_S, self._say_trouble)
-            goes_on = "workers go on, and " if self._part is not None and self._holds_lease() else ""
+            self._set_timer("trouble", _REPORT_TROUBLE_EVERY_S if was_reported else _TROUBLE_S, self._report_trouble)
+            goes_on = "workers go on, and " if self._assignment is not None and self._holds_lease() else ""
             self._node.say(f"etcd cannot be reached ({trouble}); {goes_on}nothing can be decided until it is back")
-        elif was_said:
+        elif was_reported:
             self._node.say("etcd is back")
 
-    def _on_begun(self, answer: RangeAnswer) -> None:
-        if self._presence is None:
+    def _on_followed(self, answer: RangeAnswer) -> None:
+        if self._node_lease is None:
             if self._client.token.is_without_users:
                 self._node.say(
                     f"etcd has no users, so everyone who reaches it may use it, and user={self._etcd.etcd.user} has no "
                     "effect; to change that: etcdctl auth enable"
                 )
-            self._show_presence()
+            self._register_node()
         self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
 
     def _on_changed(self, changes: list[Change]) -> None:
@@ -297,7 +297,7 @@ class EtcdRendezvous(LinkedRendezvous):
         self._on_leader(last.kv if last.kind == "put" else None, last.kv.mod_revision)
 
     def _on_leader(self, kv: KeyValue | None, revision: int) -> None:
-        """This is who led at that revision."""
+        """Handle the leader key as it was at that revision; None: it did not exist."""
         if self._is_finished or self._is_leaving:
             return
         try:
@@ -309,35 +309,35 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         if self._leadership is not None:
             if revision < self._leadership.elected.term:
-                return  # what was before us
+                return  # from before this node's term
             self._step_down("another node leads" if kv is not None else "etcd does not know it any more")
         self._leader, self._term = None, 0
         self._end_connecting()
         self._drop_link("it does not lead any more")
         if kv is None:
-            self._stand()
+            self._stand_for_election()
             return
         self._leader, self._term = leader, kv.create_revision
         self._port_taken_at = None
-        if self._candidacy is None or self._leader != self._standing_as:  # else we have won, and shall hear of it
+        if self._candidacy is None or self._leader != self._candidate:  # else this node has won: _on_won follows
             self._connect()
 
     def _drop_link(self, why: str) -> None:
         if self._link is not None:
             self._link.close(why)
 
-    def _show_presence(self) -> None:
+    def _register_node(self) -> None:
         def held() -> None:
             put = Put(self._keys.node(self._info.node_id), msgspec.json.encode(self._info), lease.id)
             self._client.call(put, lambda _: None, self._on_trouble)
 
         def lost(_: str) -> None:
-            self._show_presence()
+            self._register_node()
 
-        self._presence = lease = HeldLease(self._client, NODE_TTL_S, held=held, lost=lost, troubled=lambda _: None)
+        self._node_lease = lease = HeldLease(self._client, NODE_TTL_S, held=held, lost=lost, troubled=lambda _: None)
         lease.start()
 
-    # --- the leader's address -----------------------------------------------------------------------------------------
+    # --- connecting to the leader -------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         leader = self._leader
@@ -349,13 +349,13 @@ class EtcdRendezvous(LinkedRendezvous):
             if self._is_refusal_final:
                 self._refused(why)
             else:
-                self._try_again(why, LATER_S, self._connect_or_look)
+                self._retry(why, RETRY_LATER_S, self._connect_and_query)
             return
-        self._asked_at = self._loop.now()
+        self._attempted_at = self._loop.now()
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
-            self._greet(sock)
+            self._start_handshake(sock)
 
         def dead() -> None:
             self._depose(leader, term)
@@ -363,13 +363,13 @@ class EtcdRendezvous(LinkedRendezvous):
 
         def away(why: str) -> None:
             self._connecting = None
-            self._try_again(f"{self._where} cannot be reached: {why}", self._patience(), self._connect_or_look)
+            self._retry(f"{self._where} cannot be reached: {why}", self._backoff_s(), self._connect_and_query)
 
         self._connecting = LeaderProbe(self._loop, leader.place, connected, dead, away)
         self._connecting.start()
 
     def _tls_mismatch(self, leader: Leader) -> str:
-        """Why this node cannot link to that leader although it could reach it; empty if it can."""
+        """Return why this node's TLS settings do not match the leader's; empty if they do."""
         if bool(leader.certificate) == (self._settings.tls is not None):
             return ""
         if leader.certificate:
@@ -382,25 +382,25 @@ class EtcdRendezvous(LinkedRendezvous):
             "ca_cert to --rdzv-conf there"
         )
 
-    def _connect_or_look(self) -> None:
+    def _connect_and_query(self) -> None:
         self._connect()
-        self._look()
+        self._query_leader()
 
-    def _look(self) -> None:
-        """Who leads now? An etcd that has lost its data tells nothing of that to who follows the key since before."""
-        if self._looking or self._is_finished:
+    def _query_leader(self) -> None:
+        """Read the leader key. A watch does not report it if etcd has lost its data."""
+        if self._is_querying or self._is_finished:
             return
-        self._looking = True
+        self._is_querying = True
 
         def seen(answer: RangeAnswer) -> None:
-            self._looking = False
+            self._is_querying = False
             if self._leadership is None:
                 self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
 
         def unseen(_: EtcdError) -> None:
-            self._looking = False
+            self._is_querying = False
             if self._leader is None:
-                self._later("stand", LATER_S, self._look)
+                self._set_timer("stand", RETRY_LATER_S, self._query_leader)
 
         self._client.call(Range(self._keys.leader), seen, unseen)
 
@@ -410,25 +410,25 @@ class EtcdRendezvous(LinkedRendezvous):
             self._connecting = None
 
     def _depose(self, leader: Leader, term: int) -> None:
-        """It is dead, and its lease need not be waited for."""
+        """Delete the key of a dead leader instead of waiting for its lease to expire."""
         delete = Transaction(self._keys.is_led_by(leader, term), (Delete(self._keys.leader),))
         self._client.call(delete, lambda _: None, lambda _: None)
 
     # --- standing for election ----------------------------------------------------------------------------------------
 
-    def _stand(self) -> None:
+    def _stand_for_election(self) -> None:
         if self._candidacy is None and not self._is_finished:
-            others = self._part.group_world_size - 1 if self._part is not None else 0
+            others = self._assignment.group_world_size - 1 if self._assignment is not None else 0
             spread_s = min(_MAX_SPREAD_S, _SPREAD_S * others)
-            self._later("stand", spread_s * os.urandom(1)[0] / 255, self._stand_now)
+            self._set_timer("stand", spread_s * os.urandom(1)[0] / 255, self._stand_for_election_now)
 
-    def _stand_now(self) -> None:
+    def _stand_for_election_now(self) -> None:
         if self._candidacy is not None or self._leader is not None or self._is_finished or self._is_leaving:
             return
         if self._lookup is not None:
-            self._later("stand", SOON_S, self._stand_now)
+            self._set_timer("stand", RETRY_SOON_S, self._stand_for_election_now)
             return
-        addr = self._own_address()
+        addr = self._address_for_others()
         digest = b""
         try:
             if self._settings.tls is not None:
@@ -442,28 +442,28 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         self._port_taken_at = None
         port = self._listener.getsockname()[1]
-        place = Place(self._info.node_id, self._info.host, addr, port, this_machine())
-        self._standing_as = Leader(place, os.urandom(16), digest)
+        address = LeaderAddress(self._info.node_id, self._info.host, addr, port, this_machine())
+        self._candidate = Leader(address, os.urandom(16), digest)
         self._candidacy = Candidacy(
             self._client,
             self._keys,
-            self._standing_as,
+            self._candidate,
             self._etcd.authority,
-            self._fit(),
-            not self._was_linked,
-            self._last_record if self._holds_lease() else None,
-            self._on_won,
-            self._on_lost,
-            self._on_failed,
-            self._on_trouble,
-            self._on_lease_lost,
+            fit=self._settings_digest(),
+            must_fit=not self._was_ever_linked,
+            known=self._last_record if self._holds_lease() else None,
+            won=self._on_won,
+            lost=self._on_lost,
+            failed=self._on_failed,
+            troubled=self._on_trouble,
+            deposed=self._on_lease_lost,
         )
         self._candidacy.start()
 
     def _listen(self, addr: str) -> socket.socket:
-        """At a fixed port the socket of an earlier term of ours still listens: it is used again."""
+        """Return a listening socket. With a fixed port, reuse the socket of an earlier term, which is still open."""
         port = self._etcd.link_port
-        for sock in self._silent if port else ():
+        for sock in self._kept_listeners if port else ():
             if sock.getsockname()[:2] == (addr.partition("%")[0], port):
                 return sock.dup()
         return listen_at(addr, port)
@@ -487,41 +487,41 @@ class EtcdRendezvous(LinkedRendezvous):
             self._port_taken_at = self._loop.now()
             self._node.say(f"{why}; trying again for {patience_s:g} s")
         may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
-        if not self._was_linked and not may_wait:
+        if not self._was_ever_linked and not may_wait:
             self._refused(why)
-        elif may_wait or self._goes_on_trying(why):
-            self._later("stand", LATER_S, self._stand_now)
+        elif may_wait or self._may_retry(why):
+            self._set_timer("stand", RETRY_LATER_S, self._stand_for_election_now)
 
-    def _own_address(self) -> str:
-        """One of this host at which the others reach it: that from which it reaches etcd."""
-        if self._own_addr:
-            return self._own_addr
+    def _address_for_others(self) -> str:
+        """Return the address at which other nodes reach this one: the local address of the connection to etcd."""
+        if self._local_address:
+            return self._local_address
         address = self._client.local_address()
         endpoints = [Endpoint.parse(text) for text in self._etcd.etcd.endpoints]
         if not is_loopback(address) or all(endpoint.is_loopback for endpoint in endpoints):
             return address
-        # etcd is also elsewhere, or known here by a name that means this host to itself.
+        # etcd also runs elsewhere, or its name resolves to loopback on this host.
         others = [*map(address_towards, endpoints), address_outwards()]
         return next((other for other in others if other and not is_loopback(other)), address)
 
-    def _fit(self) -> str:
-        """What all nodes of a run must have been told alike, in brief. Who reads it learns nothing of the secret."""
+    def _settings_digest(self) -> str:
+        """Return a digest of the settings that must be equal on all nodes. It does not reveal the secret."""
         import hmac
 
         settings = self._settings
         tls = "\0tls" if settings.tls is not None else ""
-        told = f"{settings.run_id}\0{settings.min_nodes}:{settings.max_nodes}{tls}"
-        return hmac.digest(settings.secret or b"none", told.encode(), "sha256").hex()[:32]
+        text = f"{settings.run_id}\0{settings.min_nodes}:{settings.max_nodes}{tls}"
+        return hmac.digest(settings.secret or b"none", text.encode(), "sha256").hex()[:32]
 
     def _on_lost(self) -> None:
-        """Who leads is known, or will be told soon; unless that one has gone again."""
+        """Withdraw, and query the leader soon, in case the winner has already left again."""
         self._withdraw()
-        self._later("stand", SOON_S, self._look)
+        self._set_timer("stand", RETRY_SOON_S, self._query_leader)
 
     def _on_failed(self, error: EtcdError) -> None:
         if self._leadership is None:
             self._withdraw()
-            self._later("stand", LATER_S, self._stand_now)
+            self._set_timer("stand", RETRY_LATER_S, self._stand_for_election_now)
         self._on_trouble(error)
 
     def _on_lease_lost(self, why: str) -> None:
@@ -531,7 +531,7 @@ class EtcdRendezvous(LinkedRendezvous):
         else:
             self._withdraw()
         if self._leader is None:
-            self._stand()
+            self._stand_for_election()
 
     def _withdraw(self) -> None:
         candidacy, self._candidacy = self._candidacy, None
@@ -550,7 +550,7 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._is_finished or self._is_leaving:
             self._withdraw()
             return
-        if self._was_linked and not elected.was_recorded and not self._holds_lease():
+        if self._was_ever_linked and not elected.was_recorded and not self._holds_lease():
             candidacy.holds_record = False
             self._withdraw()
             self._refused(
@@ -559,7 +559,7 @@ class EtcdRendezvous(LinkedRendezvous):
             )
             return
         record = elected.written.record
-        if record.verdict is not None and not self._was_linked:
+        if record.verdict is not None and not self._was_ever_linked:
             self._withdraw()
             self._refused(
                 f"the run {self._settings.run_id!r} is over: {record.verdict.why}; to start another of that name, "
@@ -582,40 +582,43 @@ class EtcdRendezvous(LinkedRendezvous):
             accepts_operators=self._has_configured_secret,
             run=self._run_settings(),
             terms=self._etcd.authority,
-            deposed=self._step_down,  # who leads is told by the key that we follow
+            deposed=self._step_down,  # the watch on the key reports the new leader
             troubled=self._on_trouble,
-            on_change=self._on_fewer,
+            on_change=self._on_node_gone,
         )
         self._server = leadership.server
-        if listener.getsockname() not in [sock.getsockname() for sock in self._silent]:
-            self._silent.append(listener.dup())
+        if listener.getsockname() not in [sock.getsockname() for sock in self._kept_listeners]:
+            self._kept_listeners.append(listener.dup())
         self._node.keep(f"endpoint {elected.term}", listener.fileno())
-        self._node.say(self._about_leading(elected))
+        self._node.say(self._leading_message(elected))
         leadership.open(self._opened(elected))
         self._connect()
 
     @property
     def _has_configured_secret(self) -> bool:
-        """Whether only those who were given a secret can read the leader's: the job's own, or what etcd checks."""
+        """Whether reading the leader's secret needs a credential: the run's secret, an etcd user or a certificate."""
         etcd = self._etcd.etcd
         return bool(self._settings.secret or etcd.user or (etcd.tls is not None and etcd.tls.cert))
 
-    def _about_leading(self, elected: Elected) -> str:
+    def _leading_message(self, elected: Elected) -> str:
         run = f"the coordinator of the run {self._settings.run_id!r}"
         if not elected.written.record.is_at_work:
             return f"this node serves {run}; it was elected through etcd"
         return f"this node takes over {run}; the nodes of the last generation have a moment to come back"
 
     def _opened(self, elected: Elected) -> Opened:
-        """What is known of the past: the record; if etcd has lost it, our own part, or only that there was one."""
-        record, part = elected.written.record, self._part
-        terms = elected.written.longest.longest(self._etcd.authority)  # of whoever may still answer somebody
+        """Return what is known of the run: the record, or if etcd has lost it, this node's assignment."""
+        record, assignment = elected.written.record, self._assignment
+        terms = elected.written.longest.longest(self._etcd.authority)  # of any leader that may still answer nodes
         if record.generation == 0 and record.verdict is None:
-            if part is not None:
+            if assignment is not None:
                 return Opened(
-                    terms.return_s, generation=part.generation, restarts_used=part.restarts_used, store=part.store
+                    terms.return_s,
+                    generation=assignment.generation,
+                    restarts_used=assignment.restarts_used,
+                    store=assignment.store,
                 )
-            if self._was_linked and not elected.was_recorded:
+            if self._was_ever_linked and not elected.was_recorded:
                 return Opened(terms.return_s)
         return Opened(
             terms.lease.lease_s,
@@ -639,11 +642,14 @@ class EtcdRendezvous(LinkedRendezvous):
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 
-    def _says_goodbye(self) -> bool:
-        """Give back what is ours in etcd, so that nobody waits for it to run out. Not for long."""
+    def _is_leaving_etcd(self) -> bool:
+        """Start deleting this node's keys in etcd, so that no node waits for them to expire.
+
+        Return whether that is still in progress; a timeout bounds it.
+        """
         if not self._is_leaving:
             self._is_leaving = self._is_finished = True
-            self._later("goodbye", _GOODBYE_S, self._left)
+            self._set_timer("goodbye", _LEAVE_TIMEOUT_S, self._left)
             self._resign()
         return not self._has_left
 
@@ -654,19 +660,19 @@ class EtcdRendezvous(LinkedRendezvous):
             if not leadership.server.is_over:
                 self._node.say("this node serves the coordinator no longer: this node leaves")
                 self._leadership, self._server = None, None
-            leadership.resign(self._leave_nodes)
+            leadership.resign(self._unregister_node)
         elif candidacy is not None:
-            candidacy.end(self._leave_nodes)
+            candidacy.end(self._unregister_node)
         else:
-            self._leave_nodes()
+            self._unregister_node()
 
-    def _leave_nodes(self) -> None:
-        if self._presence is not None:
-            self._presence.end(self._leave_members)
+    def _unregister_node(self) -> None:
+        if self._node_lease is not None:
+            self._node_lease.end(self._leave_etcd_cluster)
         else:
-            self._leave_members()
+            self._leave_etcd_cluster()
 
-    def _leave_members(self) -> None:
+    def _leave_etcd_cluster(self) -> None:
         if self._member is not None and self._member.is_here:
             self._member.leave(self._left)
         else:

@@ -1,12 +1,12 @@
-"""What the etcd engine keeps in etcd: four kinds of keys, all under one prefix per run, all bound to leases.
+"""The keys of a run in etcd: all under one prefix, all bound to leases.
 
-    leader          who leads, where it is linked to, and the secret of its links; bound to its short lease
-    record          what was decided, and who leads or led last; bound to a lease of a day
-    nodes/<id>      who is here; for people and tools
-    members/<name>  control hosts that had a member before (managed mode, ``tenax._io.etcd.managed``)
+    leader          the leader, the address of its links and their secret; bound to its short lease
+    record          what was decided, and the current or last leader; bound to a lease of a day
+    nodes/<id>      the nodes; for people and tools
+    members/<name>  hosts that had an etcd member before (managed mode, ``tenax._io.etcd.managed``)
 
-The *term* of a leader is the revision at which its key was created. Every write of a leader is guarded by it: one that
-was deposed changes nothing.
+The *term* of a leader is the revision at which its key was created. It guards every write of the leader, so a deposed
+leader cannot change anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from tenax._core.authority import AuthorityTerms
 from tenax._core.record import RunRecord
 from tenax._core.text import concealed_repr
-from tenax._engines.etcd.leader_address import Place
+from tenax._engines.etcd.leader_address import LeaderAddress
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from tenax._io.etcd.operations import TransactionAnswer
 
 T = TypeVar("T")
-RECORD_TTL_S = 86_400  # without any leader; then the name of the run is free again
+RECORD_TTL_S = 86_400  # after this time without a leader the run id is free again
 RECORD_KEPT_EVERY_S = 3600.0
-VERDICT_TTL_S = 10  # after the end
+VERDICT_TTL_S = 10  # after the end of the run
 NODE_TTL_S = 30
-MAX_VALUE_BYTES = 2 << 20  # etcd takes one and a half million by default
+MAX_VALUE_BYTES = 2 << 20  # etcd's default limit is 1.5 MiB
 MAX_TERM_S = 1e9
 
 
 class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
-    place: Place
+    place: LeaderAddress
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
     certificate: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # its SHA-256 digest; empty: links without TLS
 
@@ -44,13 +44,13 @@ class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Written(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The value of the record's key."""
+    """The value of the record key."""
 
     record: RunRecord
-    by: Place  # the leader, since it was elected
-    before: tuple[Place, ...] = ()  # leaders before that one which may still answer members that it has not seen
-    longest: AuthorityTerms = AuthorityTerms()  # of all of these: by which the last answer may count
-    fit: Annotated[str, msgspec.Meta(max_length=256)] = ""  # what a node must have been told to lead this run
+    by: LeaderAddress  # the leader that wrote it
+    before: tuple[LeaderAddress, ...] = ()  # earlier leaders that may still answer members
+    longest: AuthorityTerms = AuthorityTerms()  # the maximum of the terms of all these leaders
+    fit: Annotated[str, msgspec.Meta(max_length=256)] = ""  # digest of the settings that a leader of this run must have
 
     def __post_init__(self) -> None:
         lease = self.longest.lease
@@ -71,25 +71,25 @@ class Keys:
         return self.nodes + key_part(node_id)
 
     def both(self) -> Transaction:
-        """Leader and record, as they are at one moment."""
+        """Return a transaction that reads leader and record at one revision."""
         return Transaction((), then=(Range(self.leader), Range(self.record)))
 
     def has_no_leader(self) -> Compare:
         return Compare(self.leader, "create", 0)
 
     def is_led_by(self, leader: Leader, term: int) -> tuple[Compare, Compare]:
-        """In that term, and by that one: terms may repeat where etcd was wiped, the secret of a leader does not."""
+        """Compare term and value: a term may repeat if etcd was wiped, the secret in the value does not."""
         return Compare(self.leader, "create", term), Compare(self.leader, "value", msgspec.json.encode(leader))
 
     def is_recorded_at(self, revision: int) -> Compare:
         return Compare(self.record, "mod", revision)
 
 
-class Standing:
-    """Leader and record, as read together."""
+class LeaderAndRecord:
+    """Leader and record, read at one revision."""
 
     def __init__(self, answer: TransactionAnswer) -> None:
-        """Raises EtcdRejected if the answer is not one to ``Keys.both``."""
+        """Raises EtcdRejected if ``answer`` does not answer ``Keys.both``."""
         try:
             leaders, records = (each.kvs for each in answer.answers)  # type: ignore[union-attr]
         except (ValueError, AttributeError) as error:
@@ -127,7 +127,7 @@ def _read(kv: KeyValue, kind: type[T]) -> T:
         if len(kv.value) > MAX_VALUE_BYTES:
             raise ValueError(f"{len(kv.value)} bytes, more than {MAX_VALUE_BYTES}")
         return msgspec.json.decode(kv.value, type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, too
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise EtcdRejected(
             f"the key {kv.key.decode(errors='backslashreplace')!r} in etcd holds what this tenax does not understand "
             f"({error}); use the same tenax on every node, or another --rdzv-id"

@@ -1,8 +1,8 @@
-"""A place: where a leader is, or was; and a knock at its door.
+"""The address of a leader, and a probe that tells whether the leader is dead.
 
 A leader listens for as long as its agent lives, and its keeper holds the same socket until the last worker is gone. So
-a refused connection proves that all of that is dead, if it was that machine which refused: behind a loopback address
-every machine finds itself.
+a refused connection proves that all of them are dead, provided that the leader's own machine refused it: a loopback
+address means a different machine on each host.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
     from tenax._io.endpoint import Endpoint
     from tenax._io.ports import Cancellable, EventLoop
 
-_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of nobody, kept for documents: the way there is the way out
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # documentation addresses: the route to them is the default route
 
 
-# One line: these are printed.
+# Without line breaks and control characters: these are printed.
 _Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
 
 
-class Place(msgspec.Struct, frozen=True):
+class LeaderAddress(msgspec.Struct, frozen=True):
     node_id: _Text
     host: _Text  # for people
     addr: _Text
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    machine: _Text = ""  # whose loopback addresses are meant
+    machine: _Text = ""  # see this_machine(); to compare loopback addresses
 
 
 class LeaderProbe:
-    """One try. ``opened``, ``dead`` or ``away`` (with the reason) is called once, never from within."""
+    """One connection attempt. Calls ``opened``, ``dead`` or ``away`` (with the reason) once, never from ``start``."""
 
     def __init__(
         self,
         loop: EventLoop,
-        place: Place,
+        address: LeaderAddress,
         opened: Callable[[socket.socket], None],
         dead: Callable[[], None],
         away: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._place = place
+        self._address = address
         self._opened = opened
         self._dead = dead
         self._away = away
@@ -59,15 +59,15 @@ class LeaderProbe:
         self._timer: Cancellable | None = None
 
     def start(self) -> None:
-        place = self._place
-        addresses = literal(place.addr, place.port)
-        if is_loopback(place.addr) and place.machine != this_machine():
+        leader = self._address
+        addresses = literal(leader.addr, leader.port)
+        if is_loopback(leader.addr) and leader.machine != this_machine():
             self._end_soon(
-                f"{place.host} listens at the loopback address {place.addr}; name etcd there by an address that other "
-                "hosts use too, or give that node --local-addr"
+                f"{leader.host} listens at the loopback address {leader.addr}; name etcd there by an address that "
+                "other hosts use too, or give that node --local-addr"
             )
         elif not addresses:
-            self._end_soon(f"{place.addr!r} is no address that this host can reach")
+            self._end_soon(f"{leader.addr!r} is no address that this host can reach")
         else:
             family, address = addresses[0]
             self._connecting = Connecting(self._loop, family, address, self._opened, self._failed)
@@ -109,7 +109,7 @@ def listen_at(addr: str, port: int = 0) -> socket.socket:
 
 
 def this_machine() -> str:
-    """The same for all who share loopback addresses: one boot of one system, one network namespace."""
+    """Return an id shared by processes with the same loopback interface: same boot, same network namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -118,7 +118,7 @@ def this_machine() -> str:
 
 
 def address_towards(endpoint: Endpoint) -> str:
-    """This host's address on the way there; empty if it is not known without asking a name server."""
+    """Return this host's address on the route to the endpoint; empty if that needs a name lookup."""
     for family, address in literal(endpoint.host, endpoint.port):
         if found := _source(family, address):
             return found
@@ -126,7 +126,7 @@ def address_towards(endpoint: Endpoint) -> str:
 
 
 def address_outwards() -> str:
-    """This host's address for the rest of the world; empty if it has no way there."""
+    """Return this host's address on the default route; empty if there is none."""
     for host in _ELSEWHERE:
         for family, address in literal(host, 9):
             if found := _source(family, address):

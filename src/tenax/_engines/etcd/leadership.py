@@ -1,8 +1,8 @@
-"""A leadership: what a node does from the moment it was elected until another leads, or it leaves.
+"""One term of a leader: from its election until another node leads, or it leaves.
 
-It serves the coordinator, from the record in etcd. What the coordinator says passes through ``Decisions``; whether its
-answers keep workers alive is said by ``Authority``; and while it waits for members of an earlier generation, it looks
-whether those who led before are dead.
+It hosts the coordinator, starting from the record in etcd. Outgoing messages pass through ``Decisions``; ``Authority``
+decides whether its answers keep workers alive; and while it waits for members of an earlier generation, it probes
+whether earlier leaders are dead.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from tenax._core.record import RunRecord
     from tenax._engines.etcd.candidacy import Candidacy, Elected
     from tenax._engines.etcd.keys import Keys
-    from tenax._engines.etcd.leader_address import Place
+    from tenax._engines.etcd.leader_address import LeaderAddress
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.operations import TransactionAnswer
     from tenax._io.ports import Cancellable, ControlledNode, EventLoop
 
-_PROBE_EVERY_S = 0.5  # whether an earlier leader is dead; nothing announces that
+_PROBE_EVERY_S = 0.5  # the death of an earlier leader is not announced, so it is probed
 _PUT_BACK_S = 1.0
 
 
 class Leadership:
-    """One term. ``deposed`` is told once, unless it was closed before."""
+    """One term. ``deposed`` is called at most once, and never after ``close``."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Leadership:
         troubled: Callable[[EtcdError], None],
         on_change: Callable[[], None],
     ) -> None:
-        """``on_change``: something was heard or decided; who waits for others looks again."""
+        """``on_change`` is called after every step and every stored decision."""
         self._loop = loop
         self._client = client
         self._keys = keys
@@ -82,7 +82,7 @@ class Leadership:
             policy=node.policy,
             tls=tls,
             record=self._after_step,
-            on_fewer=on_change,
+            on_node_gone=on_change,
             counts=self._counts,
             hold_back=self._hold_back,
             accepts_operators=accepts_operators,
@@ -93,22 +93,22 @@ class Leadership:
             elected,
             candidacy.record_lease.id,
             terms,
-            self.server.deliver,
-            deposed,
-            troubled,
-            self._on_written,
+            deliver=self.server.deliver,
+            deposed=deposed,
+            troubled=troubled,
+            written=self._on_written,
         )
-        self.last_record: RunRecord | None = None  # that was written
-        # Earlier leaders of which it is not known that they are dead. What we were in another term answers nobody.
-        self._alive = [place for place in elected.written.before if place.node_id != node_id]
+        self.last_record: RunRecord | None = None  # the last one written
+        # Earlier leaders that are not known to be dead. This node's own earlier terms are over.
+        self._unconfirmed = [leader for leader in elected.written.before if leader.node_id != node_id]
         self._probing: LeaderProbe | None = None
         self._probe_later: Cancellable | None = None
 
     def open(self, opened: Opened) -> None:
-        self._serves(lambda: self.server.desk)
+        self._serves(lambda: self.server.operator_api)
         self.server.open(opened)
-        if self.elected.written.before and not self._alive:
-            self.server.seat.step(EarlierCoordinatorGone(""))
+        if self.elected.written.before and not self._unconfirmed:
+            self.server.coordinator.step(EarlierCoordinatorGone(""))
         self._probe()
 
     # --- answers and decisions ----------------------------------------------------------------------------------------
@@ -120,42 +120,42 @@ class Leadership:
         self._authority.keep_record(self._candidacy.record_lease.proven_at + RECORD_TTL_S)
 
     def _counts(self, server: CoordinatorServer) -> bool:
-        # An end that is decided and not written yet is not known to the workers.
+        # The workers do not know of an end that is decided but not written yet.
         is_at_work = server.is_at_work or (server.is_over and self._decisions.is_waiting)
         return self._authority.counts(self._loop.now(), is_at_work, server.members_proven_at())
 
-    def _after_step(self, now: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
-        self._record_run(now, event, says, state)
+    def _after_step(self, now: float, event: AnyCoordinatorEvent, sends: list[Send], state: CoordinatorState) -> None:
+        self._record_run(now, event, sends, state)
         self._on_change()
         if state.phase is not RunPhase.RECOVERING:
             self._decisions.forget_earlier(state)
 
-    def _hold_back(self, say: Send, state: CoordinatorState) -> None:
-        self._decisions.say(say, state)
+    def _hold_back(self, send: Send, state: CoordinatorState) -> None:
+        self._decisions.submit(send, state)
 
     def _on_written(self, record: RunRecord) -> None:
         self.last_record = record
         if record.verdict is not None:
-            self._candidacy.holds_record = False  # it has a lease of its own
+            self._candidacy.holds_record = False  # a verdict has its own lease
         self._authority.lapse()
         self._on_change()
 
     def is_deciding(self) -> bool:
-        """Whether what our leave means for the others is not said yet."""
-        state = self.server.seat.state
-        # Whether it does not know yet that we leave.
-        is_unheard = self._node_id in state.nodes and state.phase is not RunPhase.RECOVERING
-        # Whether the others leave as well: then the run ends with us.
+        """Return whether the consequences of this node's departure are still to be decided or delivered."""
+        state = self.server.coordinator.state
+        # The coordinator has not processed the departure yet.
+        is_unprocessed = self._node_id in state.nodes and state.phase is not RunPhase.RECOVERING
+        # All other nodes leave too: the run ends.
         is_deserted = bool(state.nodes) and all(record.is_draining for record in state.nodes.values())
-        return is_unheard or is_deserted or state.phase is RunPhase.ENDING or self._decisions.is_waiting
+        return is_unprocessed or is_deserted or state.phase is RunPhase.ENDING or self._decisions.is_waiting
 
     # --- earlier leaders ----------------------------------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Is a leader before us dead? As long as that matters; one after the other, the last first."""
-        if not self._alive or self.server.seat.state.phase is not RunPhase.RECOVERING:
+        """Probe the earlier leaders, one at a time, the last first, while the coordinator is recovering."""
+        if not self._unconfirmed or self.server.coordinator.state.phase is not RunPhase.RECOVERING:
             return
-        before = self._alive.pop()
+        before = self._unconfirmed.pop()
 
         def opened(sock: socket.socket) -> None:
             sock.close()
@@ -163,26 +163,26 @@ class Leadership:
 
         def dead() -> None:
             self._probing = None
-            self.server.seat.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
+            self.server.coordinator.step(EarlierCoordinatorGone(before.node_id, len(self._unconfirmed)))
             self._probe()
 
         self._probing = LeaderProbe(self._loop, before, opened, dead, lambda _: self._probe_again(before))
         self._probing.start()
 
-    def _probe_again(self, before: Place) -> None:
+    def _probe_again(self, before: LeaderAddress) -> None:
         self._probing = None
-        self._alive.insert(0, before)
+        self._unconfirmed.insert(0, before)
         self._probe_later = self._loop.at(self._loop.now() + _PROBE_EVERY_S, self._probe)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def resign(self, then: Callable[[], None]) -> None:
-        """Give the key back, so that another leads at once. If the run is over, the server goes on telling of it."""
+        """Delete the leader key, so that another node leads at once. If the run is over, the server stays open."""
         candidacy = self._candidacy
         if self.server.is_over:
             candidacy.end(then)
             return
-        state = self.server.seat.state
+        state = self.server.coordinator.state
         put_back: Transaction | None = None
         if state.phase in (RunPhase.GATHERING, RunPhase.PAUSED):
             if not state.nodes.keys() - {self._node_id}:
@@ -201,7 +201,7 @@ class Leadership:
             self._client.call(put_back, done, lambda _: candidacy.end(then), patience_s=_PUT_BACK_S)
 
     def _put_back(self) -> Transaction | None:
-        """We have seen nobody of the generation: the record is as we found it, and runs out when it would have."""
+        """Restore the record as it was found, with its old lease: no member of the generation has returned."""
         elected, found = self.elected, self.elected.found
         if found is None:
             return None
@@ -209,7 +209,7 @@ class Leadership:
         return Transaction(guards, (Put(self._keys.record, found.value, found.lease),))
 
     def close(self) -> None:
-        """Serve no longer, and let the leases run out."""
+        """Stop serving and let the leases expire."""
         self._candidacy.close()
         self._stop()
 

@@ -1,8 +1,8 @@
-"""TLS of the links to an elected leader. The certificates that secure the connections to etcd secure these too.
+"""TLS for links to an elected leader, with the same certificates as the connections to etcd.
 
-Both sides show a certificate that ``ca_cert`` has signed. The leader announces the SHA-256 digest of its certificate in
-etcd, and a node links only to a leader that shows that certificate. No name is compared: any node may lead, at an
-address that no certificate needs to contain, and whoever may write to etcd may lead.
+Both sides show a certificate signed by ``ca_cert``. The leader announces the SHA-256 digest of its certificate in etcd,
+and a node links only to a leader that shows that certificate. Host names are not compared: any node may lead, at an
+address that its certificate need not contain, and any writer to etcd may lead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _unusable(files: TlsFiles, error: ssl.SSLError, usage: str) -> str:
 def follower_context(files: TlsFiles, digest: bytes) -> ssl.SSLContext:
     """Return a context that accepts only the certificate with this digest. Raises ValueError."""
     context = files.for_client()
-    context.check_hostname = False  # the digest says more than a name
+    context.check_hostname = False  # the digest is stricter
 
     class Pinned:
         def do_handshake(self, *arguments: Any) -> None:

@@ -1,13 +1,13 @@
-"""An operator's way to a run that meets through etcd: who leads is read there, with the secret of its links.
+"""An operator's connection to a run with the etcd engine: reads the leader and the secret of its links from etcd.
 
-Whoever may read the run's keys may ask it, if it knows the job's own secret too. Nothing is written to etcd.
+An operator needs read access to the run's keys, and the run's own secret if there is one. Nothing is written to etcd.
 """
 
 from __future__ import annotations
 
 from tenax._engines.etcd.keys import Keys, read_leader
 from tenax._engines.etcd.leader_address import this_machine
-from tenax._engines.tcp.operator import AccessDenied, OperatorLine, Unreachable, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, OperatorLine, Unreachable, connect_to_coordinator
 from tenax._io.endpoint import is_loopback, literal
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
-    from tenax._engines.etcd.engine import EtcdRendezvousSettings
+    from tenax._engines.etcd.engine import EtcdEngineSettings
     from tenax._engines.etcd.keys import Leader
 
 _ETCD_S = 10.0
 
 
-def line_through_etcd(settings: EtcdRendezvousSettings) -> OperatorLine:
+def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
     """Connect to the leader. Raises ``Unreachable`` and ``AccessDenied``."""
     etcd = BlockingEtcd(settings.etcd, _ETCD_S)
     try:
@@ -42,19 +42,21 @@ def line_through_etcd(settings: EtcdRendezvousSettings) -> OperatorLine:
     return _line_to(leader, settings)
 
 
-def _line_to(leader: Leader, settings: EtcdRendezvousSettings) -> OperatorLine:
-    place = leader.place
-    if is_loopback(place.addr) and place.machine != this_machine():
-        raise Unreachable(f"its coordinator, on {place.host}, listens at {place.addr}, which only that host can reach")
-    addresses = literal(place.addr, place.port)
+def _line_to(leader: Leader, settings: EtcdEngineSettings) -> OperatorLine:
+    address = leader.place
+    if is_loopback(address.addr) and address.machine != this_machine():
+        raise Unreachable(
+            f"its coordinator, on {address.host}, listens at {address.addr}, which only that host can reach"
+        )
+    addresses = literal(address.addr, address.port)
     try:
         tls = _tls(leader, settings)
-        return at_endpoint(addresses, settings.run_id, settings.secret + leader.secret, tls, place.addr)
+        return connect_to_coordinator(addresses, settings.run_id, settings.secret + leader.secret, tls, address.addr)
     except Unreachable as error:
-        raise Unreachable(f"its coordinator, on {place.host}, cannot be reached: {error}") from error
+        raise Unreachable(f"its coordinator, on {address.host}, cannot be reached: {error}") from error
 
 
-def _tls(leader: Leader, settings: EtcdRendezvousSettings) -> ssl.SSLContext | None:
+def _tls(leader: Leader, settings: EtcdEngineSettings) -> ssl.SSLContext | None:
     if not leader.certificate:
         if settings.tls is not None:
             raise AccessDenied(

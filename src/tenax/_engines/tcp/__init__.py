@@ -1,1 +1,1 @@
-"""The tcp engine: the coordinator served by the agent at the endpoint, and every agent's way to it."""
+"""The tcp engine: the agent at the endpoint serves the coordinator, and every agent links to it."""

@@ -1,17 +1,13 @@
-"""The tcp engine: this node's way to the coordinator, and the coordinator itself if the endpoint is ours.
+"""The tcp engine: connects to the coordinator at the endpoint, or serves it if the endpoint is on this host.
 
-    look up -> bind? -> serve              whoever can bind the endpoint serves it; no name is compared with any other
-                    -> connect -> greet -> linked -> lost -> connect ...
+    look up -> bind? -> serve
+                    -> connect -> handshake -> linked -> lost -> connect ...
 
-Laws:
+The node that can bind the endpoint serves it; host names are not compared. Invariants, besides those of ``linked.py``:
 
-- Whatever the coordinator must know of this node is said at the beginning of every link, from the agent's state; in
-  between nothing has to be kept.
-- A coordinator that is *gone* (its host tells us so: closed, refused) harms nobody: nobody else can form a generation.
-  Workers keep running, and this node looks for it, or takes its place if the endpoint is on this host.
-- A coordinator that is *silent* may have given us up: workers are killed when the lease ends (``_core/lease.py``), also
-  if this very process is stopped (``hold``).
-- After ``join_timeout`` without a coordinator the node gives up, with a reason.
+- A coordinator that is *gone* (connection closed or refused by its host) needs no fencing: no other node can form a
+  generation. Workers keep running, and this node reconnects, or takes over if the endpoint is on this host.
+- A coordinator that is *silent* does: see the lease in ``linked.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import msgspec
 
 from tenax._core.coordinator import Opened
 from tenax._core.lease import Lease
-from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
+from tenax._engines.tcp.linked import RETRY_LATER_S, RETRY_SOON_S, LinkedEngine, LinkedSettings
 from tenax._engines.tcp.marker import Marker, Note
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.connect import Connecting
@@ -38,18 +34,18 @@ if TYPE_CHECKING:
     from tenax._engines.tcp.link import Link
     from tenax._io.endpoint import Address
 
-_LOOK_UP_EVERY_S = 5.0  # while the coordinator is not to be found
+_LOOK_UP_EVERY_S = 5.0  # while the coordinator cannot be reached
 _TOUCH_EVERY_S = 10.0
 
 
 class TcpSettings(LinkedSettings, frozen=True):
-    """What the engine is told; the endpoint is the coordinator's."""
+    """``endpoint`` is the coordinator's."""
 
-    uses_user_secret: bool = False  # the secret is that of this user on this host, read or created at the start
+    uses_user_secret: bool = False  # use this user's secret on this host, read or created at the start
 
 
-class TcpRendezvous(LinkedRendezvous):
-    """The coordinator is served where everybody was told that it is."""
+class TcpEngine(LinkedEngine):
+    """The coordinator is served at the endpoint given to every node."""
 
     def __init__(self, settings: TcpSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
@@ -72,10 +68,10 @@ class TcpRendezvous(LinkedRendezvous):
         return self._endpoint.host
 
     @property
-    def _is_alone_in_charge(self) -> bool:
+    def _is_sole_host(self) -> bool:
         return self._server is not None
 
-    def _stays_with_others_at_work(self) -> bool:
+    def _stays_while_others_run(self) -> bool:
         if self._linger_until is None:
             self._linger_until = 0.0
             self._node.say(
@@ -108,7 +104,7 @@ class TcpRendezvous(LinkedRendezvous):
             "the same secret (--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
         )
 
-    def _find(self) -> None:
+    def _find_coordinator(self) -> None:
         if self._uses_user_secret:
             from tenax._engines.secret import user_secret
 
@@ -119,36 +115,33 @@ class TcpRendezvous(LinkedRendezvous):
                 return
         self._look_up()
 
-    def _find_again(self, why: str, *, was_linked: bool) -> None:
-        self._try_again(why, 0.0 if was_linked else SOON_S, self._connect)
+    def _reconnect(self, why: str, *, was_linked: bool) -> None:
+        self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect)
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:
-        """Where the others reach this node, and where to listen for them.
-
-        A loopback one, because this host knows the endpoint's name so, is of no use to them: that name is.
-        """
+        """Return the endpoint's name if this host resolves it to loopback: other hosts resolve it to this host."""
         address = link.local_address
         if is_loopback(address) and not self._endpoint.is_loopback:
             return self._endpoint.host, ""
         return address, address
 
-    # --- finding ------------------------------------------------------------------------------------------------------
+    # --- finding the coordinator --------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
         def found(addresses: list[Address]) -> None:
             self._end_lookup()
             self._addresses = addresses
-            self._serve_if_ours()
+            self._serve_if_local()
             self._connect()
 
         def failed(why: str) -> None:
             self._end_lookup()
-            self._try_again(f"the name {self._endpoint.host!r} cannot be looked up: {why}", LATER_S, self._look_up)
+            self._retry(f"the name {self._endpoint.host!r} cannot be looked up: {why}", RETRY_LATER_S, self._look_up)
 
         self._start_lookup(found, failed)
 
     def _look_up_again(self) -> None:
-        """The name may mean another host by now: who is started anew may have a new address. Nobody waits for this."""
+        """Refresh the endpoint's addresses in the background: a restarted coordinator may have a new one."""
         is_recent = self._loop.now() - self._looked_up_at < _LOOK_UP_EVERY_S
         if self._lookup is not None or is_recent or self._endpoint.is_address:
             return
@@ -171,8 +164,8 @@ class TcpRendezvous(LinkedRendezvous):
             self._loop.unwatch(self._lookup)
             self._lookup = None
 
-    def _serve_if_ours(self) -> bool:
-        """Serve the endpoint if it is an address of this host and nobody else serves it."""
+    def _serve_if_local(self) -> bool:
+        """Serve the endpoint if it is an address of this host and its port is free."""
         if self._server is not None:
             return False
         try:
@@ -191,7 +184,7 @@ class TcpRendezvous(LinkedRendezvous):
             self._refused(str(error))
             return False
         note = self._marker.read()
-        is_heir = self._part is not None or note is not None
+        is_successor = self._assignment is not None or note is not None
         run = self._run_settings()
         self._server = CoordinatorServer(
             listeners,
@@ -202,34 +195,34 @@ class TcpRendezvous(LinkedRendezvous):
             policy=self._node.policy,
             tls=tls,
             record=self._node.record_run(run),
-            on_fewer=self._on_fewer,
+            on_node_gone=self._on_node_gone,
             on_change=self._write_marker,
             on_tick=self._touch_marker,
             say=self._node.say,
         )
-        for index, listener in enumerate(listeners):  # so that nobody serves here before what we started is gone
+        for index, listener in enumerate(listeners):  # keeps the port taken until everything started here has exited
             self._node.keep(f"endpoint {index}", listener.fileno())
-        self._say_that_we_serve(is_heir)
+        self._announce_serving(is_successor)
         server = self._server
-        self._node.serves(lambda: server.desk)
-        self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_heir else 0.0))
+        self._node.serves(lambda: server.operator_api)
+        self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_successor else 0.0))
         return True
 
     def _opened(self, note: Note, recover_s: float) -> Opened:
-        """What is known of the past: from our own part in it, and from the note of who served here before."""
-        part = self._part
-        generation = max(note.generation, part.generation if part is not None else 0)
-        is_ours = part is not None and part.generation == generation
-        store = part.store if part is not None and is_ours else note.store
-        dead_rank = -1
-        if part is not None and is_ours and self._saw_it_die and part.coordinator_rank != part.group_rank:
-            dead_rank = part.coordinator_rank
-        restarts_used = max(note.restarts_used, part.restarts_used if part is not None else 0)
+        """Return what is known of the run: from this node's assignment and from the note of an earlier coordinator."""
+        generation, restarts_used, store, dead_rank = note.generation, note.restarts_used, note.store, -1
+        assignment = self._assignment
+        if assignment is not None:
+            restarts_used = max(restarts_used, assignment.restarts_used)
+            if assignment.generation >= generation:
+                generation, store = assignment.generation, assignment.store
+                if self._saw_coordinator_die and assignment.coordinator_rank != assignment.group_rank:
+                    dead_rank = assignment.coordinator_rank
         return Opened(recover_s, dead_rank, generation, restarts_used, store=store, verdict=note.verdict)
 
-    def _say_that_we_serve(self, is_heir: bool) -> None:
+    def _announce_serving(self, is_successor: bool) -> None:
         run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
-        if is_heir:
+        if is_successor:
             self._node.say(f"this node takes over {run}; the nodes of the last generation have a moment to come back")
         elif self._endpoint.is_loopback:
             self._node.say(f"this node serves {run}: a loopback address, so only agents on this host can join")
@@ -246,11 +239,11 @@ class TcpRendezvous(LinkedRendezvous):
             return
         family, address = self._addresses[index]
         if index == 0:
-            self._asked_at = self._loop.now()
+            self._attempted_at = self._loop.now()
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
-            self._greet(sock)
+            self._start_handshake(sock)
 
         def failed(number: int) -> None:
             self._connecting = None
@@ -258,28 +251,28 @@ class TcpRendezvous(LinkedRendezvous):
             if index + 1 < len(self._addresses):
                 self._connect(index + 1, refused)
             else:
-                self._on_nobody_there(refused, os.strerror(number))
+                self._on_unreachable(refused, os.strerror(number))
 
         self._connecting = Connecting(self._loop, family, address, connected, failed)
         self._connecting.start()
 
-    def _on_nobody_there(self, was_refused: bool, why: str) -> None:
+    def _on_unreachable(self, was_refused: bool, why: str) -> None:
         if was_refused:
-            # Its host is there and says that nobody serves: so nobody forms a generation without us.
-            self._lease = Lease(self._settings.terms, max(self._lease.proven_at, self._asked_at))
+            # Its host refuses connections: no coordinator runs there, so no generation forms without this node.
+            self._lease = Lease(self._settings.terms, max(self._lease.proven_at, self._attempted_at))
             self._hold()
-            self._guard()
-            if self._serve_if_ours():
+            self._check_lease()
+            if self._serve_if_local():
                 self._connect()
                 return
         self._look_up_again()
-        self._try_again(f"there is no coordinator at {self._endpoint}: {why}", self._patience(), self._connect)
+        self._retry(f"there is no coordinator at {self._endpoint}: {why}", self._backoff_s(), self._connect)
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
     def _write_marker(self, state: CoordinatorState) -> None:
         verdict = state.verdict
-        if verdict is not None:  # in brief: whoever asks later gets an answer, not a report
+        if verdict is not None:  # without the report: a late node only needs the outcome
             verdict = msgspec.structs.replace(verdict, failures=(), stopped=(), earlier=())
         self._marker.write(Note(state.generation, state.restarts_used, state.store, verdict))
 

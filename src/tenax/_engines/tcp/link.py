@@ -1,6 +1,6 @@
-"""A link: one connection, as frames. It never blocks, bounds what it holds, and says once how it ended.
+"""One connection that carries frames. It never blocks, bounds what it buffers, and reports once how it ended.
 
-With a TLS context the bytes pass a ``TlsStream``; the socket stays with the link.
+With a TLS context the bytes pass through a ``TlsStream``; the socket stays with the link.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from tenax._io.tls import TlsFailure, TlsStream
 
 _READ_BYTES = 256 << 10
-_MAX_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
+_MAX_UNSENT_BYTES = 16 << 20  # per peer
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
-# Linux: what was lost is sent again after at most a second (TCP_RTO_MAX_MS) or at first at a steady pace
-# (TCP_THIN_LINEAR_TIMEOUTS). Else a network that was away for 3 s would be found again after 6.
-_TRY_AGAIN_SOON = ((44, 1000), (16, 1))
+# Linux: retransmit at least every second (TCP_RTO_MAX_MS), or on older kernels without backoff at first
+# (TCP_THIN_LINEAR_TIMEOUTS). With exponential backoff a network outage of 3 s would last 6 s.
+_RETRANSMIT_OPTIONS = ((44, 1000), (16, 1))
 
 
 class Link:
-    """``on_body`` gets each frame's bytes; ``on_closed`` once a sentence, and whether the other host has told us so."""
+    """``on_body`` gets each frame's bytes. ``on_closed`` gets the reason and whether the peer closed it, once."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Link:
         is_server: bool = False,
         resets: bool = False,
     ) -> None:
-        """With ``resets`` closing is no conclusion for the other side: it sees a reset, unless we ``finish``."""
+        """With ``resets``, ``close`` sends a reset, from which the peer concludes nothing; ``finish`` sends a FIN."""
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            for option, value in _TRY_AGAIN_SOON:
-                with suppress(OSError):  # a kernel that does not know it
+            for option, value in _RETRANSMIT_OPTIONS:
+                with suppress(OSError):  # not supported by this kernel
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
         self._on_body = on_body
@@ -56,9 +56,9 @@ class Link:
         self._unsent = bytearray()
         self._is_closed = False
         self._resets = resets
-        self.was_finished = False  # the other side has closed it in good order
-        self._is_left = False  # ... and takes nothing more
-        self.is_misfit = False  # it was closed because the two sides differ about TLS: trying again is of no use
+        self.was_finished = False  # the peer has closed it in good order (FIN)
+        self._is_peer_gone = False  # writing fails, but there may be data to read
+        self.is_tls_mismatch = False  # closed because the TLS settings differ: a retry cannot help
         self._tls: TlsStream | None = None
         if tls is not None:
             from tenax._io.tls import TlsStream
@@ -79,7 +79,7 @@ class Link:
 
     @property
     def unsent_bytes(self) -> int:
-        """What the other side has not taken. What can wait, or be done without, is not added to much of it."""
+        """Bytes that the socket has not taken yet. Callers hold back optional data while this is large."""
         return len(self._unsent)
 
     @property
@@ -88,19 +88,19 @@ class Link:
 
     @property
     def remote_address(self) -> str:
-        """The peer's, without the interface; empty if the connection is gone."""
+        """The peer's address without the interface; empty if the connection is gone."""
         try:
             return str(self._sock.getpeername()[0]).partition("%")[0]
         except OSError:
             return ""
 
     def trust(self) -> None:
-        """The peer has proved itself: it may send more than a stranger."""
-        self._reader.most_bytes = MAX_BYTES
+        """Raise the frame limit: the peer is authenticated."""
+        self._reader.max_bytes = MAX_BYTES
 
     def all_has_arrived(self) -> bool:
-        """Whether the other host's system has acknowledged every byte we sent. False where this cannot be known."""
-        if self._unsent or self._is_closed or self._is_left:
+        """Return whether the peer's kernel has acknowledged every byte sent. False where this is unknown."""
+        if self._unsent or self._is_closed or self._is_peer_gone:
             return False
         import fcntl
 
@@ -118,7 +118,7 @@ class Link:
         self._push(data if self._tls is None else self._tls.send(data))
 
     def _push(self, data: bytes) -> None:
-        if self._is_left or not data:
+        if self._is_peer_gone or not data:
             return
         if self._unsent:
             self._unsent += data
@@ -148,18 +148,18 @@ class Link:
         del self._unsent[:sent]
 
     def _fail_to_send(self, error: OSError) -> None:
-        if error.errno == errno.EPIPE:  # it had closed in good order before: its last words and the end are yet to read
-            self._is_left = True
+        if error.errno == errno.EPIPE:  # closed in good order by the peer: its last frames are still to be read
+            self._is_peer_gone = True
             self._unsent.clear()
         else:
             self._break(error)
 
-    def flush(self, patience_s: float) -> None:
-        """Before leaving: give what is unsent a moment. Blocks."""
+    def flush(self, timeout_s: float) -> None:
+        """Block until everything is sent, or until the timeout."""
         import select
         import time
 
-        until = time.monotonic() + patience_s
+        until = time.monotonic() + timeout_s
         while self._unsent and not self._is_closed and (left := until - time.monotonic()) > 0:
             poll = select.poll()
             poll.register(self._sock, select.POLLOUT)
@@ -179,9 +179,9 @@ class Link:
                 return
             if not data:
                 self.was_finished = True
-                self.close("its connection was closed", was_told=True)
+                self.close("its connection was closed", by_peer=True)
                 return
-            follows = self._peek()  # known before we answer: then its system resets what it had closed
+            follows = self._peek()  # before answering: our answer makes the kernel of a closed peer send a reset
             self.was_finished = follows == b""
             self._take(data)
             if isinstance(follows, OSError):
@@ -190,7 +190,7 @@ class Link:
                 return
 
     def _peek(self) -> bytes | OSError | None:
-        """What follows: nothing yet, an end in good order (empty), or an error, which is told only once."""
+        """Return the next byte, b"" at the end of the stream, None if nothing has arrived, or the pending error."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -222,7 +222,7 @@ class Link:
         """The peer uses TLS and this side does not: send an alert, so that the peer can report the cause, and close."""
         from tenax._io.tls import REFUSAL
 
-        self.is_misfit = True
+        self.is_tls_mismatch = True
         if not data.startswith(REFUSAL):
             self._push(REFUSAL)
         self.close("it speaks TLS, and this side was not told to")
@@ -230,7 +230,7 @@ class Link:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _fail_tls(self, failure: TlsFailure) -> None:
-        self.is_misfit = True
+        self.is_tls_mismatch = True
         if failure.is_rejection:
             self.close(f"it refused what this side showed for TLS ({failure.reason})")
         else:
@@ -238,23 +238,23 @@ class Link:
 
     def _break(self, error: OSError) -> None:
         if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED):
-            self.close("its connection was closed", was_told=True)
+            self.close("its connection was closed", by_peer=True)
         else:
             self.close(f"its connection broke: {error.strerror or error}")
 
-    def finish(self, patience_s: float) -> None:
-        """Say what is left to say, and close in good order."""
-        self.flush(patience_s)
+    def finish(self, timeout_s: float) -> None:
+        """Flush, then close in good order (FIN)."""
+        self.flush(timeout_s)
         self._resets = False
         self.close()
 
     def reset(self, why: str = "") -> None:
-        """Close so that the other side can draw no conclusion."""
+        """Close with a reset, from which the peer concludes nothing."""
         self._resets = True
         self.close(why)
 
-    def close(self, why: str = "", *, was_told: bool = False) -> None:
-        """Without a reason it is our own wish, and nobody is told."""
+    def close(self, why: str = "", *, by_peer: bool = False) -> None:
+        """Close the socket. ``on_closed`` is called only if there is a reason."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -265,4 +265,4 @@ class Link:
                 self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         if why:
-            self._on_closed(why, was_told)
+            self._on_closed(why, by_peer)

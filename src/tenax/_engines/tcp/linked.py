@@ -1,16 +1,13 @@
-"""A node's link to the coordinator, whichever engine finds out where that is.
+"""A node's link to the coordinator: handshake, heartbeats, lease and requests. The base of the tcp and etcd engines.
 
-    found -> connect -> greet -> linked -> lost -> found ...
+    find -> connect -> handshake -> linked -> lost -> find ...
 
-Laws:
+An engine defines how the coordinator is found and what its loss means. Invariants:
 
-- Whatever the coordinator must know of this node is said at the beginning of every link, from the agent's state; in
-  between nothing has to be kept.
-- A coordinator that is *silent* may have given us up: workers are killed when the lease ends (``_core/lease.py``), also
-  if this very process is stopped (``hold``).
-- After ``join_timeout`` without a coordinator the node gives up, with a reason.
-
-An engine says where the coordinator is, and what its loss means.
+- Every new link starts with the node's complete state, taken from the agent. Nothing is queued between links.
+- A coordinator that is *silent* may have declared this node lost: the workers are killed when the lease ends
+  (``_core/lease.py``), even if this process is stopped (``hold``).
+- After ``join_timeout`` without a coordinator, the node gives up with a reason.
 """
 
 from __future__ import annotations
@@ -44,23 +41,23 @@ if TYPE_CHECKING:
     from tenax._engines.tcp.server import CoordinatorServer
     from tenax._io.ports import Cancellable, ControlledNode, Emit, EventLoop, Reply
 
-_GREETING_S = 5.0
-SOON_S, LATER_S = 0.1, 1.0
-_SAY_EVERY_S = 10.0
-_NO_GREETING = "it did not answer a greeting"
-_MAX_ASKED = 1024  # requests that the coordinator has not answered
-_LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
+_HANDSHAKE_TIMEOUT_S = 5.0
+RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
+_REPORT_EVERY_S = 10.0
+_NO_HANDSHAKE = "it did not answer a greeting"
+_MAX_PENDING_REQUESTS = 1024  # that the coordinator has not answered
+_LINGER_S = 5.0  # after the end of the run: time for the other nodes to receive the verdict
 
 
 class LinkedSettings(msgspec.Struct, frozen=True):
-    """What an engine is told: the same on every node, but for what names the node."""
+    """Settings of an engine. The same on every node, except those that identify the node."""
 
     endpoint: str
     run_id: str
     min_nodes: int
     max_nodes: int
     secret: bytes = b""
-    tls: TlsFiles | None = None  # of the links
+    tls: TlsFiles | None = None  # for the links
     terms: LeaseTerms = LeaseTerms()
     join_timeout_s: float = 600.0
     last_call_s: float = 5.0
@@ -76,12 +73,12 @@ class LinkedSettings(msgspec.Struct, frozen=True):
     __repr__ = concealed_repr
 
 
-class LinkedRendezvous(ABC):
+class LinkedEngine(ABC):
     """Implements ``ports.Control``."""
 
     def __init__(self, settings: LinkedSettings, master_addr: str = "", master_port: int = 0) -> None:
         self._settings = settings
-        self._place = StoreAddress(
+        self._store_address = StoreAddress(
             master_addr or settings.local_addr,
             master_port or settings.store_port,
             in_agent=settings.use_agent_store,
@@ -95,43 +92,43 @@ class LinkedRendezvous(ABC):
         self._server: CoordinatorServer | None = None
         self._link: Link | None = None
         self._hello: wire.Hello | None = None
-        self._nonce = b""  # of the coordinator's challenge; empty: it has sent none
-        self._is_linked = False  # greeted, and accepted
+        self._nonce = b""  # from the coordinator's challenge; empty: not received yet
+        self._is_linked = False  # the handshake is done
         self._is_run_over = False
-        self._wants_cancel = ""  # an operator's wish, with its reason
+        self._cancel_reason = ""  # why the run is to be cancelled; empty: it is not
         self._lease: Lease
-        self._part: Assignment | None = None  # in the last generation that we were in
-        self._has_offered = False  # this node was ready since its last generation
-        self._saw_it_die = False
-        self._asked_at = 0.0  # when we last tried to connect, or proved ourselves
-        self._seen = 0  # the last answer that we got on this link
+        self._assignment: Assignment | None = None  # in the last generation of this node
+        self._has_offered = False  # NodeReady was sent since the last generation
+        self._saw_coordinator_die = False
+        self._attempted_at = 0.0  # when the last connection attempt began, or the proof was sent
+        self._last_answer = 0  # the number of the last beat that was answered on this link
         self._lost_since = 0.0
-        self._said_at = -_SAY_EVERY_S
+        self._reported_at = -_REPORT_EVERY_S
         self._failures_in_a_row = 0
         self._is_finished = False
         self._linger_until: float | None = None
         self._timers: dict[str, Cancellable] = {}
-        self._asked: dict[int, Reply] = {}  # what operators here wait for, by number
-        self._asks = 0
+        self._pending: dict[int, Reply] = {}  # operators' requests on this node, by number
+        self._request_count = 0
 
-    # --- what differs -------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _find(self) -> None:
-        """Look for the coordinator, and connect to it or become it."""
+    # --- defined by each engine ---------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _find_again(self, why: str, *, was_linked: bool) -> None:
-        """There is no link any more, or it did not come about."""
+    def _find_coordinator(self) -> None:
+        """Find the coordinator and connect to it, or host it."""
 
     @abstractmethod
-    def _stays_with_others_at_work(self) -> bool:
-        """This node has left, and the others need the coordinator that it has."""
+    def _reconnect(self, why: str, *, was_linked: bool) -> None:
+        """Handle a link that was lost, or a connection attempt that failed."""
+
+    @abstractmethod
+    def _stays_while_others_run(self) -> bool:
+        """Return whether this node, which has left the run, must stay because it hosts the others' coordinator."""
 
     @property
     @abstractmethod
     def _where(self) -> str:
-        """The place of the coordinator, for people."""
+        """The coordinator and its address, for messages."""
 
     @property
     def _what_to_check(self) -> str:
@@ -143,7 +140,7 @@ class LinkedRendezvous(ABC):
 
     @property
     def _why_rejected(self) -> str:
-        """The possible causes, and what to do: the coordinator does not tell an unauthenticated peer which it is."""
+        """Possible causes and the remedy. The coordinator does not reveal the cause to an unauthenticated peer."""
         return (
             "it serves another run or has another secret; give every node the same --rdzv-id and the same secret "
             "(--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
@@ -151,26 +148,26 @@ class LinkedRendezvous(ABC):
 
     @property
     def _host_for_tls(self) -> str:
-        """The name that the coordinator's certificate must have."""
+        """The host name that the coordinator's certificate must contain."""
         return ""
 
     @property
-    def _believes_acknowledgements(self) -> bool:
-        """Whether a coordinator that is silent, but whose system has taken our bytes, has not given us up."""
+    def _trusts_acknowledgements(self) -> bool:
+        """Whether TCP acknowledgements renew the lease: a coordinator whose host takes our bytes is only busy."""
         return True
 
     @property
     def _is_refusal_final(self) -> bool:
-        """Whether who refuses us at the coordinator's place is surely the coordinator."""
+        """Whether a rejection ends the attempt to join: it surely came from the coordinator."""
         return True
 
     @property
-    def _is_alone_in_charge(self) -> bool:
-        """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
+    def _is_sole_host(self) -> bool:
+        """Whether the coordinator is in this process and cannot move: no generation forms without this node."""
         return False
 
     def _link_tls(self) -> ssl.SSLContext | None:
-        """The TLS context of the next link. Raises ValueError if the files cannot be used."""
+        """Return the TLS context for the next link. Raises ValueError if the files cannot be used."""
         tls = self._settings.tls
         return tls.for_client() if tls is not None else None
 
@@ -192,17 +189,17 @@ class LinkedRendezvous(ABC):
         )
         self._lost_since = loop.now()
         self._lease = Lease(settings.terms, loop.now())
-        self._place.open(loop, node.say)
-        try:  # with what the user chose, now: the coordinator would only close the connection
+        self._store_address.open(loop, node.say)
+        try:  # check the user's settings here: the coordinator would close the connection without a reason
             msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
         except msgspec.ValidationError as error:
             self._refused(f"this node cannot join with its settings: {error}")
             return
-        self._find()
+        self._find_coordinator()
 
     def tell(self, message: FromNode) -> None:
         if self._is_linked:
-            self._say_word(message)
+            self._send_message(message)
 
     def cancel(self, why: str) -> None:
         loop = getattr(self, "_loop", None)
@@ -210,44 +207,44 @@ class LinkedRendezvous(ABC):
             loop.soon(lambda: self._cancel(why))
 
     def _cancel(self, why: str) -> None:
-        """Said to the coordinator, or kept until there is one to say it to."""
-        self._wants_cancel = why
+        """Send the request now, or when the next link is established."""
+        self._cancel_reason = why
         if self._is_linked and self._link is not None:
             self._link.send(wire.encode(wire.Cancel(why)))
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
-        """If the coordinator is not here, over our own link: who asks here need not know the secret."""
+        """Answer here if this process hosts the coordinator, else forward it over this node's authenticated link."""
         if self._server is not None:
-            self._server.desk.ask(request, reply)
+            self._server.operator_api.ask(request, reply)
         elif self._link is None or not self._is_linked:
             reply(None, f"this node is not linked to {self._where} just now")
-        elif len(self._asked) >= _MAX_ASKED:
+        elif len(self._pending) >= _MAX_PENDING_REQUESTS:
             reply(None, "too many requests of this node are under way")
         else:
             try:
-                data = wire.encode_ask(self._asks + 1, request)
+                data = wire.encode_ask(self._request_count + 1, request)
             except wire.WireError as error:
                 reply(None, f"this cannot be asked: {error}")
                 return
-            self._asks += 1
-            self._asked[self._asks] = reply
+            self._request_count += 1
+            self._pending[self._request_count] = reply
             self._link.send(data)
 
-    def _nobody_answers(self, why: str) -> None:
-        asked, self._asked = self._asked, {}
-        for reply in asked.values():
+    def _fail_requests(self, why: str) -> None:
+        pending, self._pending = self._pending, {}
+        for reply in pending.values():
             reply(None, why)
 
-    def _on_ask(self, number: int, request: AnyRequest) -> None:
+    def _on_request(self, number: int, request: AnyRequest) -> None:
         link = self._link
 
         def reply(value: object, error: str) -> None:
             if link is None or link is not self._link:
                 return
-            if link.unsent_bytes > wire.MAX_BYTES_OF_ANSWERS:
-                value, error = None, wire.TOO_MUCH_AT_ONCE
+            if link.unsent_bytes > wire.MAX_UNSENT_ANSWER_BYTES:
+                value, error = None, wire.TOO_MANY_ANSWERS
             link.send(wire.encode_answer(number, value, error))
 
         if isinstance(request, OfNode):
@@ -264,10 +261,10 @@ class LinkedRendezvous(ABC):
         if server is None or not server.others(self._info.node_id):
             return False
         if not server.is_over:
-            return self._stays_with_others_at_work()
+            return self._stays_while_others_run()
         if not self._linger_until:
             self._linger_until = self._loop.now() + _LINGER_S
-            self._later("linger", _LINGER_S, lambda: self._emit(Tick()))
+            self._set_timer("linger", _LINGER_S, lambda: self._emit(Tick()))
         return self._loop.now() < self._linger_until
 
     def close(self) -> None:
@@ -278,15 +275,15 @@ class LinkedRendezvous(ABC):
             link, self._link = self._link, None
             self._loop.unwatch(link)
             link.finish(1.0)
-        self._nobody_answers("this node has left the run")
+        self._fail_requests("this node has left the run")
         if self._server is not None:
             self._node.serves(None)
             self._server.close()
-        self._place.close()
+        self._store_address.close()
 
-    def _on_fewer(self) -> None:
+    def _on_node_gone(self) -> None:
         if self._linger_until is not None:
-            self._emit(Tick())  # wakes who waits for the others
+            self._emit(Tick())  # makes the supervisor call stays_for_others() again
 
     def _run_settings(self) -> RunSettings:
         settings = self._settings
@@ -303,17 +300,19 @@ class LinkedRendezvous(ABC):
             hang_after_s=self._node.settings.hang_after_s,
         )
 
-    def _patience(self) -> float:
-        """Short for a member, longer and longer for a stranger; never the same for two of them."""
-        longest = SOON_S if self._part is not None else min(LATER_S, SOON_S * 2 ** min(self._failures_in_a_row, 8))
+    def _backoff_s(self) -> float:
+        """Return the delay before the next attempt: short for a member, exponential for a new node; with jitter."""
+        delay_s = RETRY_SOON_S
+        if self._assignment is None:
+            delay_s = min(RETRY_LATER_S, RETRY_SOON_S * 2 ** min(self._failures_in_a_row, 8))
         self._failures_in_a_row += 1
-        return longest * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
+        return delay_s * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
 
-    def _try_again(self, why: str, after_s: float, call: Callable[[], None]) -> None:
-        if self._goes_on_trying(why):
-            self._later("again", after_s, call)
+    def _retry(self, why: str, after_s: float, call: Callable[[], None]) -> None:
+        if self._may_retry(why):
+            self._set_timer("again", after_s, call)
 
-    def _goes_on_trying(self, why: str) -> bool:
+    def _may_retry(self, why: str) -> bool:
         if self._is_finished:
             return False
         now = self._loop.now()
@@ -324,8 +323,8 @@ class LinkedRendezvous(ABC):
                 "join_timeout=SECONDS"
             )
             return False
-        if now - self._said_at >= _SAY_EVERY_S and waited > 0.5:
-            self._said_at = now
+        if now - self._reported_at >= _REPORT_EVERY_S and waited > 0.5:
+            self._reported_at = now
             left = self._settings.join_timeout_s - waited
             self._node.say(f"{why}; still trying, for {left:.0f} s at most")
         return True
@@ -335,14 +334,14 @@ class LinkedRendezvous(ABC):
             self._is_finished = True
             self._emit(JoinRefused(reason))
 
-    # --- a link -------------------------------------------------------------------------------------------------------
+    # --- the link -----------------------------------------------------------------------------------------------------
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _start_handshake(self, sock: socket.socket) -> None:
         try:
             tls = self._link_tls()
-        except ValueError as error:  # a file was replaced by one that cannot be used
+        except ValueError as error:  # a TLS file was replaced by an unusable one
             sock.close()
-            self._find_again(str(error), was_linked=False)
+            self._reconnect(str(error), was_linked=False)
             return
         link = Link(
             sock,
@@ -350,30 +349,30 @@ class LinkedRendezvous(ABC):
             self._on_link_closed,
             tls,
             server_hostname=self._host_for_tls if tls is not None else None,
-            resets=True,  # in good order it is closed only when nothing of ours is alive
+            resets=True,  # an orderly close (FIN) means that nothing this agent started is alive
         )
-        if link.is_closed:  # the peer had reset it before the TLS greeting: _on_link_closed was called
+        if link.is_closed:  # reset by the peer before the TLS handshake: _on_link_closed was called
             return
         self._link = link
         self._loop.watch(link)
         self._nonce = b""
         self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
         link.send(wire.encode(self._hello))
-        self._later("greeting", _GREETING_S, lambda: link.close(_NO_GREETING))
+        self._set_timer("handshake", _HANDSHAKE_TIMEOUT_S, lambda: link.close(_NO_HANDSHAKE))
 
     def _on_body(self, body: bytes) -> None:
-        """Each frame has its place: nothing is believed before the coordinator has proved that it knows the secret."""
+        """Accept each frame only in its state: nothing is trusted before the coordinator has proved the secret."""
         frame = wire.decode_from_server(body)
         match frame:
             case wire.Event(event) if self._is_linked:
                 self._on_event(event)
             case wire.Answer(number, value, error) if self._is_linked:
-                if number in self._asked:
-                    self._asked.pop(number)(value, error)
+                if number in self._pending:
+                    self._pending.pop(number)(value, error)
             case wire.Ask(number, request) if self._is_linked:
-                self._on_ask(number, request)
+                self._on_request(number, request)
             case wire.BeatAnswer(number, counts) if self._is_linked:
-                self._seen = max(self._seen, number)
+                self._last_answer = max(self._last_answer, number)
                 if counts:
                     self._lease.answered(number)
                     self._hold()
@@ -391,11 +390,11 @@ class LinkedRendezvous(ABC):
         if self._hello is None or self._link is None:
             raise wire.WireError("a challenge without a greeting")
         self._nonce = nonce
-        self._asked_at = self._loop.now()
+        self._attempted_at = self._loop.now()
         self._link.send(wire.encode(wire.Proof(wire.prove(self._secret, "agent", self._hello, nonce))))
 
     def _is_proved_by(self, proof: bytes) -> bool:
-        """Whether the coordinator knows the secret. If not, this node rejects it."""
+        """Return whether the proof is valid. If not, reject the coordinator."""
         if self._hello is None:
             raise wire.WireError("an acceptance without a greeting")
         if wire.is_same(proof, wire.prove(self._secret, "coordinator", self._hello, self._nonce)):
@@ -420,48 +419,48 @@ class LinkedRendezvous(ABC):
         if is_final and self._is_refusal_final:
             self._refused(why)
         elif self._link is not None:
-            self._link.close(why, was_told=True)
+            self._link.close(why, by_peer=True)
 
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
         link = self._link
         assert link is not None
-        self._timers.pop("greeting").cancel()
+        self._timers.pop("handshake").cancel()
         link.trust()
         self._is_linked = True
         self._failures_in_a_row = 0
-        self._said_at = self._loop.now() - _SAY_EVERY_S
-        self._lease = Lease(terms, self._asked_at if counts else self._lease.proven_at)
-        self._seen = 0
+        self._reported_at = self._loop.now() - _REPORT_EVERY_S
+        self._lease = Lease(terms, self._attempted_at if counts else self._lease.proven_at)
+        self._last_answer = 0
         self._node.keep("link", link.fileno())
         if not self._has_own_address:
-            self._place.addr, self._place.bind_to = self._reachable_at(link)
-        self._beat()  # first: its answer comes before everything that follows from our words
+            self._store_address.addr, self._store_address.bind_to = self._reachable_at(link)
+        self._beat()  # first, so that its answer arrives before any reaction to the messages below
         for message in self._node.words(self._info):
-            self._say_word(message)
-        if self._wants_cancel:
-            self._cancel(self._wants_cancel)
-        self._guard()
+            self._send_message(message)
+        if self._cancel_reason:
+            self._cancel(self._cancel_reason)
+        self._check_lease()
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:
-        """Where the others reach this node, and where to listen for them.
+        """Return the address that other nodes use to reach this node, and the address to listen on.
 
-        The address from which we reach the coordinator is one that the others can reach as well.
+        The default is the local address of the link to the coordinator.
         """
         return link.local_address, link.local_address
 
-    def _say_word(self, message: FromNode) -> None:
+    def _send_message(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):
             try:
-                message = self._place.offer(message, self._own_addresses())
+                message = self._store_address.offer(message, self._own_addresses())
                 self._has_offered = True
             except OSError as error:
-                self._refused(self._place.why_not(error))
+                self._refused(self._store_address.why_not(error))
                 return
         if self._link is not None:
             self._link.send(wire.encode(wire.Word(message)))
 
     def _own_addresses(self) -> tuple[str, ...]:
-        """The addresses of this host, that of the link first: the one from which other hosts most likely see us."""
+        """Return this host's addresses. The link's local address comes first: other hosts most likely see that one."""
         from tenax._io.host_addresses import host_addresses
 
         return host_addresses(self._link.local_address if self._link is not None else "", MAX_HOST_ADDRESSES)
@@ -469,16 +468,16 @@ class LinkedRendezvous(ABC):
     def _on_event(self, event: object) -> None:
         match event:
             case GenerationFormed() if not self._holds_lease() or not self._is_answered():
-                if self._link is not None:  # we were away for so long that the others may have gone on
+                if self._link is not None:  # too old: the others may have formed a later generation
                     self._link.close("its answer came too late")
-            case GenerationFormed(part) if part == self._part:
-                """Said again, by one that did not know that it had been heard."""
+            case GenerationFormed(part) if part == self._assignment:
+                """Sent again by a coordinator that did not know whether it had arrived."""
             case GenerationFormed() if not self._has_offered:
                 raise wire.WireError("a generation for which this node was not ready")
             case GenerationFormed(part):
                 self._has_offered = False
-                self._part = part
-                self._place.serve(part)
+                self._assignment = part
+                self._store_address.serve(part)
                 self._hold()
                 self._emit(event)
             case RunEnded() | JoinRefused():
@@ -489,14 +488,14 @@ class LinkedRendezvous(ABC):
             case _:
                 self._emit(event)  # type: ignore[arg-type]
 
-    def _on_link_closed(self, why: str, was_told: bool) -> None:
+    def _on_link_closed(self, why: str, by_peer: bool) -> None:
         link, self._link = self._link, None
         if link is not None and self._hello is not None:
             self._loop.unwatch(link)
         self._hello = None
         self._node.release("link")
-        self._nobody_answers(f"the link to {self._where} was lost before it answered")
-        for name in ("beat", "greeting"):
+        self._fail_requests(f"the link to {self._where} was lost before it answered")
+        for name in ("beat", "handshake"):
             if name in self._timers:
                 self._timers.pop(name).cancel()
         was_linked, self._is_linked = self._is_linked, False
@@ -504,20 +503,21 @@ class LinkedRendezvous(ABC):
             return
         if was_linked:
             self._lost_since = self._loop.now()
-            self._saw_it_die = was_told
-            is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers were just killed
-            goes_on = "; workers go on, and this node looks for it" if self._part is not None and is_in_time else ""
+            self._saw_coordinator_die = by_peer
+            is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers have just been killed
+            has_workers = self._assignment is not None and is_in_time
+            goes_on = "; workers go on, and this node looks for it" if has_workers else ""
             self._node.say(f"{self._where} was lost: {why}{goes_on}")
         unreachable = f"{self._where} cannot be reached: {why}"
-        if not was_linked and (why.startswith("it sent") or why == _NO_GREETING):
+        if not was_linked and (why.startswith("it sent") or why == _NO_HANDSHAKE):
             unreachable = (
                 f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
                 "is another program, choose another port"
             )
-        if link is not None and link.is_misfit and self._part is None and self._is_refusal_final:
+        if link is not None and link.is_tls_mismatch and self._assignment is None and self._is_refusal_final:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return
-        self._find_again(unreachable, was_linked=was_linked)
+        self._reconnect(unreachable, was_linked=was_linked)
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 
@@ -525,49 +525,49 @@ class LinkedRendezvous(ABC):
         link = self._link
         if link is None or not self._is_linked:
             return
-        if self._believes_acknowledgements and link.all_has_arrived():
+        if self._trusts_acknowledgements and link.all_has_arrived():
             self._lease.all_has_arrived()
             self._hold()
         now = self._loop.now()
-        link.send(wire.encode(wire.Beat(self._lease.beat(now), now, self._seen)))
-        self._later("beat", self._lease.terms.beat_s, self._beat)
+        link.send(wire.encode(wire.Beat(self._lease.beat(now), now, self._last_answer)))
+        self._set_timer("beat", self._lease.terms.beat_s, self._beat)
 
     def _hold(self) -> None:
-        """Tell the keeper how long the workers may live, should this process be stopped."""
-        if self._is_alone_in_charge or self._is_run_over:
-            self._node.hold(0)  # if we are stopped, so is the coordinator; or nobody goes on at all
-        elif self._part is not None:
+        """Renew the keeper's deadline for killing the workers if this process is stopped; 0 means no deadline."""
+        if self._is_sole_host or self._is_run_over:
+            self._node.hold(0)  # the coordinator stops with this process, or the run is over
+        elif self._assignment is not None:
             self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
 
     def _holds_lease(self) -> bool:
-        return self._is_alone_in_charge or self._lease.ends_at() > self._loop.now()
+        return self._is_sole_host or self._lease.ends_at() > self._loop.now()
 
     def _is_answered(self) -> bool:
-        """Whether what is received now is recent: it may have been under way for long, or waited to be read."""
-        return self._is_alone_in_charge or self._lease.is_answered(self._loop.now())
+        """Return whether a message received now is recent. It may have been delayed on the way or before the read."""
+        return self._is_sole_host or self._lease.is_answered(self._loop.now())
 
-    def _guard(self) -> None:
-        """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
-        if self._is_finished or self._is_alone_in_charge:
+    def _check_lease(self) -> None:
+        """Set a timer for the end of the lease, and fence this node when it has ended. The sole host needs no lease."""
+        if self._is_finished or self._is_sole_host:
             return
         left = self._lease.ends_at() - self._loop.now()
         if left > 0:
-            self._later("guard", left, self._guard)
+            self._set_timer("guard", left, self._check_lease)
             return
-        link = self._link if self._is_linked else None  # an acknowledged greeting says nothing about beats
-        if link is not None and self._believes_acknowledgements and link.all_has_arrived():
+        link = self._link if self._is_linked else None  # in a handshake, acknowledged bytes are not beats
+        if link is not None and self._trusts_acknowledgements and link.all_has_arrived():
             self._lease.all_has_arrived()
             if self._lease.ends_at() > self._loop.now():
                 self._hold()
-                self._guard()
+                self._check_lease()
                 return
         why = f"nothing was heard of {self._where} for {self._lease.terms.fence_s:.1f} s"
-        if self._part is not None:
-            self._emit(Fenced(self._part.generation, f"{why}, and the others may go on without this node"))
+        if self._assignment is not None:
+            self._emit(Fenced(self._assignment.generation, f"{why}, and the others may go on without this node"))
         if self._link is not None:
             self._link.close(why)
 
-    def _later(self, name: str, after_s: float, call: Callable[[], None]) -> None:
+    def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
         if name in self._timers:
             self._timers[name].cancel()
         self._timers[name] = self._loop.at(self._loop.now() + after_s, call)

@@ -1,9 +1,9 @@
-"""The marker: a coordinator's note to its successor on the same host, should it die without a word.
+"""The marker file: what a coordinator leaves for its successor on the same host in case it dies.
 
-It says how far the run had come: the last generation and its store, the restarts that were used, and the verdict if
-there was one. It is written before anybody is told. Who finds one gives the members of that generation time to show up
-before it forms another. An orderly end removes it, and a living coordinator touches it; one that nobody has touched for
-a while is not believed, for it may be of another run of that name.
+It holds the last generation and its store, the restarts used, and the verdict if there is one, and is written before
+any node receives them. A successor that finds it waits for the members of that generation before it forms another. A
+running coordinator touches the file, and an orderly end removes it; a stale file is ignored, because it may belong to
+an earlier run with the same name.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.model import Verdict
 
-_BELIEVED_S = 60.0
-_VERDICT_BELIEVED_S = 10.0  # the same command may be meant to run again
+_VALID_S = 60.0
+_VERDICT_VALID_S = 10.0  # shorter: the user may start the same command again
 _MAX_BYTES = 64 << 10
-_MOST = 1 << 40  # of generations, and of restarts
+_MAX_COUNT = 1 << 40  # generations, restarts
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a successor must know."""
+    """The content of the file."""
 
     generation: int = 0
     restarts_used: int = 0
@@ -34,7 +34,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Marker:
-    """One file per run and endpoint. What cannot be written or read is as if it were not there."""
+    """One file per run and endpoint. A file that cannot be read or written counts as absent."""
 
     def __init__(self, run_id: str, endpoint: str, directory: str | None = None) -> None:
         import hashlib
@@ -44,21 +44,21 @@ class Marker:
         self._path = os.path.join(folder, f"tenax-coordinator-{os.geteuid()}-{name}.json")
 
     def read(self) -> Note | None:
-        """What an earlier coordinator left; None: there was none that died lately."""
+        """Return the note of a coordinator that died recently, or None."""
         try:
-            # Not to wait: others may write into this folder too, and a pipe of theirs would hold us for ever.
+            # Nonblocking: the folder is shared, and opening a FIFO of another user would block.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
         try:
             about = os.fstat(descriptor)
             age_s = time.time() - about.st_mtime
-            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or age_s >= _BELIEVED_S:
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or age_s >= _VALID_S:
                 return None
             note = msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=Note)
-            if not 0 <= note.generation <= _MOST or not 0 <= note.restarts_used <= _MOST:
+            if not 0 <= note.generation <= _MAX_COUNT or not 0 <= note.restarts_used <= _MAX_COUNT:
                 return None
-            if note.verdict is not None and age_s >= _VERDICT_BELIEVED_S:
+            if note.verdict is not None and age_s >= _VERDICT_VALID_S:
                 return None
             return note
         except (OSError, *DECODE_ERRORS):
@@ -79,7 +79,7 @@ class Marker:
                 raise
 
     def touch(self) -> None:
-        """Its coordinator lives."""
+        """Mark the file as current: the coordinator is running."""
         with suppress(OSError):
             os.utime(self._path)
 

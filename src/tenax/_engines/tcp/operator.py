@@ -1,8 +1,8 @@
-"""An operator's line: ask an agent at its door, or a coordinator at its endpoint, and wait for the answer.
+"""An operator's connection: sends requests to an agent's control socket or to a coordinator, and waits for answers.
 
-For a person's tool: it blocks, has no loop and no thread. At a door the system has checked who may enter; at an
-endpoint both sides prove that they know the job's secret, as a node would, and the greeting says that this is no node.
-What the other side says is judged by nobody here: it is typed, bounded, and whoever shows it makes it harmless.
+For command line tools: it blocks, without an event loop or a thread. On a control socket the kernel has checked the
+user. At an endpoint both sides prove that they have the run's secret, as for a node. Answers are typed and bounded, but
+not sanitized: the caller escapes what it prints.
 """
 
 from __future__ import annotations
@@ -24,71 +24,71 @@ if TYPE_CHECKING:
     from tenax._io.endpoint import Address
 
 _READ_BYTES = 256 << 10
-_GREETING_S = 5.0
+_HANDSHAKE_TIMEOUT_S = 5.0
 _BEAT_S = 10.0
 _MAX_UNANSWERED = 6
 
 
 class OperatorError(Exception):
-    """Base of what may go wrong. The text is one sentence without a full stop, as strangers may have written it."""
+    """Base of these errors. The text is one sentence without a full stop; a peer may have written it."""
 
 
 class Unreachable(OperatorError):
-    """Nobody is there, or nobody who speaks as we do."""
+    """No process listens there, or it is not tenax."""
 
 
 class AccessDenied(OperatorError):
-    """Somebody is there who does not let us in: another secret, another run, another version."""
+    """The peer rejects this operator: another secret, another run, or another version."""
 
 
 class LineLost(OperatorError):
-    """The connection was closed, or nothing came in time. Whether the request was heard is not known."""
+    """The connection was closed or timed out. Whether the request was received is unknown."""
 
 
 class Declined(OperatorError):
-    """The request was heard, and this is why there is no answer to it."""
+    """The peer received the request and answered with this error."""
 
 
 class OperatorLine:
-    """One connection. Requests go one after the other."""
+    """One connection. Requests are numbered in the order in which they are sent."""
 
     def __init__(self, sock: socket.socket, *, is_trusted: bool = True) -> None:
         self._sock = sock
-        self._reader = wire.FrameReader(wire.MAX_BYTES if is_trusted else wire.MAX_BYTES_OF_STRANGERS)
+        self._reader = wire.FrameReader(wire.MAX_BYTES if is_trusted else wire.MAX_UNAUTHENTICATED_BYTES)
         self._bodies: list[bytes] = []
-        self._asked = 0
+        self._request_count = 0
 
     def trust(self) -> None:
-        self._reader.most_bytes = wire.MAX_BYTES
+        self._reader.max_bytes = wire.MAX_BYTES
 
     def ask(self, request: AnyRequest, timeout_s: float) -> msgspec.Raw:
-        """The answer, as JSON that is not looked at yet. Raises ``Declined`` and ``LineLost``."""
+        """Send a request and return the answer as raw JSON. Raises ``Declined`` and ``LineLost``."""
         return self.answer(self.send(request), timeout_s)
 
     def send(self, request: AnyRequest) -> int:
-        """Only ask. Returns the number of the answer."""
-        self._asked += 1
-        self.say(wire.Ask(self._asked, request))
-        return self._asked
+        """Send a request without waiting. Return its number."""
+        self._request_count += 1
+        self.send_frame(wire.Ask(self._request_count, request))
+        return self._request_count
 
     def answer(self, number: int, timeout_s: float) -> msgspec.Raw:
         until = time.monotonic() + timeout_s
         while True:
-            frame = self.hear(until)
+            frame = self.receive(until)
             if isinstance(frame, wire.Answer) and frame.number == number:
                 if frame.error:
                     raise Declined(frame.error)
                 return frame.value
 
-    def say(self, frame: wire.FromAgent) -> None:
+    def send_frame(self, frame: wire.FromAgent) -> None:
         try:
-            self._sock.settimeout(_GREETING_S)
+            self._sock.settimeout(_HANDSHAKE_TIMEOUT_S)
             self._sock.sendall(wire.encode(frame))
         except OSError as error:
             raise LineLost(_in_words(error)) from error
 
-    def hear(self, until: float) -> wire.FromServer:
-        """The next frame. Raises ``LineLost``; a frame that is not ours ends the line too."""
+    def receive(self, until: float) -> wire.FromServer:
+        """Return the next frame. Raises ``LineLost``, also for an invalid frame."""
         try:
             while not self._bodies:
                 left_s = until - time.monotonic()
@@ -106,8 +106,10 @@ class OperatorLine:
             raise LineLost(f"what was answered is not ours: {error}") from error
 
     def until_closed(self, beat: AnyRequest) -> None:
-        """Wait until the other side closes, which is when its process ends. It hears of us meanwhile: who is quiet for
-        too long is let go, and a host that has vanished is found out. Raises ``LineLost`` if it has."""
+        """Wait until the peer closes the connection, which is when its process ends.
+
+        Sends ``beat`` meanwhile, because the peer drops idle operators. Raises ``LineLost`` if the answers stop.
+        """
         unanswered = 0
         while True:
             self._sock.settimeout(_BEAT_S)
@@ -127,9 +129,11 @@ class OperatorLine:
         self._sock.close()
 
 
-def at_door(path: str, timeout_s: float = _GREETING_S) -> OperatorLine:
-    """The line to an agent on this host. Raises ``ConnectionRefusedError`` and ``FileNotFoundError`` when nobody is
-    there, and ``Unreachable``."""
+def connect_to_agent(path: str, timeout_s: float = _HANDSHAKE_TIMEOUT_S) -> OperatorLine:
+    """Connect to the control socket of an agent on this host.
+
+    Raises ``ConnectionRefusedError`` or ``FileNotFoundError`` if no agent listens there, and ``Unreachable``.
+    """
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(timeout_s)
@@ -142,21 +146,21 @@ def at_door(path: str, timeout_s: float = _GREETING_S) -> OperatorLine:
     return OperatorLine(sock)
 
 
-def at_endpoint(
+def connect_to_coordinator(
     addresses: Sequence[Address],
     run_id: str,
     secret: bytes,
     tls: ssl.SSLContext | None = None,
     tls_host: str = "",
-    timeout_s: float = _GREETING_S,
+    timeout_s: float = _HANDSHAKE_TIMEOUT_S,
 ) -> OperatorLine:
-    """The line to a coordinator, greeted and let in. Raises ``Unreachable`` and ``AccessDenied``."""
+    """Connect to a coordinator and authenticate. Raises ``Unreachable`` and ``AccessDenied``."""
     sock = _connected(addresses, timeout_s)
     try:
         if tls is not None:
             sock = _wrapped(sock, tls, tls_host)
         line = OperatorLine(sock, is_trusted=False)
-        _greet(line, run_id, secret, timeout_s)
+        _start_handshake(line, run_id, secret, timeout_s)
     except BaseException:
         sock.close()
         raise
@@ -195,16 +199,16 @@ def _wrapped(sock: socket.socket, tls: ssl.SSLContext, host: str) -> socket.sock
         ) from error
 
 
-def _greet(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> None:
+def _start_handshake(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> None:
     until = time.monotonic() + timeout_s
     hello = wire.Hello(wire.VERSION, run_id, f"operator-{os.getpid()}", os.urandom(wire.NONCE_BYTES), is_operator=True)
     try:
-        line.say(hello)
-        frame = line.hear(until)
+        line.send_frame(hello)
+        frame = line.receive(until)
         if isinstance(frame, wire.Challenge):
             nonce = frame.nonce
-            line.say(wire.Proof(wire.prove(secret, "operator", hello, nonce)))
-            frame = line.hear(until)
+            line.send_frame(wire.Proof(wire.prove(secret, "operator", hello, nonce)))
+            frame = line.receive(until)
             if isinstance(frame, wire.Accepted):
                 if not wire.is_same(frame.proof, wire.prove(secret, "coordinator", hello, nonce)):
                     raise AccessDenied(
@@ -223,7 +227,7 @@ def _greet(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> 
 
 
 def _rejection(refused: wire.Refused) -> str:
-    """What to do about it. Its text is not shown: anyone can send it."""
+    """Return the cause and the remedy. The peer's own text is not shown: any process can send it."""
     if refused.version != wire.VERSION:
         return (
             f"it has version {refused.version} of the protocol and this tool version {wire.VERSION}; use the tenax of "

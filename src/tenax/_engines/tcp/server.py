@@ -1,13 +1,14 @@
-"""The coordinator's server: one seat, many links.
+"""The coordinator's server: one coordinator, one link per node.
 
-It lives in an agent's loop as one watched thing (its own selector is a descriptor), so that a thousand links cost the
-agent nothing when they are quiet. What a node's link says becomes a fact for the coordinator; a link that closes, or is
-silent for the length of the lease, is a node lost. Before anybody is judged to be silent everything that has arrived is
-read, and what this process missed while it did not run is added to everybody's time. If that was long, everybody gets
-a full lease again, and the coordinator's deadlines a full period: see decision 0042.
+It is one watchable in the agent's event loop (its own selector is a descriptor), so a thousand quiet links cost the
+agent nothing. A node's message becomes a coordinator event. A link that is closed in good order, or a node that is
+silent for the length of the lease, means that the node is lost. Invariants:
 
-Unauthenticated peers get little: few bytes, few seconds, a limited number of connections (``_core/admission.py``), and
-a rejection that says nothing about the run. They are counted.
+- Everything that has arrived is read before a node is declared silent.
+- Time during which this process did not run is not counted as silence. After a long pause every node gets a full lease
+  and the coordinator's deadlines a full period: see decision 0042.
+- Unauthenticated peers get few bytes, few seconds, a limited number of connections (``_core/admission.py``), and a
+  rejection that reveals nothing about the run. They are counted.
 """
 
 from __future__ import annotations
@@ -53,25 +54,25 @@ if TYPE_CHECKING:
 
 _MAX_LINKS = 65_536
 _MAX_UNAUTHENTICATED = 2048  # connections, and at most half of all descriptors
-_STRANGER_S = 5.0  # how long they may take to authenticate
+_HANDSHAKE_TIMEOUT_S = 5.0
 _REPORT_EVERY_S = 10.0  # rejections are shown on the console no more often
 _MAX_SHOWN = 64  # characters of a run id that an unauthenticated peer has sent
 _TICKS_PER_LEASE = 20
 _MAX_TICK_S = 1.0  # also of a long lease, because unauthenticated peers expire by it
-_ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
+_MAX_READ_ROUNDS = 8  # per tick: the first reads all that has arrived, the others serve new connections
 _ACCEPTS_AT_ONCE = 256
-_ANSWERS_KEPT = 16  # that a node has not acknowledged
-_LAST_WORDS_S = 1.0  # for all links together, when the server closes
-_CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
-_MAX_ASKED = 1024  # requests that nodes have not answered
-_ASKED_S = 60.0  # how long a node may take: longer than any request may wait
+_MAX_ANSWERS_KEPT = 16  # beat answers that a node has not acknowledged
+_FINAL_FLUSH_S = 1.0  # shared by all links when the server closes
+_CLOCKS_DRIFT_S = 60.0  # an older comparison of two clocks is replaced by a new one
+_MAX_PENDING_REQUESTS = 1024  # that nodes have not answered
+_REQUEST_TIMEOUT_S = 60.0  # longer than any request may wait on a node
 _MAX_OPERATORS = 256
 _OPERATOR_S = 60.0  # how long an operator's link may be quiet
-_RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
+_RESERVED_DESCRIPTORS = 32  # not available to links: for starting workers and opening files
 
 
 class _Peer:
-    """One link and what is known of who is at its other end."""
+    """One link and the state of its peer."""
 
     def __init__(self, since: float, address: str = "") -> None:
         self.link: Link
@@ -82,25 +83,25 @@ class _Peer:
         self.nonce = b""
         self.is_trusted = False
         self.is_operator = False
-        self.is_leaving = False  # it got its last word
+        self.is_leaving = False  # it was sent RunEnded or JoinRefused
         self.since = since
-        self.heard_at = since
+        self.received_at = since
         self.interest = selectors.EVENT_READ
         self.clocks = _Clocks()
-        self.answers: dict[int, float] = {}  # when they were sent, until something later is acknowledged
-        self.proven_at = since  # when we had sent what it has acknowledged last
+        self.answers: dict[int, float] = {}  # beat number -> when it was answered; removed once acknowledged
+        self.proven_at = since  # when the last answer that it has acknowledged was sent
 
     def answer(self, number: int, seen: int, now: float) -> None:
-        """It gets an answer to this beat, and has acknowledged another."""
+        """Record that beat ``number`` is answered now and that the answer to beat ``seen`` is acknowledged."""
         if seen in self.answers:
             self.proven_at = max(self.proven_at, self.answers[seen])
             self.answers = {each: at for each, at in self.answers.items() if each > seen}
-        elif len(self.answers) >= _ANSWERS_KEPT:
+        elif len(self.answers) >= _MAX_ANSWERS_KEPT:
             del self.answers[next(iter(self.answers))]
         self.answers[number] = now
 
 
-class _Asked:
+class _PendingRequest:
     """A request that a node has not answered."""
 
     def __init__(self, node_id: str, reply: Reply, at: float) -> None:
@@ -110,7 +111,7 @@ class _Asked:
 
 
 class _Clocks:
-    """How far a node's clock is ahead of ours, from the beat that was under way the shortest time lately."""
+    """Estimates how far a node's clock is ahead of the local one, from the fastest recent beat."""
 
     def __init__(self) -> None:
         self._ahead_s: float | None = None
@@ -122,14 +123,14 @@ class _Clocks:
             self._ahead_s, self._since = ahead_s, ours
 
     def dated(self, message: FromNode, now: float) -> FromNode:
-        """A word with the time at which it arrived, on its sender's clock: however long it was under way."""
+        """Set ``sent_at`` to the time of arrival on the sender's clock, however long the message took."""
         if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped | NodeProgress):
             return message
         return msgspec.structs.replace(message, sent_at=clamped_time(max(message.sent_at, now + self._ahead_s)))
 
 
 class CoordinatorServer:
-    """Watched by the agent's loop. ``on_fewer`` is called when a node's link has gone."""
+    """Watched by the agent's loop. ``on_node_gone`` is called when the link of a node has closed."""
 
     def __init__(
         self,
@@ -142,82 +143,88 @@ class CoordinatorServer:
         policy: RestartPolicy | None = None,
         tls: ssl.SSLContext | None = None,
         record: RecordRun = lambda *_: None,
-        on_fewer: Callable[[], None] = lambda: None,
+        on_node_gone: Callable[[], None] = lambda: None,
         on_change: Callable[[CoordinatorState], None] = lambda _: None,
         on_tick: Callable[[], None] = lambda: None,
         counts: Callable[[CoordinatorServer], bool] = lambda _: True,
         hold_back: HoldBack | None = None,
-        stranger_s: float = _STRANGER_S,
+        handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S,
         accepts_operators: bool = True,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``say`` prints a line on the console of this node. Without a secret no operator is accepted."""
+        """Create a server that is not open yet. Without a secret no operator is accepted.
+
+        ``counts``: whether answers to beats renew the nodes' leases.
+        ``hold_back``: gets each message, and calls ``deliver`` later.
+        ``on_change``: called before a new generation or the verdict is sent.
+        ``say``: prints a line on this node's console.
+        """
         self._listeners = listeners
         self._settings = settings
         self._terms = terms
         self._secret = secret
         self._loop = loop
         self._tls = tls
-        self._on_fewer = on_fewer
+        self._on_node_gone = on_node_gone
         self._on_change = on_change
         self._on_every_tick = on_tick
         self._counts = counts
         self._hold_back = hold_back
-        self._stranger_s = stranger_s
+        self._handshake_timeout_s = handshake_timeout_s
         self._accepts_operators = accepts_operators and bool(secret)
         self._say = say
         self._report_at = -_REPORT_EVERY_S  # when the next rejection may be shown
         self._unreported = 0
-        self._known = (0, False)  # the last generation, and whether the run is over
+        self._noted = (0, False)  # generation and whether the run is over, at the last call of on_change
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
         self._operators = 0
         self._nodes: dict[str, _Peer] = {}
-        # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
+        # Nodes whose link was reset, which does not mean that they are lost: time of the last message, and the cause.
         self._absent: dict[str, tuple[float, str]] = {}
-        self._seat = CoordinatorHost(
-            settings, policy, loop, self._say_if_known, self._before_saying, freeze_s=terms.freeze_s
+        self._coordinator = CoordinatorHost(
+            settings, policy, loop, self._send_or_hold_back, self._record_step, freeze_s=terms.freeze_s
         )
-        self.desk = OperatorApi(self._seat, loop, self._pass_on)
-        self._asked: dict[int, _Asked] = {}  # by our number
-        self._asks = 0
+        self.operator_api = OperatorApi(self._coordinator, loop, self._forward)
+        self._pending: dict[int, _PendingRequest] = {}  # by request number
+        self._request_count = 0
         self._record = record
         self._timer: Cancellable | None = None
         self._tick_at = 0.0
         self._is_listening = False
         self.refused = 0  # links that were closed because of what they sent, or did not send
-        self._most_links = _most_links()
-        max_unauthenticated = max(8, min(_MAX_UNAUTHENTICATED, self._most_links // 2))
+        self._max_links = _max_links()
+        max_unauthenticated = max(8, min(_MAX_UNAUTHENTICATED, self._max_links // 2))
         self._admission: Admission[_Peer] = Admission(max_unauthenticated, max_unauthenticated * 3 // 4)
 
     @property
-    def seat(self) -> CoordinatorHost:
-        return self._seat
+    def coordinator(self) -> CoordinatorHost:
+        return self._coordinator
 
     def open(self, opened: Opened) -> None:
         for listener in self._listeners:
             listener.setblocking(False)
         self._listen()
         self._loop.watch(self)
-        self._seat.step(opened)
+        self._coordinator.step(opened)
         self._tick_later()
 
     def others(self, node_id: str) -> int:
-        """How many nodes besides this one are linked, or may come back."""
+        """Return how many other nodes are linked or may reconnect."""
         return len((self._nodes.keys() | self._absent.keys()) - {node_id})
 
     @property
     def is_over(self) -> bool:
-        return self._seat.state.phase is RunPhase.OVER
+        return self._coordinator.state.phase is RunPhase.OVER
 
     @property
     def is_at_work(self) -> bool:
-        """Whether some member of a generation may be at work."""
-        return self._seat.state.phase in (RunPhase.RUNNING, RunPhase.ENDING, RunPhase.RECOVERING)
+        """Whether a member of a generation may be running workers."""
+        return self._coordinator.state.phase in (RunPhase.RUNNING, RunPhase.ENDING, RunPhase.RECOVERING)
 
     def members_proven_at(self) -> Iterator[float | None]:
-        """Of each member of the generation, when we had sent what it has acknowledged last; None: it is not linked."""
-        for node_id in self._seat.state.members:
+        """Yield ``proven_at`` of each member of the generation; None for a member that is not linked."""
+        for node_id in self._coordinator.state.members:
             peer = self._nodes.get(node_id)
             yield None if peer is None else peer.proven_at
 
@@ -234,13 +241,13 @@ class CoordinatorServer:
         return False
 
     def on_writable(self) -> None:
-        """The selector inside takes care of that."""
+        """The selector handles writable links."""
 
     def on_readable(self) -> None:
         self._serve()
 
     def _serve(self) -> bool:
-        """Everything that is ready now. Says whether there was anything."""
+        """Handle everything that is ready now. Return whether there was anything."""
         ready = self._selector.select(0)
         for key, mask in ready:
             if key.data is None:
@@ -251,10 +258,10 @@ class CoordinatorServer:
                 peer.link.on_writable()
             if mask & selectors.EVENT_READ and not peer.link.is_closed:
                 peer.link.on_readable()
-            self._watch_rightly(peer)
+            self._update_interest(peer)
         return bool(ready)
 
-    def _watch_rightly(self, peer: _Peer) -> None:
+    def _update_interest(self, peer: _Peer) -> None:
         if peer.link.is_closed:
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.link.wants_to_write else 0)
@@ -271,7 +278,7 @@ class CoordinatorServer:
                 self._selector.register(listener, selectors.EVENT_READ, None)
 
     def _stop_listening(self) -> None:
-        """Full. Whoever comes now waits in the system's queue until the next tick."""
+        """Stop accepting: new connections wait in the listen backlog until there is room."""
         if self._is_listening:
             self._is_listening = False
             for listener in self._listeners:
@@ -279,7 +286,7 @@ class CoordinatorServer:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
-            if len(self._peers) >= self._most_links:
+            if len(self._peers) >= self._max_links:
                 self._stop_listening()
                 return
             try:
@@ -289,16 +296,16 @@ class CoordinatorServer:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._stop_listening()
-                return  # anything else is this one connection's trouble, and it is gone
-            self._welcome(sock, str(address[0]))
+                return  # any other error concerns only this connection, which is gone
+            self._add_peer(sock, str(address[0]))
 
-    def _welcome(self, sock: socket.socket, address: str) -> None:
+    def _add_peer(self, sock: socket.socket, address: str) -> None:
         peer = _Peer(self._loop.now(), address)
 
         def on_body(body: bytes) -> None:
             self._on_body(peer, body)
 
-        def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
+        def on_closed(why: str, by_peer: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
             self._on_closed(peer, why)
 
         peer.descriptor = sock.fileno()
@@ -311,7 +318,7 @@ class CoordinatorServer:
             self._forget(evicted)
 
     def _on_body(self, peer: _Peer, body: bytes) -> None:
-        peer.heard_at = self._loop.now()
+        peer.received_at = self._loop.now()
         frame = wire.decode_from_agent(body)
         if peer.is_trusted:
             self._on_trusted(peer, frame)
@@ -335,11 +342,11 @@ class CoordinatorServer:
             self._send(peer, wire.encode(wire.Challenge(peer.nonce)))
 
     def _on_proof(self, peer: _Peer, hello: wire.Hello, proof: wire.Proof) -> None:
-        """Whatever is wrong with it, the peer gets the same rejection, at the same step."""
-        who = "operator" if hello.is_operator else "agent"  # nobody on the way can make one of the other
-        is_same_secret = wire.is_same(proof.proof, wire.prove(self._secret, who, hello, peer.nonce))
+        """Verify the proof. A wrong secret and a wrong run get the same rejection, at the same step."""
+        role = "operator" if hello.is_operator else "agent"  # part of the proof: it cannot be changed on the way
+        is_same_secret = wire.is_same(proof.proof, wire.prove(self._secret, role, hello, peer.nonce))
         if not is_same_secret or hello.run_id != self._settings.run_id:
-            # If this run is over, the next one on this port may be that of the peer.
+            # Not final if this run is over: the next run on this port may be the peer's.
             wrong_run = f"it was started for the run {hello.run_id[:_MAX_SHOWN]!r}"
             self._refuse(peer, "it has another secret" if not is_same_secret else wrong_run, is_final=not self.is_over)
             return
@@ -363,46 +370,46 @@ class CoordinatorServer:
         old = self._nodes.get(hello.node_id)
         self._nodes[hello.node_id] = peer
         self._absent.pop(hello.node_id, None)
-        if old is not None:  # the same agent, and its old link is of no use to it any more
+        if old is not None:  # the same agent has reconnected
             old.link.reset()
             self._forget(old)
-            self._nobody_answers(hello.node_id)  # what was asked over it is not answered over another
+            self._fail_requests_to(hello.node_id)  # requests sent over the old link are not answered over the new one
         counts = self._counts(self)
         self._send(peer, wire.encode(wire.Accepted(our_proof, self._terms.beat_s, self._terms.lease_s, counts)))
 
     def _refuse(self, peer: _Peer, why: str, reason: str = "", *, is_final: bool = True) -> None:
-        """``why`` is for the console here. The peer gets ``reason``, which says nothing about run and secret."""
+        """Reject the peer. ``why`` goes to this node's console; ``reason`` to the peer, without details of the run."""
         self.refused += 1
         self._report_rejection(peer, why)
         self._send(peer, wire.encode(wire.Refused(reason, is_final, wire.VERSION)))
         self._forget(peer, is_flushed=True)
 
     def _report_rejection(self, peer: _Peer, why: str) -> None:
-        """Once in a while: a peer can be rejected as often as it likes."""
+        """Report rejections at a limited rate: a peer can reconnect as often as it likes."""
         self._unreported += 1
         now = self._loop.now()
         if now < self._report_at:
             return
         more = f" ({self._unreported} were rejected since the last report)" if self._unreported > 1 else ""
         self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
-        who = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
-        self._say(f"rejected {who} from {peer.address or 'this host'}: {why}{more}")
+        kind = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
+        self._say(f"rejected {kind} from {peer.address or 'this host'}: {why}{more}")
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
         match frame:
             case wire.Ask(number, request):
-                self.desk.ask(request, lambda value, error: self._answer(peer, number, value, error))
+                self.operator_api.ask(request, lambda value, error: self._answer(peer, number, value, error))
             case _ if peer.is_operator:
                 raise wire.WireError("an operator only asks")
             case wire.Answer(number, value, error):
-                asked = self._asked.get(number)
-                if asked is not None and asked.node_id == peer.node_id:
-                    del self._asked[number]
-                    asked.reply(value, error)
+                pending = self._pending.get(number)
+                if pending is not None and pending.node_id == peer.node_id:
+                    del self._pending[number]
+                    pending.reply(value, error)
             case wire.Beat(number, at, seen):
-                peer.clocks.compare(at, peer.heard_at)
+                peer.clocks.compare(at, peer.received_at)
                 peer.answer(number, seen, self._loop.now())
                 self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
             case wire.Word(message):
@@ -410,43 +417,43 @@ class CoordinatorServer:
                     self._check_joined(peer, message)
                 if isinstance(message, NodeReady):
                     message = with_seen_address(message, peer.link.remote_address)
-                self._seat.step(Received(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
+                self._coordinator.step(Received(peer.node_id, peer.clocks.dated(message, peer.received_at)))
             case wire.Cancel(why):
-                self._seat.step(CancelRequested(why))
+                self._coordinator.step(CancelRequested(why))
             case _:
                 raise wire.WireError("the wrong frame for its place")
 
     def _check_joined(self, peer: _Peer, joined: NodeJoined) -> None:
-        """Reject what cannot be true of any member, before the coordinator adopts a generation or a budget from it."""
+        """Raise WireError for impossible values: the coordinator adopts a generation and a budget from this message."""
         if joined.node.node_id != peer.node_id:
             raise wire.WireError("the words of another node")
-        if joined.generation > self._seat.state.generation + MAX_GENERATIONS_AHEAD:
+        if joined.generation > self._coordinator.state.generation + MAX_GENERATIONS_AHEAD:
             raise wire.WireError(f"generation {joined.generation}, which is too far ahead")
         if joined.restarts_used > max(0, joined.generation - 1):
             raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
 
-    def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
-        """What a successor must know is written down before anybody hears of it."""
-        known = (state.generation, state.verdict is not None)
-        if known != self._known:
-            self._known = known
+    def _record_step(self, now: float, event: AnyCoordinatorEvent, sends: list[Send], state: CoordinatorState) -> None:
+        """Record a step. What a successor must know is written before any node receives it."""
+        noted = (state.generation, state.verdict is not None)
+        if noted != self._noted:
+            self._noted = noted
             self._on_change(state)
-        self._record(now, event, says, state)
+        self._record(now, event, sends, state)
 
-    def _say_if_known(self, say: Send) -> None:
-        """Nobody hears of a decision, or of what followed it, before those who hold it back say so."""
+    def _send_or_hold_back(self, send: Send) -> None:
+        """Deliver now, or pass the message to ``hold_back``, which delivers it once the decision is stored."""
         if self._hold_back is None:
-            self.deliver(say)
+            self.deliver(send)
         else:
-            self._hold_back(say, self._seat.state)
+            self._hold_back(send, self._coordinator.state)
 
-    def deliver(self, say: Send) -> None:
-        data = wire.encode(wire.Event(say.event))
-        is_last_word = isinstance(say.event, RunEnded | JoinRefused)
-        for node_id in say.to:
+    def deliver(self, send: Send) -> None:
+        data = wire.encode(wire.Event(send.event))
+        is_final = isinstance(send.event, RunEnded | JoinRefused)
+        for node_id in send.to:
             peer = self._nodes.get(node_id)
             if peer is not None:
-                peer.is_leaving |= is_last_word
+                peer.is_leaving |= is_final
                 self._send(peer, data)
 
     # --- operators ----------------------------------------------------------------------------------------------------
@@ -454,38 +461,38 @@ class CoordinatorServer:
     def _answer(self, peer: _Peer, number: int, value: object, error: str) -> None:
         if peer.link.is_closed:
             return
-        if peer.link.unsent_bytes > wire.MAX_BYTES_OF_ANSWERS:
-            value, error = None, wire.TOO_MUCH_AT_ONCE
+        if peer.link.unsent_bytes > wire.MAX_UNSENT_ANSWER_BYTES:
+            value, error = None, wire.TOO_MANY_ANSWERS
         self._send(peer, wire.encode_answer(number, value, error))
 
-    def _pass_on(self, node_id: str, request: OfNode, reply: Reply) -> None:
+    def _forward(self, node_id: str, request: OfNode, reply: Reply) -> None:
         peer = self._nodes.get(node_id)
-        if peer is None or len(self._asked) >= _MAX_ASKED:
+        if peer is None or len(self._pending) >= _MAX_PENDING_REQUESTS:
             reply(None, "that node is not linked just now" if peer is None else "too many requests are under way")
             return
         try:
-            data = wire.encode_ask(self._asks + 1, request)
+            data = wire.encode_ask(self._request_count + 1, request)
         except wire.WireError as error:
             reply(None, f"this cannot be asked of a node: {error}")
             return
-        self._asks += 1
-        self._asked[self._asks] = _Asked(node_id, reply, self._loop.now())
+        self._request_count += 1
+        self._pending[self._request_count] = _PendingRequest(node_id, reply, self._loop.now())
         self._send(peer, data)
 
-    def _nobody_answers(self, node_id: str) -> None:
-        self._give_up_asking("the link to that node was lost before it answered", lambda each: each.node_id == node_id)
+    def _fail_requests_to(self, node_id: str) -> None:
+        self._fail_requests("the link to that node was lost before it answered", lambda each: each.node_id == node_id)
 
-    def _give_up_asking(self, why: str, which: Callable[[_Asked], bool] = lambda _: True) -> None:
-        for number, asked in list(self._asked.items()):
-            if which(asked) and self._asked.pop(number, None) is not None:
-                asked.reply(None, why)
+    def _fail_requests(self, why: str, which: Callable[[_PendingRequest], bool] = lambda _: True) -> None:
+        for number, pending in list(self._pending.items()):
+            if which(pending) and self._pending.pop(number, None) is not None:
+                pending.reply(None, why)
 
     def cancel(self, why: str) -> None:
-        self._seat.step(CancelRequested(why))
+        self._coordinator.step(CancelRequested(why))
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         peer.link.send(data)
-        self._watch_rightly(peer)
+        self._update_interest(peer)
 
     def _on_closed(self, peer: _Peer, why: str) -> None:
         if not peer.is_trusted:
@@ -494,14 +501,14 @@ class CoordinatorServer:
         if peer.is_trusted and self._nodes.get(peer.node_id) is peer:
             del self._nodes[peer.node_id]
             if peer.link.was_finished or peer.is_leaving:
-                self._seat.step(NodeLost(peer.node_id, why))
+                self._coordinator.step(NodeLost(peer.node_id, why))
             else:
-                self._absent[peer.node_id] = (peer.heard_at, why)
-            self._nobody_answers(peer.node_id)
-            self._on_fewer()
+                self._absent[peer.node_id] = (peer.received_at, why)
+            self._fail_requests_to(peer.node_id)
+            self._on_node_gone()
 
     def _forget(self, peer: _Peer, *, is_flushed: bool = False) -> None:
-        """Let the link go. What it was still to be told has a moment if it is the reason of a refusal."""
+        """Remove the peer and close its link; with ``is_flushed``, try to send what is unsent first."""
         if peer not in self._peers:
             return
         self._peers.discard(peer)
@@ -521,34 +528,36 @@ class CoordinatorServer:
         self._timer = self._loop.at(self._tick_at, self._on_tick)
 
     def _on_tick(self) -> None:
-        for _ in range(_ROUNDS_OF_HEARING):  # not for ever: strangers may talk without end
+        for _ in range(_MAX_READ_ROUNDS):  # bounded: unauthenticated peers may send without end
             if not self._serve():
                 break
         now = self._loop.now()
-        absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
-        if absent_s > self._terms.freeze_s:
-            self._seat.step(Resumed(absent_s))
-            absent_s = float("inf")  # everybody gets a full lease
-        self._absent = {each: (min(now, heard_at + absent_s), why) for each, (heard_at, why) in self._absent.items()}
+        missed_s = now - self._tick_at  # this process, with the node in it, was stopped or starved
+        if missed_s > self._terms.freeze_s:
+            self._coordinator.step(Resumed(missed_s))
+            missed_s = float("inf")  # every node gets a full lease
+        self._absent = {
+            each: (min(now, received_at + missed_s), why) for each, (received_at, why) in self._absent.items()
+        }
         for peer in list(self._peers):
-            peer.heard_at = min(now, peer.heard_at + absent_s)
-            peer.since = min(now, peer.since + absent_s)
+            peer.received_at = min(now, peer.received_at + missed_s)
+            peer.since = min(now, peer.since + missed_s)
             if not peer.is_trusted:
-                if now - peer.since > self._stranger_s:
+                if now - peer.since > self._handshake_timeout_s:
                     self.refused += 1
                     self._forget(peer)
             elif peer.is_operator:
-                if now - peer.heard_at > _OPERATOR_S:
+                if now - peer.received_at > _OPERATOR_S:
                     peer.link.close("it asked nothing for too long")
-            elif now - peer.heard_at > self._terms.lease_s:
+            elif now - peer.received_at > self._terms.lease_s:
                 peer.link.reset(f"it was silent for {self._terms.lease_s:g} s")
-        for node_id, (heard_at, why) in list(self._absent.items()):
-            if now - heard_at > self._terms.lease_s:
+        for node_id, (received_at, why) in list(self._absent.items()):
+            if now - received_at > self._terms.lease_s:
                 del self._absent[node_id]
-                self._seat.step(NodeLost(node_id, why))
-                self._on_fewer()
-        self._give_up_asking("that node did not answer in time", lambda asked: now - asked.at > _ASKED_S)
-        if len(self._peers) < self._most_links:
+                self._coordinator.step(NodeLost(node_id, why))
+                self._on_node_gone()
+        self._fail_requests("that node did not answer in time", lambda pending: now - pending.at > _REQUEST_TIMEOUT_S)
+        if len(self._peers) < self._max_links:
             self._listen()
         self._on_every_tick()
         self._tick_later()
@@ -559,27 +568,27 @@ class CoordinatorServer:
         self._timer.cancel()
         self._timer = None
         self._loop.unwatch(self)
-        self._seat.close()
+        self._coordinator.close()
         for listener in self._listeners:
             listener.close()
-        self._give_up_asking("the coordinator went before that node answered")
-        self.desk.close()
-        until = self._loop.now() + _LAST_WORDS_S
-        for peer in sorted(self._peers, key=lambda peer: not peer.node_id):  # nodes first: they have less time to lose
+        self._fail_requests("the coordinator went before that node answered")
+        self.operator_api.close()
+        until = self._loop.now() + _FINAL_FLUSH_S
+        for peer in sorted(self._peers, key=lambda peer: not peer.node_id):  # nodes first
             peer.link.flush(until - self._loop.now())
             peer.link.close()
         self._selector.close()
 
 
 def with_seen_address(ready: NodeReady, seen: str) -> NodeReady:
-    """Add the address that a node has here to those that it announced: others may see it translated as we do."""
+    """Add the node's address as seen here to those it announced: behind NAT other hosts may see the same one."""
     if not seen or is_loopback(seen) or seen in ready.addresses:
         return ready
     return msgspec.structs.replace(ready, addresses=(seen, *ready.addresses[:MAX_HOST_ADDRESSES]))
 
 
-def _most_links() -> int:
-    """As many as this process may have descriptors. The soft limit is raised: workers do not inherit it from us."""
+def _max_links() -> int:
+    """Return how many links fit into the descriptor limit. Raises the soft limit, which workers do not inherit."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -589,4 +598,4 @@ def _most_links() -> int:
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    return max(16, min(_MAX_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVE))
+    return max(16, min(_MAX_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVED_DESCRIPTORS))

@@ -1,7 +1,8 @@
-"""The wire between an agent and the coordinator: frames, and the handshake.
+"""The wire protocol between agents, operators and the coordinator: frames and the handshake.
 
-A frame is a length (4 bytes, big-endian) and that many bytes of JSON with a known type. In the handshake both sides
-prove that they know the job's secret, without sending it, and that they mean the same run. The client proves first:
+A frame is a length (4 bytes, big-endian) followed by that many bytes of JSON with a type tag. In the handshake both
+sides prove, without sending it, that they have the run's secret, and that they mean the same run. The client goes
+first:
 
     agent                                       coordinator
     Hello(version, run_id, node_id, nonce)  ->
@@ -9,15 +10,15 @@ prove that they know the job's secret, without sending it, and that they mean th
     Proof(proof)                            ->
                                             <-  Accepted(proof, terms)       or Refused
     Word(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
-    Ask(n, ...)                             <-> Answer(n, ...)               either way: see ``_core/requests.py``
+    Ask(n, ...)                             <-> Answer(n, ...)               both ways: see ``_core/requests.py``
 
-So an unauthenticated peer gets nothing that depends on the secret or on the run. A rejection is the same for a wrong
-run and for a wrong secret. The client believes nothing before it has verified the proof in ``Accepted``.
+So an unauthenticated peer receives nothing that depends on the secret or on the run. A wrong run and a wrong secret get
+the same rejection. The client trusts nothing before it has verified the proof in ``Accepted``.
 
-The Hello of an operator has ``is_operator``: an operator sends requests, and is not a node.
+An operator sets ``is_operator`` in its Hello: it sends requests and is not a node.
 
-Pure: bytes and values. Whatever cannot be understood raises ``WireError``, and the connection is over. Nothing that
-arrives here is ever executed or unpickled.
+Pure: bytes and values. Anything malformed raises ``WireError``, which closes the connection. Nothing received is ever
+executed or unpickled.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from tenax._core.requests import AnyRequest
 from tenax._core.text import encodable, shortened_texts
 
 VERSION = 2
-MAX_BYTES_OF_STRANGERS = 4 << 10
-MAX_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
-MAX_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
-TOO_MUCH_AT_ONCE = "more answers are under way than this link takes; ask for less at once"
+MAX_UNAUTHENTICATED_BYTES = 4 << 10
+MAX_BYTES = 8 << 20  # fits the verdict of the largest run with paths of maximum length
+MAX_UNSENT_ANSWER_BYTES = 4 << 20  # per link, which carries messages and beats too
+TOO_MANY_ANSWERS = "more answers are under way than this link takes; ask for less at once"
 NONCE_BYTES = 16
-# Reasons for which an operator that has proved itself is rejected.
-NO_SECRET = "no secret"  # noqa: S105 - operators need one, and the run has none
+# Reasons for rejecting an authenticated operator.
+NO_SECRET = "no secret"  # noqa: S105 - the run has none, and operators need one
 TOO_MANY_OPERATORS = "too many operators"
 
 
 class WireError(Exception):
-    """These bytes are not ours."""
+    """The bytes are not a valid frame."""
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="frame", omit_defaults=True):
-    """Base of everything that travels."""
+    """Base of all frames."""
 
 
 class Hello(Frame, frozen=True):
@@ -54,7 +55,7 @@ class Hello(Frame, frozen=True):
     run_id: str
     node_id: str
     nonce: bytes
-    is_operator: bool = False  # a person's tool, not a node
+    is_operator: bool = False  # an operator's tool, not a node
 
 
 class Proof(Frame, frozen=True):
@@ -62,19 +63,19 @@ class Proof(Frame, frozen=True):
 
 
 class Word(Frame, frozen=True):
-    """What a node says to the coordinator."""
+    """A message from a node to the coordinator."""
 
     message: FromNode
 
 
 class Beat(Frame, frozen=True):
     number: Number
-    at: Time = 0.0  # on the sender's clock: the least difference that was seen is that of the two clocks
-    seen: Number = 0  # the last answer that the sender got
+    at: Time = 0.0  # on the sender's clock, for comparing the two clocks
+    seen: Number = 0  # the last beat whose answer the sender has received
 
 
 class Cancel(Frame, frozen=True):
-    """An operator ends the run."""
+    """An operator cancels the run."""
 
     why: Reason
 
@@ -84,7 +85,7 @@ class Challenge(Frame, frozen=True):
 
 
 class Accepted(Frame, frozen=True):
-    """The coordinator's proof, and the terms: how often to beat, and how long silence may last."""
+    """The coordinator's proof and the terms of the lease."""
 
     proof: bytes
     beat_s: Interval
@@ -93,26 +94,26 @@ class Accepted(Frame, frozen=True):
 
 
 class Refused(Frame, frozen=True):
-    """A rejection. It says nothing about the run or the secret, and its text is not shown: anyone can send it."""
+    """A rejection. It reveals nothing about the run, and its text is not shown: any process can send it."""
 
-    reason: LongText  # for nodes of version 1, which show it; or ``NO_SECRET``, ``TOO_MANY_OPERATORS``
-    is_final: bool = True  # trying again will not help
-    version: int = 1  # of the coordinator; version 1 does not send it
+    reason: LongText  # shown by nodes of version 1; or ``NO_SECRET``, ``TOO_MANY_OPERATORS``
+    is_final: bool = True  # a retry will not help
+    version: int = 1  # of the coordinator; version 1 does not send this field
 
 
 class Event(Frame, frozen=True):
-    """What the coordinator says to a node."""
+    """A message from the coordinator to a node."""
 
     event: FromCoordinator
 
 
 class BeatAnswer(Frame, frozen=True):
     number: Number
-    counts: bool = True  # False: this coordinator may have a successor, and its word prolongs nobody's life
+    counts: bool = True  # False: the coordinator may have a successor, so this answer does not renew the lease
 
 
 class Ask(Frame, frozen=True):
-    """A request. The other side answers once, with the same number."""
+    """A request. The peer answers it once, with the same number."""
 
     number: Number
     request: AnyRequest
@@ -121,7 +122,7 @@ class Ask(Frame, frozen=True):
 class Answer(Frame, frozen=True):
     number: Number
     value: msgspec.Raw = msgspec.Raw(b"null")
-    error: LongText = ""  # why there is none
+    error: LongText = ""  # the reason if there is no value
 
 
 FromAgent = Hello | Proof | Word | Beat | Cancel | Ask | Answer
@@ -135,17 +136,17 @@ _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer
 def encode(frame: FromAgent | FromServer) -> bytes:
     try:
         body = _encoder.encode(frame)
-    except UnicodeEncodeError:  # a worker's last words may be any bytes
+    except UnicodeEncodeError:  # a worker's output may contain any bytes
         body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
     limit = MAX_TEXT if isinstance(frame, Word) else MAX_LONG_TEXT
-    if len(body) > limit:  # a text in it may be longer than the other side accepts
+    if len(body) > limit:  # a text in it may be longer than the peer accepts
         plain = encodable(msgspec.to_builtins(frame)) if isinstance(frame, Word | Event) else None
         body = _encoder.encode(shortened_texts(plain, limit)) if plain is not None else body
     return len(body).to_bytes(4, "big") + body
 
 
 def encode_ask(number: int, request: AnyRequest) -> bytes:
-    """A request that the other side takes. Raises WireError for one that would cost the link: somebody else made it."""
+    """Encode a request. Raises WireError if the peer would reject it and close the link: an operator wrote it."""
     data = encode(Ask(number, request))
     if len(data) > MAX_BYTES:
         raise WireError(f"a frame of {len(data)} bytes, where at most {MAX_BYTES} are allowed")
@@ -154,7 +155,7 @@ def encode_ask(number: int, request: AnyRequest) -> bytes:
 
 
 def encode_answer(number: int, value: object, error: str) -> bytes:
-    """An answer that always fits: one that does not says so instead."""
+    """Encode an answer. One that is too long is replaced by an error."""
     try:
         raw = _encoder.encode(value)
     except UnicodeEncodeError:
@@ -179,10 +180,10 @@ def decode_from_server(body: bytes) -> FromServer:
 
 
 class FrameReader:
-    """Cuts a stream into frames, however it was cut on the way."""
+    """Splits a byte stream into frames."""
 
-    def __init__(self, most_bytes: int = MAX_BYTES_OF_STRANGERS) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_UNAUTHENTICATED_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -192,8 +193,8 @@ class FrameReader:
         start = 0
         while len(buffer) - start >= 4:
             size = int.from_bytes(buffer[start : start + 4], "big")
-            if size > self.most_bytes:
-                raise WireError(f"a frame of {size} bytes, where at most {self.most_bytes} are allowed")
+            if size > self.max_bytes:
+                raise WireError(f"a frame of {size} bytes, where at most {self.max_bytes} are allowed")
             end = start + 4 + size
             if len(buffer) < end:
                 break
@@ -204,11 +205,11 @@ class FrameReader:
         return bodies
 
 
-def prove(secret: bytes, who: str, hello: Hello, server_nonce: bytes) -> bytes:
-    """That ``who`` ("agent", "operator" or "coordinator") knows the secret, for this connection only."""
+def prove(secret: bytes, role: str, hello: Hello, server_nonce: bytes) -> bytes:
+    """Return the proof that ``role`` ("agent", "operator" or "coordinator") has the secret, for this connection."""
     import hmac
 
-    parts = (who.encode(), hello.run_id.encode(), hello.node_id.encode(), hello.nonce, server_nonce)
+    parts = (role.encode(), hello.run_id.encode(), hello.node_id.encode(), hello.nonce, server_nonce)
     text = b"tenax rendezvous 2" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(secret, text, "sha256")
 

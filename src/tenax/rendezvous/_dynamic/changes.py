@@ -1,4 +1,4 @@
-"""Changes: what one node is about to do to the shared state, in words. Pure: two states in, sentences out."""
+"""Describes a change of the shared state in words, for events. Pure: two states in, texts out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NAMES_SHOWN = 8
 
 class Change(NamedTuple):
     text: str
-    is_achieved: bool = False  # something has come to its end, and well
+    is_achieved: bool = False  # recorded as SUCCEEDED
 
 
 def changes(before: State | None, after: State, node_id: str) -> list[Change]:
-    """What it means when this node writes ``after`` in place of ``before``. The node's name goes before each text."""
-    found = [*_of_standing(before, after, node_id), *_of_others(before, after, node_id)]
+    """Describe what it means that this node replaces ``before`` by ``after``. Its name is put before each text."""
+    found = [*_own_changes(before, after, node_id), *_removals(before, after, node_id)]
     is_same_round = before is not None and before.round == after.round
     if after.complete and not (is_same_round and before is not None and before.complete):
         nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
@@ -30,8 +30,8 @@ def changes(before: State | None, after: State, node_id: str) -> list[Change]:
     return found
 
 
-def _of_standing(before: State | None, after: State, node_id: str) -> list[Change]:
-    was, now = _place(before, node_id), _place(after, node_id)
+def _own_changes(before: State | None, after: State, node_id: str) -> list[Change]:
+    was, now = _position(before, node_id), _position(after, node_id)
     if was == now:
         return []
     found = []
@@ -42,21 +42,21 @@ def _of_standing(before: State | None, after: State, node_id: str) -> list[Chang
     return found
 
 
-def _place(state: State | None, node_id: str) -> tuple[str, int] | None:
+def _position(state: State | None, node_id: str) -> tuple[str, int] | None:
     node = state.node(node_id) if state is not None else None
     if state is None or node is None:
         return None
     match node.standing:
         case Standing.WAITING:
             return "wait list", state.round + 1 if state.complete else state.round
-        case Standing.RUNNING if not state.complete:  # of the round before the one that gathers
+        case Standing.RUNNING if not state.complete:  # in the round before the gathering one
             return "participants", state.round - 1
         case _:
             return "participants", state.round
 
 
-def _of_others(before: State | None, after: State, node_id: str) -> list[Change]:
-    """Nobody but the node itself takes it out, unless it is silent or did not come."""
+def _removals(before: State | None, after: State, node_id: str) -> list[Change]:
+    """Other nodes remove a node only if it is silent or did not join in time."""
     still_there = {node.id for node in after.nodes} | {node_id}
     gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
     return [Change(f"takes out {_names(gone)}: no sign of life, or not there in time")] if gone else []

@@ -1,17 +1,18 @@
-"""Decisions of one node in a dynamic rendezvous: from the shared state and what it saw to what it does next.
+"""Decisions of one node in a dynamic rendezvous: from the shared state and its view of the others to its next action.
 
-Nothing here reads, writes, waits or knows a clock. The caller reads the state, asks, and writes what it is told to; if
-somebody else wrote in between it asks again, so every answer must be right for the state that it was given.
+Pure: no reads, writes, waits or clocks. The caller reads the state, asks for a decision and writes the new state; if
+another node has written in between, it asks again. So every decision must be right for the state it was given.
 
-What always holds (tests cite the numbers):
+Invariants (tests cite the numbers):
 
 D1  A round completes once, with at least ``min_nodes`` and at most ``max_nodes`` members.
-D2  Rounds only grow, also for a node that remembers more than the state does.
-D3  A node that was in the group before goes before one that was not. Members keep the order of their ranks, and
-    newcomers take the places of those who left.
-D4  Known members form the next round as soon as the living ones among them are there. Only strangers hear a last call.
-D5  A node for which there is no place waits as a spare: without a deadline, and without disturbing the group.
-D6  A group in which somebody died, or beside which somebody waits who fits in, is to be formed again: see ``pending``.
+D2  Rounds only grow, even if the state was lost and a node remembers a later round.
+D3  Former members come before new nodes. Members keep the order of their ranks; new nodes get the ranks of members that
+    left.
+D4  Known members form the next round as soon as all of them that are alive have joined. The last call is only for new
+    nodes.
+D5  A node that does not fit in waits as a spare: without a deadline, and without disturbing the group.
+D6  A group must be formed again if a member died, or if a node waits that fits in: see ``pending``.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from tenax.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-# A living member may have to end its workers first, whose time for that is by default as long as a last call.
-_PATIENCE_IN_LAST_CALLS = 2
+# A member may have to stop its workers first; their default grace period is as long as a last call.
+_MEMBER_LAST_CALLS = 2
 _NAMES_SHOWN = 8
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What every node of a run agrees on beforehand, and how long this one waits."""
+    """The settings that all nodes of a run share, and this node's timeouts."""
 
     run_id: str
     min_nodes: int
@@ -43,13 +44,13 @@ class Terms(msgspec.Struct, frozen=True):
     last_call_s: float
 
     @property
-    def patience_s(self) -> float:
-        """How long the living members of the last round are waited for."""
-        return _PATIENCE_IN_LAST_CALLS * self.last_call_s
+    def member_wait_s(self) -> float:
+        """How long to wait for members of the last round that are alive."""
+        return _MEMBER_LAST_CALLS * self.last_call_s
 
 
 class Put(msgspec.Struct, frozen=True):
-    """Write this state in place of the one that was read, then ask again."""
+    """Replace the state that was read by this one, then decide again."""
 
     state: State
     why: str
@@ -63,7 +64,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """We are in."""
+    """This node is in the round."""
 
     round: int
     rank: int
@@ -71,7 +72,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """We will not get in."""
+    """This node cannot join."""
 
     error: RendezvousError
 
@@ -80,37 +81,37 @@ Decision = Put | Wait | Done | Refused
 
 
 class Joiner:
-    """One attempt of one node to get into a round after ``last_round``, the last one that it was in."""
+    """One attempt of a node to join a round after ``last_round``, the last one it was in."""
 
     def __init__(self, node_id: str, addr: str, terms: Terms, last_round: int, now: float) -> None:
         self.last_round = last_round
         self._id = node_id
         self._addr = addr
         self._terms = terms
-        self._waits_since = now
+        self._waiting_since = now
         self._is_spare = False
 
     def decide(self, state: State | None, view: View, now: float) -> Decision:
-        known = self._with_our_memory(state, view)
+        known = self._without_lost_rounds(state, view)
         decision = self._decide(known, view)
         if isinstance(decision, Wait):
             self._is_spare = decision.is_spare
             if self._is_spare:
-                self._waits_since = now
-        if isinstance(decision, (Put, Wait)) and now - self._waits_since >= self._terms.join_s:
+                self._waiting_since = now
+        if isinstance(decision, (Put, Wait)) and now - self._waiting_since >= self._terms.join_s:
             return Refused(RendezvousTimeoutError(self._too_late(known)))
         return decision
 
-    def _with_our_memory(self, state: State | None, view: View) -> State:
-        """The state without the dead, and never behind what we have been part of (D2)."""
+    def _without_lost_rounds(self, state: State | None, view: View) -> State:
+        """Return the state without dead nodes, and with a round after every round this node was in (D2)."""
         terms = self._terms
         if state is None:
             return State(terms.run_id, terms.min_nodes, terms.max_nodes, round=self.last_round + 1)
         state = without(state, view.dead - {self._id})
-        if all(node.id == self._id for node in state.nodes):  # nobody is there who could have other terms
+        if all(node.id == self._id for node in state.nodes):  # no other node has agreed on these terms
             state = msgspec.structs.replace(state, min_nodes=terms.min_nodes, max_nodes=terms.max_nodes)
         if state.round < self.last_round or (state.round == self.last_round and not state.complete):
-            # The state was lost and begun anew, without us.
+            # The state was lost and recreated by other nodes.
             return msgspec.structs.replace(state, round=self.last_round + 1, complete=False)
         return state
 
@@ -135,8 +136,8 @@ class Joiner:
             if state.round > self.last_round and any(node.id == self._id for node in present):
                 return Done(state.round, state.members[self._id], len(state.members))
             return self._open(state, "a member of the last round is back")
-        if not present:  # D6, seen by a newcomer: nobody else is left to notice
-            return self._open(state, "nobody of the last round is left")
+        if not present:  # D6, for a new node: no member is left to notice
+            return self._open(state, "no member of the last round is left")
         if not self._stands(state, Standing.WAITING):
             return Put(self._standing(state, Standing.WAITING), "there is a group already; wait for the next round")
         if len(present) >= state.max_nodes:
@@ -150,7 +151,7 @@ class Joiner:
     def _on_gathering(self, state: State, view: View) -> Decision:
         if self._stands(state, Standing.JOINED):
             missing = _missing(state, view, self._terms)
-            return Wait(missing) if missing else Put(complete(state), "everybody who is awaited is there")
+            return Wait(missing) if missing else Put(complete(state), "all awaited nodes have joined")
         if self._id in state.members or _room(state, view, self._terms) > 0:
             joined = self._standing(state, Standing.JOINED)
             return Put(self._completed_if_ready(joined, view), f"join round {state.round}")
@@ -159,7 +160,7 @@ class Joiner:
         return Wait("every place is taken or kept for a member; this node is a spare", is_spare=True)
 
     def _completed_if_ready(self, state: State, view: View) -> State:
-        """Whoever fills the last place also completes the round, with the same write."""
+        """Complete the round in the same write if this node is the last one awaited."""
         return state if _missing(state, view, self._terms) else complete(state)
 
     def _stands(self, state: State, standing: Standing) -> bool:
@@ -189,22 +190,22 @@ class Joiner:
         )
 
 
-# --- readings of a state ----------------------------------------------------------------------------------------------
+# --- queries of a state -----------------------------------------------------------------------------------------------
 
 
 def _awaited_members(state: State, view: View, terms: Terms) -> list[Node]:
-    """Living members of the last round that have not come yet. Places are kept for them, for a while (D3)."""
-    return state.with_standing(Standing.RUNNING) if view.gathering_s < terms.patience_s else []
+    """Return members of the last round that are alive but have not joined. They have priority for a while (D3)."""
+    return state.with_standing(Standing.RUNNING) if view.gathering_s < terms.member_wait_s else []
 
 
 def _room(state: State, view: View, terms: Terms) -> int:
-    """Places for those who were not in the last round."""
+    """Return how many new nodes can still join the gathering round."""
     kept = len(_awaited_members(state, view, terms))
     return state.max_nodes - kept - len(state.with_standing(Standing.JOINED))
 
 
 def _missing(state: State, view: View, terms: Terms) -> str:
-    """What a gathering round still waits for; nothing: it is to be completed now. The dead are not in ``state``."""
+    """Return what a gathering round still waits for; empty: complete it now. ``state`` contains no dead nodes."""
     joined = state.with_standing(Standing.JOINED)
     if len(joined) >= state.max_nodes:
         return ""
@@ -237,11 +238,11 @@ def _other_terms(run_id: str, ours: tuple[int, int], theirs: tuple[int, int]) ->
 
 
 def pending(state: State | None, view: View, node_id: str, round_: int) -> int:
-    """How many changes of the group are due: what ``num_nodes_waiting`` answers to an agent that polls (D6).
+    """Return how many changes of the group are pending: the result of ``num_nodes_waiting`` (D6).
 
-    Counted are nodes that wait and would fit in, members that died, and, if the others have moved on to another round,
-    those who gather there. Spares do not count: letting them in would change nothing. After the run was closed nothing
-    counts: no group can form any more. ``round_`` is the round that the node is in; 0: none, then all who wait count.
+    Counts waiting nodes that fit in, members that died, and, if the other nodes have moved on to another round, the
+    nodes that gather there. Spares do not count: they could not join. After the run was closed nothing counts: no group
+    can form any more. ``round_`` is the node's round; with 0 (none) all waiting nodes count.
     """
     if state is None:
         return 1 if round_ else 0
@@ -259,7 +260,7 @@ def pending(state: State | None, view: View, node_id: str, round_: int) -> int:
 
 
 def ends_with(state: State | None, round_: int) -> bool:
-    """Whether a node whose work ends in this round ends the run: nobody has formed a later group."""
+    """Return whether the run ends with the work of this round: no later group has formed."""
     return state is not None and round_ > 0 and round_ == (state.round if state.complete else state.round - 1)
 
 
@@ -267,7 +268,7 @@ def ends_with(state: State | None, round_: int) -> bool:
 
 
 def complete(state: State) -> State:
-    """The round with everybody who joined, up to the most that are allowed; the others wait."""
+    """Complete the round with the joined nodes, up to ``max_nodes``; the others wait."""
     joined = state.with_standing(Standing.JOINED)
     survivors = sorted((node for node in joined if node.id in state.members), key=lambda node: state.members[node.id])
     newcomers = [node for node in joined if node.id not in state.members]
@@ -276,34 +277,34 @@ def complete(state: State) -> State:
     nodes = tuple(
         msgspec.structs.replace(node, standing=Standing.RUNNING if node.id in members else Standing.WAITING)
         for node in state.nodes
-        if node.standing is not Standing.RUNNING  # of an older round: it did not come, and will notice
+        if node.standing is not Standing.RUNNING  # of an older round: it did not join, and will notice
     )
     return msgspec.structs.replace(state, complete=True, members=members, nodes=nodes)
 
 
 def ranks(before: dict[str, int], chosen: list[str]) -> dict[str, int]:
-    """Ranks for the chosen, who are in the order of preference (D3).
+    """Assign ranks to the chosen nodes, given in order of preference (D3).
 
-    Those who had one keep their order. Newcomers take the ranks of those who left, lowest first, then come at the end.
+    Former members keep their order. New nodes get the ranks of members that left, lowest first, then the highest ranks.
     """
     kept = {each: before[each] for each in chosen if each in before}
     holes = sorted(set(before.values()) - set(kept.values()))
     newcomers = [each for each in chosen if each not in before]
-    places = dict(kept)
+    order = dict(kept)
     for index, each in enumerate(newcomers):
-        places[each] = holes[index] if index < len(holes) else len(before) + index
-    return {each: rank for rank, each in enumerate(sorted(places, key=places.__getitem__))}
+        order[each] = holes[index] if index < len(holes) else len(before) + index
+    return {each: rank for rank, each in enumerate(sorted(order, key=order.__getitem__))}
 
 
 def without(state: State, gone: frozenset[str] | set[str]) -> State:
-    """The state without these nodes. The list of members stays what it was: it is what was agreed."""
+    """Return the state without these nodes. ``members`` stays: it is what the last round agreed on."""
     if not any(node.id in gone for node in state.nodes):
         return state
     return msgspec.structs.replace(state, nodes=tuple(node for node in state.nodes if node.id not in gone))
 
 
-def beaten(state: State, node_id: str) -> State | None:
-    """The state with one more heartbeat of this node; None if it is not in there."""
+def with_heartbeat(state: State, node_id: str) -> State | None:
+    """Return the state with one more heartbeat of this node; None if the node is not in it."""
     node = state.node(node_id)
     if node is None:
         return None

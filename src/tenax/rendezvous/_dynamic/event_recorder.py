@@ -1,7 +1,7 @@
-"""The teller: tells what a node does in its rendezvous, as events, to whoever listens.
+"""Records what a node does in its rendezvous as events.
 
-If nobody does, nothing is made. If somebody does, it is handed over in a thread apart: a handler that is slow must not
-hold up the heartbeats by which the others know that we live, and one that raises must not end a rendezvous.
+Without an event handler nothing is created. With one, events are delivered in a separate thread: a slow handler must
+not delay the heartbeats, and one that raises must not end the rendezvous.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INIT, RUNNING, SUCCEEDED, FAILED = "INIT", "RUNNING", "SUCCEEDED", "FAILED"
 
 
 class EventRecorder:
-    """Speaks for one node. ``where`` is always the file, the class and the method that tell."""
+    """Records the events of one node. ``where`` names the file, the class and the method."""
 
     def __init__(self, run_id: str, host: str, node_id: str = "") -> None:
         self._run_id = run_id
@@ -31,7 +31,7 @@ class EventRecorder:
         self._who = f"{host} ({node_id[:8]})" if node_id else host
         self._delivery: Delivery | None = None
 
-    def say(
+    def record(
         self,
         where: str,
         text: str,
@@ -40,28 +40,28 @@ class EventRecorder:
         rank: int | None = None,
         master_endpoint: str = "",
     ) -> None:
-        """One event. ``values`` are put into the text only if somebody listens. The node's name goes before it."""
+        """Record one event. The node's name is put before the text, which is formatted only if there is a handler."""
         if is_rendezvous_heard():
             message = f"{self._who} {text.format(*values) if values else text}"
             self._record(where, message, state, rank, master_endpoint)
 
-    def say_changes(self, where: str, before: State | None, after: State) -> None:
-        """What this node is about to write."""
+    def record_changes(self, where: str, before: State | None, after: State) -> None:
+        """Record what this node is about to write."""
         if is_rendezvous_heard():
             for change in changes(before, after, self._node_id):
-                self.say(where, "{}", change.text, state=SUCCEEDED if change.is_achieved else RUNNING)
+                self.record(where, "{}", change.text, state=SUCCEEDED if change.is_achieved else RUNNING)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """To be called while the error is being handled."""
+        """Record an error. Call this while it is being handled."""
         if is_rendezvous_heard():
             self._record(where, f"{type(error).__name__}: {error}", FAILED)
 
     def errors_of(self, where: str) -> _Errors:
-        """``with`` this: an error on its way through is told."""
+        """Return a context manager that records errors that pass through it."""
         return _Errors(self, where)
 
     def close(self) -> None:
-        """Wait a little for what was told last. Another word opens it again."""
+        """Wait briefly for the delivery of the last events. Another event reopens it."""
         delivery, self._delivery = self._delivery, None
         lost = delivery.close() if delivery is not None else ""
         if lost:
@@ -89,8 +89,8 @@ class EventRecorder:
 
 
 class _Errors:
-    def __init__(self, teller: EventRecorder, where: str) -> None:
-        self._teller = teller
+    def __init__(self, recorder: EventRecorder, where: str) -> None:
+        self._recorder = recorder
         self._where = where
 
     def __enter__(self) -> None:
@@ -99,5 +99,5 @@ class _Errors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):  # not a signal or a Ctrl-C: that is no fault of the rendezvous
-            self._teller.failed(self._where, error)
+        if isinstance(error, Exception):  # not KeyboardInterrupt or SystemExit
+            self._recorder.failed(self._where, error)

@@ -1,7 +1,7 @@
-"""The holder of the shared state: the one place that reads and writes it through a backend.
+"""Reads and writes the shared state through a backend. No other module does.
 
-Every reading also goes through the watch, so that silence is measured whoever reads. Calls of several threads are
-served one after the other; the last ``sight`` can be looked at without waiting for any of them.
+Every reading also goes through the watch, so that silence is measured whichever thread reads. Calls from several
+threads are serialized; the last ``snapshot`` is available without waiting.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-_SHORTEST_PAUSE_S = 0.005
-_LONGEST_PAUSE_S = 1.0
-_PAUSE_PER_NODE_S = 0.001  # the more nodes ask, the less often each does
+_MIN_PAUSE_S = 0.005
+_MAX_PAUSE_S = 1.0
+_PAUSE_PER_NODE_S = 0.001  # the more nodes poll, the less often each one does
 
 
-class Sight(msgspec.Struct, frozen=True):
-    """One reading: the state, the backend's token for it, and what the watch makes of it."""
+class Snapshot(msgspec.Struct, frozen=True):
+    """One reading: the state, the backend's token for it, and the view of the watch."""
 
     state: State | None = None
     token: Any = None
@@ -37,7 +37,7 @@ class Sight(msgspec.Struct, frozen=True):
 
 
 class StateHolder:
-    """``look`` reads, ``put`` writes if nobody else did, ``change`` writes until it is true."""
+    """``read`` reads, ``put`` writes if the state has not changed, ``change`` retries until a change is written."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class StateHolder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self.sight = Sight()
+        self.snapshot = Snapshot()
         self.reached_at = clock()  # when the backend last answered
         self._backend = backend
         self._run_id = run_id
@@ -56,42 +56,42 @@ class StateHolder:
         self._lock = threading.Lock()
         self._last: tuple[bytes, State] | None = None
 
-    def look(self) -> Sight:
+    def read(self) -> Snapshot:
         with self._lock:
-            return self._take_in(self._backend.get_state())
+            return self._update(self._backend.get_state())
 
-    def put(self, state: State, token: Any) -> tuple[Sight, bool]:
-        """Write it in place of what ``token`` stands for. Returns what is there now, and whether that is ours."""
+    def put(self, state: State, token: Any) -> tuple[Snapshot, bool]:
+        """Replace the state with this token. Return the state stored now, and whether it is the one just written."""
         with self._lock:
             answer = self._backend.set_state(encode(state), token)
             if answer is None:
-                return self._take_in(None), False
-            blob, new_token, is_ours = answer
-            return self._take_in((blob, new_token)), bool(is_ours)
+                return self._update(None), False
+            blob, new_token, is_written = answer
+            return self._update((blob, new_token)), bool(is_written)
 
-    def change(self, change: Callable[[State], State | None], timeout_s: float, first: State | None = None) -> Sight:
-        """Apply a change to whatever the state is, until that holds; ``first`` is what to write if there is no state.
+    def change(self, change: Callable[[State], State | None], timeout_s: float, first: State | None = None) -> Snapshot:
+        """Apply ``change`` to the current state until it is written. ``first`` is written if there is no state.
 
-        None means that there is nothing to change.
+        ``change`` returns None if there is nothing to change.
         """
         give_up_at = self.clock() + timeout_s
         pause = Pause()
-        sight = self.look()
+        snapshot = self.read()
         while True:
-            changed = change(sight.state) if sight.state is not None else first
-            if changed is None or changed == sight.state:
-                return sight
-            sight, is_done = self.put(changed, sight.token)
+            changed = change(snapshot.state) if snapshot.state is not None else first
+            if changed is None or changed == snapshot.state:
+                return snapshot
+            snapshot, is_done = self.put(changed, snapshot.token)
             if is_done:
-                return sight
+                return snapshot
             if self.clock() >= give_up_at:
                 raise RendezvousTimeoutError(
                     f"the state of the run {self._run_id!r} could not be changed within {timeout_s:g} s, because other "
                     "nodes change it all the time"
                 )
-            pause.after_a_lost_write(sight)
+            pause.after_lost_write(snapshot)
 
-    def _take_in(self, found: tuple[bytes, Any] | None) -> Sight:
+    def _update(self, found: tuple[bytes, Any] | None) -> Snapshot:
         self.reached_at = now = self.clock()
         state = token = None
         if found is not None:
@@ -99,30 +99,30 @@ class StateHolder:
             if self._last is None or self._last[0] != blob:
                 self._last = (blob, decode(blob, self._run_id))
             state = self._last[1]
-        self.sight = Sight(state, token, self._watch.look(state, now))
-        return self.sight
+        self.snapshot = Snapshot(state, token, self._watch.look(state, now))
+        return self.snapshot
 
 
 class Pause:
-    """How long to wait before the next look: short after a change, longer while nothing happens, never the same."""
+    """Sleeps between readings: briefly after a change, then with backoff and jitter."""
 
     def __init__(self) -> None:
         self._seen: Any = None
-        self._next_s = _SHORTEST_PAUSE_S
+        self._next_s = _MIN_PAUSE_S
 
-    def before_the_next_look(self, sight: Sight) -> None:
-        # Heartbeats change the token all the time; what counts is where everybody stands.
-        state = sight.state
+    def before_next_read(self, snapshot: Snapshot) -> None:
+        # Heartbeats change the token all the time: compare the standing of the nodes instead.
+        state = snapshot.state
         seen = state and (state.round, state.complete, [(node.id, node.standing) for node in state.nodes])
         if seen != self._seen:
-            self._seen, self._next_s = seen, _SHORTEST_PAUSE_S
-        self._sleep(sight)
+            self._seen, self._next_s = seen, _MIN_PAUSE_S
+        self._sleep(snapshot)
 
-    def after_a_lost_write(self, sight: Sight) -> None:
-        self._sleep(sight)
+    def after_lost_write(self, snapshot: Snapshot) -> None:
+        self._sleep(snapshot)
 
-    def _sleep(self, sight: Sight) -> None:
-        nodes = len(sight.state.nodes) if sight.state is not None else 0
-        longest = min(_LONGEST_PAUSE_S, 0.05 + _PAUSE_PER_NODE_S * nodes)
+    def _sleep(self, snapshot: Snapshot) -> None:
+        nodes = len(snapshot.state.nodes) if snapshot.state is not None else 0
+        longest = min(_MAX_PAUSE_S, 0.05 + _PAUSE_PER_NODE_S * nodes)
         time.sleep(random.uniform(0.5, 1.0) * min(self._next_s, longest))  # noqa: S311 - spreads nodes, hides nothing
         self._next_s = min(2 * self._next_s, longest)

@@ -2,14 +2,14 @@
 
     gathering round 1 -> round 1 complete -> gathering round 2 -> round 2 complete -> ...      closed: for good
 
-What always holds (tests cite the numbers):
+Invariants (tests cite the numbers):
 
-S1  A document that is not ours is never acted upon: ``decode`` raises, and runs nothing that it reads.
+S1  An invalid document is never used: ``decode`` raises, and executes nothing that it reads.
 S2  The ranks of a round are 0 .. n-1, each once.
-S3  Every node is listed once, under an id that no other start of a node has.
-S4  There is no time in it. A node shows that it lives by counting; how long it was silent, each observer measures.
+S3  Every node is listed once, under an id that is unique to its start.
+S4  It contains no times. A node shows that it is alive by counting; each observer measures the silence.
 
-It travels as JSON with a version, and everything in it has a limit.
+It is JSON with a version, and everything in it is bounded.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ FORMAT = "tenax.rendezvous"
 VERSION = 1
 MAX_BYTES = 4 << 20
 _MAX_NODES = 20_000
-_LARGEST = (1 << 53) - 1  # what every JSON reader keeps exactly
-_SHOWN = 24
+_MAX_INTEGER = (1 << 53) - 1  # exact in every JSON reader
+_MAX_SHOWN = 24
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INTEGER)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=_MAX_INTEGER)]
 
 
 class Standing(enum.Enum):
-    WAITING = "waiting"  # asks to be let in; beside a full group it is a spare
-    JOINED = "joined"  # is in the round that gathers
-    RUNNING = "running"  # is a member of the last complete round
+    WAITING = "waiting"  # wants to join; a spare if the group is full
+    JOINED = "joined"  # in the gathering round
+    RUNNING = "running"  # a member of the last complete round
 
 
 class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One node that is present."""
+    """A node that is present."""
 
     id: Id
     addr: Annotated[str, msgspec.Meta(max_length=255)]  # for people
     standing: Standing
-    beat: Count = 0  # it lives as long as this changes
+    beat: Count = 0  # alive while this changes
 
 
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that nodes agree on."""
+    """What the nodes agree on."""
 
     run_id: str
     min_nodes: Positive
     max_nodes: Positive
-    round: Positive = 1  # the one that gathers or, if complete, runs
+    round: Positive = 1  # gathering, or running if complete
     complete: bool = False
-    closed: Annotated[str, msgspec.Meta(max_length=1000)] = ""  # why nobody can join any more; empty: one can
-    members: Annotated[dict[Id, Count], msgspec.Meta(max_length=_MAX_NODES)] = {}  # of the last complete round: ranks
-    nodes: Annotated[tuple[Node, ...], msgspec.Meta(max_length=_MAX_NODES)] = ()  # in the order in which they came
+    closed: Annotated[str, msgspec.Meta(max_length=1000)] = ""  # why the run is closed; empty: it is open
+    members: Annotated[dict[Id, Count], msgspec.Meta(max_length=_MAX_NODES)] = {}  # last complete round: id -> rank
+    nodes: Annotated[tuple[Node, ...], msgspec.Meta(max_length=_MAX_NODES)] = ()  # in order of arrival
     format: str = FORMAT
     version: int = VERSION
 
@@ -71,7 +71,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Header(msgspec.Struct):
-    """What every version of the document has."""
+    """The fields that every version of the document has."""
 
     format: str = ""
     version: int = 0
@@ -86,7 +86,7 @@ def encode(state: State) -> bytes:
 
 
 def decode(blob: bytes, run_id: str) -> State:
-    """The state that these bytes say; RendezvousStateError if they are not a state of this run."""
+    """Return the state. Raises RendezvousStateError if the bytes are not a state of this run."""
     fault = _fault_of_size(blob)
     if not fault:
         try:
@@ -114,21 +114,21 @@ def _fault_of_size(blob: bytes) -> str:
 def _guess(blob: bytes) -> str:
     if blob[:1] == b"\x80":
         return "it is a pickle, as agents of TorchElastic write it, and those cannot share a run with tenax"
-    return f"it begins with {bytes(blob[:_SHOWN])!r}"
+    return f"it begins with {bytes(blob[:_MAX_SHOWN])!r}"
 
 
 def _fault_of_header(header: _Header) -> str:
     if header.format != FORMAT:
-        return f"it calls itself {header.format[:_SHOWN]!r} instead of {FORMAT!r}"
+        return f"it calls itself {header.format[:_MAX_SHOWN]!r} instead of {FORMAT!r}"
     if header.version != VERSION:
         return f"its version is {header.version}, this release of tenax speaks version {VERSION}"
     return ""
 
 
 def _fault_of_state(state: State, run_id: str) -> str:
-    """What types cannot say."""
+    """Check what the types do not; return the first fault."""
     if state.run_id != run_id:
-        return f"it belongs to the run {state.run_id[:_SHOWN]!r}"
+        return f"it belongs to the run {state.run_id[:_MAX_SHOWN]!r}"
     if state.max_nodes < state.min_nodes:
         return f"it wants at least {state.min_nodes} and at most {state.max_nodes} nodes"
     if len({node.id for node in state.nodes}) != len(state.nodes):

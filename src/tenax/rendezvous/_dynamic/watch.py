@@ -1,7 +1,7 @@
-"""The watch: what one node has seen of the others, measured on its own clock.
+"""What one node has observed of the others, measured on its own clock.
 
-Clocks of two hosts are never compared. A node is silent while its count does not change; silence is counted only as
-long as the observer itself was looking, so that one that was stopped or slow does not accuse the others for it.
+Clocks of two hosts are never compared. A node is silent while its heartbeat counter does not change. Silence counts
+only while the observer itself was reading, so an observer that was stopped or slow does not declare others dead.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from tenax.rendezvous._dynamic.state import Standing, State
 
 
 class View(msgspec.Struct, frozen=True):
-    """What follows from all looks so far."""
+    """The conclusions from all readings so far."""
 
     dead: frozenset[str] = frozenset()
-    gathering_s: float = 0.0  # how long the round that gathers has done so
-    enough_s: float = 0.0  # how long that round has had the least number of nodes
+    gathering_s: float = 0.0  # how long the current round has been gathering
+    enough_s: float = 0.0  # how long it has had at least ``min_nodes``
 
 
 class Watch:
-    """``look(state, now)`` takes in one reading of the state."""
+    """Call ``look(state, now)`` with every reading of the state."""
 
     def __init__(self, keep_alive_s: float, max_attempts: int) -> None:
         self._keep_alive_s = keep_alive_s
         self._silence_limit_s = keep_alive_s * max_attempts
         self._last_look: float | None = None
-        self._silence: dict[str, tuple[int, float]] = {}  # id -> its count, and for how long it was that
+        self._silence: dict[str, tuple[int, float]] = {}  # id -> its counter, and how long it has not changed
         self._round = 0
         self._gathering_s = self._enough_s = 0.0
         self._had_enough = False
 
     def look(self, state: State | None, now: float) -> View:
-        # A longer gap than a heartbeat's is our own slowness, not theirs.
+        # A gap longer than a heartbeat interval is the observer's own lag, not silence.
         elapsed = 0.0 if self._last_look is None else min(max(now - self._last_look, 0.0), self._keep_alive_s)
         self._last_look = now
         if state is None:
