@@ -222,8 +222,8 @@ def test_missing_standard_streams(tmp_path: Path) -> None:
     """With standard output and standard error closed, workers are still captured and no file takes their place."""
     code = (
         "import os, sys\n"
-        "from tenax._logs.writer import Scribe\n"
-        "with Scribe() as scribe:\n"
+        "from tenax._logs.writer import LogWriter\n"
+        "with LogWriter() as scribe:\n"
         "    end = scribe.open_stream('w', path=sys.argv[1], console=1)\n"
         "    scribe.say('nobody sees this')\n"
         "    os.write(end, b'kept\\n')\n"

@@ -20,9 +20,9 @@ from .conftest import Stage, is_gone, kill, read, wait_until
 # An agent in a process of its own. It prints the scribe's pid and the worker's on descriptor 3 and then only waits.
 AGENT = """
 import os, subprocess, sys
-from tenax._logs.writer import Scribe
+from tenax._logs.writer import LogWriter
 log, worker_code = sys.argv[1:]
-scribe = Scribe()
+scribe = LogWriter()
 scribe.start()
 end = scribe.open_stream("w", path=log, console=1, prefix="P:")
 worker = subprocess.Popen([sys.executable, "-c", worker_code], stdout=end, stdin=0, stderr=subprocess.DEVNULL)
@@ -95,7 +95,7 @@ def test_a_killed_scribe_is_replaced(stage: Stage, tmp_path: Path) -> None:
         assert scribe.tail_now(["w"], 10) == {"w": b"before\nmeanwhile\nafter\n"}
         os.close(end)
         losses = scribe.drain_now(10)
-        assert losses.scribe_restarts == 1
+        assert losses.writer_restarts == 1
     assert read(tmp_path / "log") == b"before\nmeanwhile\nafter\n"
     shown = reader.all().decode().splitlines()
     assert [line for line in shown if line.startswith("P:")] == ["P:before", "P:meanwhile", "P:after"]
