@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenax._core.model import Evidence, Failure
-from tenax._failures.cause import KINDS, Facts, cause_of, judge, missing_ranks, next_step_of, sentence_of
+from tenax._failures.cause import KINDS, Observations, cause_of, classify, missing_ranks, next_step_of, sentence_of
 
 pytestmark = pytest.mark.process
 
@@ -19,16 +19,16 @@ FRAME = (
 )
 
 
-def raised(text: str, *earlier: str) -> Facts:
+def raised(text: str, *earlier: str) -> Observations:
     """A process that ended by this exception, raised while those before it were handled."""
     joined = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
     chain = joined.join(FRAME + each for each in (*earlier, text))
     first = text.partition("\n")[0]
-    return Facts(exit_code=1, error_type=first.partition(":")[0], message=first, traceback=chain)
+    return Observations(exit_code=1, error_type=first.partition(":")[0], message=first, traceback=chain)
 
 
-def printed(*lines: str, exit_code: int = 1) -> Facts:
-    return Facts(exit_code=exit_code, last_lines=lines)
+def printed(*lines: str, exit_code: int = 1) -> Observations:
+    return Observations(exit_code=exit_code, last_lines=lines)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def printed(*lines: str, exit_code: int = 1) -> Facts:
     ],
 )  # fmt: skip
 def test_what_an_exception_says_has_a_kind_of_its_own(text: str, kind: str) -> None:
-    cause = judge(raised(text.strip()))
+    cause = classify(raised(text.strip()))
     assert (cause.kind, cause.is_consequence) == (kind, False)
     assert cause.sentence == sentence_of(kind, cause.proof)
     assert cause.next_step == next_step_of(kind, cause.proof)
@@ -96,7 +96,7 @@ def test_what_an_exception_says_has_a_kind_of_its_own(text: str, kind: str) -> N
     ],
 )  # fmt: skip
 def test_what_says_that_a_peer_is_gone_is_a_consequence(text: str, kind: str) -> None:
-    cause = judge(raised(text))
+    cause = classify(raised(text))
     assert (cause.kind, cause.is_consequence) == (kind, True)
 
 
@@ -108,34 +108,37 @@ def test_only_what_says_so_is_a_consequence() -> None:
 def test_an_end_of_a_pipe_between_processes_is_a_lost_peer() -> None:
     facts = raised("EOFError")
     through = 'Traceback (most recent call last):\n  File "/usr/lib/multiprocessing/connection.py", line 1\nEOFError'
-    assert judge(facts).kind == "bad_file"
-    assert judge(Facts(exit_code=1, error_type="EOFError", message="EOFError", traceback=through)).kind == "peer_lost"
+    assert classify(facts).kind == "bad_file"
+    assert (
+        classify(Observations(exit_code=1, error_type="EOFError", message="EOFError", traceback=through)).kind
+        == "peer_lost"
+    )
 
 
 def test_what_is_scarce_is_found_in_the_whole_chain() -> None:
     """Law 2: it is never a side effect, even if telling the peers failed then."""
     full = "OSError: [Errno 28] No space left on device: '/data/x'"
     for last in ("RuntimeError: could not save", "BrokenPipeError: [Errno 32] Broken pipe"):
-        cause = judge(raised(last, full))
+        cause = classify(raised(last, full))
         assert (cause.kind, cause.proof) == ("disk_full", full)
         assert "/data/x" in cause.sentence
 
 
 def test_of_a_chain_the_last_exception_decides_then_the_earlier() -> None:
     lost, missing = "ConnectionResetError: [Errno 104] reset", "ModuleNotFoundError: No module named 'fast'"
-    assert judge(raised(lost, missing)).kind == "peer_lost"
-    assert judge(raised("RuntimeError: step failed", lost)).kind == "peer_lost"
+    assert classify(raised(lost, missing)).kind == "peer_lost"
+    assert classify(raised("RuntimeError: step failed", lost)).kind == "peer_lost"
 
 
 def test_lines_of_source_are_no_evidence() -> None:
     """Law 5: the frame of every traceback here quotes a line with 'CUDA out of memory' in it."""
-    assert judge(raised("KeyError: 'x'")).kind == "exception"
+    assert classify(raised("KeyError: 'x'")).kind == "exception"
 
 
 def test_the_kernels_proof_goes_before_everything() -> None:
-    facts = Facts(exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)")
-    assert judge(facts).kind == "out_of_memory"
-    assert judge(facts).proof == facts.out_of_memory
+    facts = Observations(exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)")
+    assert classify(facts).kind == "out_of_memory"
+    assert classify(facts).proof == facts.out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -156,28 +159,28 @@ def test_the_kernels_proof_goes_before_everything() -> None:
     ],
 )
 def test_signals_speak_for_themselves(number: int, kind: str) -> None:
-    assert judge(Facts(exit_code=-number)).kind == kind
+    assert classify(Observations(exit_code=-number)).kind == kind
     noise = ("WARNING: Connection reset by peer, retrying", "CUDA error: out of memory, trying a smaller batch")
     if number != signal.SIGABRT:
-        assert judge(printed(*noise, exit_code=-number)).kind == kind, "what it survived before does not matter"
+        assert classify(printed(*noise, exit_code=-number)).kind == kind, "what it survived before does not matter"
     if number != 60:
-        assert judge(Facts(exit_code=128 + number)).kind == kind, "as a shell says it"
+        assert classify(Observations(exit_code=128 + number)).kind == kind, "as a shell says it"
 
 
 def test_one_that_aborts_says_why_in_its_last_lines() -> None:
     timeout = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)"
-    cause = judge(printed("step 5", timeout, "Fatal Python error: Aborted", exit_code=-6))
+    cause = classify(printed("step 5", timeout, "Fatal Python error: Aborted", exit_code=-6))
     assert (cause.kind, cause.is_consequence, cause.proof) == ("collective_timeout", True, timeout)
     gpu = (
         "Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered"
     )
-    assert judge(printed(timeout, gpu, exit_code=-6)).kind == "gpu_illegal_access"
+    assert classify(printed(timeout, gpu, exit_code=-6)).kind == "gpu_illegal_access"
 
 
 def test_what_was_printed_long_before_the_end_was_survived() -> None:
     old = ("Connection reset by peer, retrying", *(f"step {n}" for n in range(20)))
-    assert judge(printed(*old, exit_code=3)).kind == "exit_code"
-    assert judge(printed("step 1", "send: Connection reset by peer", exit_code=3)).kind == "peer_lost"
+    assert classify(printed(*old, exit_code=3)).kind == "exit_code"
+    assert classify(printed("step 1", "send: Connection reset by peer", exit_code=3)).kind == "peer_lost"
 
 
 @pytest.mark.parametrize(
@@ -196,21 +199,25 @@ def test_what_was_printed_long_before_the_end_was_survived() -> None:
         (printed(exit_code=0), "unknown"),
     ],
 )  # fmt: skip
-def test_without_an_exception_the_output_and_the_exit_code_speak(facts: Facts, kind: str) -> None:
-    assert judge(facts).kind == kind
+def test_without_an_exception_the_output_and_the_exit_code_speak(facts: Observations, kind: str) -> None:
+    assert classify(facts).kind == kind
 
 
 def test_the_kernels_log_knows_a_gpu_better() -> None:
     facts = raised("RuntimeError: CUDA error: unspecified launch failure")
     line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
-    known = Facts(exit_code=1, message=facts.message, error_type="x", kernel_kind="gpu_lost", kernel_line=line)
-    assert (judge(facts).kind, judge(known).kind, judge(known).proof) == ("gpu_illegal_access", "gpu_lost", line)
+    known = Observations(exit_code=1, message=facts.message, error_type="x", kernel_kind="gpu_lost", kernel_line=line)
+    assert (classify(facts).kind, classify(known).kind, classify(known).proof) == (
+        "gpu_illegal_access",
+        "gpu_lost",
+        line,
+    )
 
 
 def test_details_stand_in_the_sentence() -> None:
-    port = judge(raised("RuntimeError: failed to listen. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE"))
+    port = classify(raised("RuntimeError: failed to listen. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE"))
     assert port.sentence == "The port 29500 is in use by another process."
-    plain = judge(raised("OSError: [Errno 98] Address already in use"))
+    plain = classify(raised("OSError: [Errno 98] Address already in use"))
     assert plain.sentence == "The port that it wants to listen at is in use by another process."
     assert sentence_of("missing_module", "No module named 'a.b'").startswith("The Python module a.b is not installed")
     assert (sentence_of("of a newer tenax"), next_step_of("of a newer tenax")) == ("", "")
@@ -245,7 +252,7 @@ def test_every_kind_has_its_words() -> None:
         meaning, step = sentence_of(kind.id), next_step_of(kind.id)
         assert (meaning[-1], step[-1]) == (".", "."), kind.id
         assert "{" not in meaning + step, kind.id
-        assert kind.says or kind.signals or kind.id in {
+        assert kind.patterns or kind.signals or kind.id in {
             *("out_of_memory", "exception", "signal", "scope_expired", "hang", "not_started", "exit_code", "unknown")
         }  # fmt: skip
 
@@ -263,11 +270,11 @@ anything = st.text(st.characters(codec=None, exclude_categories=()), max_size=60
 def test_whatever_a_worker_says_it_is_judged_and_always_the_same(
     code: int, error: str, message: str, trace: str, lines: list[str], memory: str
 ) -> None:
-    facts = Facts(
+    facts = Observations(
         exit_code=code, error_type=error, message=message, traceback=trace, last_lines=lines, out_of_memory=memory
     )
-    cause = judge(facts)
-    assert cause == judge(facts)
+    cause = classify(facts)
+    assert cause == classify(facts)
     assert cause.kind in {kind.id for kind in KINDS}
     cause.proof.encode()
     assert "\n" not in cause.proof

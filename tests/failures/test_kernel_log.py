@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tenax._failures.evidence import gather
-from tenax._failures.kernel_log import crash_line, gpu_trouble
+from tenax._failures.kernel_log import crash_line, gpu_error
 
 from .test_out_of_memory import Kernel
 
@@ -18,15 +18,15 @@ CUDA = b"Traceback (most recent call last):\n  File x\nRuntimeError: CUDA error:
 
 
 def test_an_error_of_this_process_is_its_own() -> None:
-    assert gpu_trouble([FAULT], 77, says_gpu=False) == ("gpu_illegal_access", FAULT)
-    assert gpu_trouble([FAULT], 78, says_gpu=True) == ("", "")
-    assert gpu_trouble([FAULT, ECC], 77, says_gpu=False) == ("gpu_memory_error", ECC)
-    assert gpu_trouble([CLEANED], 77, says_gpu=True) == ("", ""), "what follows from any end of a process"
+    assert gpu_error([FAULT], 77, says_gpu=False) == ("gpu_illegal_access", FAULT)
+    assert gpu_error([FAULT], 78, says_gpu=True) == ("", "")
+    assert gpu_error([FAULT, ECC], 77, says_gpu=False) == ("gpu_memory_error", ECC)
+    assert gpu_error([CLEANED], 77, says_gpu=True) == ("", ""), "what follows from any end of a process"
 
 
 def test_a_gpu_that_is_gone_is_believed_of_one_that_has_trouble_with_a_gpu() -> None:
-    assert gpu_trouble([LOST], 77, says_gpu=True) == ("gpu_lost", LOST)
-    assert gpu_trouble([LOST], 77, says_gpu=False) == ("", "")
+    assert gpu_error([LOST], 77, says_gpu=True) == ("gpu_lost", LOST)
+    assert gpu_error([LOST], 77, says_gpu=False) == ("", "")
 
 
 def test_the_library_of_a_crash_is_named() -> None:

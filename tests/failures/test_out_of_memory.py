@@ -70,10 +70,10 @@ def test_a_counter_that_rose_is_proof(kernel: Kernel) -> None:
     """Version 2: the sentence names the group and the counter before and after."""
     kernel.version_2().count(4)
     with kernel.watch() as watch:
-        assert watch.sentence(10) == ""
+        assert watch.proof(10) == ""
         kernel.count(5)
-        assert watch.sentence(10) == "killed by the kernel: out of memory (cgroup /job, oom_kill 4 → 5)"
-        assert watch.sentence(11) == ""  # one kill explains one process
+        assert watch.proof(10) == "killed by the kernel: out of memory (cgroup /job, oom_kill 4 → 5)"
+        assert watch.proof(11) == ""  # one kill explains one process
 
 
 def test_two_kills_explain_two_processes(kernel: Kernel) -> None:
@@ -81,9 +81,9 @@ def test_two_kills_explain_two_processes(kernel: Kernel) -> None:
     kernel.version_2()
     with kernel.watch() as watch:
         kernel.count(2)
-        assert "oom_kill 0 → 2" in watch.sentence(10)
-        assert "oom_kill 1 → 2" in watch.sentence(11)
-        assert watch.sentence(12) == ""
+        assert "oom_kill 0 → 2" in watch.proof(10)
+        assert "oom_kill 1 → 2" in watch.proof(11)
+        assert watch.proof(12) == ""
 
 
 @pytest.mark.parametrize("mounted", ["memory/job", "memory"], ids=["as on a host", "as in a container"])
@@ -92,7 +92,7 @@ def test_version_1_counts_too(kernel: Kernel, mounted: str) -> None:
     kernel.version_1(mounted=mounted)
     with kernel.watch() as watch:
         kernel.count(1)
-        assert watch.sentence(10).startswith("killed by the kernel: out of memory (cgroup /")
+        assert watch.proof(10).startswith("killed by the kernel: out of memory (cgroup /")
 
 
 def test_the_local_counter_stands_in(kernel: Kernel) -> None:
@@ -100,7 +100,7 @@ def test_the_local_counter_stands_in(kernel: Kernel) -> None:
     kernel.version_2(file="memory.events.local")
     with kernel.watch() as watch:
         kernel.count(1)
-        assert "oom_kill 0 → 1" in watch.sentence(10)
+        assert "oom_kill 0 → 1" in watch.proof(10)
 
 
 def test_the_log_names_the_process(kernel: Kernel) -> None:
@@ -108,14 +108,14 @@ def test_the_log_names_the_process(kernel: Kernel) -> None:
     kernel.membership.write_text("")
     with kernel.watch() as watch:
         kernel.say("6,1,1,-;usb 1-1: new device\n KEY=value\n" + KILLED.format(n=2, pid=77))
-        assert watch.sentence(76) == ""
-        assert watch.sentence(77) == (
+        assert watch.proof(76) == ""
+        assert watch.proof(77) == (
             "killed by the kernel: out of memory (kernel log: Memory cgroup out of memory: Killed process 77 (python3))"
         )
     kernel.version_2()
     with kernel.watch() as watch:
         kernel.count(1).say("3,3,1,-;Out of memory: Killed process 78 (a) b) total-vm:1kB\n")
-        assert watch.sentence(78) == (
+        assert watch.proof(78) == (
             "killed by the kernel: out of memory (cgroup /job, oom_kill 0 → 1;"
             " kernel log: Out of memory: Killed process 78 (a))"
         )
@@ -126,8 +126,8 @@ def test_a_kill_of_somebody_else_proves_nothing(kernel: Kernel) -> None:
     kernel.version_2()
     with kernel.watch() as watch:
         kernel.count(1).say(KILLED.format(n=1, pid=500))
-        assert watch.sentence(10) == ""
-        assert watch.sentence(500) != ""
+        assert watch.proof(10) == ""
+        assert watch.proof(500) != ""
 
 
 def test_a_childs_kill_is_told_as_such(kernel: Kernel) -> None:
@@ -135,23 +135,23 @@ def test_a_childs_kill_is_told_as_such(kernel: Kernel) -> None:
     kernel.version_2()
     with kernel.watch() as watch:
         kernel.count(1).say(KILLED.format(n=1, pid=500))
-        assert watch.sentence(10, child=True) == (
+        assert watch.proof(10, child=True) == (
             "a child of it was killed by the kernel: out of memory (cgroup /job, oom_kill 0 → 1;"
             " kernel log: Memory cgroup out of memory: Killed process 500 (python3))"
         )
-        assert watch.sentence(11, child=True) == ""
+        assert watch.proof(11, child=True) == ""
 
 
 def test_what_happened_before_proves_nothing(kernel: Kernel) -> None:
     """Neither kills before the watch was made nor those before the last rebase count."""
     kernel.version_2().count(7).say(KILLED.format(n=1, pid=10))
     with kernel.watch() as watch:
-        assert watch.sentence(10) == ""
+        assert watch.proof(10) == ""
         kernel.count(9).say(KILLED.format(n=2, pid=11))
         watch.rebase()
-        assert watch.sentence(11) == ""
+        assert watch.proof(11) == ""
         kernel.count(10)
-        assert "oom_kill 9 → 10" in watch.sentence(12)
+        assert "oom_kill 9 → 10" in watch.proof(12)
 
 
 def test_a_line_that_the_kernel_did_not_write_proves_nothing(kernel: Kernel) -> None:
@@ -159,7 +159,7 @@ def test_a_line_that_the_kernel_did_not_write_proves_nothing(kernel: Kernel) -> 
     kernel.membership.write_text("")
     with kernel.watch() as watch:
         kernel.say("12,1,1,-;Out of memory: Killed process 10 (python3)\n")
-        assert watch.sentence(10) == ""
+        assert watch.proof(10) == ""
 
 
 def test_in_another_pid_namespace_the_log_is_not_believed(kernel: Kernel) -> None:
@@ -169,7 +169,7 @@ def test_in_another_pid_namespace_the_log_is_not_believed(kernel: Kernel) -> Non
     kernel.membership.write_text("")
     with kernel.watch() as watch:
         kernel.say(KILLED.format(n=1, pid=10))
-        assert watch.sentence(10) == ""
+        assert watch.proof(10) == ""
 
 
 @pytest.mark.parametrize("membership", ["", "\n\n", "garbage", "0::/../..", "::::", "2:memory:", "\udcff"])
@@ -179,10 +179,10 @@ def test_a_system_that_shows_nothing_proves_nothing(kernel: Kernel, membership: 
     kernel.log.unlink()
     with kernel.watch() as watch:
         watch.rebase()
-        assert watch.sentence(10) == ""
+        assert watch.proof(10) == ""
     absent = str(kernel.folder / "absent")
     nothing = OutOfMemoryWatch(cgroup_file=absent, cgroup_root=absent, kernel_log=absent, pid_namespace_file=absent)
-    assert nothing.sentence(10) == ""
+    assert nothing.proof(10) == ""
     nothing.close()
 
 
@@ -190,7 +190,7 @@ def test_the_real_system_can_be_watched() -> None:
     """With its defaults it works on whatever machine this is, and leaves no descriptor open."""
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     with OutOfMemoryWatch() as watch:
-        assert watch.sentence(os.getpid()) == ""
+        assert watch.proof(os.getpid()) == ""
     after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     assert after == before
 
@@ -251,7 +251,7 @@ def test_a_real_hog_that_the_kernel_kills_is_proven(memory_group: Path) -> None:
             hog.stdin.write(b"\n")
             hog.stdin.flush()
             assert hog.wait(60) == -9
-            sentence = watch.sentence(hog.pid)
+            sentence = watch.proof(hog.pid)
     expected = f"killed by the kernel: out of memory (cgroup /{memory_group.name}, oom_kill 0 → 1"
     assert sentence.startswith(expected)
     if "kernel log" in sentence:

@@ -18,7 +18,7 @@ from tenax._core.text import harmless, one_line
 from tenax._core.watchdog import RequestLines
 from tenax._engines.tcp import wire
 from tenax._failures import error_file, kernel_log, python_traceback
-from tenax._failures.cause import KINDS, Facts, judge, missing_ranks
+from tenax._failures.cause import KINDS, Observations, classify, missing_ranks
 from tenax._failures.evidence import last_lines
 from tenax._failures.plain_text import decoded, storable
 from tenax._io.endpoint import Endpoint
@@ -92,15 +92,15 @@ def literal_beginning(pattern: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if any(".*" in says for says in kind.says)], ids=lambda k: k.id
+    "kind", [kind for kind in KINDS if any(".*" in says for says in kind.patterns)], ids=lambda k: k.id
 )
 def test_causes_are_recognised_in_linear_time(kind: Any) -> None:
     """Patterns with a gap are searched for in lines that begin to match everywhere and match nowhere."""
 
     def work(text: str) -> object:
-        return judge(Facts(exit_code=1, error_type="E", message="E: e", traceback=text))
+        return classify(Observations(exit_code=1, error_type="E", message="E: e", traceback=text))
 
-    for says in kind.says:
+    for says in kind.patterns:
         if ".*" in says:
             assert_linear(work, repeated("E: ", literal_beginning(says), "!"), size=1 << 14)
 
@@ -126,7 +126,7 @@ def test_ranks_are_found_in_linear_time_and_numbers_are_bounded(make: Callable[[
 )
 def test_kernel_lines_are_read_in_linear_time(make: Callable[[int], str]) -> None:
     """One line of the log, however long."""
-    assert_linear(lambda text: kernel_log.gpu_trouble([text], 1, says_gpu=True), make, size=BIG)
+    assert_linear(lambda text: kernel_log.gpu_error([text], 1, says_gpu=True), make, size=BIG)
     assert_linear(lambda text: kernel_log.crash_line([text], 1), make, size=BIG)
 
 

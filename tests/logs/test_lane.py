@@ -11,8 +11,8 @@ pytestmark = pytest.mark.process
 
 PREAMBLE = """
 import os, threading
-from tenax._logs.device_thread import DeviceThread, allow_kicks
-allow_kicks()
+from tenax._logs.device_thread import DeviceThread, install_interrupt_handler
+install_interrupt_handler()
 gate, woken = threading.Semaphore(0), threading.Semaphore(0)
 """
 
@@ -34,10 +34,10 @@ def test_a_lane_holds_then_sticks_then_flows() -> None:
     told = run("""
 def consume(batch):
     gate.acquire()
-    lane.moved_by(sum(map(len, batch)))
+    lane.on_written(sum(map(len, batch)))
 lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
 def tell(now):
-    lane.judge(now)
+    lane.update(now)
     print(now, lane.holding, lane.stuck, lane.drops, lane.deadline, flush=True)
 big = b"x" * 300_000  # more than a batch, so that each is written alone
 lane.put(b"x" * 90, 90); tell(0.0)
@@ -65,10 +65,10 @@ def consume(batch):
     gate.acquire()
 lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0, waiting_in_device=lambda: held)
 lane.put(b"x" * 200, 200)
-lane.judge(0.0)
-held = -7; lane.judge(1.0); print(lane.holding, lane.stuck, round(lane.deadline, 3))
-lane.moved_by(1); lane.judge(2.0); print(lane.holding, lane.stuck)
-lane.judge(3.0); print(lane.holding, lane.stuck)
+lane.update(0.0)
+held = -7; lane.update(1.0); print(lane.holding, lane.stuck, round(lane.deadline, 3))
+lane.on_written(1); lane.update(2.0); print(lane.holding, lane.stuck)
+lane.update(3.0); print(lane.holding, lane.stuck)
 """)
     assert told == ["True False 1.9", "True False", "False True"]
 
@@ -82,7 +82,7 @@ lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
 lane.put(b"x", 1)
 woken.acquire()
 try:
-    lane.judge(0.0)
+    lane.update(0.0)
 except ZeroDivisionError as error:
     print(error, flush=True)
 """)

@@ -46,7 +46,7 @@ def test_a_cut_at_a_return_never_tears_a_line_end(pieces: list[bytes]) -> None:
 
 def test_a_line_that_never_ends_is_let_go() -> None:
     """A line longer than the limit comes out in pieces instead of filling the memory."""
-    cutter = LineCutter(longest=10)
+    cutter = LineCutter(max_bytes=10)
     assert cutter.cut(b"0123456789") == b""
     assert cutter.cut(b"a") == b"0123456789a"
     assert cutter.cut(b"b\n") == b"b\n"

@@ -141,12 +141,12 @@ def test_a_clock_that_is_set_back() -> None:
         one.add(b"one %03d\n" % number, at)
         two.add(b"two %03d\n" % number, 900.0 + number)
     told: list[list[tuple[bytes, float]]] = [[], []]
-    for found in pages(lambda at: [from_memory(one, at[0]), from_memory(two, at[1])], Query(most=5000)):
+    for found in pages(lambda at: [from_memory(one, at[0]), from_memory(two, at[1])], Query(max_bytes=5000)):
         for line in found.lines:
             told[line.source].append((line.text, line.at))
     assert told[0] == [(b"one %03d" % number, at) for number, at in enumerate(times)]
     assert told[1] == [(b"two %03d" % number, 900.0 + number) for number in range(600)]
-    since = following([from_memory(one, 0)], Query(since=1200.0, most=1 << 30))
+    since = following([from_memory(one, 0)], Query(since=1200.0, max_bytes=1 << 30))
     assert texts(since) == [b"one %03d" % number for number in range(200, 300)]
 
 
@@ -157,7 +157,7 @@ def test_an_unfinished_line_comes_once_in_the_end() -> None:
     told: list[list[bytes]] = [[], []]
     count = 0
     for found in pages(
-        lambda at: [from_memory(prompt, at[0]), from_memory(other, at[1])], Query(unfinished=True, most=8000)
+        lambda at: [from_memory(prompt, at[0]), from_memory(other, at[1])], Query(unfinished=True, max_bytes=8000)
     ):
         count += 1
         for line in found.lines:
@@ -166,7 +166,7 @@ def test_an_unfinished_line_comes_once_in_the_end() -> None:
     assert count > 5
     assert told[1] == [b"line %04d" % number for number in range(800)]
     assert told[0] == [b"p" * 9000] or left_out == [(0, 9000, recall.TOO_MUCH)]
-    assert texts(following([from_memory(prompt, 0)], Query(unfinished=True, most=8000))) == [b"p" * 9000]
+    assert texts(following([from_memory(prompt, 0)], Query(unfinished=True, max_bytes=8000))) == [b"p" * 9000]
 
 
 Pieces = some.lists(
@@ -193,7 +193,7 @@ def test_each_line_once_and_in_order(pieces: list[tuple[int, bytes]], most: int,
         nonlocal positions
         while True:
             sources = [from_memory(tail, at, is_open=is_open) for tail, at in zip(tails, positions, strict=True)]
-            found = following(sources, Query(most=most))
+            found = following(sources, Query(max_bytes=most))
             assert found.left_out == []
             for line in found.lines:
                 told[line.source].append(line.text)
@@ -328,7 +328,7 @@ def test_a_file_that_is_behind(tmp_path: Path) -> None:
     assert not found.is_over
     path.write_bytes(whole)
     with kept(path, tail, position, is_open=False) as source:
-        found = following([source], Query(most=1 << 30))
+        found = following([source], Query(max_bytes=1 << 30))
     assert told + texts(found) == lines
     path.write_bytes(whole[:1005])
     with kept(path, tail, -1) as source:

@@ -273,14 +273,14 @@ def test_what_is_on_its_way_to_a_file_is_waited_for(tmp_path: Path) -> None:
     answers: list[dict[str, Any]] = []
     recalls = LogQueries(lambda _: None, lambda _, answer: answers.append(answer), woken.set, 1, lambda: is_behind)
     recalls.add(1, [("1.0.1", os.fsencode(path), 0, 0)], {"wait_s": 0.0}, 1, now=10.0)
-    recalls.look(10.0)
+    recalls.update(10.0)
     assert recalls.next_deadline is not None
     assert 10.0 < recalls.next_deadline < 11.0, "not at once again"
     path.write_bytes(b"one\ntwo\n")
     is_behind = False
-    recalls.look(recalls.next_deadline)
+    recalls.update(recalls.next_deadline)
     assert woken.wait(PATIENCE_S)
-    recalls.look(10.5)
+    recalls.update(10.5)
     assert texts(answers[0]) == [b"one", b"two"]
 
 
@@ -293,14 +293,14 @@ def test_what_comes_while_nothing_is_found_is_in_the_answer(needle: bytes) -> No
     recalls.add(1, [("1.0.1", b"", 0, 0)], {"wait_s": 60.0, "needle": needle}, 1, now=10.0)
 
     def look() -> None:
-        recalls.look(10.0)
+        recalls.update(10.0)
         assert woken.wait(PATIENCE_S)
         woken.clear()
 
     look()
     stream.tail.add(b"the end\n", 10.0)
-    recalls.hurry(10.0)
+    recalls.answer_now(10.0)
     look()
     stream.tail.add(b"more\n", 10.0)
-    recalls.look(10.0)
+    recalls.update(10.0)
     assert [texts(answer) for answer in answers] == ([[b"the end"]] if not needle else [[]])

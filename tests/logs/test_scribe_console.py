@@ -199,7 +199,7 @@ def test_a_second_request_to_stop_hurries_the_end(stage: Stage) -> None:
         scribe.drain_now(10)
         os.write(hurry_write, b"!")
         before = os.times().elapsed
-        scribe.finish(20, hurry_descriptor=hurry_read)
+        scribe.finish(20, interrupt_descriptor=hurry_read)
         assert os.times().elapsed - before < 1.0
 
 

@@ -97,7 +97,7 @@ def test_a_killed_scribe_is_replaced(stage: Stage, tmp_path: Path) -> None:
         assert scribe.tail_now(["w"], 10) == {"w": b"before\nmeanwhile\nafter\n"}
         os.close(end)
         losses = scribe.drain_now(10)
-        assert losses.scribe_restarts == 1
+        assert losses.writer_restarts == 1
     assert read(tmp_path / "log") == b"before\nmeanwhile\nafter\n"
     shown = reader.all().decode().splitlines()
     assert [line for line in shown if line.startswith("P:")] == ["P:before", "P:meanwhile", "P:after"]

@@ -27,7 +27,7 @@ def test_at_most_ten_a_second(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     writer = TimesWriter(log)
     for hundredth in range(1000):
-        writer.note(hundredth * 5, 1000 + hundredth / 100)
+        writer.record(hundredth * 5, 1000 + hundredth / 100)
     writer.close()
     marks = TimesReader(log).between(0, 1 << 40)
     assert 90 <= len(marks) <= 101
@@ -39,7 +39,7 @@ def test_what_is_looked_up(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     writer = TimesWriter(log)
     for number in range(10_000):
-        writer.note(number * 100, 1000.0 + number)
+        writer.record(number * 100, 1000.0 + number)
     writer.close()
     reader = TimesReader(log)
     assert reader.between(250_050, 250_250) == [(250_000, 3500.0), (250_100, 3501.0), (250_200, 3502.0)]
@@ -53,7 +53,7 @@ def test_all_of_them_however_many(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     writer = TimesWriter(log)
     for number in range(10_000):
-        writer.note(number * 11, 1000.0 + number)
+        writer.record(number * 11, 1000.0 + number)
     writer.close()
     reader = TimesReader(log)
     assert reader.between(0, 1 << 40) == [(number * 11, 1000.0 + number) for number in range(10_000)]
@@ -65,12 +65,12 @@ def test_half_a_record_is_none(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     path = tmp_path / "journal.times" / "attempt_0.3.stdout"
     writer = TimesWriter(log)
-    writer.note(0, 1.0)
+    writer.record(0, 1.0)
     writer.close()
     path.write_bytes(path.read_bytes() + b"\1\2\3")
     assert TimesReader(log).between(0, 100) == [(0, 1.0)]
     writer = TimesWriter(log)
-    writer.note(50, 2.0)
+    writer.record(50, 2.0)
     writer.close()
     assert TimesReader(log).between(0, 100) == [(0, 1.0), (50, 2.0)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import Pipe, gone, leaving_nothing, on_linux, pipe, python, until
-from tenax._processes.descendants import bearers, descendants, is_zombie, parent_of, wait_for_deaths
+from tenax._processes.descendants import descendants, is_zombie, marked_processes, parent_of, wait_for_deaths
 
 pytestmark = on_linux
 __all__ = ["pipe"]
@@ -97,11 +97,11 @@ def test_bearers_of_a_mark() -> None:
     name, _, value = mark.partition("=")
     process = subprocess.Popen(["/bin/sleep", "60"], env={name: value})
     try:
-        until(lambda: bearers(mark.encode()) == [process.pid], "the program, when it has its environment")
+        until(lambda: marked_processes(mark.encode()) == [process.pid], "the program, when it has its environment")
     finally:
         process.kill()
         process.wait()
-    assert bearers(mark.encode()) == []
+    assert marked_processes(mark.encode()) == []
 
 
 def test_waiting_for_deaths() -> None:

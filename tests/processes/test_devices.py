@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tenax._processes import devices
-from tenax._processes.devices import ask_torch, count_cpus, count_gpus, cpu_quota, gpu_pci_bus_ids, parse_nproc
+from tenax._processes.devices import count_cpus, count_gpus, count_with_torch, cpu_quota, gpu_pci_bus_ids, parse_nproc
 
 UUIDS = [f"GPU-{digit * 8}-44b4-5091-6060-ffd3b086b3a1" for digit in "abcd"]
 BUS_IDS = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0", "0001:03:00.0"]
@@ -355,7 +355,7 @@ def test_torch_is_not_waited_for_without_end(tmp_path: Path) -> None:
     """A torch that hangs on import (a stuck driver) is given up."""
     environ = fake_torch(tmp_path, "import signal; signal.pause()")
     with pytest.raises(ValueError, match=r"torch did not say within 0\.2 s how many xpu devices there are"):
-        ask_torch("xpu", environ, timeout_s=0.2)
+        count_with_torch("xpu", environ, timeout_s=0.2)
 
 
 def test_a_folder_called_torch_is_not_torch(tmp_path: Path) -> None:
@@ -369,4 +369,4 @@ def test_a_folder_called_torch_is_not_torch(tmp_path: Path) -> None:
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\ncd "{here}" && exec "{sys.executable}" "$@"\n')
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    assert ask_torch("xpu", {**environ, "PYTHON_EXEC": str(wrapper)}) == 1
+    assert count_with_torch("xpu", {**environ, "PYTHON_EXEC": str(wrapper)}) == 1

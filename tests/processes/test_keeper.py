@@ -103,7 +103,7 @@ if sys.argv[1] == "nohup":
 keeper = KeeperProcess()
 hearing = Hearing(keeper)
 keeper.start(1, 0, launch(sys.argv[2:], env=dict(os.environ)))
-hearing.take(fact.WorkerExited)
+hearing.take(events.WorkerExited)
 keeper.close()
 """
 

@@ -40,21 +40,21 @@ hearing = Hearing(keeper)
 words = Pipe()
 for rank in range(2):
     keeper.start(7, rank, launch(python(NASTY), descriptors={1: words.writer}))
-    hearing.take(fact.WorkerStarted)
+    hearing.take(events.WorkerStarted)
 print(keeper.pid, *words.numbers(4), flush=True)
 keeper.hold(LEASE)
 os.kill(os.getpid(), signal.SIGSTOP)
-print("fenced", hearing.take(fact.Fenced).generation, flush=True)
+print("fenced", hearing.take(events.Fenced).generation, flush=True)
 for rank in range(2):
-    exited = hearing.take(fact.WorkerExited, local_rank=rank)
+    exited = hearing.take(events.WorkerExited, local_rank=rank)
     print(exited.exit_code, exited.unasked, flush=True)
 """
 THE_NEXT = """
 keeper.kill(7)
-print("cleared", hearing.take(fact.NodeCleared).generation, flush=True)
+print("cleared", hearing.take(events.NodeCleared).generation, flush=True)
 keeper.hold(600)
 keeper.start(8, 0, launch(["/bin/sh", "-c", "exit 5"]))
-print(hearing.take(fact.WorkerExited, generation=8).exit_code, flush=True)
+print(hearing.take(events.WorkerExited, generation=8).exit_code, flush=True)
 keeper.close()
 """
 
@@ -116,11 +116,11 @@ def test_functions_are_held_too(program: Start, method: str) -> None:
         launch = entrypoint.launch(0, dict(os.environ))
         launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: words.writer})
         keeper.start(1, 0, launch)
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
         entrypoint.release(0)
         print(*words.numbers(2), flush=True)
         keeper.hold(0.05)
-        print("fenced", hearing.take(fact.Fenced).generation, hearing.take(fact.WorkerExited).exit_code, flush=True)
+        print("fenced", hearing.take(events.Fenced).generation, hearing.take(events.WorkerExited).exit_code, flush=True)
         keeper.close()
         entrypoint.close()
     """

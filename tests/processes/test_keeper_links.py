@@ -41,10 +41,10 @@ keeper.keep("link", link.fileno())
 words = Pipe()
 for rank in range(4):
     keeper.start(1, rank, launch(python(NASTY), descriptors={1: words.writer}))
-    hearing.take(fact.WorkerStarted)
+    hearing.take(events.WorkerStarted)
 print(keeper.pid, *words.numbers(8), flush=True)
 """
-WAIT = "\nhearing.take(fact.NodeCleared, timeout_s=600)\n"
+WAIT = "\nhearing.take(events.NodeCleared, timeout_s=600)\n"
 
 
 @pytest.fixture
@@ -143,12 +143,12 @@ def test_functions_hold_no_copy(program: Start, listener: socket.socket, method:
         launch = entrypoint.launch(0, dict(os.environ))
         launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: words.writer})
         keeper.start(1, 0, launch)
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
         entrypoint.release(0)
         print(*words.numbers(1), flush=True)
         keeper.release("link")
         link.close()
-        hearing.take(fact.NodeCleared, timeout_s=600)
+        hearing.take(events.NodeCleared, timeout_s=600)
     """
     agent = program(code, listener.getsockname()[1], method)
     with linked(listener) as link:

@@ -44,7 +44,7 @@ for rank in range(2):
     keeper.start(1, rank, launch(python(NASTY), descriptors={1: 1}))
 print(keeper.pid, flush=True)
 """
-WAIT = "\nhearing.take(fact.NodeCleared, timeout_s=600)\n"
+WAIT = "\nhearing.take(events.NodeCleared, timeout_s=600)\n"
 PROCESSES = 5  # the keeper, the workers, the daemons
 
 
@@ -139,10 +139,10 @@ def test_a_full_process_table(program: Start) -> None:
     keeper = KeeperProcess()
     hearing = Hearing(keeper)
     keeper.start(1, 0, launch(["/bin/sleep", "60"]))
-    hearing.take(fact.WorkerStarted)
+    hearing.take(events.WorkerStarted)
     resource.prlimit(keeper.pid, resource.RLIMIT_NPROC, (3, 3))
     keeper.start(1, 1, launch(["/bin/sleep", "60"]))
-    failed = hearing.take(fact.WorkerStartFailed)
+    failed = hearing.take(events.WorkerStartFailed)
     print(failed.local_rank, failed.exit_code, failed.reason, len(hearing.events))
     keeper.close()
     """
@@ -179,10 +179,10 @@ def test_a_worker_that_may_not_be_signalled(program: Start, untouchable: str) ->
     keeper.start(1, 0, launch([sys.argv[1], "-ISc", become_root], descriptors={1: writer}))
     os.write(1, os.read(reader, 100))
     keeper.start(1, 1, launch(["/bin/sleep", "60"]))
-    hearing.take(fact.WorkerStarted, local_rank=0)
-    hearing.take(fact.WorkerStarted, local_rank=1)
+    hearing.take(events.WorkerStarted, local_rank=0)
+    hearing.take(events.WorkerStarted, local_rank=1)
     keeper.signal(1, signal.SIGTERM)
-    print(hearing.take(fact.WorkerExited).exit_code)
+    print(hearing.take(events.WorkerExited).exit_code)
     keeper.kill(1)
     print(hearing.hears_nothing())
     keeper.close()

@@ -27,7 +27,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import tenax_imports
 sys.path[:] = [sys.argv[2], *[each for each in sys.path if each != sys.argv[1]], sys.argv[3]]
-print(json.dumps(tenax_imports.of_others((sys.argv[4], sys.argv[5] == "module"))[0]))
+print(json.dumps(tenax_imports.third_party_imports((sys.argv[4], sys.argv[5] == "module"))[0]))
 """
 
 

@@ -295,8 +295,8 @@ class _Mother:
         self._output, printed = os.pipe()
         os.set_blocking(self._output, False)
         os.close(printed)
-        self.nursery = WarmPool(os.getpid(), ours, self._output, standbys)
-        self.nursery.prepare(["json"], [], has_own_arguments=False)
+        self.pool = WarmPool(os.getpid(), ours, self._output, standbys)
+        self.pool.prepare(["json"], [], has_own_arguments=False)
 
     def orders(self) -> list[str]:
         found = []
@@ -311,17 +311,17 @@ def test_a_template_that_cannot_fork_is_not_asked_for_ever() -> None:
     """Where no process can be made, a cold start fails and says so; a warm one must come to that, too."""
     mother = _Mother(standbys=2)
     mother.channel.send(("ready", 0.1, ["json"], {}))
-    mother.nursery.listen()
+    mother.pool.receive()
     mother.orders()
     asked = 0
     for _ in range(10):  # what the keeper does whenever it wakes while a worker waits
-        mother.nursery.listen()
-        mother.nursery.expect(2)
-        if not mother.nursery.is_coming:
+        mother.pool.receive()
+        mother.pool.request(2)
+        if not mother.pool.is_worth_waiting:
             break
-        asked += mother.orders().count("breed")
-        mother.channel.send(("bred", 1, []))
-    assert not mother.nursery.is_coming, f"it was asked {asked} times, in vain"
+        asked += mother.orders().count("fork")
+        mother.channel.send(("forked", 1, []))
+    assert not mother.pool.is_worth_waiting, f"it was asked {asked} times, in vain"
     mother.channel.close()
 
 
@@ -329,18 +329,18 @@ def test_a_standby_that_died_unseen_is_passed_over(tmp_path: Path) -> None:
     """Its death was reaped before its birth was heard of."""
     mother = _Mother(standbys=0)
     mother.channel.send(("ready", 0.1, ["json"], {}))
-    mother.nursery.listen()
-    mother.nursery.expect(1)
+    mother.pool.receive()
+    mother.pool.request(1)
     mother.orders()  # and its end of the socket is closed, as at its death
-    mother.nursery.has_died(4194305, -9)
-    mother.channel.send(("bred", 1, [4194305]))
-    mother.nursery.listen()
+    mother.pool.on_child_death(4194305, -9)
+    mother.channel.send(("forked", 1, [4194305]))
+    mother.pool.receive()
     spec = {"argv": [], "env": {}, "cwd": b"", "cpus": [], "numbers": []}
     read, write = os.pipe()
-    assert mother.nursery.activate(spec, [], write) == 0
+    assert mother.pool.activate(spec, [], write) == 0
     os.close(read)
     os.close(write)
-    assert not mother.nursery.is_coming
+    assert not mother.pool.is_worth_waiting
     mother.channel.close()
 
 

@@ -1,5 +1,5 @@
-"""Failures: what a worker leaves behind when it ends badly, and the one report that is made of it.
+"""Failures: the evidence that a failed worker leaves behind, its cause, and the report.
 
-This package reads and explains; it decides nothing. Importing it costs nothing: every noun is a module of its own, and
-most of them are imported only after something failed.
+Reads and explains; decides nothing. Importing this package is free: every module is imported only when needed, most of
+them only after a failure.
 """

@@ -1,7 +1,6 @@
-"""ChildFailedError: the exception with which a launcher says that its workers failed. TorchElastic's name and shape.
+"""``ChildFailedError``: raised by a launcher when its workers failed. TorchElastic's name and interface.
 
-Raised in a function that ``record`` decorates, it passes the first cause's error file on to whoever started that
-process.
+When it leaves a function that ``record`` decorates, the first cause's error file is copied to that process's own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _MAX_WIDTH = 60
 
 
 class ChildFailedError(Exception):
-    """Workers failed. ``failures`` maps global ranks to what is known of each; it is never empty."""
+    """Workers failed. ``failures`` maps global ranks to failures; it is never empty."""
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         if not failures:
@@ -30,15 +29,15 @@ class ChildFailedError(Exception):
         return type(self), (self.name, self.failures)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The rank that failed first and how; one that only lost a peer is not the first if another has a cause.
+        """Return the rank that failed first and its failure.
 
-        Of two in the same moment, the one that was seen first.
+        A worker that only lost a peer comes after one with a cause of its own; ties go to the one observed first.
         """
         rank = min(self.failures, key=lambda rank: _by_cause(self.failures[rank]))
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """The failures as text: all others first, the first cause last, where a reader's eye ends."""
+        """Return the failures as text: the first cause last, after all others."""
         first_rank, _ = self.get_first_failure()
         blocks = {rank: _block(index, rank, failure) for index, (rank, failure) in enumerate(self.failures.items())}
         first = blocks.pop(first_rank)
@@ -52,7 +51,7 @@ class ChildFailedError(Exception):
 
 
 def _by_cause(failure: ProcessFailure) -> tuple[bool, float]:
-    # torch's own ProcessFailure, which some callers still pass, knows whole seconds and no causes.
+    # Callers may pass torch's own ProcessFailure, which has whole seconds and no causes.
     return getattr(failure, "is_consequence", False), getattr(failure, "raised_at", failure.timestamp)
 
 
@@ -62,22 +61,22 @@ def _block(index: int, rank: int, failure: ProcessFailure) -> str:
     name = failure.signal_name()
     fields = {
         "time": failure.timestamp_isoformat(),
-        # Not the fully qualified name: that asks a name server, and a report must not wait for one.
+        # Not the fully qualified name: that would wait for a name server.
         "host": getattr(failure, "host", "") or socket.gethostname(),
         "rank": f"{rank} (local_rank: {failure.local_rank})",
         "exitcode": f"{failure.exitcode} (pid: {failure.pid})" + ("" if name == NOT_AVAILABLE else f" ({name})"),
         "error_file": failure.error_file,
-        "traceback": _told(failure.message),
+        "traceback": _traceback_of(failure.message),
     }
     return "\n".join([f"[{index}]:", *(f"  {key:<10}: {harmless(value)}" for key, value in fields.items())])
 
 
-def _told(message: Any) -> str:
-    """The traceback if there is one, else the message, indented to stand below its key."""
+def _traceback_of(message: Any) -> str:
+    """Return the traceback if there is one, otherwise the message, indented below its key."""
     extra = message.get("extraInfo") if isinstance(message, dict) else None
     candidates = (
         extra.get("py_callstack") if isinstance(extra, dict) else None,
         message.get("message") if isinstance(message, dict) else message,
     )
-    told = next((text for text in candidates if isinstance(text, str) and text), NOT_AVAILABLE)
-    return told.replace("\n", "\n  ")
+    found = next((text for text in candidates if isinstance(text, str) and text), NOT_AVAILABLE)
+    return found.replace("\n", "\n  ")

@@ -1,4 +1,4 @@
-"""The error file: TorchElastic's JSON file in which a worker says why it dies.
+"""The error file: TorchElastic's JSON file to which a worker writes the exception that ends it.
 
 Workers write it, agents read it. The format is TorchElastic's, so that files written by torch are read here and files
 written here are read by torch::
@@ -7,18 +7,18 @@ written here are read by torch::
                  "extraInfo": {"py_callstack": "Traceback ...",
                                "timestamp": "1717171717", "timestamp_s": 1717171717.25}}}
 
-``timestamp`` is text and whole seconds; ``timestamp_s`` is our addition, because a second is too coarse to tell which
-of two workers failed first. The older shape ``{"message": "text", "timestamp": 12}`` is read too.
+``timestamp`` is text in whole seconds; ``timestamp_s`` is tenax's addition, because a second is too coarse to order two
+failures. The older shape ``{"message": "text", "timestamp": 12}`` is read too.
 
-Laws:
+Invariants:
 
-1. Writing is atomic: a reader sees no file or a whole one. Only the owner may read it.
-2. **The first cause wins.** A process never overwrites an error file that appeared since it first looked at that path:
-   neither its own nor that of a child that inherited the path, for what is raised later is most often a consequence.
-   A file from before that moment is an earlier run's and is replaced; so is a file that cannot be read.
-3. Reading never raises and never blocks, whatever lies at the path; what was wrong is said in ``problem``.
+1. Writing is atomic: a reader sees no file or a complete one. Only the owner may read it.
+2. **The first cause wins.** A process never overwrites an error file that appeared since it first checked that path:
+   neither its own nor that of a child that inherited the path, since later exceptions are mostly consequences. An older
+   file belongs to an earlier run and is replaced; so is an unreadable file.
+3. Reading never raises and never blocks, whatever is at the path; ``problem`` holds the reason.
 
-A worker imports this module, so it must stay cheap: no ``typing``, no ``msgspec``, and ``json`` only when it is needed.
+Workers import this module, so it must stay cheap: no ``typing``, no ``msgspec``, and ``json`` only when needed.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_BYTES = 1 << 20  # what is read of a file; what we write stays below, also when every character is escaped
+MAX_BYTES = 1 << 20  # read limit; written files stay below it even if every character is escaped
 _MAX_TRACEBACK = 64_000  # characters
 _MAX_MESSAGE = 16_000
-_YEAR_10000_S = 253_402_300_800  # no date can be shown beyond it
-# The kernel stamps files with a clock that may be this much behind the one that processes read.
+_YEAR_10000_S = 253_402_300_800  # later times cannot be formatted as a date
+# The kernel's clock for file times may be this much behind the one that processes read.
 _FILE_CLOCK_LAG_S = 0.01
 
 
 class ErrorFile:
-    """What was found at a path. Every field may be empty; then ``problem`` says why, unless there is simply no file."""
+    """The content of an error file. Any field may be empty; ``problem`` holds the reason, unless there is no file."""
 
     __slots__ = (
         *("data", "error_code", "error_type", "found", "message"),
-        *("path", "problem", "said_s", "timestamp", "traceback"),
+        *("path", "problem", "stated_s", "timestamp", "traceback"),
     )
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.found = False  # something lies at the path
+        self.found = False  # the path exists
         self.problem = ""
         self.error_type = ""  # "RuntimeError"
         self.message = ""  # "RuntimeError: boom", possibly of several lines
         self.traceback = ""
-        # When it was raised: seconds since the epoch. Where the content only knows the second, or nothing, this is the
-        # latest moment that the file's own time allows, so that nobody takes a consequence for a cause.
+        # When it was raised: seconds since the epoch. If the content has only whole seconds or nothing, this is the
+        # latest time that the file's modification time allows, so that a consequence is not taken for a cause.
         self.timestamp: float | None = None
-        self.said_s: int | None = None  # the second that the content itself names
+        self.stated_s: int | None = None  # the whole second in the content
         self.error_code: int | None = None
-        self.data: dict[str, Any] = {}  # the whole content as it was decoded
+        self.data: dict[str, Any] = {}  # the decoded content
 
     def __repr__(self) -> str:
         return f"ErrorFile({self.path!r}, message={self.message!r}, problem={self.problem!r})"
@@ -67,18 +67,18 @@ class ErrorFile:
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-# What lay at a path when this process first looked: (device, inode, time of change), or None. See law 2.
+# What was at a path when this process first checked: (device, inode, modification time), or None. See invariant 2.
 _first_seen: dict[str, tuple[int, int, int] | None] = {}
 
 
 def watch(path: str) -> None:
-    """Note what lies at the path now: whatever appears there later is a first cause, and stays."""
+    """Remember what is at the path now: a file that appears later is a first cause and is kept."""
     if path not in _first_seen:
         _first_seen[path] = _identity(path)
 
 
 def content(message: str, traceback: str, timestamp_s: float) -> dict[str, Any]:
-    """The content of an error file, in TorchElastic's format."""
+    """Return the content of an error file in TorchElastic's format."""
     from tenax._failures.plain_text import without_middle
 
     return {
@@ -94,7 +94,7 @@ def content(message: str, traceback: str, timestamp_s: float) -> dict[str, Any]:
 
 
 def write_first(path: str, data: dict[str, Any]) -> bool:
-    """Write the file unless an earlier cause is already there (law 2). Tells whether it was. May raise OSError."""
+    """Write the file unless it holds an earlier cause (invariant 2). Return whether it was written. Raises OSError."""
     watch(path)
     present = _identity(path)
     if present is not None and present != _first_seen[path] and not read(path).problem:
@@ -104,17 +104,17 @@ def write_first(path: str, data: dict[str, Any]) -> bool:
 
 
 def write(path: str, data: dict[str, Any]) -> None:
-    """Write or replace the file, atomically. May raise OSError."""
+    """Write or replace the file atomically. Raises OSError."""
     import json
 
     write_text(path, json.dumps(data, default=str))
 
 
 def write_text(path: str, text: str) -> None:
-    """Write or replace the file with this text, atomically. May raise OSError."""
-    # In the same folder, or the last step would not be atomic.
+    """Write or replace the file with this text atomically. Raises OSError."""
+    # In the same folder, so that the final step is atomic.
     draft = os.path.join(os.path.dirname(path), f".error.{os.getpid()}.{get_ident()}.draft")
-    # One that is already there can only be left over from an earlier process with the same number.
+    # An existing one can only be left over from an earlier process with the same pid.
     _remove(draft)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -145,7 +145,7 @@ def _identity(path: str) -> tuple[int, int, int] | None:
 
 
 def read(path: str) -> ErrorFile:
-    """What the file says. Never raises, never blocks."""
+    """Read an error file. Never raises, never blocks."""
     result = ErrorFile(path)
     if not path:
         return result
@@ -171,12 +171,12 @@ def read(path: str) -> ErrorFile:
         _salvage(text, result)
     else:
         result.data = decoded_data
-        _understand(result)
+        _extract(result)
     if not result.error_type:
         result.error_type = _type_of(result.message)
     if result.message or result.traceback:
-        result.said_s = None if result.timestamp is None else int(result.timestamp)
-        result.timestamp = _sharpened(result.timestamp, result.data, status.st_mtime)
+        result.stated_s = None if result.timestamp is None else int(result.timestamp)
+        result.timestamp = _refine_timestamp(result.timestamp, result.data, status.st_mtime)
     return result
 
 
@@ -188,7 +188,7 @@ def _is_link(path: str) -> bool:
 
 
 def _read_head(path: str, result: ErrorFile) -> tuple[bytes, os.stat_result | None]:
-    # O_NONBLOCK: a FIFO must not make us wait for a writer. O_NOFOLLOW: a link could lead anywhere.
+    # O_NONBLOCK: do not wait for the writer of a FIFO. O_NOFOLLOW: a link could point anywhere.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     result.found = True
     try:
@@ -214,7 +214,7 @@ def _decode(text: str, result: ErrorFile) -> dict[str, Any] | None:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError, MemoryError) as error:
-        # A file beyond the limit already has its sentence.
+        # A file beyond the limit already has a problem.
         result.problem = result.problem or f"the error file is not whole or not JSON: {error}"
         return None
     if not isinstance(data, dict):
@@ -223,8 +223,8 @@ def _decode(text: str, result: ErrorFile) -> dict[str, Any] | None:
     return data
 
 
-def _understand(result: ErrorFile) -> None:
-    """Take what has the right type from where it belongs, and say so when the message itself is not there."""
+def _extract(result: ErrorFile) -> None:
+    """Extract the fields that have the right type, and set ``problem`` if there is no message."""
     message: object = result.data.get("message")
     if isinstance(message, dict):
         extra: object = message.get("extraInfo")
@@ -254,11 +254,11 @@ def _seconds(value: object) -> float | None:
         seconds = float(value)
     except (ValueError, OverflowError):
         return None
-    return seconds if 0 < seconds < _YEAR_10000_S else None  # also refuses NaN
+    return seconds if 0 < seconds < _YEAR_10000_S else None  # also rejects NaN
 
 
-def _sharpened(timestamp: float | None, data: dict[str, Any], file_time: float) -> float | None:
-    """The most exact time that does not contradict the format's own, which is in whole seconds, if it is there."""
+def _refine_timestamp(timestamp: float | None, data: dict[str, Any], file_time: float) -> float | None:
+    """Return the most precise time that agrees with the format's own whole second, if there is one."""
     file_time += _FILE_CLOCK_LAG_S
     if timestamp is None:
         return _seconds(file_time)
@@ -280,7 +280,7 @@ def _type_of(message: str) -> str:
 
 
 def _salvage(text: str, result: ErrorFile) -> None:
-    """Half a file, from a writer that died or was cut off: take the strings that are there, even the last, torn one."""
+    """Recover the strings of a truncated file, even the last, partial one."""
     import json
     import re
 
@@ -288,7 +288,7 @@ def _salvage(text: str, result: ErrorFile) -> None:
         strings = re.findall(rf'"{key}"\s*:\s*"((?:[^"\\]|\\.)*)', text, re.DOTALL)
         if not strings:
             return ""
-        # The tear may go through an escape: \uD8 is not one any more.
+        # The cut may split an escape: \uD8 is not valid.
         raw = re.sub(r"\\u[0-9a-fA-F]{0,3}$", "", strings[-1])
         try:
             return _text(json.loads(f'"{raw}"', strict=False))

@@ -1,7 +1,7 @@
-"""ErrorHandler: how a process writes down the exception it dies of. TorchElastic's names and hooks.
+"""``ErrorHandler``: writes the exception that ends a process to its error file. TorchElastic's names and hooks.
 
-Subclasses customise by overriding ``initialize`` and ``record_exception``. Whatever goes wrong here is said on stderr
-and never raised: the user's exception is the news, not ours. Imported by workers, so it must stay cheap.
+Subclasses override ``initialize`` and ``record_exception``. Errors of this module are printed to stderr and never
+raised, so that they do not hide the user's exception. Workers import it, so it must stay cheap.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["ErrorHandler", "get_error_handler"]
 
 
 class ErrorHandler:
-    """Writes exceptions to the file that the environment variable ``TORCHELASTIC_ERROR_FILE`` names, if any."""
+    """Writes exceptions to the file named by the environment variable ``TORCHELASTIC_ERROR_FILE``, if set."""
 
     def initialize(self) -> None:
-        """Make crashes of the interpreter itself (segmentation faults and the like) print where they happened.
+        """Enable the fault handler, which prints the stacks of a crash such as a segmentation fault.
 
-        Call it before the code whose errors are to be recorded. A fault handler that is already enabled stays as it is.
+        Call this before the code whose errors are recorded. A fault handler that is already enabled stays unchanged.
         """
         import faulthandler
 
@@ -40,7 +40,7 @@ class ErrorHandler:
             error_file.watch(path)
 
     def record_exception(self, e: BaseException) -> None:
-        """Write the exception and its traceback to the error file, unless an earlier cause is already there."""
+        """Write the exception and its traceback to the error file, unless it holds an earlier cause."""
         path = self._get_error_file_path()
         if not path:
             return
@@ -54,7 +54,7 @@ class ErrorHandler:
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
     ) -> None:
-        """Note the exit code in the data of a child's error: a child that a signal kills cannot know its own."""
+        """Add the exit code to a child's error data: a child killed by a signal could not write it."""
         message = rootcause_error.get("message")
         if isinstance(message, dict):
             message["errorCode"] = error_code
@@ -64,7 +64,7 @@ class ErrorHandler:
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy a child's error file to this process's own, with the child's exit code.
 
-        It replaces what is there: the child is the cause of whatever this process could have written before.
+        Replaces an existing file: the child is the cause of whatever this process wrote before.
         """
         path = self._get_error_file_path()
         if not path:
@@ -82,11 +82,11 @@ class ErrorHandler:
         self._write_error_file(path, json.dumps(data))
 
     def _get_error_file_path(self) -> str | None:
-        """Where this process writes its error. None or empty: nowhere."""
+        """Return this process's error file. None or empty: there is none."""
         return os.environ.get("TORCHELASTIC_ERROR_FILE")
 
     def _write_error_file(self, file_path: str, error_msg: str) -> None:
-        """Write the text to the file, or say why not."""
+        """Write the text to the file, or print why that failed."""
         try:
             error_file.write_text(file_path, error_msg)
         except Exception as problem:
@@ -94,12 +94,12 @@ class ErrorHandler:
 
 
 def get_error_handler() -> ErrorHandler:
-    """The handler that ``record`` uses when it is given none."""
+    """Return the default handler of ``record``."""
     return ErrorHandler()
 
 
 def _rebuilt(found: error_file.ErrorFile) -> dict[str, Any]:
-    """What could be saved of a damaged error file, in the format of a whole one."""
+    """Return what could be recovered of a damaged error file, in the usual format."""
     import time
 
     message = found.message or found.problem or "no error file was written"
@@ -111,7 +111,7 @@ def _traceback_of(error: BaseException) -> str:
     import traceback
 
     frames = error.__traceback__
-    # Our own wrapper is on every stack and explains nothing.
+    # Skip the frames of tenax's own wrapper.
     while frames is not None and frames.tb_frame.f_globals.get("__name__") == "tenax._failures.record":
         frames = frames.tb_next
     try:
@@ -121,16 +121,16 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """``RuntimeError: boom``, also for an exception whose own ``__str__`` raises."""
+    """Return ``RuntimeError: boom``, even if the exception's own ``__str__`` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return f"{type(error).__name__}: (its text could not be made)"
 
 
-def _say(sentence: str) -> None:
-    """One line on stderr. Straight to the descriptor: sys.stderr may be closed or replaced while a process dies."""
+def _say(text: str) -> None:
+    """Write one line to descriptor 2: sys.stderr may be closed or replaced while a process exits."""
     from contextlib import suppress
 
-    with suppress(OSError):  # nobody is left to tell
-        os.write(2, f"tenax: {sentence}\n".encode("utf-8", "backslashreplace"))
+    with suppress(OSError):  # stderr is closed
+        os.write(2, f"tenax: {text}\n".encode("utf-8", "backslashreplace"))

@@ -1,8 +1,7 @@
-"""Gathering evidence: why did this worker end?
+"""Gathers the evidence of a worker's failure: its error file, its last output, the kernel's counters and log.
 
-Asks the witnesses in the order of their knowledge: the worker's own error file, what it printed last, the kernel.
-What they say is judged at once (``cause.py``), on the host where the worker ran, where everything is at hand.
-Nothing it finds can make it raise or wait. The result is bounded, and fit to be stored and sent.
+Classifies the failure at once (``cause.py``), on the host where the worker ran. Never raises or waits, whatever it
+finds. The result is bounded and can be stored and sent.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 from tenax._core.model import Evidence
 from tenax._failures import error_file as error_files
 from tenax._failures import python_traceback
-from tenax._failures.cause import Cause, Facts, judge
+from tenax._failures.cause import Cause, Observations, classify
 from tenax._failures.plain_text import decoded, shortened, storable, without_middle
 
 TYPE_CHECKING = False
@@ -26,12 +25,12 @@ MAX_LAST_LINES = 30
 _MAX_LINE = 400  # characters
 _MAX_MESSAGE = 500
 _MAX_TRACEBACK = 32_000
-_MAX_STACKS = 31_000  # what says that something is left out comes on top
+_MAX_STACKS = 31_000  # without the note about what was left out
 _MAX_STACKS_READ = 1 << 20  # bytes
 
-_MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)  # how faulthandler says it
+_MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)  # faulthandler's mark
 _CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE})
-# How launchers, pools and data loaders tell that SIGKILL ended a child of theirs.
+# How launchers, pools and data loaders report a child killed by SIGKILL.
 _CHILD_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|[Ss]ignal 9\b|exit(?: )?code:? -9\b")
 
 
@@ -49,12 +48,12 @@ def gather(
     seen_at: float | None = None,
     out_of_memory: OutOfMemoryWatch | None = None,
 ) -> Evidence:
-    """What can be found out about a worker that ended with this exit code (negative: a signal). Never raises.
+    """Return the evidence about a worker with this exit code (negative: a signal). Never raises.
 
-    ``stderr_tail``: the end of what it wrote to stderr, raw; ``tail_is_cut``: there was more before it.
-    ``stacks_file``: where it wrote its stacks when it hung, if it was asked to.
-    ``wall_to_agent_clock``: what to add to the wall clock's time to get the agent's. ``started_at`` and ``seen_at``,
-    when the worker started and when its end was seen on the agent's clock, bound what the error file may claim.
+    ``stderr_tail``: the last bytes of its stderr; ``tail_is_cut``: there were more before.
+    ``stacks_file``: where it dumped its stacks, if it hung.
+    ``wall_to_agent_clock``: the agent's clock minus the wall clock. ``started_at`` and ``seen_at``, when the worker
+    started and when its exit was observed on the agent's clock, bound the time in the error file.
     """
     recorded = error_files.read(error_file)
     stderr = decoded(stderr_tail)
@@ -73,7 +72,7 @@ def gather(
     if recorded.problem and not (recorded.message or recorded.traceback):
         traceback = f"{traceback}\n[{recorded.problem}]".lstrip("\n")
     raised_at = None if recorded.timestamp is None else recorded.timestamp + wall_to_agent_clock
-    facts = Facts(
+    observed = Observations(
         exit_code=exit_code,
         error_type=storable(shortened(error_type, _MAX_MESSAGE)),
         message=storable(shortened(message, _MAX_MESSAGE)),
@@ -81,16 +80,16 @@ def gather(
         last_lines=last_lines(stderr, cut=tail_is_cut),
         out_of_memory=storable(_out_of_memory(out_of_memory, pid, exit_code, f"{message}\n{traceback}")),
     )
-    cause = _cause(facts, out_of_memory, pid)
+    cause = _cause(observed, out_of_memory, pid)
     return Evidence(
-        error_type=facts.error_type,
-        message=facts.message,
-        traceback=facts.traceback,
-        last_lines=tuple(facts.last_lines),
-        out_of_memory=facts.out_of_memory,
+        error_type=observed.error_type,
+        message=observed.message,
+        traceback=observed.traceback,
+        last_lines=tuple(observed.last_lines),
+        out_of_memory=observed.out_of_memory,
         error_file=storable(error_file) if recorded.found else "",
         log_file=storable(log_file),
-        raised_at=_plausible(raised_at, started_at, seen_at),
+        raised_at=_clamp_to_lifetime(raised_at, started_at, seen_at),
         stacks=stacks_in(stacks_file),
         cause=cause.kind,
         is_consequence=cause.is_consequence,
@@ -99,7 +98,7 @@ def gather(
 
 
 def stacks_in(path: str) -> str:
-    """What faulthandler wrote. The end may be missing: the process was ended a moment later. Never raises."""
+    """Return faulthandler's last dump. Its end may be missing: the process is killed soon after. Never raises."""
     if not path:
         return ""
     from tenax._core.hang_report import last_dump
@@ -107,9 +106,9 @@ def stacks_in(path: str) -> str:
 
     try:
         written = read_regular(path, _MAX_STACKS_READ)
-    except OSError:  # it was not asked, or could not write
+    except OSError:  # no dump was requested, or it could not be written
         return ""
-    # Asked more than once, because it hung before and went on: only the last answer is about this end.
+    # There may be dumps of earlier hangs: only the last one is about this failure.
     text = _MORE_THREADS.sub(
         "[more threads are not told: faulthandler stops after the newest hundred]", last_dump(decoded(written))
     )
@@ -117,7 +116,7 @@ def stacks_in(path: str) -> str:
 
 
 def last_lines(stderr: str, *, cut: bool = False) -> tuple[str, ...]:
-    """The last lines as a terminal would have shown them: of a progress bar that redraws its line, the last state."""
+    """Return the last lines as a terminal shows them: of a progress bar, the last state."""
     lines = stderr.rstrip().split("\n")
     if cut and len(lines) > 1:
         del lines[0]
@@ -130,40 +129,40 @@ def _recorded_error(recorded: error_files.ErrorFile) -> tuple[str, str]:
     if recorded.message:
         first = next((line for line in recorded.message.split("\n") if line.strip()), "")
         return recorded.error_type, first.strip()
-    words = python_traceback.find(recorded.traceback, 1)
-    return (words.error_type, words.message) if words else ("", "")
+    found = python_traceback.find(recorded.traceback, 1)
+    return (found.error_type, found.message) if found else ("", "")
 
 
-def _out_of_memory(watch: OutOfMemoryWatch | None, pid: int, exit_code: int, said: str) -> str:
+def _out_of_memory(watch: OutOfMemoryWatch | None, pid: int, exit_code: int, text: str) -> str:
     if watch is None:
         return ""
     if exit_code == -signal.SIGKILL:
-        return watch.sentence(pid)
-    if exit_code == 128 + signal.SIGKILL or _CHILD_KILLED.search(said):
-        return watch.sentence(pid, child=True)
+        return watch.proof(pid)
+    if exit_code == 128 + signal.SIGKILL or _CHILD_KILLED.search(text):
+        return watch.proof(pid, child=True)
     return ""
 
 
-def _cause(facts: Facts, watch: OutOfMemoryWatch | None, pid: int) -> Cause:
-    """The judgement; where the kernel's log knows more, with that."""
-    cause = judge(facts)
+def _cause(observed: Observations, watch: OutOfMemoryWatch | None, pid: int) -> Cause:
+    """Classify the failure, with the kernel log if that has more."""
+    cause = classify(observed)
     if watch is None or cause.is_consequence:
         return cause
-    lines, known_as = watch.troubles(pid)
+    lines, log_pid = watch.kernel_errors(pid)
     if not lines:
         return cause
-    from tenax._failures.kernel_log import crash_line, gpu_trouble
+    from tenax._failures.kernel_log import crash_line, gpu_error
 
-    says_gpu = cause.kind.startswith(("gpu_", "cuda_", "no_gpu", "nccl_")) or facts.exit_code in _CRASHES
-    kind, line = gpu_trouble(lines, known_as, says_gpu=says_gpu)
+    says_gpu = cause.kind.startswith(("gpu_", "cuda_", "no_gpu", "nccl_")) or observed.exit_code in _CRASHES
+    kind, line = gpu_error(lines, log_pid, says_gpu=says_gpu)
     if kind:
-        return judge(msgspec.structs.replace(facts, kernel_kind=kind, kernel_line=storable(line)))
-    line = crash_line(lines, known_as) if known_as and facts.exit_code in _CRASHES else ""
+        return classify(msgspec.structs.replace(observed, kernel_kind=kind, kernel_line=storable(line)))
+    line = crash_line(lines, log_pid) if log_pid and observed.exit_code in _CRASHES else ""
     return msgspec.structs.replace(cause, proof=storable(shortened(line, _MAX_LINE))) if line else cause
 
 
-def _plausible(raised_at: float | None, started_at: float | None, seen_at: float | None) -> float | None:
-    """A time that lies outside the worker's life says only that a clock was set or that the file lies."""
+def _clamp_to_lifetime(raised_at: float | None, started_at: float | None, seen_at: float | None) -> float | None:
+    """Reject or bound a time outside the worker's lifetime: a clock was set, or the file is wrong."""
     if raised_at is None or (started_at is not None and raised_at < started_at):
         return None
     return raised_at if seen_at is None else min(raised_at, seen_at)

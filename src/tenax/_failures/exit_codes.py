@@ -4,10 +4,10 @@
 | ----------------------------------------------------- | --------------------------------------------- |
 | succeeded                                             | 0                                             |
 | a worker failed                                       | the first failed worker's own code, 1 to 255  |
-| a worker was ended by signal n                        | 128 + n, as a shell says it                   |
+| a worker was killed by signal n                       | 128 + n, as in a shell                        |
 | a worker could not be started                         | 127 not found, 126 not executable, 1 otherwise|
 | a worker failed although it exited with code 0        | 1                                             |
-| a worker had failed, hung, and was ended by us        | 1                                             |
+| a worker had failed, hung, and was stopped by tenax   | 1                                             |
 | cancelled by signal n                                 | 128 + n: 130 for Ctrl-C, 143 for SIGTERM      |
 | cancelled without a signal                            | 130                                           |
 | wrong usage                                           | 2                                             |
@@ -15,7 +15,7 @@
 | the launcher could not do its work                    | 71                                            |
 | a process survived SIGKILL: the host needs attention  | 72                                            |
 
-A worker may choose a code that also means something else here; the report always says which it was.
+A worker may use a code with another meaning here; the report always shows which it was.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CANCELLED: Final = 130
 
 
 def exit_code_for(verdict: Verdict) -> int:
-    """See the table above."""
+    """Return the exit code by the module's table."""
     match verdict.outcome:
         case Outcome.SUCCEEDED:
             return SUCCEEDED
@@ -52,7 +52,7 @@ def exit_code_for(verdict: Verdict) -> int:
 def _of_worker(failure: Failure) -> int:
     code = failure.exit_code
     if failure.asked_to_end:
-        return code if 0 < code < SIGNAL_BASE else FAILED  # the signal was ours; it is not how the worker failed
+        return code if 0 < code < SIGNAL_BASE else FAILED  # tenax sent the signal; the worker failed before
     if code < 0:
         return SIGNAL_BASE - code
     return code if 0 < code <= 255 else FAILED

@@ -1,4 +1,4 @@
-"""How a process ended, in words a tired person understands. Pure: numbers in, words out."""
+"""Describes exit codes and signals in plain text. Pure: numbers in, text out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXIT_CODES = {
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -42,17 +42,17 @@ def signal_name(number: int) -> str:
 
 
 def signal_in_words(number: int) -> str:
-    """``SIGKILL (killed)``."""
+    """Return ``SIGKILL (killed)``."""
     name = signal_name(number)
-    words = _SIGNALS.get(name)
-    return f"{name} ({words})" if words else name
+    meaning = _SIGNALS.get(name)
+    return f"{name} ({meaning})" if meaning else name
 
 
 def ended_in_words(exit_code: int) -> str:
-    """``exited with code 1``, ``ended by SIGKILL (killed)``. Negative codes are signals."""
+    """Return ``exited with code 1`` or ``ended by SIGKILL (killed)``. Negative codes are signals."""
     if exit_code < 0:
         return f"ended by {signal_in_words(-exit_code)}"
-    words = _EXIT_CODES.get(exit_code, "")
+    meaning = _EXIT_CODES.get(exit_code, "")
     if 128 < exit_code <= 128 + 64 and (name := signal_name(exit_code - 128)).startswith("SIG"):
-        words = f"how a shell says that its command was ended by {name}"
-    return f"exited with code {exit_code}" + (f" ({words})" if words else "")
+        meaning = f"how a shell says that its command was ended by {name}"
+    return f"exited with code {exit_code}" + (f" ({meaning})" if meaning else "")

@@ -1,6 +1,6 @@
-"""Text from files and workers, made fit to be shown and stored. Pure: text in, text out.
+"""Makes text from files and workers safe to show and store. Pure: text in, text out.
 
-What a terminal may show is decided in ``_core/text.py`` (``harmless``).
+``_core/text.py`` decides what a terminal may show (``harmless``).
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ __all__ = ["decoded", "harmless", "one_line", "shortened", "storable", "without_
 
 
 def storable(text: str) -> str:
-    """The text as it may be encoded as UTF-8: lone surrogates become their codes, everything else stays."""
+    """Return text that can be encoded as UTF-8: lone surrogates become escapes, everything else stays."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def decoded(data: bytes) -> str:
-    """Bytes that should be UTF-8 as text. What is not is shown as codes, never refused."""
+    """Decode UTF-8. Invalid bytes become escapes."""
     return data.decode("utf-8", "backslashreplace")
 
 
-def shortened(line: str, most: int) -> str:
-    """The line, with its end cut off (and that said) if it is longer than ``most`` characters."""
-    return line if len(line) <= most else f"{line[: max(most - 3, 0)]}..."
+def shortened(line: str, max_length: int) -> str:
+    """Cut off the end of a line longer than ``max_length`` characters, and mark the cut."""
+    return line if len(line) <= max_length else f"{line[: max(max_length - 3, 0)]}..."
 
 
-def without_middle(text: str, most: int) -> str:
-    """The text, with its middle left out (and that said) if it is longer than ``most`` characters."""
-    if len(text) <= most:
+def without_middle(text: str, max_length: int) -> str:
+    """Leave out the middle of a text longer than ``max_length`` characters, and mark the gap."""
+    if len(text) <= max_length:
         return text
-    head = most // 4
-    tail = most - head
-    return f"{text[:head]}\n[... {len(text) - most} characters left out ...]\n{text[-tail:]}"
+    head = max_length // 4
+    tail = max_length - head
+    return f"{text[:head]}\n[... {len(text) - max_length} characters left out ...]\n{text[-tail:]}"

@@ -1,7 +1,7 @@
-"""ProcessFailure: one worker that ended badly, as TorchElastic's users know it.
+"""``ProcessFailure``: one failed worker, in TorchElastic's API.
 
-A real dataclass, because they use ``dataclasses.replace`` and ``asdict`` on it; so this module is not on the launcher's
-start path. Making one never raises, whatever lies at ``error_file``, and never touches another one.
+A real dataclass, because users call ``dataclasses.replace`` and ``asdict`` on it; so this module is not imported at
+startup. The constructor never raises, whatever is at ``error_file``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tenax._failures import error_file as error_files
-from tenax._failures import exit_text as words
+from tenax._failures import exit_text
 
 if TYPE_CHECKING:
     from tenax._core.model import Failure
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["NOT_AVAILABLE", "ProcessFailure"]
 
 NOT_AVAILABLE = "<N/A>"
-_MAX_SHARPENING_S = 2.0  # how far the file's own time may be behind the second that it names
+_MAX_REFINEMENT_S = 2.0  # how much later than the stated second the precise time may be
 
 
 @dataclass
 class ProcessFailure:
-    """How a worker failed: its exit code (negative: a signal) and what its error file says, if it left one.
+    """How a worker failed: its exit code (negative: a signal) and the content of its error file, if it wrote one.
 
-    ``message`` is what the file holds under that name (in TorchElastic's format an object, in the older one a string),
-    or a sentence about the exit code. ``timestamp`` is when the error was raised, or else when this object was made, in
-    seconds since the epoch. Without an error file ``error_file`` becomes ``"<N/A>"``. ``host`` is where it ran; empty:
+    ``message`` is the file's ``message`` (in TorchElastic's format an object, in the older one a string), or a text
+    about the exit code. ``timestamp`` is when the error was raised, otherwise when this object was created, in seconds
+    since the epoch. Without an error file, ``error_file`` becomes ``"<N/A>"``. ``host`` is where the worker ran; empty:
     on this host.
     """
 
@@ -39,19 +39,19 @@ class ProcessFailure:
     error_file_data: dict[str, Any] = field(init=False)
     message: str | dict[str, Any] = field(init=False)
     timestamp: int = field(init=False)
-    host = ""  # no field: TorchElastic's has none
-    is_consequence = False  # neither is this: what it says follows from what happened to another
+    host = ""  # not a field: TorchElastic's class has none
+    is_consequence = False  # not a field either; whether it follows from another worker's failure
 
     def __post_init__(self) -> None:
         found = error_files.read(self.error_file)
-        self._set_time(found.timestamp, found.said_s)
+        self._set_timestamp(found.timestamp, found.stated_s)
         self.error_file_data = {"message": "<NONE>"}
         self.message = ""
         if found.data and not found.problem:
             self.error_file_data = found.data
             self.message = found.data["message"]
         elif found.message or found.traceback:
-            # Torn or too big: what could be saved of it, in the shape of a whole one.
+            # Truncated or too large: what could be recovered, in the usual format.
             self.error_file_data = error_files.content(found.message, found.traceback, self._raised_at)
             self.message = self.error_file_data["message"]
         if not _is_regular_file(self.error_file):
@@ -61,41 +61,41 @@ class ProcessFailure:
 
     @classmethod
     def from_failure(cls, failure: Failure, *, wall_to_agent_clock: float = 0.0) -> ProcessFailure:
-        """The same failure as tenax knows it: with evidence that was found without an error file, and its true time.
+        """Convert tenax's failure, with evidence found without an error file and the precise time.
 
-        ``wall_to_agent_clock``: what to add to the wall clock's time to get the agent's.
+        ``wall_to_agent_clock``: the agent's clock minus the wall clock.
         """
         evidence = failure.evidence
         this = cls(failure.local_rank, failure.pid, failure.exit_code, evidence.error_file)
         began = failure.seen_at if evidence.raised_at is None else evidence.raised_at
-        this._set_time(began - wall_to_agent_clock, this.timestamp if this.error_file != NOT_AVAILABLE else None)
+        this._set_timestamp(began - wall_to_agent_clock, this.timestamp if this.error_file != NOT_AVAILABLE else None)
         this.host = failure.host
         this.is_consequence = evidence.is_consequence
         if this.error_file == NOT_AVAILABLE:
             message = evidence.message or evidence.out_of_memory or failure.reason
             if not message and evidence.last_lines:
                 message = "\n".join(
-                    [f"{words.ended_in_words(failure.exit_code)}; the last of its stderr:", *evidence.last_lines]
+                    [f"{exit_text.ended_in_words(failure.exit_code)}; the last of its stderr:", *evidence.last_lines]
                 )
             if message:
-                # Of a worker that hung nobody has a traceback, but it wrote down where its threads were.
-                told = f"{message}\n{evidence.stacks}" if evidence.stacks else message
-                this.error_file_data = error_files.content(message, evidence.traceback or told, this._raised_at)
+                # A hung worker has no traceback, but it dumped its stacks.
+                text = f"{message}\n{evidence.stacks}" if evidence.stacks else message
+                this.error_file_data = error_files.content(message, evidence.traceback or text, this._raised_at)
                 this.message = this.error_file_data["message"]
         return this
 
     @property
     def raised_at(self) -> float:
-        """``timestamp``, but exact: two workers often fail within one second."""
+        """``timestamp`` with fractions: two workers often fail within one second."""
         return self._raised_at if self.timestamp == self._given_s else float(self.timestamp)
 
     def signal_name(self) -> str:
-        """``SIGSEGV``, or ``<N/A>`` if no signal with a name ended it."""
-        name = words.signal_name(-self.exitcode) if self.exitcode < 0 else ""
+        """Return ``SIGSEGV``, or ``<N/A>`` if it did not die of a named signal."""
+        name = exit_text.signal_name(-self.exitcode) if self.exitcode < 0 else ""
         return name if name.startswith("SIG") else NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """Local time as ``YYYY-MM-DD_HH:MM:SS``."""
+        """Return the local time as ``YYYY-MM-DD_HH:MM:SS``."""
         from datetime import datetime
 
         try:
@@ -103,13 +103,13 @@ class ProcessFailure:
         except (ValueError, OverflowError, OSError):
             return NOT_AVAILABLE
 
-    def _set_time(self, seconds: float | None, said_s: int | None) -> None:
-        """``said_s``: the second that the error file names. What is known more exactly may lie a little later."""
+    def _set_timestamp(self, seconds: float | None, stated_s: int | None) -> None:
+        """``stated_s``: the whole second in the error file; ``seconds``, more precise, may be a little later."""
         import time
 
         self._raised_at = time.time() if seconds is None else seconds
-        is_true = said_s is not None and 0 <= self._raised_at - said_s <= _MAX_SHARPENING_S
-        self.timestamp = self._given_s = said_s if is_true and said_s is not None else int(self._raised_at)
+        is_true = stated_s is not None and 0 <= self._raised_at - stated_s <= _MAX_REFINEMENT_S
+        self.timestamp = self._given_s = stated_s if is_true and stated_s is not None else int(self._raised_at)
 
     def _explain_exit_code(self, problem: str) -> None:
         if self.exitcode < 0:
@@ -117,7 +117,7 @@ class ProcessFailure:
             return
         self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
         self.message = (
-            f"{words.ended_in_words(self.exitcode)}; {problem or 'it wrote no error file'}"
+            f"{exit_text.ended_in_words(self.exitcode)}; {problem or 'it wrote no error file'}"
             " (tenax.multiprocessing.errors.record around its main function makes it write one)"
         )
 

@@ -1,7 +1,7 @@
-"""record: the decorator that makes a function write down the exception it dies of. TorchElastic's name and semantics.
+"""``record``: the decorator that writes the exception of a function to the error file. TorchElastic's semantics.
 
-Imported by workers, so it must stay cheap. It never hides what the function did: it returns, raises and exits as the
-function does, except that an exit with success becomes a plain return.
+Workers import it, so it must stay cheap. The decorated function returns, raises and exits as before, except that an
+exit with success becomes a plain return.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["record"]
 
 
 def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
-    """Record the exception that ends ``fn``, and let it go on::
+    """Record the exception that ends ``fn``, and re-raise it::
 
         @record
         def main(): ...
 
     Use it once per process, on the outermost function. ``sys.exit()`` and ``sys.exit(0)`` become a return of None, so
-    that a script run inside another process ends only itself. A ``ChildFailedError`` passes the child's own error file
-    on, with the child's exit code. Other exceptions are written to this process's error file. KeyboardInterrupt and
-    exits with another code are not errors to be recorded.
+    that a script run inside another process ends only itself. A ``ChildFailedError`` copies the child's error file,
+    with the child's exit code, to this process's own. Other exceptions are written to this process's error file.
+    KeyboardInterrupt and exits with another code are not recorded.
     """
     handler = error_handler or get_error_handler()
 
@@ -52,8 +52,8 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
 def _record(handler: ErrorHandler, error: Exception) -> None:
     try:
-        # Known by its method and not by its class: a worker need not import the class to catch it, and torch's own
-        # ChildFailedError is as good as ours.
+        # Recognized by its method, not its class: workers need not import the class, and torch's own ChildFailedError
+        # works too.
         get_first_failure: Any = getattr(error, "get_first_failure", None)
         if get_first_failure is None:
             handler.record_exception(error)
@@ -62,7 +62,7 @@ def _record(handler: ErrorHandler, error: Exception) -> None:
         if failure.error_file != "<N/A>":
             handler.dump_error_file(failure.error_file, failure.exitcode)
     except Exception as problem:
-        # A handler of the user's own may raise. The exception that is on its way is still the one that matters.
+        # A user's own handler may raise; the function's exception must still propagate.
         from tenax._failures.error_handler import _describe, _say
 
         _say(f"the error handler failed while it recorded an error: {_describe(problem)}")

@@ -1,11 +1,11 @@
-"""The one report: how the run ended, for a person and for a machine.
+"""The final report of a run, as text for people and as JSON.
 
-Printed once, last, by every node of the run: what it says of a failure names the host where that happened. It leads
-with one sentence, then the first cause: what it means, what proves it, what to do next (``cause.py``), and everything
-that is known of it; those that failed of the same, because of it, or besides are short; workers that we stopped are
-named as stopped by us, never as failures; when a worker hung, it says where the others were; then what was done and
-where to look. Where all that failed only lost a peer, it says that it does not know the cause, and blames nobody.
-Pure: a value in, text out. It knows no terminal, file or clock, and nothing in it is told by colour alone.
+Every node of the run prints it once, at the end; it names the host of every failure. It leads with one sentence, then
+the first cause: what it means, its proof, what to do next (``cause.py``), and all evidence. Workers that failed of the
+same cause, because of it, or independently are listed briefly; workers that tenax stopped are listed as stopped, never
+as failed. If a worker hung, the report shows where the others were. Then come what was done and where to look. If every
+failed worker only lost a peer, the report states that the cause is unknown.
+Pure: a value in, text out. Uses no terminal, file or clock, and conveys nothing by colour alone.
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ if TYPE_CHECKING:
     from tenax._failures.wall_clock import WallClock
 
 _VERSION = 2
-_LEAST_WIDTH, _MAX_WIDTH = 40, 100
+_MIN_WIDTH, _MAX_WIDTH = 40, 100
 _HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
 _MAX_LINE = 500
 _MAX_SENTENCE = 300
-_MAX_OF_OURS = 2000  # what we say ourselves is as long as it must be
-_HEAD_OF_PLACE, _TAIL_OF_PLACE = 4, 20  # lines
-_MAX_PLACES = 4
+_MAX_OWN_TEXT = 2000  # tenax's own text is rarely cut
+_HEAD_OF_STACKS, _TAIL_OF_STACKS = 4, 20  # lines
+_MAX_LOCATIONS = 4
 _MAX_OTHERS = 8
 _MAX_HISTORY = 8
 _MAX_SPANS = 24
 _KEY_WIDTH = 11
-_VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only if it says the same
-_BECAUSE = {  # what a victim did, after its name
+_VAGUE = frozenset(
+    {"exception", "assertion", "exit_code", "signal", "unknown"}
+)  # the same cause only with the same message
+_BECAUSE = {  # what a victim did; follows its name
     "peer_lost": "lost the connection to a peer",
     "collective_timeout": "waited in vain in a collective operation",
     "store_timeout": "waited in vain at the store",
 }
-_UNTOLD = "Not known: no worker names one of its own. All that failed lost a peer or waited in vain for one."
+_UNKNOWN_CAUSE = "Not known: no worker names one of its own. All that failed lost a peer or waited in vain for one."
 _NOT_THE_CAUSE = " (a consequence: no worker names the cause)"
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict, and the facts around it that make it readable."""
+    """The verdict and its context."""
 
     verdict: Verdict
     entrypoint: str  # "train.py"
@@ -61,19 +63,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int = 0
     log_dir: str = ""
     journal: str = ""
-    clock: WallClock | None = None  # None: no time of day is known
+    clock: WallClock | None = None  # None: the time of day is unknown
 
 
 def summary(failure: Failure, here: str = "") -> str:
-    """One failure in one line, as the history of a report has it; with its host, unless that is the one named here."""
+    """Return one failure in one line, as in the history of a report; with its host, unless that is ``here``."""
     process = f", pid {failure.pid}" if failure.pid > 0 else ""
-    place = f" on {failure.host}" if failure.host not in ("", here) else ""
-    who = f"rank {failure.global_rank} (local rank {failure.local_rank}{process}){place}"
-    return _line(f"{who} {_what_happened(failure)}")
+    where = f" on {failure.host}" if failure.host not in ("", here) else ""
+    worker = f"rank {failure.global_rank} (local rank {failure.local_rank}{process}){where}"
+    return _line(f"{worker} {_what_happened(failure)}")
 
 
 def headline(report: Report) -> str:
-    """The one sentence: what happened."""
+    """Return the first sentence: what happened."""
     verdict, name = report.verdict, report.entrypoint
     restarts = "" if verdict.restarts_used == 0 else f" after {_restarts(report)}"
     match verdict.outcome:
@@ -98,17 +100,17 @@ def headline(report: Report) -> str:
             sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
         case Outcome.BROKEN:
             sentence = f"{name} could not be run: {verdict.why}"
-            return _line(sentence, _MAX_OF_OURS)  # what to do stands at its end
+            return _line(sentence, _MAX_OWN_TEXT)  # it ends with what to do
     return _line(sentence)
 
 
-# --- for a person -----------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def render(report: Report, colour: bool = False, width: int = 80) -> str:
-    """The report as text. Ends with a newline; a run that succeeded gets one line."""
-    width = min(max(width, _LEAST_WIDTH), _MAX_WIDTH)
-    paint = _paint if colour else _leave
+    """Return the report as text, with a final newline; one line for a successful run."""
+    width = min(max(width, _MIN_WIDTH), _MAX_WIDTH)
+    paint = _paint if colour else _no_paint
     verdict = report.verdict
     if verdict.outcome is Outcome.SUCCEEDED:
         goodput = _goodput(verdict)
@@ -121,7 +123,7 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
         sections.append([paint(_BOLD, caption), *_first_cause(report, width)])
         sections += _others(report, paint)
     sections.append(_stopped(report, width))
-    sections.append(_meanwhile(report, paint, width))
+    sections.append(_other_stacks(report, paint, width))
     sections.append([paint(_BOLD, "What was done"), *_what_was_done(report, width)])
     sections.append(_where_to_look(report, width))
     for section in sections:
@@ -135,7 +137,7 @@ def _paint(colour: str, text: str) -> str:
     return f"{colour}{text}{_PLAIN}"
 
 
-def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _paint
+def _no_paint(colour: str, text: str) -> str:  # noqa: ARG001 - same signature as _paint
     return text
 
 
@@ -143,10 +145,10 @@ def _first_cause(report: Report, width: int) -> list[str]:
     failure = report.verdict.failures[0]
     evidence = failure.evidence
     cause = cause_of(failure)
-    place = f"{failure.global_rank} (local rank {failure.local_rank}) on {failure.host or report.host}"
+    worker = f"{failure.global_rank} (local rank {failure.local_rank}) on {failure.host or report.host}"
     there = f" (on {failure.host})" if failure.host not in ("", report.host) else ""
-    facts = {
-        "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
+    fields = {
+        "rank": worker + (f", pid {failure.pid}" if failure.pid > 0 else ""),
         "ended": _how_and_why(failure),
         "when": _when(report, failure),
         "error": shortened(evidence.message, _MAX_LINE),
@@ -154,16 +156,16 @@ def _first_cause(report: Report, width: int) -> list[str]:
         "stderr log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
     }
-    told = {*facts.values(), failure.reason}
-    judged = {
-        "cause": _UNTOLD if cause.is_consequence else cause.sentence,
+    shown_texts = {*fields.values(), failure.reason}
+    classified = {
+        "cause": _UNKNOWN_CAUSE if cause.is_consequence else cause.sentence,
         "missing": _missing(report.verdict) if cause.is_consequence else "",
-        "proof": "" if cause.proof in told or _is_beginning(cause.proof, evidence.message) else cause.proof,
+        "proof": "" if cause.proof in shown_texts or _is_beginning(cause.proof, evidence.message) else cause.proof,
         "next": cause.next_step,
         "also": _same_elsewhere(report),
     }
-    lines = [line for key, value in judged.items() if value for line in _wrapped_fact(key, value, width)]
-    lines += [_fact(key, value) for key, value in facts.items() if value]
+    lines = [line for key, value in classified.items() if value for line in _wrapped_field(key, value, width)]
+    lines += [_field(key, value) for key, value in fields.items() if value]
     if evidence.stacks:
         lines += ["", "  Where its threads were when it was late, the innermost call of each first:"]
         lines += _indented(_without_middle(_safe_lines(evidence.stacks), report.journal), "    ")
@@ -197,11 +199,11 @@ def _moment(clock: WallClock, at: float) -> str:
 
 
 class _Groups(NamedTuple):
-    """Those that failed besides the first, by what they have to do with it."""
+    """The other failures, by their relation to the first."""
 
-    same: list[Failure]  # of the same cause
-    victims: list[Failure]  # because of it
-    others: list[Failure]  # of their own
+    same: list[Failure]  # the same cause
+    victims: list[Failure]  # consequences
+    others: list[Failure]  # independent
 
 
 def _grouped(failures: tuple[Failure, ...]) -> _Groups:
@@ -212,14 +214,14 @@ def _grouped(failures: tuple[Failure, ...]) -> _Groups:
         its = cause_of(failure)
         if its.is_consequence and not cause.is_consequence:
             groups.victims.append(failure)
-        elif _is_the_same(cause, first, its, failure):
+        elif _has_same_cause(cause, first, its, failure):
             groups.same.append(failure)
         else:
             groups.others.append(failure)
     return groups
 
 
-def _is_the_same(cause: Cause, first: Failure, its: Cause, failure: Failure) -> bool:
+def _has_same_cause(cause: Cause, first: Failure, its: Cause, failure: Failure) -> bool:
     if its.kind != cause.kind or cause.is_consequence:
         return False
     a, b = first.evidence, failure.evidence
@@ -234,7 +236,7 @@ def _same_elsewhere(report: Report) -> str:
 
 
 def _missing(verdict: Verdict) -> str:
-    """Whom the others waited for, as far as their messages or the ways they ended tell."""
+    """Return the ranks that the others waited for, as far as messages and exits show."""
     texts = (text for each in verdict.failures for text in (each.evidence.proof, each.evidence.message))
     named = missing_ranks(texts)
     if named:
@@ -248,7 +250,7 @@ def _missing(verdict: Verdict) -> str:
 
 
 def _others(report: Report, paint: Any) -> list[list[str]]:
-    """Workers that failed because of it, then those that failed by themselves. Who says the same is told once."""
+    """List the victims, then the independent failures. Workers with the same text share a line."""
     first = report.verdict.failures[0]
     groups = _grouped(report.verdict.failures)
     because: dict[str, list[Failure]] = {}
@@ -259,27 +261,27 @@ def _others(report: Report, paint: Any) -> list[list[str]]:
         also.setdefault(_what_happened(failure), []).append(failure)
     victims = {f"{_BECAUSE.get(kind, kind)}; {_what_happened(each[0])}": each for kind, each in because.items()}
     return [
-        _told_in_groups(paint(_BOLD, "Because of that"), victims, first),
-        _told_in_groups(paint(_BOLD, "Also failed, before we stopped them"), also, first),
+        _format_groups(paint(_BOLD, "Because of that"), victims, first),
+        _format_groups(paint(_BOLD, "Also failed, before we stopped them"), also, first),
     ]
 
 
-def _told_in_groups(caption: str, told: dict[str, list[Failure]], first: Failure) -> list[str]:
-    if not told:
+def _format_groups(caption: str, groups: dict[str, list[Failure]], first: Failure) -> list[str]:
+    if not groups:
         return []
     lines = [caption]
-    for what, group in list(told.items())[:_MAX_OTHERS]:
+    for what, group in list(groups.items())[:_MAX_OTHERS]:
         later_s = min(failure.seen_at for failure in group) - first.seen_at
         when = f", {_duration(later_s)} later" if later_s > 0 else ""
         where = _elsewhere(group, first.host)
         lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
-    if len(told) > _MAX_OTHERS:
-        lines.append(f"  and {len(told) - _MAX_OTHERS} more, in the journal")
+    if len(groups) > _MAX_OTHERS:
+        lines.append(f"  and {len(groups) - _MAX_OTHERS} more, in the journal")
     return lines
 
 
 def _elsewhere(group: list[Failure], here: str) -> str:
-    """Where they failed, if not where the first one did."""
+    """Return where they failed, if not on the first one's host."""
     hosts = {failure.host for failure in group}
     if hosts <= {"", here}:
         return ""
@@ -293,8 +295,8 @@ def _stopped(report: Report, width: int) -> list[str]:
     return _wrapped(f"Stopped by us, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
 
 
-class _Waiting(NamedTuple):
-    """A worker whose stacks are known, and that is not the first cause."""
+class _WaitingWorker(NamedTuple):
+    """A worker with known stacks that is not the first cause."""
 
     rank: int
     host: str
@@ -302,18 +304,21 @@ class _Waiting(NamedTuple):
     stacks: str
 
 
-def _meanwhile(report: Report, paint: Any, width: int) -> list[str]:
-    """Where the others were when one hung. Those at one place are told once; the rare places come first."""
+def _other_stacks(report: Report, paint: Any, width: int) -> list[str]:
+    """Show where the other workers were when one hung. Workers at the same location share an entry; rare ones first."""
     verdict = report.verdict
     workers = [
-        *(_Waiting(each.global_rank, each.host, each.was_late, each.evidence.stacks) for each in verdict.failures[1:]),
-        *(_Waiting(each.global_rank, each.host, False, each.stacks) for each in verdict.stopped),
+        *(
+            _WaitingWorker(each.global_rank, each.host, each.was_late, each.evidence.stacks)
+            for each in verdict.failures[1:]
+        ),
+        *(_WaitingWorker(each.global_rank, each.host, False, each.stacks) for each in verdict.stopped),
     ]
-    places: dict[str, list[_Waiting]] = {}
+    locations: dict[str, list[_WaitingWorker]] = {}
     for worker in workers:
         if worker.stacks:
-            places.setdefault(_place(worker.stacks), []).append(worker)
-    if not places or not verdict.failures:
+            locations.setdefault(_location(worker.stacks), []).append(worker)
+    if not locations or not verdict.failures:
         return []
     first = verdict.failures[0]
     here = first.host or report.host
@@ -321,17 +326,17 @@ def _meanwhile(report: Report, paint: Any, width: int) -> list[str]:
     if first.was_late:
         caption += f" (rank {first.global_rank} may have waited for one of them)"
     lines = [paint(_BOLD, line) for line in _wrapped(caption, width)]
-    beside_it = places.pop(_place(first.evidence.stacks), [])
-    rare_first = sorted(places.values(), key=lambda group: (len(group), group[0].rank))
-    for group in rare_first[:_MAX_PLACES]:
-        lines.append(f"  {_who(group, here)}:")
+    beside_it = locations.pop(_location(first.evidence.stacks), [])
+    rare_first = sorted(locations.values(), key=lambda group: (len(group), group[0].rank))
+    for group in rare_first[:_MAX_LOCATIONS]:
+        lines.append(f"  {_describe_workers(group, here)}:")
         shown = _safe_lines(group[0].stacks)
-        lines += _indented(_without_middle(shown, "", _HEAD_OF_PLACE, _TAIL_OF_PLACE), "    ")
-    left_out = sum(map(len, rare_first[_MAX_PLACES:]))
+        lines += _indented(_without_middle(shown, "", _HEAD_OF_STACKS, _TAIL_OF_STACKS), "    ")
+    left_out = sum(map(len, rare_first[_MAX_LOCATIONS:]))
     if left_out:
         lines.append(f"  and {left_out} more at other places")
     if beside_it:
-        lines.append(f"  {_who(beside_it, here)}: where rank {first.global_rank} was")
+        lines.append(f"  {_describe_workers(beside_it, here)}: where rank {first.global_rank} was")
     if report.log_dir:
         lines.append(
             f"  Each has it in stacks.txt, next to its error file, below {harmless(report.log_dir)} on its host."
@@ -339,14 +344,14 @@ def _meanwhile(report: Report, paint: Any, width: int) -> list[str]:
     return lines
 
 
-def _place(stacks: str) -> str:
-    """The same for workers that are at the same lines, whatever their threads are called."""
+def _location(stacks: str) -> str:
+    """Return a key that is equal for workers at the same lines, whatever their thread ids."""
     import re
 
     return re.sub(r"0x[0-9a-f]+", "", stacks)
 
 
-def _who(group: list[_Waiting], here: str) -> str:
+def _describe_workers(group: list[_WaitingWorker], here: str) -> str:
     hosts = {worker.host for worker in group} - {"", here}
     where = f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
     late = {worker.is_late for worker in group}
@@ -361,7 +366,7 @@ def _what_was_done(report: Report, width: int) -> list[str]:
         verdict.outcome is Outcome.ABANDONED or (verdict.outcome is Outcome.CANCELLED and verdict.signal)
     ):
         lines += _wrapped(_line(f"Ended: {verdict.why}."), width, "  ")
-    lines += _wrapped(_not_counted(verdict), width, "  ")
+    lines += _wrapped(_uncharged_restarts(verdict), width, "  ")
     if verdict.outcome is Outcome.ABANDONED:
         pids = " ".join(map(str, verdict.stuck_pids))
         advice = (
@@ -380,18 +385,18 @@ def _what_was_done(report: Report, width: int) -> list[str]:
     return lines
 
 
-def _not_counted(verdict: Verdict) -> str:
-    """Generations that ended through nobody's failure."""
+def _uncharged_restarts(verdict: Verdict) -> str:
+    """Describe the generations that ended without a failure."""
     counts = (
         (verdict.membership_changes, "because nodes came or went"),
         (verdict.drains, "because a node was asked to leave"),
         (verdict.requests, "because an operator wanted a restart"),
     )
-    told = [(count, why) for count, why in counts if count]
-    if not told:
+    nonzero = [(count, why) for count, why in counts if count]
+    if not nonzero:
         return ""
-    (first, why), *more = told
-    counted = "a restart" if sum(count for count, _ in told) == 1 else "restarts"
+    (first, why), *more = nonzero
+    counted = "a restart" if sum(count for count, _ in nonzero) == 1 else "restarts"
     what = f"{_count(first, 'generation')} ended {why}" + "".join(f", {count} {why}" for count, why in more)
     return f"{what}: not counted as {counted}."
 
@@ -401,15 +406,15 @@ def _where_to_look(report: Report, width: int) -> list[str]:
 
     clock = report.clock
     began = f"began {_moment(clock, clock.began_at)}" if clock is not None and clock.began_at is not None else ""
-    facts = {
+    fields = {
         "run": ", ".join(each for each in (report.run_id, report.role and f"role {report.role}", began) if each),
         "logs": report.log_dir,
         "journal": report.journal,
         "the story": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
     }
     goodput = _goodput(report.verdict)
-    time = _wrapped_fact("time", goodput, width) if goodput else []
-    return [*time, *(_fact(key, value) for key, value in facts.items() if value)]
+    time = _wrapped_field("time", goodput, width) if goodput else []
+    return [*time, *(_field(key, value) for key, value in fields.items() if value)]
 
 
 def _goodput(verdict: Verdict) -> str:
@@ -420,11 +425,11 @@ def _goodput(verdict: Verdict) -> str:
     return goodput_in_words(verdict.goodput)
 
 
-# --- for a machine ----------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """The report as plain values."""
+    """Return the report as plain values."""
     verdict = report.verdict
     failures = [_failure_to_dict(failure, report.host) for failure in verdict.failures]
     cause = cause_of(verdict.failures[0]) if verdict.failures else None
@@ -474,7 +479,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def to_json(report: Report) -> bytes:
-    """The report as one JSON object."""
+    """Return the report as one JSON object."""
     return msgspec.json.encode(to_dict(report))
 
 
@@ -509,11 +514,11 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
     }
 
 
-# --- words and lines --------------------------------------------------------------------------------------------------
+# --- phrases and lines ------------------------------------------------------------------------------------------------
 
 
 def _what_happened(failure: Failure) -> str:
-    """What the worker did, as the rest of a sentence that began with its name."""
+    """Return what the worker did, as the rest of a sentence that begins with its name."""
     evidence = failure.evidence
     if failure.reason:
         return failure.reason
@@ -526,7 +531,7 @@ def _what_happened(failure: Failure) -> str:
         ended = f"was {ended}"
     if not evidence.message:
         return ended
-    # Exit code 1 is how every uncaught exception ends: it says nothing that the exception does not.
+    # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
     return (
         f"raised {evidence.message}"
         if failure.exit_code == 1 and evidence.error_type
@@ -552,7 +557,7 @@ def _restarts(report: Report) -> str:
 def _restarted(report: Report) -> str:
     verdict = report.verdict
     why = f": {verdict.why}." if verdict.why else "."
-    if verdict.outcome is not Outcome.FAILED:  # why it ended has nothing to do with them
+    if verdict.outcome is not Outcome.FAILED:  # restarts are not why it ended
         return f"{_restarts(report)} used." if report.max_restarts else "Nothing was restarted."
     if verdict.restarts_used == 0:
         return f"Not restarted{why}"
@@ -560,7 +565,7 @@ def _restarted(report: Report) -> str:
 
 
 def _is_beginning(short: str, text: str) -> bool:
-    """Whether it is that text with its end cut off."""
+    """Return whether ``short`` is the text with its end cut off."""
     return short.endswith("...") and text.startswith(short.removesuffix("..."))
 
 
@@ -573,7 +578,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0, 2, 4-7``."""
+    """Return ``rank 3`` or ``ranks 0, 2, 4-7``."""
     numbers = sorted(set(ranks))
     spans: list[list[int]] = []
     for number in numbers:
@@ -581,25 +586,25 @@ def _ranks(ranks: Iterable[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    told = []
+    parts = []
     for low, high in spans[:_MAX_SPANS]:
-        told.append(str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}")
+        parts.append(str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}")
     left_out = sum(high - low + 1 for low, high in spans[_MAX_SPANS:])
     more = f" and {left_out} more" if left_out else ""
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(told) + more
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(parts) + more
 
 
-def _fact(key: str, value: str) -> str:
+def _field(key: str, value: str) -> str:
     return f"  {key:<{_KEY_WIDTH}}{harmless(value).replace(chr(10), ' ')}"
 
 
-def _wrapped_fact(key: str, value: str, width: int) -> list[str]:
+def _wrapped_field(key: str, value: str, width: int) -> list[str]:
     first, *more = _wrapped(harmless(" ".join(value.split())), width - _KEY_WIDTH - 2) or [""]
     return [f"  {key:<{_KEY_WIDTH}}{first}", *(" " * (_KEY_WIDTH + 2) + line for line in more)]
 
 
-def _line(text: str, most: int = _MAX_SENTENCE) -> str:
-    return shortened(harmless(" ".join(text.split())), most)
+def _line(text: str, max_length: int = _MAX_SENTENCE) -> str:
+    return shortened(harmless(" ".join(text.split())), max_length)
 
 
 def _safe_lines(text: str) -> list[str]:
@@ -627,7 +632,7 @@ def _indented(lines: Iterable[str], indent: str = "  ") -> list[str]:
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     import textwrap
 
-    # Paths and words longer than the line stay whole: they are there to be copied.
+    # Paths and words longer than the line stay whole, so that they can be copied.
     return textwrap.wrap(
         text,
         width,

@@ -1,4 +1,4 @@
-"""The wall clock of a run: what the agent's own clock, which only counts, is in dates and times of day."""
+"""The wall clock of a run: converts the agent's monotonic clock to dates and times of day."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tenax._core.bounds import DECODE_ERRORS
 
 
 class WallClock(msgspec.Struct, frozen=True):
-    offset_s: float  # what to add to the agent's clock to get seconds since the epoch
-    zone_s: int = 0  # how far the zone of the host is ahead of UTC
-    began_at: float | None = None  # when the agent began, by its own clock; None: not known
+    offset_s: float  # seconds since the epoch minus the agent's clock
+    zone_s: int = 0  # offset of the host's time zone from UTC
+    began_at: float | None = None  # start of the agent on its own clock; None: unknown
 
 
 class _Header(msgspec.Struct):
-    """What is needed of the first line of a journal."""
+    """The fields used from the first line of a journal."""
 
     wall_time: float
     at: float
 
 
 def wall_clock_of(journal: str) -> WallClock:
-    """As the journal has it, so that a report says the same times as a replay. Without one, as it is now."""
+    """Read the clock from the journal, so that report and replay show the same times; otherwise use the current one."""
     zone_s = time.localtime().tm_gmtoff
     try:
         with open(journal, "rb") as file:

@@ -1,6 +1,5 @@
-"""Logs: where a worker's lines go, and the process that takes them there.
+"""Worker logs: where output goes, and the process that writes it.
 
-What a person configures is in ``std`` and ``specs``; what a line looks like on the console is in ``prefix`` and
-``lines``; the process that moves the bytes is ``scribe_main`` and the agent's hold on it is ``scribe``.
-Nothing is imported here: the scribe process must start in a blink.
+``std`` and ``specs`` hold the configuration; ``prefix`` and ``lines`` format console lines; ``writer_main`` is the log
+writer process and ``writer`` the agent's handle of it. This file imports nothing, so that the log writer starts fast.
 """

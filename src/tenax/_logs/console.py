@@ -1,10 +1,10 @@
-"""Console: one place where people read: a terminal, a pipe or a file behind standard output or standard error.
+"""A console: the terminal, pipe or file behind standard output or standard error.
 
-1. Lines of different sources are never mixed within a line. When a source has left its line open (a progress bar, a
-   line too long to wait for), another source first closes it.
-2. The console never slows the loop down (see ``lane``), and what it did not take is counted and said.
-3. A console that is gone (its reader went away, its terminal hung up) is a console that takes nothing.
-4. The live line is the last line of a terminal: erased before other output, drawn again after it, one row at most.
+1. Lines of different sources never mix within a line. If a source has left its line open (a progress bar, a line too
+   long to wait for), another source closes it first.
+2. The console never slows the loop (see ``device_thread``); what it did not take is counted and reported.
+3. A console that is gone (no reader, terminal hung up) takes nothing.
+4. The live line is the last line of a terminal: erased before other output, redrawn after it, at most one row.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class Console:
     ) -> None:
         self._descriptor = descriptor
         self.is_terminal = os.isatty(descriptor)
-        self.sources = 0  # streams that are shown here; kept by the loop
+        self.sources = 0  # streams shown here; set by the loop
         self.is_gone = False
-        self.is_announced_stuck = False  # kept by the loop
-        self.refused_reason = ""  # why the device refused what it refused
-        self._open_source: object = None  # whose line is not finished
+        self.is_announced_stuck = False  # set by the loop
+        self.refused_reason = ""  # error of the last failed write
+        self._open_source: object = None  # the source of the unfinished line
         self._open_at_start = False  # it ended with a carriage return
         self._dropped_lines = 0
         self._dropped_bytes = 0
-        self._told_lines = 0
-        self._told_bytes = 0
-        self._refused_lines = 0  # like dropped, but counted by the lane's thread
+        self._reported_lines = 0
+        self._reported_bytes = 0
+        self._refused_lines = 0  # counted by the device thread
         self._refused_bytes = 0
         self._live = b""
         self._live_waits = False
         self._drawn = b""
         self._unwritten = memoryview(b"")  # of the batch that is being written
-        self._row_is_free = True  # the cursor is where a line begins
-        self.lane = DeviceThread(
+        self._row_is_free = True  # the cursor is at the start of a line
+        self.device = DeviceThread(
             self._write_batch,
             wake_loop,
             limit_bytes=limit_bytes,
@@ -61,17 +61,17 @@ class Console:
 
     @property
     def at_returns(self) -> bool:
-        """Whether text up to a carriage return is worth showing: only where it cannot tear another source's lines."""
+        """Whether to show text up to a carriage return: only where it cannot break lines of another source."""
         return self.is_terminal or self.sources == 1
 
     def show(self, source: object, prefix: bytes, text: bytes) -> None:
-        """Queue text that was cut by ``LineCutter``."""
+        """Queue text that ``LineCutter`` returned."""
         if not text:
             return
-        if self.is_gone or self.lane.drops:
+        if self.is_gone or self.device.drops:
             self._drop(text)
             return
-        self.tell_of_loss()
+        self.report_loss()
         at_returns = self.at_returns
         continues = self._open_source is source and not self._open_at_start
         shown = self._turn_to(source) + with_prefix(text, prefix, continues=continues, at_returns=at_returns)
@@ -79,58 +79,58 @@ class Console:
             self._open_source = None
         else:
             self._open_source, self._open_at_start = source, at_returns and text.endswith(b"\r")
-        self.lane.put(shown, len(shown))
+        self.device.put(shown, len(shown))
 
-    def say(self, text: bytes) -> None:
-        """Whole lines of our own."""
+    def write_line(self, text: bytes) -> None:
+        """Queue whole lines of tenax itself."""
         self.show(self, b"", text if text.endswith(b"\n") else text + b"\n")
 
     def set_live(self, text: str) -> None:
-        """The live line, or none. Only a terminal has one."""
+        """Set the live line; empty for none. Only a terminal has one."""
         if self.is_terminal:
             self._live = text.encode("utf-8", "replace")
             if not self._live_waits:
                 self._live_waits = True
-                self.lane.put(b"", 1)  # not 0: nothing to write, but something to do
+                self.device.put(b"", 1)  # size 1: redrawing counts as pending
 
     @property
     def lost(self) -> tuple[int, int]:
-        """Lines and bytes that were not shown, so far."""
+        """Lines and bytes not shown so far."""
         return self._dropped_lines + self._refused_lines, self._dropped_bytes + self._refused_bytes
 
-    def tell_of_loss(self) -> None:
-        """Put a line where lines are missing, as soon as the device moves again."""
-        if self._dropped_bytes > self._told_bytes and not self.is_gone and not self.lane.drops:
-            line = self._turn_to(None) + self.untold_loss().encode() + b"\n"
+    def report_loss(self) -> None:
+        """Write a line where lines are missing, once the device makes progress again."""
+        if self._dropped_bytes > self._reported_bytes and not self.is_gone and not self.device.drops:
+            line = self._turn_to(None) + self.unreported_loss().encode() + b"\n"
             self._open_source = None
-            self.lane.put(line, len(line))
+            self.device.put(line, len(line))
 
-    def untold_loss(self) -> str:
-        """The sentence about what was not shown and not told of yet, or nothing. For the last words, on any console."""
+    def unreported_loss(self) -> str:
+        """Return the message about losses that were not reported yet, or an empty string. Marks them as reported."""
         lines, size = self._dropped_lines, self._dropped_bytes
         reason = "the terminal did not take them"
         if self.refused_reason:
             lines, size, reason = *self.lost, self.refused_reason
-        lines, self._told_lines = lines - self._told_lines, lines
-        size, self._told_bytes = size - self._told_bytes, size
+        lines, self._reported_lines = lines - self._reported_lines, lines
+        size, self._reported_bytes = size - self._reported_bytes, size
         if not size:
             return ""
         count = "1 line" if lines == 1 else f"{lines} lines"
         return f"tenax: {count} ({size} bytes) {'was' if lines == 1 else 'were'} not shown: {reason}"
 
     def give_up(self) -> None:
-        """The end: what the device has not taken by now counts as not shown, and so does what it was to tell of it."""
-        unshown = b"".join([bytes(self._unwritten), *self.lane.take_back()])
+        """At exit: count what the device has not taken, including a queued loss report, as not shown."""
+        unshown = b"".join([bytes(self._unwritten), *self.device.withdraw()])
         if unshown:
             self._drop(unshown)
-            self._told_lines = self._told_bytes = 0
+            self._reported_lines = self._reported_bytes = 0
 
     def _drop(self, text: bytes) -> None:
         self._dropped_lines += text.count(b"\n") or 1
         self._dropped_bytes += len(text)
 
     def _turn_to(self, source: object) -> bytes:
-        """What must be written before this source may begin its line."""
+        """Return what must be written before this source may start a line."""
         if self._open_source is None or self._open_source is source:
             return b""
         return _ERASE_ROW if self._open_at_start and self.is_terminal else b"\n"
@@ -166,27 +166,27 @@ class Console:
         while view and not self.is_gone:
             try:
                 count = os.write(self._descriptor, view)
-            except BlockingIOError:  # someone who shares it has made it non-blocking
+            except BlockingIOError:  # another process that shares it made it non-blocking
                 waiter = select.poll()
                 waiter.register(self._descriptor, select.POLLOUT)
                 waiter.poll()
             except OSError as error:
-                # A pipe without a reader or a terminal that hung up is gone for good; a full disk may recover.
+                # A pipe without a reader or a hung-up terminal is gone permanently; a full disk may recover.
                 self.is_gone = error.errno in _GONE
                 self.refused_reason = error.strerror or "it cannot be written"
                 break
             else:
                 view = self._unwritten = view[count:]
-                self.lane.moved_by(count)
+                self.device.on_written(count)
         if view:
             self._refused_lines += bytes(view).count(b"\n") or 1
             self._refused_bytes += len(view)
             self._unwritten = memoryview(b"")
-            self.lane.moved_by(len(view))
+            self.device.on_written(len(view))
 
 
 def _waiting_in_device(descriptor: int) -> Callable[[], int]:
-    """How much the kernel holds that the reader has not taken; any number that stands still while the reader does."""
+    """Return a function that reads how much the kernel holds for the reader: constant while that takes nothing."""
 
     def waiting() -> int:
         import termios
@@ -202,7 +202,7 @@ def _waiting_in_device(descriptor: int) -> Callable[[], int]:
 
 
 def _first_columns(text: str, width: int) -> str:
-    """As much of the text as fits into one row; East Asian characters take two columns."""
+    """Return as much of the text as fits into one row; East Asian characters take two columns."""
     used = 0
     for index, character in enumerate(text):
         used += 2 if character >= "\u1100" else 1

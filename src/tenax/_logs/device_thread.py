@@ -1,16 +1,16 @@
-"""Lane: a thread that writes what it is handed, so that whoever hands it over never waits for a device.
+"""A thread per device that writes what it is given, so that the loop never waits for a device.
 
-The scribe's loop puts; the lane's thread takes and writes, and may block for as long as the device likes. The loop
-learns from the lane whether to hold back:
+The loop calls ``put``; the thread takes items and writes them, and may block for as long as the device does. Its state
+tells the loop whether to pause:
 
-- **flowing**: less waits than the limit.
-- **holding**: the limit is reached and the device still takes something: whoever feeds the lane must pause. This is
-  how a slow console slows a worker instead of losing its lines.
-- **stuck**: the limit is reached and the device took nothing for ``stuck_after_s``: what comes is dropped and counted.
-  This is how a stuck console never blocks a worker. It ends when the device takes something again.
+- **flowing**: less than the limit is pending.
+- **holding**: the limit is reached and the device still makes progress: the loop pauses the sources. So a slow console
+  slows a worker instead of losing its lines.
+- **stuck**: the limit is reached and the device took nothing for ``stuck_after_s``: new data is dropped and counted. So
+  a stuck console never blocks a worker. Ends when the device takes something again.
 
-Whether a device moves is judged to the byte: by what our writes report, by what the kernel still holds for the reader,
-and, because a blocked write reports nothing until it ends, by interrupting that write once before the verdict.
+Progress is measured to the byte: by the result of each write, by what the kernel still holds for the reader, and,
+because a blocked write reports nothing until it returns, by interrupting that write once before deciding.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BATCH_BYTES = 1 << 18
-_KICK_AT = 0.9  # of the window: leaves an interrupted write the time to report
-_KICK_SIGNAL = signal.SIGUSR1
+_INTERRUPT_AT = 0.9  # of the window: leaves an interrupted write time to report
+_INTERRUPT_SIGNAL = signal.SIGUSR1
 
 
-def allow_kicks() -> None:
-    """Once, in the main thread: the signal that ends a blocked write must do nothing else."""
-    signal.signal(_KICK_SIGNAL, lambda _signal, _frame: None)
+def install_interrupt_handler() -> None:
+    """Install a no-op handler for the signal that interrupts a blocked write. Call once, in the main thread."""
+    signal.signal(_INTERRUPT_SIGNAL, lambda _signal, _frame: None)
 
 
 class DeviceThread:
-    """One thread, one queue. All methods but ``moved_by`` belong to the loop."""
+    """One thread, one queue. The loop calls all methods but ``on_written``."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class DeviceThread:
         self.holding = False
         self.stuck = False
         self.wake_when_empty = False
-        self.moved = 0  # bytes that the device has taken, or that were given up
-        self.pending = 0  # bytes that were put and not yet dealt with
+        self.written = 0  # bytes that the device took or that were given up
+        self.pending = 0  # bytes that were put and not yet processed
         self._items: list[tuple[Any, int]] = []
         self._lock = _thread.allocate_lock()
-        self._bell = _thread.allocate_lock()
-        self._bell.acquire()
+        self._wakeup = _thread.allocate_lock()
+        self._wakeup.acquire()
         self._asleep = False
         self._seen: tuple[int, int] = (0, 0)
         self._window_end = 0.0
-        self._kicked = False
+        self._interrupted = False
         self._crash: BaseException | None = None
         self._thread = _thread.start_new_thread(self._work, ())
 
@@ -75,10 +75,10 @@ class DeviceThread:
             ring = self._asleep
             self._asleep = False
         if ring:
-            self._bell.release()
+            self._wakeup.release()
 
-    def take_back(self) -> list[Any]:
-        """What the thread has not taken yet; it will not be written any more."""
+    def withdraw(self) -> list[Any]:
+        """Remove and return the items that the thread has not taken yet."""
         with self._lock:
             items, self._items = self._items, []
             self.pending -= sum(size for _, size in items)
@@ -86,61 +86,61 @@ class DeviceThread:
 
     @property
     def drops(self) -> bool:
-        """Whether something put now should be dropped instead."""
+        """Whether the caller should drop data instead of calling ``put``."""
         return self.stuck and self.pending > self.limit_bytes
 
     @property
     def deadline(self) -> float | None:
-        """When the loop should call ``judge`` again although nothing woke it."""
+        """When the loop must call ``update`` at the latest."""
         return self.window_deadline if self.holding else None
 
     @property
     def window_deadline(self) -> float:
-        """When ``stands_still`` has something to do."""
-        return self._window_end if self._kicked else self._window_end - (1 - _KICK_AT) * self.stuck_after_s
+        """When ``is_stalled`` must be called next."""
+        return self._window_end if self._interrupted else self._window_end - (1 - _INTERRUPT_AT) * self.stuck_after_s
 
-    def judge(self, now: float) -> None:
-        """Bring ``holding`` and ``stuck`` up to date. Raises what ended the lane's thread, if that happened."""
+    def update(self, now: float) -> None:
+        """Update ``holding`` and ``stuck``. Raises the exception that ended the thread, if any."""
         if self._crash is not None:
             raise self._crash
         if self.holding:
             if self.pending <= self.limit_bytes // 2:
                 self.holding = False
-            elif self.stands_still(now):
+            elif self.is_stalled(now):
                 self.holding, self.stuck = False, True
-        elif self.stuck and self._seen[0] != self.moved:
+        elif self.stuck and self._seen[0] != self.written:
             self.stuck = False
         if not self.holding and not self.stuck and self.pending > self.limit_bytes:
             self.begin_window(now)
             self.holding = True
-            # The thread looks at ``holding`` after it lowers ``pending``. If it looked too early, we see what it did.
+            # The thread reads ``holding`` after it lowers ``pending``. If it read too early, this line sees the change.
             self.holding = self.pending > self.limit_bytes // 2
 
     def begin_window(self, now: float) -> None:
-        """From now on, ``stands_still`` compares with this moment."""
-        self._seen = (self.moved, self._waiting_in_device())
+        """Start the window over which ``is_stalled`` measures progress."""
+        self._seen = (self.written, self._waiting_in_device())
         self._window_end = now + self.stuck_after_s
-        self._kicked = False
+        self._interrupted = False
 
-    def stands_still(self, now: float) -> bool:
-        """Whether a whole window has passed in which the device took nothing. Begins the next window when it moved."""
+    def is_stalled(self, now: float) -> bool:
+        """Return whether the device took nothing for a whole window. Restarts the window if it made progress."""
         if self._crash is not None:
             raise self._crash
-        if not self._kicked and now >= self.window_deadline:
-            self._kicked = True
-            signal.pthread_kill(self._thread, _KICK_SIGNAL)
+        if not self._interrupted and now >= self.window_deadline:
+            self._interrupted = True
+            signal.pthread_kill(self._thread, _INTERRUPT_SIGNAL)
         if now < self._window_end:
             return False
-        if (self.moved, self._waiting_in_device()) == self._seen:
+        if (self.written, self._waiting_in_device()) == self._seen:
             return True
         self.begin_window(now)
         return False
 
     # -- the thread's side
 
-    def moved_by(self, count: int) -> None:
-        """The device took this much."""
-        self.moved += count
+    def on_written(self, count: int) -> None:
+        """Record that the device took ``count`` bytes."""
+        self.written += count
         if self.stuck:
             self._wake_loop()
 
@@ -149,7 +149,7 @@ class DeviceThread:
             while True:
                 self._write_next()
         except BaseException as error:
-            # A lane without its thread would swallow lines: the loop must end, and say why. See ``judge``.
+            # Without its thread the device would silently lose lines: ``update`` raises this in the loop.
             self._crash = error
             self._wake_loop()
 
@@ -158,7 +158,7 @@ class DeviceThread:
             batch, size = self._take()
             self._asleep = not batch
         if not batch:
-            self._bell.acquire()
+            self._wakeup.acquire()
             return
         self._consume(batch)
         with self._lock:

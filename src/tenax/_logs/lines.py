@@ -1,25 +1,25 @@
-"""Lines: cut a stream of bytes into whole lines, and put a prefix before each. Pure functions of bytes.
+"""Splits a stream of bytes into whole lines and prefixes them. Pure functions of bytes.
 
-1. Every byte comes out once, in order, whatever the pieces it came in.
-2. What comes out ends with a newline, with three exceptions: the end of a line longer than ``longest``, the end of
-   the stream, and, where the caller asks for it, a carriage return, so that progress bars stay alive.
-3. Big pieces are treated as a whole; no loop over lines.
+1. Every byte comes out once, in order, however the input is divided.
+2. Output ends with a newline, with three exceptions: a line longer than ``max_bytes``, the end of the stream, and, if
+   requested, a carriage return, so that progress bars stay alive.
+3. Large pieces are processed as a whole, without a loop over lines.
 """
 
 from __future__ import annotations
 
-LONGEST_LINE = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 
 
 class LineCutter:
-    """Holds back the unfinished end of one stream."""
+    """Buffers the unfinished last line of one stream."""
 
-    def __init__(self, longest: int = LONGEST_LINE) -> None:
-        self._longest = longest
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._rest = bytearray()
 
     def cut(self, data: bytes, *, at_returns: bool = False) -> bytes:
-        """What is finished now. With ``at_returns``, text before a carriage return that starts no newline is, too."""
+        """Return what is finished: whole lines; with ``at_returns``, also text up to a lone carriage return."""
         end = data.rfind(b"\n") + 1
         if not end:
             searched = len(self._rest)
@@ -36,26 +36,26 @@ class LineCutter:
 
     def _cut_unfinished(self, searched: int, at_returns: bool) -> bytes:
         end = 0
-        if len(self._rest) > self._longest:
+        if len(self._rest) > self._max_bytes:
             end = len(self._rest)
         elif at_returns:
-            # A return at the very end waits for the next byte: it may be half of a "\r\n".
+            # A return at the very end waits for the next byte: it may be part of "\r\n".
             end = self._rest.rfind(b"\r", max(0, searched - 1), len(self._rest) - 1) + 1
         finished = bytes(self._rest[:end])
         del self._rest[:end]
         return finished
 
     def end(self) -> bytes:
-        """The unfinished last line, when the stream has ended."""
+        """Return the unfinished last line of an ended stream."""
         rest = bytes(self._rest)
         self._rest.clear()
         return rest
 
 
 def with_prefix(text: bytes, prefix: bytes, *, continues: bool = False, at_returns: bool = False) -> bytes:
-    """The text with the prefix before every line; ``continues`` says that it begins inside a line.
+    """Put the prefix before every line; with ``continues``, the text begins inside a line.
 
-    With ``at_returns``, a carriage return begins a line as well, because what follows overwrites the prefix.
+    With ``at_returns``, a carriage return begins a line too, because what follows overwrites the prefix.
     """
     if not prefix or not text:
         return text
@@ -68,7 +68,7 @@ def with_prefix(text: bytes, prefix: bytes, *, continues: bool = False, at_retur
 
 
 def lines_with(text: bytes, needles: list[bytes]) -> bytes:
-    """The lines that contain any of the needles. The common case, none at all, costs no loop over lines."""
+    """Return the lines that contain any of the needles. The common case, none, needs no loop over lines."""
     if not any(needle in text for needle in needles):
         return b""
     lines = text.split(b"\n")

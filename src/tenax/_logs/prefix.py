@@ -1,4 +1,4 @@
-"""Prefix: what stands before a worker's line on the console. A pure function of the worker's place in the group."""
+"""The prefix of a worker's line on the console."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def line_prefix(
     generation: int | None = None,
     host: str | None = None,
 ) -> str:
-    """``[role0]:`` by default, else the template with its macros (``${role_name}`` and so on) filled in.
+    """Return ``[role0]:`` by default, otherwise the template with its macros (``${role_name}`` etc.) substituted.
 
-    A macro that is not known stays as it is written, so a typing error is seen in the output rather than losing it.
+    An unknown macro stays as written, so that a typo shows in the output.
     """
     if template is None:
         return f"[{role_name}{local_rank}]:"

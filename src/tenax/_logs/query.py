@@ -1,15 +1,15 @@
-"""Recall: lines of several streams, from memory and from files, merged by time. Bounded, whatever the streams hold.
+"""Queries lines of several streams, from memory and from files, merged by time. Bounded, whatever the streams hold.
 
-Two ways to look: the *last* lines (``last``), or what *follows* given positions (``following``). Both take sources of
-bytes with positions, and both answer with lines, the positions where they end, and what was left out.
+Two kinds: the *last* lines (``last``), or what *follows* given positions (``following``). Both take sources of bytes
+with positions, and return lines, the positions where they end, and what was left out.
 
-1. Lines of one stream are in order, and each comes once if every position is given back.
-2. Lines of different streams are merged by the time they came, as far as it is known.
-3. An answer holds at most ``MAX_BYTES``; to find it, at most ``MAX_SEARCHED`` bytes of each stream are looked at.
-4. No stream is an error: what cannot be read is left out, and said.
-5. However many streams are asked for, at most two files are open at a time: descriptors are the scribe's, for workers.
+1. Lines of one stream are in order, and each is returned once if the caller passes every position back.
+2. Lines of different streams are merged by arrival time, as far as it is known.
+3. A result holds at most ``MAX_BYTES``; at most ``MAX_SEARCHED`` bytes of each stream are searched for it.
+4. An unreadable stream is not an error: it is left out and reported.
+5. At most two files are open at a time, however many streams are queried: descriptors are reserved for workers.
 
-Runs in the scribe (in a thread beside its loop), and in ``tenax logs`` for folders. Needs only the standard library.
+Runs in a thread of the log writer, and in ``tenax logs`` for folders. Uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 256 << 10
 MAX_SEARCHED = 16 << 20
 _CHUNK = 256 << 10
-_LINE_COST = 128  # what a line costs in an answer besides its text
-_END_KEPT = 8 << 10  # of each end of a line that is too long
-_LONGEST = 2 * _END_KEPT
-CUT = b"[...] "  # before the rest of a line whose beginning is gone
+_LINE_COST = 128  # of a line in a result, besides its text
+_END_KEPT = 8 << 10  # at each end of a line that is too long
+_MAX_LINE = 2 * _END_KEPT
+CUT = b"[...] "  # before the rest of a line whose start is gone
 
 FORGOTTEN = "are no longer in memory"
 LOST = "are lost: the process that kept them in memory died"
@@ -47,7 +47,7 @@ UNREADABLE = "cannot be read"
 
 
 class Query:
-    """What is wanted of every stream."""
+    """Which lines of every stream to return."""
 
     def __init__(
         self,
@@ -56,32 +56,32 @@ class Query:
         needle: bytes = b"",
         since: float = 0.0,
         unfinished: bool = False,
-        most: int = MAX_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self.last = last
         self.needle = needle
         self.since = since
         self.unfinished = unfinished
-        self.most = most
+        self.max_bytes = max_bytes
 
 
 class Source:
-    """One stream: the end of it that is held in memory, and the file that has all of it, or one of the two."""
+    """One stream: its end in memory, its complete file, or both."""
 
     def __init__(
         self,
         *,
-        group: int = 0,  # those of a lower one come first, whatever the time
+        group: int = 0,  # lower groups come first, whatever the time
         data: bytes = b"",
-        first: int = 0,  # the position of these bytes
+        first: int = 0,  # position of ``data``
         marks: Sequence[Mark] = (),
         path: bytes = b"",
         base: int = 0,  # where in the file the stream begins
         in_memory: bool = True,
         is_open: bool = False,
         start: int = -1,  # for ``following``
-        lost_why: str = "",  # since that position was given something may have been lost
-        is_resumed: bool = False,  # memory was lost before this stream was seen
+        lost_why: str = "",  # why data after ``start`` may be lost
+        is_resumed: bool = False,  # an earlier log writer's memory of this stream was lost
     ) -> None:
         self.group = group
         self.data = data
@@ -92,11 +92,11 @@ class Source:
         self.start = start
         self.lost: list[tuple[int, str]] = []  # bytes and why
         self.begin = first
-        self.is_whole = True  # what is before ``begin`` never was; else it is gone
+        self.is_whole = True  # nothing came before ``begin``; otherwise it is gone
         self._base = base
         self._path = b""  # of the file, if it can be read
         self._times: TimesReader | None = None
-        self._limit = first  # of what is read from the file
+        self._limit = first  # the file is read up to here
         if path:
             self._open(path, in_memory)
         if self.begin > 0:
@@ -125,7 +125,7 @@ class Source:
             if self.start < 0:
                 self.lost.append((self.first - size, BEHIND))
                 return
-            # What follows is told as far as the file goes; the rest is for the next answer.
+            # Return what the file has; the rest is for the next query.
             self.data, self.first, self.end, self._limit = b"", size, size, size
             self.is_open = True
         self.begin = 0
@@ -133,7 +133,7 @@ class Source:
         self._times = TimesReader(path)
 
     def read(self, start: int, end: int) -> bytes:
-        """At most these bytes; fewer only at a border, and none at the end or where the disk refuses."""
+        """Return these bytes; fewer at the end of the file's part, none at the end or on a disk error."""
         if start < self._limit:
             try:
                 descriptor = os.open(self._path, FOR_READING)
@@ -148,20 +148,20 @@ class Source:
         return self.data[start - self.first : end - self.first]
 
     def marks_of(self, start: int, end: int) -> list[Mark]:
-        """Time marks for these positions, in order."""
+        """Return the time marks for these positions, in order."""
         own = self.marks
         if self._times is None or (own and own[0][0] <= start):
             return own
-        told = [
+        recorded = [
             (position - self._base, at) for position, at in self._times.between(start + self._base, end + self._base)
         ]
         until = own[0][0] if own else end
-        return [mark for mark in told if mark[0] < until] + own
+        return [mark for mark in recorded if mark[0] < until] + own
 
     def position_at(self, at: float) -> int:
-        """Where what came at that time or later begins, or a little before."""
-        later = next((index for index, (_, came) in enumerate(self.marks) if came > at), len(self.marks))
-        if later:  # the first of them: a clock may have been set back since
+        """Return the position of the first data that arrived at that time or later, or a little before it."""
+        later = next((index for index, (_, arrived) in enumerate(self.marks) if arrived > at), len(self.marks))
+        if later:  # the first mark: the clock may have been set back later
             return max(self.begin, self.marks[later - 1][0])
         if self._times is not None:
             return max(self.begin, self._times.position_at(at) - self._base)
@@ -177,24 +177,24 @@ class Line:
         self.source = source
         self.at = at
         self.text = text
-        self.end = end  # the position after it; of an unfinished one that before it
-        self.order = order  # the time, but that it never goes back within a source, whatever its clock does
-        self.is_unfinished = is_unfinished  # its stream goes on, and will tell it again
+        self.end = end  # the position after it; of an unfinished line, the position before it
+        self.order = order  # the time, but monotonic within a source even if the clock is set back
+        self.is_unfinished = is_unfinished  # the stream is open, and the next query returns the line again
 
 
 class QueryResult:
-    """An answer."""
+    """The result of a query."""
 
     def __init__(self, lines: list[Line], positions: list[int], left_out: list[tuple[int, int, str]]) -> None:
         self.lines = lines
-        self.positions = positions  # by source: where it goes on
-        self.left_out = left_out  # source, bytes (0: not known), why
+        self.positions = positions  # by source: where to continue
+        self.left_out = left_out  # source, bytes (0: unknown), why
         self.is_more = False
-        self.is_over = False  # of every stream everything was told, and it has ended
+        self.is_over = False  # every stream has ended and was returned completely
 
 
 def following(sources: list[Source], query: Query) -> QueryResult:
-    """What comes after each source's ``start``, from the oldest on. Unfinished lines come when there is no more."""
+    """Return what follows each source's ``start``, oldest first. Unfinished lines come when there is no more."""
     found: list[list[Line]] = []
     unfinished: list[list[Line]] = []
     starts: list[int] = []
@@ -225,7 +225,7 @@ def following(sources: list[Source], query: Query) -> QueryResult:
     for line in ordered:
         cost = len(line.text) + _LINE_COST
         is_late = horizon is not None and (sources[line.source].group, line.order) > horizon
-        if is_late or (taken and size + cost > query.most):
+        if is_late or (taken and size + cost > query.max_bytes):
             break
         size += cost
         taken.append(line)
@@ -234,17 +234,17 @@ def following(sources: list[Source], query: Query) -> QueryResult:
         for line in taken:
             kept[line.source] += 1
         for index, lines in enumerate(found):
-            if kept[index] < len(lines):  # the next one is told in the next answer
+            if kept[index] < len(lines):  # the rest is for the next query
                 positions[index] = lines[kept[index] - 1].end if kept[index] else starts[index]
     is_more = len(taken) < sum(map(len, found)) or horizon is not None
     if not is_more:
         for line in _merged(sources, unfinished):
             size += len(line.text) + _LINE_COST
-            if taken and size > query.most:
+            if taken and size > query.max_bytes:
                 left_out.append((line.source, len(line.text), TOO_MUCH))
             else:
                 taken.append(line)
-        taken.sort(key=lambda line: _key(sources, line))  # stable: each stream's stay in order
+        taken.sort(key=lambda line: _key(sources, line))  # stable: each stream's lines stay in order
     answer = QueryResult(taken, positions, left_out)
     answer.is_more = is_more
     answer.is_over = not answer.is_more and all(
@@ -254,17 +254,17 @@ def following(sources: list[Source], query: Query) -> QueryResult:
 
 
 def last(sources: list[Source], query: Query) -> QueryResult:
-    """The last lines of all sources together."""
+    """Return the last lines of all sources together."""
     found: list[list[Line]] = []
     positions: list[int] = []
-    beginnings: list[tuple[int, int, str]] = []  # what would come before
+    beginnings: list[tuple[int, int, str]] = []  # what is left out at the start of each
     left_out: list[tuple[int, int, str]] = []
     for index, source in enumerate(sources):
         lines, position, reached = _backward(index, source, query)
         found.append(lines)
         positions.append(position)
         if reached is None:
-            pass  # all that was asked for was seen
+            pass  # everything that was requested was read
         elif reached > source.begin:
             beginnings.append((index, reached - source.begin, NOT_SEARCHED if query.needle else TOO_MUCH))
         elif not source.is_whole:
@@ -275,7 +275,7 @@ def last(sources: list[Source], query: Query) -> QueryResult:
     size = 0
     for line in reversed(ordered):
         size += len(line.text) + _LINE_COST
-        if len(taken) == query.last or (taken and size > query.most):
+        if len(taken) == query.last or (taken and size > query.max_bytes):
             break
         taken.append(line)
     taken.reverse()
@@ -290,7 +290,7 @@ def last(sources: list[Source], query: Query) -> QueryResult:
 
 
 def _is_older_than(source: Source, since: float) -> bool:
-    """Whether all that is gone came before the time that is asked about."""
+    """Return whether everything that is gone arrived before ``since``."""
     if not since:
         return False
     at = _time_at(source.marks_of(source.begin, source.begin + 1), source.begin)
@@ -306,7 +306,7 @@ def _key(sources: list[Source], line: Line) -> tuple[int, float]:
 
 
 def _has_more(source: Source, position: int) -> bool:
-    """Whether at that position there is more than an unfinished line."""
+    """Return whether more than an unfinished line follows that position."""
     is_ended = not source.is_open
     while position < source.end:
         data = source.read(position, min(position + _CHUNK, source.end))
@@ -319,7 +319,7 @@ def _has_more(source: Source, position: int) -> bool:
 
 
 def _forward(index: int, source: Source, start: int, query: Query) -> tuple[list[Line], int]:
-    """Lines from there on, and the position behind what was looked at."""
+    """Return the lines after ``start``, and the position after what was searched."""
     lines: list[Line] = []
     size = 0
     position = start
@@ -329,13 +329,13 @@ def _forward(index: int, source: Source, start: int, query: Query) -> tuple[list
         if line.text is not _SKIPPED:
             lines.append(line)
             size += len(line.text) + _LINE_COST
-        if size >= query.most or position - start >= MAX_SEARCHED:
+        if size >= query.max_bytes or position - start >= MAX_SEARCHED:
             break
     return lines, position
 
 
 def _backward(index: int, source: Source, query: Query) -> tuple[list[Line], int, int | None]:
-    """The last lines, the position behind the last whole line, and how far back was looked; None: far enough."""
+    """Return the last lines, the position after the last whole line, and where the search began; None: far enough."""
     window = TAIL_BYTES
     while True:
         start = max(source.begin, source.end - window)
@@ -348,7 +348,7 @@ def _backward(index: int, source: Source, query: Query) -> tuple[list[Line], int
             is_partial, is_first = is_first and is_cut, False
             position = line.end
             if is_partial and start > source.begin and window < MAX_SEARCHED:
-                start = line.end  # its beginning was not read
+                start = line.end  # its start was not read
                 continue
             if line.text is _SKIPPED:
                 reached_since = reached_since or 0 < line.at < query.since
@@ -356,39 +356,39 @@ def _backward(index: int, source: Source, query: Query) -> tuple[list[Line], int
                 lines.append(line)
         size = sum(len(line.text) + _LINE_COST for line in lines)
         is_all = len(lines) == query.last or reached_since
-        if is_all or start <= source.begin or size >= query.most or window >= MAX_SEARCHED:
+        if is_all or start <= source.begin or size >= query.max_bytes or window >= MAX_SEARCHED:
             return list(lines), position, None if is_all else start
         window *= 4
 
 
-_SKIPPED = bytes(bytearray(b"skipped"))  # an object of its own: not what was asked for
+_SKIPPED = bytes(bytearray(b"skipped"))  # a distinct object: marks text that does not match
 
 
 def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cut: bool) -> Iterator[Line]:
-    """All lines that begin there. Those that are not wanted come with ``_SKIPPED``, several at once."""
+    """Yield all lines of this range. Lines that do not match are yielded as ``_SKIPPED``, several at once."""
     needle, since = query.needle, query.since
     position = line_start = start
     line = bytearray(CUT) if is_cut else bytearray()
     dropped = 0
     is_hit = not needle
-    at = latest = 0.0  # of the line, and of all until now
+    at = latest = 0.0  # of the line, and the latest so far
     while position < end:
         data = source.read(position, min(position + _CHUNK, end))
         if not data:
             break
         marks = source.marks_of(position, position + len(data))
-        places = [mark[0] for mark in marks]
+        mark_positions = [mark[0] for mark in marks]
         after, hit = 0, -1
         while (newline := data.find(b"\n", after)) >= 0:
-            if line_start >= position:  # else it began in an earlier chunk, and so did its time
-                at = _time(marks, places, line_start)
-            if needle and not line and hit < after:  # looked for once: a chunk has many lines
+            if line_start >= position:  # otherwise the line began in an earlier chunk, which set its time
+                at = _time(marks, mark_positions, line_start)
+            if needle and not line and hit < after:  # search once: a chunk has many lines
                 found = data.find(needle, after)
                 hit = found if found >= 0 else len(data)
             without = data.rfind(b"\n", after, hit) if needle and not line else -1
             if without >= 0:
                 newline, text = without, _SKIPPED
-                at = _time(marks, places, position + newline)
+                at = _time(marks, mark_positions, position + newline)
             else:
                 piece = data[after:newline]
                 is_wanted = (is_hit or needle in piece or (line and needle in line + piece)) and at >= since
@@ -400,17 +400,17 @@ def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cu
             line.clear()
             dropped, is_hit = 0, not needle
         if line_start >= position:
-            at = _time(marks, places, line_start)
+            at = _time(marks, mark_positions, line_start)
         line += data[after:]
-        if len(line) > 2 * _LONGEST:
+        if len(line) > 2 * _MAX_LINE:
             is_hit = is_hit or needle in line
-            dropped += len(line) - _LONGEST
+            dropped += len(line) - _MAX_LINE
             del line[_END_KEPT:-_END_KEPT]
         position += len(data)
     if position > line_start and (query.unfinished or not source.is_open) and position >= source.end:
         is_wanted = (is_hit or needle in line) and at >= since
         text = _whole(line, b"", dropped) if is_wanted else _SKIPPED
-        # A stream that has ended ends its last line; one that goes on will tell it again.
+        # The end of a stream ends its last line; of an open stream the next query returns the line again.
         is_unfinished = source.is_open
         stop = line_start if is_unfinished else position
         yield Line(index, at, text, stop, order=max(latest, at), is_unfinished=is_unfinished)
@@ -418,14 +418,14 @@ def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cu
 
 def _whole(line: bytearray, piece: bytes, dropped: int) -> bytes:
     text = bytes(line) + piece if line else piece
-    if dropped or len(text) > _LONGEST:
-        left_out = dropped + len(text) - _LONGEST
+    if dropped or len(text) > _MAX_LINE:
+        left_out = dropped + len(text) - _MAX_LINE
         return text[:_END_KEPT] + b" [... %d bytes left out ...] " % left_out + text[-_END_KEPT:]
     return text
 
 
-def _time(marks: list[Mark], places: list[int], position: int) -> float:
-    index = bisect_right(places, position) - 1
+def _time(marks: list[Mark], mark_positions: list[int], position: int) -> float:
+    index = bisect_right(mark_positions, position) - 1
     return marks[index][1] if index >= 0 else 0.0
 
 

@@ -1,7 +1,7 @@
-"""A replaced ``sys.stdout`` or ``sys.stderr``: teed lines go to the object that a program has put there.
+"""A replaced ``sys.stdout`` or ``sys.stderr``: teed lines go to the object that the program put there.
 
 The log writer writes to descriptors, so it gets a pipe, and a thread of this process writes the lines to the object.
-Where nothing was replaced this module is not imported, and the log writer writes to the terminal itself.
+This module is imported only if a stream was replaced; otherwise the log writer writes to the terminal itself.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _READ_BYTES = 1 << 16
 
 
 class ReplacedStream:
-    """Writes whole lines to the object, in order. If the object raises, the log writer counts what is left."""
+    """Writes whole lines to the object, in order. If it raises, the log writer counts the rest as lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._read_end, self.descriptor = os.pipe()
-        self._thread = threading.Thread(target=self._pass_on, name="tenax replaced stream", daemon=True)
+        self._thread = threading.Thread(target=self._copy_lines, name="tenax replaced stream", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Call it when the log writer has exited. Returns when the object has all lines, or does not take them."""
+        """Wait until the object has all lines, or for ``timeout_s``. Call this after the log writer has exited."""
         os.close(self.descriptor)
         self._thread.join(timeout_s)
 
-    def _pass_on(self) -> None:
+    def _copy_lines(self) -> None:
         try:
             rest = b""
             while data := os.read(self._read_end, _READ_BYTES):

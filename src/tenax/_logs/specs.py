@@ -1,11 +1,11 @@
-"""Specs: for each worker of one start, which file each of its streams goes to and which streams are also shown.
+"""Log specs: the log files of each worker, and which streams are also shown on the console.
 
-``DefaultLogsSpecs`` decides names and makes directories; it moves no bytes. The layout is
+``DefaultLogsSpecs`` chooses names and creates directories; it writes no output. The layout is
 ``<log_dir>/<run_id>_<8 random>/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}``.
 
 1. An earlier attempt's directory is never erased or shared: when ``attempt_0`` exists, the next is ``attempt_0.1``.
-2. Whatever the run id is, it becomes one directory name below ``log_dir``.
-3. No directory is made before it is needed.
+2. Any run id becomes one directory name below ``log_dir``.
+3. No directory is created before it is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ENTRY_POINT_GROUP = "torchrun.logs_specs"
 _CONSOLE = ""  # in LogsDest: this stream is not captured in a file
-_LONGEST_RUN_NAME = 100
+_MAX_RUN_NAME_LENGTH = 100
 
 
 class LogsDest(msgspec.Struct):
@@ -40,7 +40,7 @@ class LogsDest(msgspec.Struct):
 
 
 class LogsSpecs(ABC):
-    """What a plug-in implements to choose the destinations itself (entry-point group ``torchrun.logs_specs``)."""
+    """Base class of plug-ins that choose the destinations (entry-point group ``torchrun.logs_specs``)."""
 
     def __init__(
         self,
@@ -56,18 +56,18 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """The destinations for the workers with these environments, one per local rank from 0 on."""
+        """Return the destinations of the workers with these environments, by local rank from 0."""
 
     @property
     @abstractmethod
     def root_log_dir(self) -> str:
-        """The directory above all runs."""
+        """The directory that holds all runs."""
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """The layout above. ``tee`` implies that the stream is also kept; ``log_dir=os.devnull`` keeps nothing.
+    """The default layout. ``tee`` also writes the stream to a file; ``log_dir=os.devnull`` writes no files.
 
-    With a ``local_ranks_filter``, the other ranks are not shown; they are kept where ``redirects`` or ``tee`` say so.
+    With a ``local_ranks_filter``, other ranks are not shown; ``redirects`` and ``tee`` still write their files.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The directory above all runs; when none was given, a new temporary one, made now."""
+        """The directory that holds all runs; without ``log_dir``, a temporary one, created on first use."""
         if self._root_log_dir is None:
             self._root_log_dir = _new_temporary_directory()
         return self._root_log_dir
@@ -98,11 +98,11 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def run_log_dir(self) -> str:
-        """This run's own directory, made on first use; empty when nothing is kept."""
+        """The directory of this run, created on first use; empty if no files are written."""
         return self.open_run_log_dir("run")
 
     def open_run_log_dir(self, run_id: str) -> str:
-        """The same, named after the run if it was not made before."""
+        """Return ``run_log_dir``; named after the run if it is created now."""
         if self.keeps_nothing:
             return ""
         if self._run_log_dir is None:
@@ -111,7 +111,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._run_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the next attempt's directories, and name each worker's error file in its environment."""
+        """Create the next attempt's directories, and set each worker's error file in its environment."""
         first = envs.get(0, {})
         attempt_dir = self._new_attempt_dir(
             first.get("TORCHELASTIC_RUN_ID", "run"), first.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -173,7 +173,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
 
 def load_logs_specs(name: str | None) -> type[LogsSpecs]:
-    """The class that is registered under this name; ``None`` and ``default`` are ours and cost no search."""
+    """Return the class registered under this name; ``None`` and ``default`` need no search."""
     if name is None or name == "default":
         return DefaultLogsSpecs
     from importlib.metadata import entry_points
@@ -194,12 +194,12 @@ def load_logs_specs(name: str | None) -> type[LogsSpecs]:
 
 
 def _as_file_name(run_id: str) -> str:
-    """The run id as one harmless directory name."""
-    return re.sub(r"[^\w.+=@-]+", "_", run_id, flags=re.ASCII).lstrip(".")[:_LONGEST_RUN_NAME] or "run"
+    """Return the run id as one safe directory name."""
+    return re.sub(r"[^\w.+=@-]+", "_", run_id, flags=re.ASCII).lstrip(".")[:_MAX_RUN_NAME_LENGTH] or "run"
 
 
 def _new_directory(parent: str, prefix: str) -> str:
-    """A directory that nobody had before, readable as the user's umask says."""
+    """Create a new directory with a unique name, with the user's umask."""
     while True:
         path = os.path.join(parent, prefix + os.urandom(4).hex())
         try:
@@ -210,11 +210,11 @@ def _new_directory(parent: str, prefix: str) -> str:
 
 
 def _new_temporary_directory(environment: Mapping[str, str] = os.environ) -> str:
-    """What tempfile.mkdtemp does, without the third of a start that importing it costs."""
-    places = [environment.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
-    for place in [*places, "/tmp", "/var/tmp", os.getcwd()]:
-        if place and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
-            path = os.path.join(os.path.abspath(place), "tenax_" + os.urandom(6).hex())
+    """Do what tempfile.mkdtemp does, whose import would take a third of the startup time."""
+    configured = [environment.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    for parent in [*configured, "/tmp", "/var/tmp", os.getcwd()]:
+        if parent and os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
+            path = os.path.join(os.path.abspath(parent), "tenax_" + os.urandom(6).hex())
             os.mkdir(path, 0o700)
             return path
     raise FileNotFoundError("No temporary directory can be written: set TMPDIR, or give a log directory.")

@@ -1,7 +1,4 @@
-"""Std: which of a worker's two output streams are meant.
-
-Pure values: the flags, how a person writes them (``3`` or ``0:1,12:3``), and how they spread over local ranks.
-"""
+"""``Std``: selects a worker's output streams, for all local ranks (``3``) or for some (``0:1,12:3``)."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ class Std(IntFlag):
 
     @classmethod
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """``"2"`` is one value for every worker, ``"0:1,12:3"`` one value for each local rank that is named."""
-        import re  # and compiled only here: every launch imports this module, and few write such a list
+        """Parse ``"2"``, one value for all workers, or ``"0:1,12:3"``, one value per local rank."""
+        import re  # here, because every launch imports this module and few parse a list
 
         if re.match(_ONE_FOR_ALL, vm):
             return cls(int(vm))
@@ -40,7 +37,7 @@ class Std(IntFlag):
 
 
 def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
-    """One value for every local rank; a rank that the map does not name gets ``Std.NONE``."""
+    """Return one value for every local rank; a rank missing in the map gets ``Std.NONE``."""
     if isinstance(val_or_map, Std):
         return dict.fromkeys(range(local_world_size), val_or_map)
     return {local_rank: val_or_map.get(local_rank, Std.NONE) for local_rank in range(local_world_size)}

@@ -1,8 +1,8 @@
-"""Tail: the last bytes of one stream, and roughly when they came. What a report and ``tenax logs`` can see of it.
+"""The last bytes of one stream and their approximate arrival times, for failure reports and ``tenax logs``.
 
-1. Positions count bytes from the beginning of the stream; ``end`` is the next one, ``first`` the oldest that is held.
-2. Its size is bounded, and so is the number of its time marks. A mark says when the bytes from some position on came.
-3. Adding is cheap: it is done for every read of every stream.
+1. Positions count bytes from the start of the stream; ``end`` is the next one, ``first`` the oldest in memory.
+2. Size and number of time marks are bounded. A mark holds the arrival time of the bytes from a position on.
+3. Adding is cheap: it happens for every read of every stream.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from array import array
 
 TAIL_BYTES = 1 << 16
 MAX_MARKS = 2048
-_FINEST_S = 0.001
+_MIN_MARK_INTERVAL_S = 0.001
 _MARK_BYTES = 16
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ class Tail:
     def __init__(self, began_at: int = 0) -> None:
         self.data = bytearray()
         self.end = began_at
-        self._places = array("q")  # of the marks
+        self._positions = array("q")  # of the marks
         self._times = array("d")
         self._marked_at = 0.0
 
@@ -33,20 +33,20 @@ class Tail:
 
     @property
     def size(self) -> int:
-        """What it costs in memory."""
-        return len(self.data) + _MARK_BYTES * len(self._places)
+        """Memory use in bytes."""
+        return len(self.data) + _MARK_BYTES * len(self._positions)
 
     @property
     def marks(self) -> list[Mark]:
-        return list(zip(self._places, self._times, strict=True))
+        return list(zip(self._positions, self._times, strict=True))
 
     def add(self, data: bytes, at: float) -> None:
-        if not -_FINEST_S < at - self._marked_at < _FINEST_S:
-            self._places.append(self.end)
+        if not -_MIN_MARK_INTERVAL_S < at - self._marked_at < _MIN_MARK_INTERVAL_S:
+            self._positions.append(self.end)
             self._times.append(at)
             self._marked_at = at
-            if len(self._places) > MAX_MARKS:  # then they are coarser
-                del self._places[1:-1:2]
+            if len(self._positions) > MAX_MARKS:  # make them coarser
+                del self._positions[1:-1:2]
                 del self._times[1:-1:2]
         self.end += len(data)
         if len(data) >= TAIL_BYTES:
@@ -58,7 +58,7 @@ class Tail:
                 self.trim()
 
     def trim(self) -> None:
-        """Keep only what is promised."""
+        """Keep only the last ``TAIL_BYTES``."""
         del self.data[:-TAIL_BYTES]
         self._forget_marks()
 
@@ -66,13 +66,13 @@ class Tail:
         return bytes(self.data[-TAIL_BYTES:])
 
     def since(self, position: int) -> bytes:
-        """What it holds from there on."""
+        """Return the bytes in memory from this position on."""
         return bytes(self.data[max(0, position - self.first) :])
 
     def _forget_marks(self) -> None:
-        """All that tell only of what is gone."""
-        from bisect import bisect_right  # of no use to a worker that prints little
+        """Remove the marks of bytes that are gone."""
+        from bisect import bisect_right  # here, because short output never needs it
 
-        gone = max(0, bisect_right(self._places, self.first) - 1)
-        del self._places[:gone]
+        gone = max(0, bisect_right(self._positions, self.first) - 1)
+        del self._positions[:gone]
         del self._times[:gone]

@@ -1,12 +1,12 @@
-"""Times: small files next to the journal that tell when the bytes of log files came.
+"""Times files: small files next to the journal with the arrival times of the bytes in log files.
 
-A log holds the worker's bytes and nothing else, and its folder what TorchElastic's would hold, so the times of
+A log file holds only the worker's bytes, and its folder only what TorchElastic's would hold, so the times of
 ``RUN/attempt_0/1/stdout.log`` are in ``RUN/journal.times/attempt_0.1.stdout``. Records of 16 bytes, little-endian: a
-position in the log, and when the bytes from there on came (seconds since the epoch). At most ten records a second, and
-only while something is written. A log file anywhere else has no times.
+position in the log, and the arrival time of the bytes from there on (seconds since the epoch). At most ten records a
+second, and only while output arrives. Log files outside this layout have no times.
 
-They are only a help: a disk that does not take them costs the times, never the log; damaged ones are read as far as
-they make sense; without them lines of one file are still in order.
+Times are optional: a disk error loses the times, never the log; a damaged file is read as far as it is valid; without
+times, the lines of one file are still in order.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from tenax._logs.tail import Mark
 
 FOLDER = b"journal.times"
-_EVERY_S = 0.1
+_MIN_INTERVAL_S = 0.1
 _RECORD = struct.Struct("<Qd")
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 FOR_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_AT_ONCE = 1 << 16  # bytes of records
+_READ_BYTES = 1 << 16
 
 
 def times_path(log_path: bytes) -> bytes:
-    """Where the times of this log file are; empty: nowhere."""
+    """Return the times file of this log file; empty if it has none."""
     worker_folder, name = os.path.split(log_path)
     attempt_folder, local_rank = os.path.split(worker_folder)
     run_folder, attempt = os.path.split(attempt_folder)
@@ -38,34 +38,34 @@ def times_path(log_path: bytes) -> bytes:
 
 
 class TimesWriter:
-    """Used by the one thread that writes files."""
+    """Appends records. Used by the file thread."""
 
     def __init__(self, log_path: bytes) -> None:
         self._path = times_path(log_path)
         self._descriptor = -1
-        self._is_given_up = not self._path
-        self._noted_at = 0.0
+        self._is_disabled = not self._path
+        self._recorded_at = 0.0
 
-    def note(self, position: int, at: float) -> None:
-        """The bytes from there on came at that time."""
-        if self._is_given_up or -_EVERY_S < at - self._noted_at < _EVERY_S:
+    def record(self, position: int, at: float) -> None:
+        """Record that the bytes from this position on arrived at that time."""
+        if self._is_disabled or -_MIN_INTERVAL_S < at - self._recorded_at < _MIN_INTERVAL_S:
             return
-        self._noted_at = at
+        self._recorded_at = at
         try:
             if self._descriptor < 0:
                 with suppress(FileExistsError):
                     os.mkdir(os.path.dirname(self._path))
                 self._descriptor = os.open(self._path, _FLAGS, 0o666)
                 size = os.fstat(self._descriptor).st_size
-                if size % _RECORD.size:  # half a record, of a writer that was killed
+                if size % _RECORD.size:  # a partial record of a killed writer
                     os.ftruncate(self._descriptor, size - size % _RECORD.size)
             if os.write(self._descriptor, _RECORD.pack(position, at)) < _RECORD.size:
-                self._give_up()
-        except OSError:  # the log itself tells of a disk in trouble
-            self._give_up()
+                self._disable()
+        except OSError:  # disk errors are reported for the log itself
+            self._disable()
 
-    def _give_up(self) -> None:
-        self._is_given_up = True
+    def _disable(self) -> None:
+        self._is_disabled = True
         self.close()
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class TimesWriter:
 
 
 class TimesReader:
-    """Looks records up where they are: the file of a long run is not small. Never raises. It is open only meanwhile."""
+    """Searches records in the file, which may be large, and opens it only for that. Never raises."""
 
     def __init__(self, log_path: bytes) -> None:
         self._path = times_path(log_path)
@@ -84,7 +84,7 @@ class TimesReader:
         self._count = 0
 
     def __enter__(self) -> None:
-        with suppress(OSError):  # there are none
+        with suppress(OSError):  # no times
             self._descriptor = os.open(self._path, FOR_READING)
             self._count = os.fstat(self._descriptor).st_size // _RECORD.size
 
@@ -94,11 +94,11 @@ class TimesReader:
         self._descriptor, self._count = -1, 0
 
     def between(self, start: int, end: int) -> list[Mark]:
-        """The marks that tell of these positions."""
+        """Return the marks for these positions."""
         marks: list[Mark] = []
         with self:
             offset = max(0, self._find(0, start) - 1) * _RECORD.size
-            while len(data := self._read(offset, _AT_ONCE)) >= _RECORD.size:
+            while len(data := self._read(offset, _READ_BYTES)) >= _RECORD.size:
                 data = data[: len(data) - len(data) % _RECORD.size]
                 offset += len(data)
                 for record in _RECORD.iter_unpack(data):
@@ -109,14 +109,14 @@ class TimesReader:
         return marks
 
     def position_at(self, at: float) -> int:
-        """Where what came at that time or later begins, or a little before."""
+        """Return the position of the first data that arrived at that time or later, or a little before it."""
         with self:
             index = max(0, self._find(1, at) - 1)
             data = self._read(index * _RECORD.size, _RECORD.size)
         return int(_RECORD.unpack(data)[0]) if len(data) == _RECORD.size else 0
 
     def _find(self, field: int, value: float) -> int:
-        """The first record that is greater than this."""
+        """Return the index of the first record whose field is greater than the value."""
         low, high = 0, self._count
         while low < high:
             middle = (low + high) // 2

@@ -1,12 +1,12 @@
-"""Scribe: the agent's hold on the process that takes the workers' output away (``scribe_main`` says how).
+"""The agent's handle of the log writer process (see ``writer_main``).
 
-1. No call here waits for a device, and none but ``wait_for`` and ``finish`` waits at all; these two are bounded.
-2. For every stream the agent keeps a duplicate of the pipe's read end, so that a worker can always write; when the
-   scribe dies another one is started and given the same pipes with all that is in them.
-3. What a dead scribe held in memory is lost, and that is said.
+1. No call here waits for a device. Only ``finish``, ``wait_for`` and the ``*_now`` methods wait; all are bounded.
+2. For every stream the agent keeps a duplicate of the pipe's read end, so that a worker can always write. If the log
+   writer dies, a new one gets the same pipes with everything that is in them.
+3. What a dead log writer held in memory is lost, which is reported to the user.
 
-The owner's loop watches ``fileno()`` for reading, and for writing while ``wants_to_write``; it asks every time, because
-another process may have taken over. Without a loop, ``wait_for`` runs a small one.
+The owner's loop watches ``fileno()`` for reading, and for writing while ``wants_to_write``; it reads ``fileno()`` every
+time, because a restart changes it. Without a loop, ``wait_for`` runs a small one.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-_PIPE_BYTES = 1 << 18  # more is no faster, and all pipes of a user share one allowance of the kernel
-_MAX_QUEUED_BYTES = 4 << 20  # of our own lines, in a channel that the scribe does not read
+_PIPE_BYTES = 1 << 18  # more is not faster, and all pipes of a user share one kernel limit
+_MAX_QUEUED_BYTES = 4 << 20  # of the agent's own lines, while the log writer does not read its channel
 _MAX_RESTARTS = 8
-_SECOND_LOOK_S = 0.5  # how much longer than the scribe's own patience we wait for it
+_EXTRA_WAIT_S = 0.5  # beyond the log writer's own timeout
 
 
 class LogWriterLost(HelperUnavailable):
-    """The scribe died again and again. Nobody reads the workers' output any more."""
+    """The log writer died too often. The workers' output is not read any more."""
 
 
 class Losses(msgspec.Struct, frozen=True):
-    """What did not arrive, and where."""
+    """What was not written, and where."""
 
     console_lines: int = 0
     console_bytes: int = 0
     file_bytes: dict[str, int] = {}  # by path
-    own_lines: int = 0  # of the agent, dropped before they reached the scribe
-    still_open: tuple[Any, ...] = ()  # streams that had not ended in time
-    scribe_restarts: int = 0
+    own_lines: int = 0  # of the agent, dropped before they reached the log writer
+    still_open: tuple[Any, ...] = ()  # streams that did not end in time
+    writer_restarts: int = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that was written before is where it belongs."""
-        return not (self.console_bytes or self.file_bytes or self.own_lines or self.still_open or self.scribe_restarts)
+        """Whether all output so far was written."""
+        return not (self.console_bytes or self.file_bytes or self.own_lines or self.still_open or self.writer_restarts)
 
 
 class _Stream(msgspec.Struct, frozen=True):
     read_end: int
-    order: tuple[Any, ...]
+    message: tuple[Any, ...]
 
 
 class LogWriter:
-    """One scribe process, started again when it dies."""
+    """One log writer process, restarted when it dies."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class LogWriter:
         self._channel: Channel | None = None
         self.pid = 0
         self._streams: dict[Any, _Stream] = {}
-        self._consoles: dict[int, int] = {}  # those of ``open_console``: number -> descriptor
+        self._consoles: dict[int, int] = {}  # of ``open_console``: number -> descriptor
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
-        self._asked_again: set[int] = set()  # of the scribe that came after the one that was asked first
+        self._resent: set[int] = set()  # requests sent again after a restart
         self._live = ""
         self._dropped_lines = 0
         self._restarts = 0
         self._crash = ""
         self._unreaped: list[int] = []
         self._losses = Losses()
-        self._heard_at = 0.0
-        self._finish_order: tuple[Any, ...] | None = None
+        self._last_message_at = 0.0
+        self._finish_message: tuple[Any, ...] | None = None
         self._is_finished = False
 
     def __enter__(self) -> LogWriter:
@@ -97,14 +97,14 @@ class LogWriter:
         self.finish(1.0)
 
     def start(self) -> None:
-        assert self._channel is None, "a scribe is started once"
+        assert self._channel is None, "a log writer is started once"
         self.pid, self._channel = spawn_helper("tenax._logs.writer_main", "tenax-logs")
         self._send((*self._settings, self._restarts))
 
     # -- streams
 
     def open_console(self, number: int, descriptor: int) -> None:
-        """Allow streams to be shown at this descriptor, as console ``number`` (from 3 on). It stays the caller's."""
+        """Register this descriptor as console ``number`` (from 3 on). The caller keeps and closes it."""
         self._consoles[number] = descriptor
         self._send(("console", number), [descriptor])
 
@@ -119,19 +119,19 @@ class LogWriter:
         filter_path: str | None = None,
         whole_lines: bool = True,
     ) -> int:
-        """A pipe for one worker's stdout or stderr; returns the end to write to, which the caller closes.
+        """Open a pipe for one worker's stdout or stderr. Return the write end, which the caller closes.
 
-        ``path`` is the file for the bytes, ``console`` 1 or 2 to show the lines there (0: nowhere; from 3 on: one of
-        ``open_console``). Lines that contain one of the ``filters`` are also collected in ``filter_path``. Without
-        ``whole_lines``, for a worker that has the console to itself, half a line is shown at once: a prompt. The key is
-        made of plain values.
+        ``path`` is the log file; ``console`` is 1 or 2 to show the lines there (0: not shown; from 3 on: one of
+        ``open_console``). Lines that contain one of the ``filters`` are also written to ``filter_path``. Without
+        ``whole_lines``, for a worker that has the console to itself, partial lines such as prompts are shown at once.
+        The key must be a marshal value.
         """
         assert console in (0, 1, 2, *self._consoles)
-        assert key not in self._streams, f"stream {key!r} is open already"
+        assert key not in self._streams, f"stream {key!r} is already open"
         read_end, write_end = os.pipe()
         _enlarge(read_end)
         needles = [needle.encode("utf-8", "surrogateescape") for needle in filters]
-        order = (
+        message = (
             "open",
             key,
             _file_or_none(path),
@@ -141,12 +141,12 @@ class LogWriter:
             _file_or_none(filter_path) if needles else None,
             whole_lines,
         )
-        self._streams[key] = _Stream(read_end, order)
-        self._send((*order, False), [read_end])
+        self._streams[key] = _Stream(read_end, message)
+        self._send((*message, False), [read_end])
         return write_end
 
     def close_stream_duplicates(self, keys: Iterable[Hashable]) -> None:
-        """These streams are over: the scribe may forget them, and what is still in their pipes is taken now."""
+        """Close ended streams. The log writer reads what is still in their pipes first."""
         known = [key for key in keys if key in self._streams]
         if known:
             self._send(("forget", known))
@@ -154,58 +154,57 @@ class LogWriter:
             os.close(self._streams.pop(key).read_end)
 
     def tail(self, keys: Iterable[Hashable], callback: Callable[[dict[Any, bytes]], None]) -> None:
-        """Ask for the last 64 KiB of these streams, with all that is readable in their pipes at that moment."""
+        """Request the last 64 KiB of these streams, including what is in their pipes."""
         self._request("tail", [list(keys)], callback)
 
     def recall(
         self,
-        wants: Sequence[tuple[Hashable, str, int, int]],
+        streams: Sequence[tuple[Hashable, str, int, int]],
         callback: Callable[[dict[str, Any]], None],
         *,
         incarnation: int = 0,
         wait_s: float = 0.0,
         until_over: bool = False,
-        **query: Any,
+        **options: Any,
     ) -> int:
-        """Ask for lines. Returns the number of the request.
+        """Request lines. Return the number of the request.
 
-        ``wants``: the stream, its file if it has one, its group (``recall.Source``), and the position to go on from, as
-        the scribe of this ``incarnation`` has told it; -1: the last lines are wanted. ``query`` is that of
-        ``recall.Query``. The answer has lines (index in ``wants``, time, bytes), positions, left_out (index, bytes,
-        why), is_more, is_over and incarnation; or it has an error. It waits for lines; with ``until_over`` also that
-        the streams have ended is worth an answer.
+        ``streams``: for each, its key, its file if it has one, its group (``query.Source``), and the position to
+        continue from, as returned by the log writer of this ``incarnation``; -1 requests the last lines. ``options``
+        are those of ``query.Query``. The result has lines (index in ``streams``, time, bytes), positions, left_out
+        (index, bytes, why), is_more, is_over and incarnation; or it has an error. Waits up to ``wait_s`` for lines;
+        with ``until_over``, the end of all streams ends the wait too.
         """
-        asked = [(key, os.fsencode(path), group, start) for key, path, group, start in wants]
-        how = {**query, "wait_s": wait_s, "until_over": until_over}
-        return self._request("recall", [asked, how, incarnation], callback)
+        encoded = [(key, os.fsencode(path), group, start) for key, path, group, start in streams]
+        options = {**options, "wait_s": wait_s, "until_over": until_over}
+        return self._request("query", [encoded, options, incarnation], callback)
 
     def hurry(self, *requests: int) -> None:
-        """Whoever waits for lines is answered now; or only these."""
-        self._send(("hurry", *requests))
+        """Answer these waiting queries now, or all of them."""
+        self._send(("answer_now", *requests))
 
     def recall_now(
-        self, wants: Sequence[tuple[Hashable, str, int, int]], timeout_s: float, **query: Any
+        self, streams: Sequence[tuple[Hashable, str, int, int]], timeout_s: float, **options: Any
     ) -> dict[str, Any]:
         """``recall`` for users without a loop; empty when there is no answer in time."""
         answers: list[dict[str, Any]] = []
-        self.recall(wants, answers.append, **query)
+        self.recall(streams, answers.append, **options)
         self.wait_for(lambda: bool(answers), timeout_s)
         return answers[0] if answers else {}
 
     def drain(
         self, timeout_s: float, callback: Callable[[Losses], None], keys: Iterable[Hashable] | None = None
     ) -> None:
-        """Ask to be told when the streams (all, or these) have ended and are in their files, or time is up."""
+        """Call back when the streams (all, or these) have ended and are in their files, or time is up."""
         self._request("drain", [timeout_s, None if keys is None else list(keys)], callback)
 
-    # -- our own lines
+    # -- the agent's own lines
 
     def say(self, text: str, *, after_output: bool = False) -> None:
         """Write the agent's own lines to standard error.
 
-        By default they are shown at once, above what workers write in answer to them. With ``after_output`` everything
-        that was written before is shown and flushed first: to standard output, to standard error and to the log files.
-        A device that is stuck is not waited for.
+        By default they are shown at once. With ``after_output``, everything written before is first shown and flushed
+        to standard output, standard error and the log files, without waiting for a stuck device.
         """
         if self._channel is not None and self._channel.queued_bytes > _MAX_QUEUED_BYTES:
             self._dropped_lines += text.count("\n") + 1
@@ -217,7 +216,7 @@ class LogWriter:
         self._send(("say", text, after_output))
 
     def live(self, text: str) -> None:
-        """The one live line at the bottom of a terminal; empty for none."""
+        """Set the live line at the bottom of a terminal; empty for none."""
         if text != self._live:
             self._live = text
             if self._channel is not None and self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
@@ -237,10 +236,10 @@ class LogWriter:
             if self._channel is not None:
                 self._channel.flush()
         except ChannelClosed:
-            self._start_again()
+            self._restart()
 
     def on_readable(self) -> None:
-        """Take the scribe's answers. Raises LogWriterLost when it has died too often."""
+        """Process the log writer's messages. Raises LogWriterLost when it has died too often."""
         try:
             if self._channel is not None:
                 for message, _ in self._channel.receive():
@@ -249,10 +248,10 @@ class LogWriter:
             if self._is_finished:
                 self._disconnect()
             else:
-                self._start_again()
+                self._restart()
 
     def wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        """Serve the channel until the condition holds, for users without a loop. Returns whether it does."""
+        """Serve the channel until the condition holds, for users without a loop. Return whether it does."""
         deadline = time.monotonic() + timeout_s
         while not is_done():
             left_s = deadline - time.monotonic()
@@ -272,65 +271,65 @@ class LogWriter:
         """``drain`` for users without a loop."""
         answers: list[Losses] = []
         self.drain(timeout_s, answers.append, keys)
-        self.wait_for(lambda: bool(answers), timeout_s + _SECOND_LOOK_S)
+        self.wait_for(lambda: bool(answers), timeout_s + _EXTRA_WAIT_S)
         return answers[0] if answers else msgspec.structs.replace(self._losses, still_open=tuple(self._streams))
 
     # -- the end
 
-    def finish(self, timeout_s: float, hurry_descriptor: int = -1) -> Losses:
-        """Let the scribe write all it has and go; a device that takes nothing for ``timeout_s`` is not waited for.
+    def finish(self, timeout_s: float, interrupt_descriptor: int = -1) -> Losses:
+        """Let the log writer flush and exit. It gives up on a device that takes nothing for ``timeout_s``.
 
-        When ``hurry_descriptor`` becomes readable (a second Ctrl-C), it gets as long as one whose agent died: less than
-        a second, which is enough for the last words on every console that moves.
+        When ``interrupt_descriptor`` becomes readable (a second Ctrl-C), it gets as long as after the agent's death:
+        less than a second, enough for the last lines on every console that makes progress.
         """
-        hurried = False
+        interrupted = False
         if self._channel is not None:
             self._live = ""
             if self._dropped_lines:
                 self.say("")
-            self._finish_order = ("finish", timeout_s)
-            self._send(self._finish_order)
-            self._heard_at = time.monotonic()
-            while self._channel is not None and not hurried:
-                left_s = self._heard_at + 3 * timeout_s + _SECOND_LOOK_S - time.monotonic()
+            self._finish_message = ("finish", timeout_s)
+            self._send(self._finish_message)
+            self._last_message_at = time.monotonic()
+            while self._channel is not None and not interrupted:
+                left_s = self._last_message_at + 3 * timeout_s + _EXTRA_WAIT_S - time.monotonic()
                 if left_s <= 0:
                     break
-                hurried = self._serve(left_s, hurry_descriptor)
-            self._disconnect(kill=self._channel is not None and not hurried)
+                interrupted = self._serve(left_s, interrupt_descriptor)
+            self._disconnect(kill=self._channel is not None and not interrupted)
         self._reap(wait=True)
         for stream in self._streams.values():
             os.close(stream.read_end)
         self._streams.clear()
         return self._losses
 
-    # -- inside
+    # -- requests and restarts
 
-    def _request(self, order: str, values: list[Any], callback: Callable[[Any], None]) -> int:
+    def _request(self, kind: str, values: list[Any], callback: Callable[[Any], None]) -> int:
         self._last_request += 1
         number = self._last_request
-        message = (order, number, *values)
+        message = (kind, number, *values)
         self._requests[number] = (message, callback)
         self._send(message)
         return number
 
     def _send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-        if self._channel is None:  # it could not be started again, and whoever tried was told
+        if self._channel is None:  # it could not be restarted, and LogWriterLost was raised
             return
         try:
             self._channel.send(message, descriptors)
         except ChannelClosed:
-            # Streams and requests are sent again by the new start; only what leaves no trace here has to be repeated.
-            self._start_again()
+            # The restart resends streams and requests, which are kept here; only other messages must be repeated.
+            self._restart()
             if message[0] in ("say", "forget"):
                 self._send(message)
 
     def _on_message(self, message: tuple[Any, ...]) -> None:
-        self._heard_at = time.monotonic()
+        self._last_message_at = time.monotonic()
         kind, *values = message
         if kind == "tails":
             request, tails = values
             self._answer(request, dict(tails))
-        elif kind == "recalled":
+        elif kind == "query_result":
             self._answer(*values)
         elif kind == "drained":
             request, still_open, losses = values
@@ -344,8 +343,8 @@ class LogWriter:
 
     def _answer(self, request: int, answer: Any) -> None:
         _, callback = self._requests.pop(request, (None, None))
-        self._asked_again.discard(request)
-        if callback is not None:  # else it was given up
+        self._resent.discard(request)
+        if callback is not None:  # otherwise it was already answered
             callback(answer)
 
     def _take_losses(self, losses: dict[str, Any]) -> None:
@@ -354,16 +353,16 @@ class LogWriter:
             console_bytes=losses["console_bytes"],
             file_bytes={os.fsdecode(path): count for path, count in losses["file_bytes"].items()},
             own_lines=self._losses.own_lines,
-            scribe_restarts=self._restarts,
+            writer_restarts=self._restarts,
         )
 
-    def _serve(self, timeout_s: float, hurry_descriptor: int = -1) -> bool:
-        """One round of a small loop. Returns whether there is reason to hurry."""
+    def _serve(self, timeout_s: float, interrupt_descriptor: int = -1) -> bool:
+        """Run one round of a small loop. Return whether ``interrupt_descriptor`` is readable."""
         assert self._channel is not None
         waiter = select.poll()
         waiter.register(self.fileno(), select.POLLIN | (select.POLLOUT if self.wants_to_write else 0))
-        if hurry_descriptor >= 0:
-            waiter.register(hurry_descriptor, select.POLLIN)
+        if interrupt_descriptor >= 0:
+            waiter.register(interrupt_descriptor, select.POLLIN)
         ready = dict(waiter.poll(max(0.0, timeout_s * 1000 + 1)))
         events = ready.pop(self.fileno(), 0)
         if events & select.POLLOUT:
@@ -372,11 +371,11 @@ class LogWriter:
             self.on_readable()
         return bool(ready)
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         assert self._channel is not None
         self._disconnect()
         self._restarts += 1
-        self._losses = msgspec.structs.replace(self._losses, scribe_restarts=self._restarts)
+        self._losses = msgspec.structs.replace(self._losses, writer_restarts=self._restarts)
         if self._restarts > _MAX_RESTARTS:
             raise LogWriterLost(
                 f"the process that writes the logs died {self._restarts} times{self._why_it_died()}; "
@@ -386,19 +385,19 @@ class LogWriter:
         for number, descriptor in self._consoles.items():
             self._send(("console", number), [descriptor])
         for stream in self._streams.values():
-            self._send((*stream.order, True), [stream.read_end])
+            self._send((*stream.message, True), [stream.read_end])
         self._send(("live", self._live))
         self._send(("say", self._restart_notice(), False))
         for number, (message, _) in list(self._requests.items()):
             if number not in self._requests:
-                continue  # answered meanwhile: this one may have died, too
-            if message[0] == "recall" and number in self._asked_again:  # it may be what it dies of
+                continue  # answered by a nested restart
+            if message[0] == "query" and number in self._resent:  # this query may be what kills it
                 self._answer(number, {"error": "the process that writes the logs died while it looked for these lines"})
             else:
-                self._asked_again.add(number)
+                self._resent.add(number)
                 self._send(message)
-        if self._finish_order is not None:
-            self._send(self._finish_order)
+        if self._finish_message is not None:
+            self._send(self._finish_message)
 
     def _restart_notice(self) -> str:
         return (
@@ -407,12 +406,12 @@ class LogWriter:
         )
 
     def _why_it_died(self) -> str:
-        """What it could still say: of its traceback, the line that names the error."""
-        said, self._crash = self._crash.strip().rpartition("\n")[2], ""
-        return f" ({said})" if said else ""
+        """Return the last line of its traceback, if it sent one."""
+        error, self._crash = self._crash.strip().rpartition("\n")[2], ""
+        return f" ({error})" if error else ""
 
     def _disconnect(self, *, kill: bool = False) -> None:
-        """This scribe is gone, or told to be."""
+        """Close the channel, which ends the log writer if it still runs."""
         if self._channel is None:
             return
         self._channel.close()
@@ -423,21 +422,21 @@ class LogWriter:
         self._reap(wait=False)
 
     def _reap(self, *, wait: bool) -> None:
-        self._unreaped = [pid for pid in self._unreaped if not _is_collected(pid, wait)]
+        self._unreaped = [pid for pid in self._unreaped if not _is_reaped(pid, wait)]
 
 
-def _is_collected(pid: int, wait: bool) -> bool:
-    """Collect a process that is dead, or, having closed its channel, nearly so."""
+def _is_reaped(pid: int, wait: bool) -> bool:
+    """Reap a process that is dead or exiting. Return whether it is gone."""
     try:
-        if wait and hasattr(os, "pidfd_open"):  # bounded: a process stuck in the kernel is left to whoever comes after
+        if wait and hasattr(os, "pidfd_open"):  # bounded: a process stuck in the kernel is left to init
             pidfd = os.pidfd_open(pid)
             waiter = select.poll()
             waiter.register(pidfd, select.POLLIN)
-            waiter.poll(_SECOND_LOOK_S * 1000)
+            waiter.poll(_EXTRA_WAIT_S * 1000)
             os.close(pidfd)
             wait = False
         done, _ = os.waitpid(pid, 0 if wait else os.WNOHANG)
-    except (ChildProcessError, ProcessLookupError):  # somebody else collects this process's children
+    except (ChildProcessError, ProcessLookupError):  # other code in this process reaped it
         return True
     return bool(done)
 
@@ -447,7 +446,7 @@ def _file_or_none(path: str | None) -> bytes | None:
 
 
 def _enlarge(pipe: int) -> None:
-    """Ask for a big pipe, so that a burst does not wait for us. The system may allow less."""
+    """Request a big pipe, so that a burst does not block the worker. The system may allow less."""
     if not hasattr(fcntl, "F_SETPIPE_SZ"):
         return
     with suppress(OSError):

@@ -1,20 +1,20 @@
-"""The scribe: the process between the workers' output and everything that may refuse it.
+"""The log writer process (``tenax-logs``): takes the workers' output to files and to the console.
 
-It reads every worker's pipes, appends the bytes to files, shows lines on the console, and remembers the last of them
-for a failure report and for whoever asks. It decides nothing about the run. Its laws:
+It reads every worker's pipes, appends the bytes to files, shows lines on the console, and keeps the last ones in memory
+for failure reports and log queries. It makes no decisions about the run. Invariants:
 
-1. A worker's print never fails and never waits for longer than ``stuck_after_s`` on a device that takes nothing.
+1. A worker's print never fails and never waits longer than ``stuck_after_s`` for a device that takes nothing.
 2. A file gets the bytes as they were written. The console gets whole lines, each stream's in order, each once.
-3. A slow device slows the workers; only a stuck one loses lines, and what is lost is counted and said.
+3. A slow device slows the workers; only a stuck one loses lines, and losses are counted and reported.
 4. It outlives the agent by less than a second, whatever the devices do.
-5. Signals are for the agent: the scribe goes when the agent says so or is gone.
-6. What it remembers is bounded: of each stream the last 64 KiB, and of streams that are over so much in all.
+5. It ignores signals, which are for the agent, and exits on the agent's command or when the agent is gone.
+6. Its memory is bounded: the last 64 KiB of each stream, and a fixed total for streams that have ended.
 
-One thread runs the loop and never blocks on a device; each device has a ``DeviceThread``. Messages (see ``scribe``):
+One thread runs the loop and never blocks on a device; each device has a ``DeviceThread``. Messages (see ``writer``):
 
-    from the agent:  settings, console, open (both with a descriptor), tail, recall, hurry, say, live, drain, forget,
-                     finish
-    to the agent:    tails, recalled, drained, flushing, finished, crashed
+    from the agent:  settings, console, open (both with a descriptor), tail, query, answer_now, say, live, drain,
+                     forget, finish
+    to the agent:    tails, query_result, drained, flushing, finished, crashed
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from contextlib import suppress
 
 from tenax._io.channel import Channel, ChannelClosed
 from tenax._logs.console import Console
-from tenax._logs.device_thread import DeviceThread, allow_kicks
+from tenax._logs.device_thread import DeviceThread, install_interrupt_handler
 from tenax._logs.lines import LineCutter, lines_with, with_prefix
 from tenax._logs.log_file import LogFile
 from tenax._logs.tail import TAIL_BYTES, Tail
@@ -37,23 +37,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NoReturn
 
-    from tenax._logs.queries import LogQueries, Want
+    from tenax._logs.queries import LogQueries, StreamRequest
 
     Key = Any
 
-PIPE_BYTES = 1 << 18  # what we ask the kernel to hold for each stream
+PIPE_BYTES = 1 << 18  # requested size of each stream's pipe
 _READ_BYTES = 1 << 18
-_FORCED_BYTES = 1 << 26  # how far past its limit a lane may grow when a drain does not wait for it
-_ORPHAN_DRAIN_S = 0.4  # the agent is gone: read what comes until then,
-_ORPHAN_FLUSH_S = 0.55  # write it until then,
-_ORPHAN_END_S = 0.65  # and let the kernel end us then, whatever blocks
+_FORCED_BYTES = 1 << 26  # how much a device may queue beyond its limit during a drain
+# After the agent's death:
+_ORPHAN_DRAIN_S = 0.4  # read until then,
+_ORPHAN_FLUSH_S = 0.55  # write until then,
+_ORPHAN_END_S = 0.65  # and have the kernel kill this process then
 _FLUSHING_EVERY_S = 0.2
-_MAX_PAST_BYTES = 16 << 20  # of streams that are over,
-_MAX_PASTS = 8  # and of so many generations
+_MAX_ENDED_BYTES = 16 << 20  # kept of ended streams
+_MAX_ENDED_GENERATIONS = 8
 
 
 class Stream:
-    """One worker's stdout or stderr, on its way."""
+    """One worker's stdout or stderr."""
 
     def __init__(
         self,
@@ -77,12 +78,12 @@ class Stream:
         self.whole_lines = whole_lines
         self.cutter = LineCutter()
         self.tail = Tail()
-        self.is_resumed = is_resumed  # what came before was known to a scribe that has died
+        self.is_resumed = is_resumed  # an earlier log writer, which has died, read the first part
         self.is_watched = False
 
 
 class Drain:
-    """A request to be told when these streams have ended and are in their files."""
+    """A request to be answered when these streams (None: all) have ended and are in their files."""
 
     def __init__(self, request: int, deadline: float, keys: set[Key] | None) -> None:
         self.request = request
@@ -98,37 +99,37 @@ class LogWriterProcess:
         self._files: dict[bytes, LogFile] = {}
         self._drains: list[Drain] = []
         self._lost_in_files: dict[bytes, tuple[int, str]] = {}
-        self._told_reasons: set[str] = set()
+        self._reported_reasons: set[str] = set()
         self._held: set[DeviceThread] = set()
         self._is_forcing = False
         self._orphaned_at: float | None = None
-        self._past: dict[Key, Stream] = {}  # over, the oldest first
-        self._past_keys: list[list[Key]] = []  # those that were over together
-        self._past_bytes = 0
+        self._ended: dict[Key, Stream] = {}  # the oldest first
+        self._ended_keys: list[list[Key]] = []  # by generation
+        self._ended_bytes = 0
         self._waiting_lines: list[bytes] = []  # the agent's, until all output before them is delivered
-        self._recalls: LogQueries | None = None  # made when somebody asks
+        self._queries: LogQueries | None = None  # created by the first query
         self._incarnation = 0
         self._poll = select.poll()
-        self._wake_end, self._wake_start = os.pipe()
-        os.set_blocking(self._wake_end, False)
-        os.set_blocking(self._wake_start, False)
-        self._poll.register(self._wake_end, select.POLLIN)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._poll.register(self._wake_reader, select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
         self._is_configured = False
 
     def _configure(self, stuck_after_s: float, queue_bytes: int, incarnation: int = 0) -> None:
         self._incarnation = incarnation
-        self._file_lane = DeviceThread(
+        self._file_device = DeviceThread(
             self._write_to_files, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s
         )
         self._out = Console(1, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
         self._err = self._out
         if not os.path.samestat(os.fstat(1), os.fstat(2)):
-            # One console behind both descriptors has one lane, or their lines would mix.
+            # One console behind both descriptors has one DeviceThread; otherwise their lines would mix.
             self._err = Console(2, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
         self._consoles = [self._out] if self._err is self._out else [self._out, self._err]
-        self._lanes = [self._file_lane, *(console.lane for console in self._consoles)]
-        self._output_lanes = [lane for lane in self._lanes if lane is not self._err.lane]
+        self._devices = [self._file_device, *(console.device for console in self._consoles)]
+        self._output_devices = [device for device in self._devices if device is not self._err.device]
         self._by_number: dict[int, Console | None] = {0: None, 1: self._out, 2: self._err}
         self._limits = (queue_bytes, stuck_after_s)
         self._is_configured = True
@@ -138,7 +139,7 @@ class LogWriterProcess:
     def run(self) -> NoReturn:
         while True:
             for descriptor, _ in self._poll.poll(self._timeout_ms()):
-                if descriptor == self._wake_end:
+                if descriptor == self._wake_reader:
                     os.read(descriptor, 4096)
                 elif descriptor == self._channel.fileno():
                     self._on_channel()
@@ -147,30 +148,32 @@ class LogWriterProcess:
             self._settle()
 
     def _settle(self) -> None:
-        """After every round: who must pause, who waits for an answer, what is to be said."""
+        """After every round: update the devices, report losses, answer drains and queries, pause streams."""
         if not self._is_configured:
             return
         now = time.monotonic()
-        for lane in self._lanes:
-            lane.judge(now)
-        self._say_new_losses()
+        for device in self._devices:
+            device.update(now)
+        self._report_new_losses()
         self._answer_drains(now)
         if self._waiting_lines and not self._undelivered(now):
-            self._say_waiting_lines()
-        if self._recalls is not None:
-            self._recalls.look(now)
+            self._print_waiting_lines()
+        if self._queries is not None:
+            self._queries.update(now)
         if self._orphaned_at is not None and (not self._by_descriptor or now >= self._orphaned_at + _ORPHAN_DRAIN_S):
             self._end(_ORPHAN_FLUSH_S, until=self._orphaned_at + _ORPHAN_FLUSH_S)
-        self._hold_back()
+        self._update_watched()
 
     def _timeout_ms(self) -> float | None:
         deadlines = [drain.deadline for drain in self._drains]
         if self._is_configured:
-            deadlines += [lane.deadline for lane in self._lanes if lane.deadline is not None]
+            deadlines += [device.deadline for device in self._devices if device.deadline is not None]
         if self._waiting_lines:
-            deadlines += [lane.window_deadline for lane in self._output_lanes if lane.pending and not lane.stuck]
-        if self._recalls is not None and (look_at := self._recalls.next_deadline) is not None:
-            deadlines.append(look_at)
+            deadlines += [
+                device.window_deadline for device in self._output_devices if device.pending and not device.stuck
+            ]
+        if self._queries is not None and (query_at := self._queries.next_deadline) is not None:
+            deadlines.append(query_at)
         if self._orphaned_at is not None:
             deadlines.append(self._orphaned_at + _ORPHAN_DRAIN_S)
         if not deadlines:
@@ -178,14 +181,14 @@ class LogWriterProcess:
         return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1)
 
     def _wake(self) -> None:
-        """Called by the lanes' threads."""
-        with suppress(BlockingIOError):  # full: it is awake enough
-            os.write(self._wake_start, b"!")
+        """Wake the loop; called by the device threads."""
+        with suppress(BlockingIOError):  # full: a wakeup is already pending
+            os.write(self._wake_writer, b"!")
 
-    def _hold_back(self) -> None:
-        """Watch exactly the streams whose devices keep up."""
+    def _update_watched(self) -> None:
+        """Watch only the streams whose devices keep up."""
         limit = _FORCED_BYTES if self._is_forcing else 0
-        held = {lane for lane in self._lanes if lane.holding and lane.pending > limit}
+        held = {device for device in self._devices if device.holding and device.pending > limit}
         if held != self._held:
             self._held = held
             for stream in self._by_descriptor.values():
@@ -193,8 +196,8 @@ class LogWriterProcess:
 
     def _watch(self, stream: Stream) -> None:
         should = not (
-            (stream.console is not None and stream.console.lane in self._held)
-            or ((stream.file or stream.filtered) is not None and self._file_lane in self._held)
+            (stream.console is not None and stream.console.device in self._held)
+            or ((stream.file or stream.filtered) is not None and self._file_device in self._held)
         )
         if should and not stream.is_watched:
             self._poll.register(stream.descriptor, select.POLLIN)
@@ -205,7 +208,7 @@ class LogWriterProcess:
     # -- streams
 
     def _read(self, stream: Stream) -> int:
-        """Read once. Returns how much there was."""
+        """Read once. Return the number of bytes."""
         try:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -216,10 +219,10 @@ class LogWriterProcess:
             self._end_stream(stream)
         return len(data)
 
-    def _read_what_is_there(self, stream: Stream) -> None:
-        """All that was in the pipe when this was called, and, if the worker goes on writing, not much more."""
+    def _read_available(self, stream: Stream) -> None:
+        """Read what is in the pipe now, and not much more if the worker keeps writing."""
         left = PIPE_BYTES
-        while stream.descriptor >= 0 and left >= 0:  # a full pipe is followed by its end, if that was there too
+        while stream.descriptor >= 0 and left >= 0:  # >=: after a full pipe, read once more for its end
             count = self._read(stream)
             if not count:
                 return
@@ -245,7 +248,7 @@ class LogWriterProcess:
                 self._append(stream.filtered, with_prefix(found, stream.prefix))
 
     def _end_stream(self, stream: Stream) -> None:
-        """The last process that could write to it is gone, or we are."""
+        """Flush the unfinished line and close: all writers are gone, or the stream is being closed."""
         rest = stream.cutter.end()
         if rest:
             self._show(stream, rest + b"\n")
@@ -269,33 +272,33 @@ class LogWriterProcess:
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = LogFile(path)
-            self._file_lane.put((file, b"", 0, False, 0.0), 1)  # not 0: an order is pending, too
+            self._file_device.put((file, b"", 0, False, 0.0), 1)  # size 1: opening counts as pending
         file.users += 1
         file.had_more_users |= file.users > 1
         return file
 
     def _append(self, file: LogFile, data: bytes, at: float = 0.0) -> None:
-        if self._file_lane.drops:
+        if self._file_device.drops:
             file.not_handed_over += len(data)
             return
         skipped, file.not_handed_over = file.not_handed_over, 0
-        self._file_lane.put((file, data, skipped, False, at), len(data))
+        self._file_device.put((file, data, skipped, False, at), len(data))
 
     def _release(self, file: LogFile) -> None:
         file.users -= 1
         if not file.users:
             del self._files[file.path]
             skipped, file.not_handed_over = file.not_handed_over, 0
-            self._file_lane.put((file, b"", skipped, True, 0.0), 1)
+            self._file_device.put((file, b"", skipped, True, 0.0), 1)
 
     def _write_to_files(self, batch: list[tuple[LogFile, bytes, int, bool, float]]) -> None:
-        """In the file lane's thread."""
+        """Runs in the file device's thread."""
         for file, data, skipped, is_last, at in batch:
             if skipped:
                 file.skip(skipped, "the disk did not take them in time")
             if data:
                 file.append(data, at)
-                self._file_lane.moved_by(len(data))
+                self._file_device.on_written(len(data))
             elif not is_last:
                 file.open()
             if is_last:
@@ -304,38 +307,40 @@ class LogWriterProcess:
                 self._lost_in_files[file.path] = (file.lost_bytes, file.reason)
                 self._wake()
 
-    # -- what was lost
+    # -- losses
 
-    def _say_new_losses(self) -> None:
+    def _report_new_losses(self) -> None:
         for console in self._consoles:
-            console.tell_of_loss()
-            if console.lane.stuck and console is not self._err and not console.is_announced_stuck:
+            console.report_loss()
+            if console.device.stuck and console is not self._err and not console.is_announced_stuck:
                 console.is_announced_stuck = True
-                self._err.say(b"tenax: standard output takes no more: its lines are dropped and counted until it does.")
+                self._err.write_line(
+                    b"tenax: standard output takes no more: its lines are dropped and counted until it does."
+                )
         for path, (_, reason) in self._file_losses() if self._lost_in_files else ():
-            if reason not in self._told_reasons:
-                self._told_reasons.add(reason)
-                self._err.say(
+            if reason not in self._reported_reasons:
+                self._reported_reasons.add(reason)
+                self._err.write_line(
                     f"tenax: cannot write {_text(path)}: {reason}. The workers go on; "
                     "what cannot be kept is counted.".encode()
                 )
 
-    def _say_final_losses(self) -> None:
+    def _report_final_losses(self) -> None:
         lost = [(path, count, reason) for path, (count, reason) in self._file_losses() if count]
         if lost:
             first, _, reason = lost[0]
             where = _text(first) + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
-            self._err.say(
+            self._err.write_line(
                 f"tenax: {sum(count for _, count, _ in lost)} bytes are missing in {where}: {reason}.".encode()
             )
         for console in self._consoles:
             if console is not self._err or console.refused_reason:
-                told = console.untold_loss()
-                if told:
-                    self._err.say(told.encode())
+                loss = console.unreported_loss()
+                if loss:
+                    self._err.write_line(loss.encode())
 
     def _file_losses(self) -> list[tuple[bytes, tuple[int, str]]]:
-        return list(self._lost_in_files.items())  # a copy: the file lane's thread adds to it
+        return list(self._lost_in_files.items())  # a copy: the file thread adds to it
 
     def _losses(self) -> dict[str, Any]:
         lines = sum(console.lost[0] for console in self._consoles)
@@ -349,14 +354,14 @@ class LogWriterProcess:
         try:
             self._channel.flush()
             for message, descriptors in self._channel.receive():
-                self._obey(message, descriptors)
+                self._on_message(message, descriptors)
             self._poll.modify(
                 self._channel.fileno(), select.POLLIN | (select.POLLOUT if self._channel.wants_to_write else 0)
             )
         except ChannelClosed:
             self._on_orphaned()
 
-    def _tell(self, message: tuple[Any, ...]) -> None:
+    def _send(self, message: tuple[Any, ...]) -> None:
         try:
             self._channel.send(message)
             if self._channel.wants_to_write:
@@ -365,7 +370,7 @@ class LogWriterProcess:
             self._on_orphaned()
 
     def _on_orphaned(self) -> None:
-        """The agent is gone. So are we, in a moment."""
+        """The agent is gone: drain, flush and exit within the limits above."""
         if self._orphaned_at is None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, _ORPHAN_END_S)
@@ -375,44 +380,44 @@ class LogWriterProcess:
             self._is_forcing = True
             self._poll.unregister(self._channel.fileno())
 
-    def _obey(self, message: tuple[Any, ...], descriptors: list[int]) -> None:
-        order, *values = message
-        if order == "settings":
+    def _on_message(self, message: tuple[Any, ...], descriptors: list[int]) -> None:
+        kind, *values = message
+        if kind == "settings":
             self._configure(*values)
-        elif order == "open":
+        elif kind == "open":
             self._open_stream(descriptors[0], *values)
-        elif order == "console":
+        elif kind == "console":
             self._open_console(descriptors[0], *values)
-        elif order == "say":
-            self._say(values[0].encode("utf-8", "replace"), after_output=values[1])
-        elif order == "live":
+        elif kind == "say":
+            self._print(values[0].encode("utf-8", "replace"), after_output=values[1])
+        elif kind == "live":
             self._err.set_live(values[0])
-        elif order == "tail":
+        elif kind == "tail":
             self._send_tails(*values)
-        elif order == "recall":
-            self._recall(*values)
-        elif order == "hurry":
-            if self._recalls is not None:
-                self._recalls.hurry(time.monotonic(), values)
-        elif order == "drain":
+        elif kind == "query":
+            self._query(*values)
+        elif kind == "answer_now":
+            if self._queries is not None:
+                self._queries.answer_now(time.monotonic(), values)
+        elif kind == "drain":
             request, timeout_s, keys = values
             self._drains.append(Drain(request, time.monotonic() + timeout_s, None if keys is None else set(keys)))
-            self._is_forcing = self._file_lane.wake_when_empty = True
-        elif order == "forget":
+            self._is_forcing = self._file_device.wake_when_empty = True
+        elif kind == "forget":
             self._forget(values[0])
-        elif order == "finish":
+        elif kind == "finish":
             self._end(values[0])
         else:
-            raise ValueError(f"The scribe got an order that it does not know: {order!r}.")
+            raise ValueError(f"unknown message to the log writer: {kind!r}")
 
     def _open_console(self, descriptor: int, number: int) -> None:
-        """A pipe to the agent, which writes the lines to an object of its own."""
+        """Add a console whose descriptor is a pipe to the agent, which writes the lines to a replaced stream."""
         queue_bytes, stuck_after_s = self._limits
         console = Console(descriptor, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
         self._by_number[number] = console
         self._consoles.append(console)
-        self._lanes.append(console.lane)
-        self._output_lanes.append(console.lane)
+        self._devices.append(console.device)
+        self._output_devices.append(console.device)
 
     def _open_stream(
         self,
@@ -443,82 +448,84 @@ class LogWriterProcess:
         for key in keys:
             stream = self._streams.get(key)
             if stream is not None:
-                self._read_what_is_there(stream)
+                self._read_available(stream)
                 tails.append((key, stream.tail.last_bytes()))
-        self._tell(("tails", request, tails))
+        self._send(("tails", request, tails))
 
     # -- the agent's own lines
 
-    def _say(self, text: bytes, *, after_output: bool) -> None:
-        """Show the agent's lines: at once, above what workers answer to them; or below all output up to now."""
+    def _print(self, text: bytes, *, after_output: bool) -> None:
+        """Show the agent's lines at once, or after all output so far."""
         if after_output:
             for stream in list(self._by_descriptor.values()):
-                self._read_what_is_there(stream)
+                self._read_available(stream)
             if not self._waiting_lines:
-                self._watch_output_lanes(time.monotonic())
+                self._watch_output_devices(time.monotonic())
         if after_output or self._waiting_lines:
             self._waiting_lines.append(text)  # shown by _settle
         else:
-            self._err.say(text)
+            self._err.write_line(text)
 
-    def _watch_output_lanes(self, now: float) -> None:
-        for lane in self._output_lanes:
-            lane.wake_when_empty = True
-            if not lane.holding:  # else its window has begun
-                lane.begin_window(now)
+    def _watch_output_devices(self, now: float) -> None:
+        for device in self._output_devices:
+            device.wake_when_empty = True
+            if not device.holding:  # otherwise its window has begun
+                device.begin_window(now)
 
     def _undelivered(self, now: float) -> bool:
-        """Return whether a device other than standard error has yet to take something, and is not stuck."""
-        # All of them, so that no window that has passed is left unjudged.
-        return any([lane.pending and not lane.stuck and not lane.stands_still(now) for lane in self._output_lanes])
+        """Return whether a device other than standard error has pending data and is not stuck."""
+        # A list, not a generator: every device's window must be checked.
+        return any(
+            [device.pending and not device.stuck and not device.is_stalled(now) for device in self._output_devices]
+        )
 
-    def _say_waiting_lines(self) -> None:
+    def _print_waiting_lines(self) -> None:
         lines, self._waiting_lines = self._waiting_lines, []
-        for lane in self._output_lanes:
-            lane.wake_when_empty = False
+        for device in self._output_devices:
+            device.wake_when_empty = False
         for line in lines:
-            self._err.say(line)
+            self._err.write_line(line)
 
-    def _recall(self, request: int, wants: list[Want], asked: dict[str, Any], incarnation: int) -> None:
-        if self._recalls is None:
+    def _query(self, request: int, streams: list[StreamRequest], asked: dict[str, Any], incarnation: int) -> None:
+        if self._queries is None:
             try:
                 from tenax._logs.queries import LogQueries
-            except Exception as error:  # tenax may have been replaced meanwhile; the workers' lines are worth more
-                self._send_recalled(request, {"error": f"lines cannot be shown: {type(error).__name__}: {error}"})
+            except Exception as error:  # tenax may have been upgraded meanwhile; the log writer must not crash
+                self._send_result(request, {"error": f"lines cannot be shown: {type(error).__name__}: {error}"})
                 return
-            self._recalls = LogQueries(
-                self._find, self._send_recalled, self._wake, self._incarnation, lambda: self._file_lane.pending > 0
+            self._queries = LogQueries(
+                self._find, self._send_result, self._wake, self._incarnation, lambda: self._file_device.pending > 0
             )
-        for key, *_ in wants:
+        for key, *_ in streams:
             stream = self._streams.get(key)
-            if stream is not None and stream.is_watched:  # one that is held back stays so
-                self._read_what_is_there(stream)
-        self._recalls.add(request, wants, asked, incarnation, time.monotonic())
+            if stream is not None and stream.is_watched:  # a paused one stays paused
+                self._read_available(stream)
+        self._queries.add(request, streams, asked, incarnation, time.monotonic())
 
     def _find(self, key: Key) -> Stream | None:
-        return self._streams.get(key) or self._past.get(key)
+        return self._streams.get(key) or self._ended.get(key)
 
-    def _send_recalled(self, request: int, answer: dict[str, Any]) -> None:
-        self._tell(("recalled", request, answer))
+    def _send_result(self, request: int, answer: dict[str, Any]) -> None:
+        self._send(("query_result", request, answer))
 
     def _forget(self, keys: Iterable[Key]) -> None:
-        """They are over. What is remembered of them is remembered for a while."""
-        over: list[Key] = []
+        """Close these streams, and keep the ends of the most recent ones for queries."""
+        ended: list[Key] = []
         for key in keys:
             stream = self._streams.pop(key, None)
             if stream is not None:
-                self._read_what_is_there(stream)
+                self._read_available(stream)
                 if stream.descriptor >= 0:
                     self._end_stream(stream)
                 stream.tail.trim()
-                self._past[key] = stream
-                self._past_bytes += stream.tail.size
-                over.append(key)
-        if over:
-            self._past_keys.append(over)
-        while len(self._past_keys) > _MAX_PASTS or self._past_bytes > _MAX_PAST_BYTES:
-            for key in self._past_keys.pop(0):
-                self._past_bytes -= self._past.pop(key).tail.size
+                self._ended[key] = stream
+                self._ended_bytes += stream.tail.size
+                ended.append(key)
+        if ended:
+            self._ended_keys.append(ended)
+        while len(self._ended_keys) > _MAX_ENDED_GENERATIONS or self._ended_bytes > _MAX_ENDED_BYTES:
+            for key in self._ended_keys.pop(0):
+                self._ended_bytes -= self._ended.pop(key).tail.size
 
     def _answer_drains(self, now: float) -> None:
         waiting = []
@@ -526,74 +533,73 @@ class LogWriterProcess:
             still_open = [
                 stream.key for stream in self._by_descriptor.values() if drain.keys is None or stream.key in drain.keys
             ]
-            if (still_open or self._file_lane.pending) and now < drain.deadline:
+            if (still_open or self._file_device.pending) and now < drain.deadline:
                 waiting.append(drain)
             else:
-                self._tell(("drained", drain.request, still_open, self._losses()))
+                self._send(("drained", drain.request, still_open, self._losses()))
         self._drains = waiting
         self._is_forcing = bool(waiting) or self._orphaned_at is not None
-        self._file_lane.wake_when_empty = bool(waiting) or bool(self._waiting_lines)
+        self._file_device.wake_when_empty = bool(waiting) or bool(self._waiting_lines)
 
     # -- the end
 
-    def _end(self, patience_s: float, until: float = float("inf")) -> NoReturn:
-        """Take what is left in the pipes, write as long as the devices take something, and go."""
+    def _end(self, timeout_s: float, until: float = float("inf")) -> NoReturn:
+        """Read what is left in the pipes, flush while the devices make progress, and exit."""
         for stream in list(self._by_descriptor.values()):
-            self._read_what_is_there(stream)
+            self._read_available(stream)
             if stream.descriptor >= 0:
                 self._end_stream(stream)
         self._err.set_live("")
         for console in self._consoles:
-            console.tell_of_loss()
-        self._flush(
-            [self._file_lane], patience_s, until
-        )  # first, so that what is said of lost bytes is the whole truth
-        for console in self._consoles:  # before standard error, which tells what the others did not take
+            console.report_loss()
+        # Files and standard output first: the losses of both are reported on standard error.
+        self._flush([self._file_device], timeout_s, until)
+        for console in self._consoles:
             if console is not self._err:
-                self._flush([console.lane], patience_s, until)
+                self._flush([console.device], timeout_s, until)
                 console.give_up()
-        self._say_waiting_lines()
-        self._say_final_losses()
-        self._flush([self._err.lane], patience_s, until)
+        self._print_waiting_lines()
+        self._report_final_losses()
+        self._flush([self._err.device], timeout_s, until)
         self._err.give_up()
-        self._tell(("finished", self._losses()))
+        self._send(("finished", self._losses()))
         os._exit(0)
 
-    def _flush(self, lanes: list[DeviceThread], patience_s: float, until: float) -> None:
-        """Wait until these lanes are empty, or stand still for too long; tell the agent now and then that they move."""
+    def _flush(self, devices: list[DeviceThread], timeout_s: float, until: float) -> None:
+        """Wait until these devices are empty or stalled. Report progress to the agent regularly."""
         now = time.monotonic()
-        for lane in lanes:
-            lane.stuck_after_s = patience_s
-            lane.begin_window(now)
-            lane.wake_when_empty = True
-        moved, tell_at = sum(lane.moved for lane in self._lanes), now + _FLUSHING_EVERY_S
+        for device in devices:
+            device.stuck_after_s = timeout_s
+            device.begin_window(now)
+            device.wake_when_empty = True
+        written, report_at = sum(device.written for device in self._devices), now + _FLUSHING_EVERY_S
         while now < until:
-            lanes = [lane for lane in lanes if lane.pending and not lane.stands_still(now)]
-            if not lanes:
+            devices = [device for device in devices if device.pending and not device.is_stalled(now)]
+            if not devices:
                 return
-            if now >= tell_at:
-                tell_at = now + _FLUSHING_EVERY_S
-                if sum(lane.moved for lane in self._lanes) != moved:
-                    moved = sum(lane.moved for lane in self._lanes)
-                    self._tell(("flushing", sum(lane.pending for lane in lanes)))
+            if now >= report_at:
+                report_at = now + _FLUSHING_EVERY_S
+                if sum(device.written for device in self._devices) != written:
+                    written = sum(device.written for device in self._devices)
+                    self._send(("flushing", sum(device.pending for device in devices)))
             if self._orphaned_at is not None:
                 until = min(until, self._orphaned_at + _ORPHAN_FLUSH_S)
-            self._wait_for_lanes(min(until, tell_at, *(lane.window_deadline for lane in lanes)) - now)
+            self._wait_for_devices(min(until, report_at, *(device.window_deadline for device in devices)) - now)
             now = time.monotonic()
 
-    def _wait_for_lanes(self, timeout_s: float) -> None:
+    def _wait_for_devices(self, timeout_s: float) -> None:
         waiter = select.poll()
-        waiter.register(self._wake_end, select.POLLIN)
+        waiter.register(self._wake_reader, select.POLLIN)
         if self._orphaned_at is None:
             waiter.register(self._channel.fileno(), select.POLLIN)
         for descriptor, _ in waiter.poll(max(0.0, timeout_s * 1000 + 1)):
-            if descriptor == self._wake_end:
-                os.read(self._wake_end, 4096)
+            if descriptor == self._wake_reader:
+                os.read(self._wake_reader, 4096)
             else:
-                self._ignore_orders()
+                self._ignore_messages()
 
-    def _ignore_orders(self) -> None:
-        """After the order to finish only one thing may still come: the agent's end."""
+    def _ignore_messages(self) -> None:
+        """After ``finish``, only the agent's death matters."""
         try:
             for _ in self._channel.receive():
                 pass
@@ -602,7 +608,7 @@ class LogWriterProcess:
 
 
 def _end_of_file(path: bytes) -> Tail:
-    """The last bytes of a log that an earlier scribe has begun."""
+    """Return the last bytes of a log that an earlier log writer began."""
     tail = Tail()
     try:
         with open(path, "rb") as file:
@@ -611,7 +617,7 @@ def _end_of_file(path: bytes) -> Tail:
             tail.data += file.read(TAIL_BYTES)
             tail.end = file.tell()
     except OSError:
-        pass  # then it begins here
+        pass  # start empty
     return tail
 
 
@@ -620,7 +626,7 @@ def _text(path: bytes) -> str:
 
 
 def main(descriptor: int) -> NoReturn:
-    """The life of the process."""
+    """Entry point of the helper process."""
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -632,7 +638,7 @@ def main(descriptor: int) -> NoReturn:
         signal.SIGUSR2,
     ):
         signal.signal(number, signal.SIG_IGN)
-    allow_kicks()
+    install_interrupt_handler()
     channel = Channel.from_descriptor(descriptor)
     try:
         LogWriterProcess(channel).run()

@@ -1,1 +1,1 @@
-"""Processes: start, watch and end workers."""
+"""Starts, watches and stops worker processes."""

@@ -1,8 +1,8 @@
-"""Descendants: every process below this one, whatever session or group it moved to.
+"""Finds every descendant of a process, whatever session or group it moved to.
 
-Reads the kernel's own list of children, so it needs no privilege and no naming convention. The list can miss a process
-that is being born or dying while it is read; who must be sure kills, waits for a death and looks again, until
-``waitpid`` says that there is no child left (the caller is a subreaper, so an orphan becomes its child).
+Reads the kernel's list of children, so it needs no privilege and no naming convention. The list can miss a process that
+is forked or exits while it is read. To be sure, kill, wait for a death and scan again until ``waitpid`` reports no
+child (in a subreaper, to which orphans are re-parented).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 def descendants(pid: int) -> list[int]:
-    """The living processes below ``pid``, parents before children."""
+    """Return the descendants of ``pid``, parents before children."""
     found: list[int] = []
     seen = {pid}
     waiting = [pid]
@@ -27,11 +27,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Its children. Exact for who asks about itself, has one thread and reaps them: they leave only by being reaped."""
+    """Return the children of ``pid``. Exact for a single-threaded caller's own: they leave only when it reaps them."""
     found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # it is gone, or this system has no /proc
+    except OSError:  # no such process, or no /proc
         return found
     for thread in threads:
         try:
@@ -41,12 +41,12 @@ def children(pid: int) -> list[int]:
             if os.path.exists(f"/proc/{pid}/task/{thread}"):
                 return _children_by_parent(pid)  # a kernel without CONFIG_PROC_CHILDREN
         except OSError:
-            continue  # the thread ended meanwhile
+            continue  # the thread has exited
     return found
 
 
 def _children_by_parent(parent: int) -> list[int]:
-    """The slow way: ask every process who its parent is."""
+    """Read the parent of every process: slow."""
     children = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and parent_of(int(entry)) == parent:
@@ -55,7 +55,7 @@ def _children_by_parent(parent: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """The parent's pid, or 0 if there is no such process."""
+    """Return the parent's pid, or 0 if there is no such process."""
     return int(_stat(pid)[1])
 
 
@@ -66,17 +66,17 @@ def is_zombie(pid: int) -> bool:
 def _stat(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The name in brackets may hold anything, also brackets: what follows the last one is safe to split.
+            # The name in parentheses may itself contain parentheses: only what follows the last one is safe to split.
             return stat.read().rpartition(b")")[2].split()
     except OSError:
         return [b"", b"0"]
 
 
-def wait_for_deaths(pids: list[int], patience_s: float) -> bool:
-    """Wait until all of these processes are dead, at most so long between two deaths; did any die?"""
+def wait_for_deaths(pids: list[int], timeout_s: float) -> bool:
+    """Wait until these processes are dead or none dies for ``timeout_s``. Return whether any died."""
     if not hasattr(os, "pidfd_open"):
         return True
-    poll = select.poll()  # not select, which knows only the first thousand descriptors
+    poll = select.poll()  # select() is limited to descriptors below 1024
     handles = set()
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -84,7 +84,7 @@ def wait_for_deaths(pids: list[int], patience_s: float) -> bool:
             handles.add(handle)
             poll.register(handle, select.POLLIN)
     alive = len(handles)
-    while handles and (dead := poll.poll(patience_s * 1000)):
+    while handles and (dead := poll.poll(timeout_s * 1000)):
         for handle, _ in dead:
             poll.unregister(handle)
             handles.discard(handle)
@@ -94,8 +94,8 @@ def wait_for_deaths(pids: list[int], patience_s: float) -> bool:
     return len(handles) < alive or alive < len(pids)
 
 
-def bearers(mark: bytes) -> list[int]:
-    """Every process whose environment at its start held ``mark``: how a tree is found after its root was lost."""
+def marked_processes(mark: bytes) -> list[int]:
+    """Return every process whose initial environment contains ``mark``: finds a tree whose root is gone."""
     found = []
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if entry.isdigit():
@@ -103,6 +103,6 @@ def bearers(mark: bytes) -> list[int]:
                 with open(f"/proc/{entry}/environ", "rb") as environment:
                     if mark in environment.read():
                         found.append(int(entry))
-            except OSError:  # gone, or not ours to look at
+            except OSError:  # gone, or not permitted
                 continue
     return found

@@ -1,12 +1,12 @@
-"""How many workers this host has devices for: GPUs and CPUs, counted from the kernel's files.
+"""Counts the GPUs and CPUs of this host from the kernel's files, to choose the number of workers.
 
-Asking torch costs seconds and gigabytes; the kernel's files cost a millisecond. Only what no file tells (an ``xpu``, a
-backend of torch's own, a GPU behind WSL or in a Jetson) is asked of torch, in a process of its own.
+Importing torch costs seconds and gigabytes; the kernel's files cost a millisecond. Only devices that have no such file
+(an ``xpu``, another torch backend, a GPU under WSL or in a Jetson) are counted by torch, in a process of its own.
 
-A GPU counts when its device node may be opened, because a container shows the driver's list of *all* GPUs of the host.
-What is hidden from CUDA or HIP by their variables is hidden here too, by their rules: a list stops at its first
-invalid entry, and an entry that is named twice empties it. ``NVIDIA_VISIBLE_DEVICES`` is a word between a user and
-the container runtime; inside, the device nodes tell.
+A GPU counts if its device node can be opened, because a container shows the driver's list of *all* GPUs of the host.
+``CUDA_VISIBLE_DEVICES`` and HIP's variables apply by the rules of CUDA and HIP: a list ends at its first invalid entry,
+and a duplicate entry empties it. ``NVIDIA_VISIBLE_DEVICES`` is read by the container runtime; inside a container, the
+device nodes decide.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-TORCH_ANSWERS_WITHIN_S = 60.0
+TORCH_TIMEOUT_S = 60.0
 # Device nodes of GPUs that have no file per GPU: WSL and Jetson.
-_ONLY_THE_DRIVER_KNOWS = ("dxg", "nvhost-gpu")
+_UNCOUNTED_NODES = ("dxg", "nvhost-gpu")
 
 
 class Gpu(NamedTuple):
-    """One GPU. Either name may be unknown: a container may show the device node and nothing else."""
+    """One GPU. Both may be unknown: a container may show only the device node."""
 
     pci_bus_id: str | None  # as in /sys/bus/pci/devices
     uuid: str | None  # GPU-…
@@ -37,10 +37,10 @@ class Gpu(NamedTuple):
 def visible_gpus(
     environ: Mapping[str, str], dev_root: str = "/dev", proc_root: str = "/proc", sys_root: str = "/sys"
 ) -> tuple[Gpu, ...]:
-    """The GPUs a worker started with ``environ`` would see, in the order of its device numbers as far as files tell.
+    """Return the GPUs visible to a worker with ``environ``, by device number as far as the files show it.
 
-    CUDA numbers the fastest GPU first, unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and the kernel knows nothing of speed.
-    GPUs of one model, the rule in training, are numbered by PCI bus id, as here. HIP numbers them as the kernel does.
+    CUDA numbers the fastest GPU first, unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and the kernel does not show speed. GPUs
+    of one model, the usual case in training, are numbered by PCI bus id, as here. HIP uses the kernel's order.
     """
     nvidia = _select(environ.get("CUDA_VISIBLE_DEVICES"), _nvidia_gpus(dev_root, proc_root))
     if nvidia:
@@ -58,37 +58,37 @@ def count_gpus(
 def gpu_pci_bus_ids(
     environ: Mapping[str, str], dev_root: str = "/dev", proc_root: str = "/proc", sys_root: str = "/sys"
 ) -> tuple[str | None, ...]:
-    """The PCI bus id of each visible GPU, by device number; None where it cannot be known (a MIG slice)."""
+    """Return the PCI bus id of each visible GPU, by device number; None where it is unknown (a MIG slice)."""
     return tuple(gpu.pci_bus_id for gpu in visible_gpus(environ, dev_root, proc_root, sys_root))
 
 
 def allowed_cpus() -> frozenset[int]:
-    """The CPUs this process may run on. Where the system does not tell (macOS), all of them."""
+    """Return the CPUs this process may run on; all of them where the system does not report it (macOS)."""
     if sys.platform == "linux":
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def cpu_quota(proc_root: str = "/proc", sys_root: str = "/sys") -> float | None:
-    """The CPU time this process's cgroup may use, in CPUs; None when nothing limits it. The tightest limit counts."""
+    """Return the CPU time this process's cgroups may use, in CPUs: the tightest limit; None if there is none."""
     quotas = []
     for line in (sysfs.read(proc_root, "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            folders, ask = [f"{sys_root}/fs/cgroup", f"{sys_root}/fs/cgroup/unified"], _quota_v2
+            folders, read_quota = [f"{sys_root}/fs/cgroup", f"{sys_root}/fs/cgroup/unified"], _quota_v2
         elif "cpu" in controllers.split(","):
-            folders, ask = [f"{sys_root}/fs/cgroup/{controllers}", f"{sys_root}/fs/cgroup/cpu"], _quota_v1
+            folders, read_quota = [f"{sys_root}/fs/cgroup/{controllers}", f"{sys_root}/fs/cgroup/cpu"], _quota_v1
         else:
             continue
-        # A container's path may be the host's: what is not there says nothing, and the mount's own root is the limit.
+        # In a container the path may be the host's: missing folders are skipped, and the mount's root has the limit.
         parts = [part for part in path.split("/") if part not in {"", ".."}]
         for depth in range(len(parts) + 1):
-            quotas += [ask(os.path.join(folder, *parts[:depth])) for folder in folders]
+            quotas += [read_quota(os.path.join(folder, *parts[:depth])) for folder in folders]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def count_cpus(proc_root: str = "/proc", sys_root: str = "/sys") -> int:
-    """The CPUs that this process may use, no more than its container's quota pays for, at least one."""
+    """Return how many CPUs this process may use, within its container's quota, at least one."""
     cpus = len(allowed_cpus())
     quota = cpu_quota(proc_root, sys_root)
     return cpus if quota is None else max(1, min(cpus, int(quota)))
@@ -101,9 +101,9 @@ def parse_nproc(
     proc_root: str = "/proc",
     sys_root: str = "/sys",
 ) -> int:
-    """The number of workers that ``--nproc-per-node`` means: N, ``auto``, ``cpu``, ``gpu``, ``xpu``, a torch backend.
+    """Return the number of workers for ``--nproc-per-node``: N, ``auto``, ``cpu``, ``gpu``, ``xpu``, a torch backend.
 
-    Raises ValueError with one sentence for the user.
+    Raises ValueError with a message for the user.
     """
     word = value.strip()
     if re.fullmatch(r"[+-]?[0-9]+", word):
@@ -114,8 +114,8 @@ def parse_nproc(
         return count_cpus(proc_root, sys_root)
     if word in {"auto", "gpu"}:
         count = count_gpus(environ, dev_root, proc_root, sys_root)
-        if not count and any(os.path.exists(f"{dev_root}/{node}") for node in _ONLY_THE_DRIVER_KNOWS):
-            count = ask_torch("cuda", environ)
+        if not count and any(os.path.exists(f"{dev_root}/{node}") for node in _UNCOUNTED_NODES):
+            count = count_with_torch("cuda", environ)
         if not count and word == "auto":
             return count_cpus(proc_root, sys_root)
         if not count:
@@ -126,7 +126,7 @@ def parse_nproc(
             f"--nproc-per-node={value!r} is neither a number of workers nor one of auto, cpu, gpu, xpu or the name of "
             "a torch backend."
         )
-    count = ask_torch(word, environ)
+    count = count_with_torch(word, environ)
     if not count:
         raise ValueError(
             f"--nproc-per-node={word}: torch finds no {word} device on this host; give a number, or 'cpu'."
@@ -134,15 +134,15 @@ def parse_nproc(
     return count
 
 
-def ask_torch(backend: str, environ: Mapping[str, str], timeout_s: float = TORCH_ANSWERS_WITHIN_S) -> int:
-    """How many devices ``torch.<backend>`` counts, asked in the interpreter that the workers will run in."""
+def count_with_torch(backend: str, environ: Mapping[str, str], timeout_s: float = TORCH_TIMEOUT_S) -> int:
+    """Return the device count of ``torch.<backend>``, from the interpreter that the workers will use."""
     import subprocess
 
     python = environ.get("PYTHON_EXEC") or sys.executable
     flag = f"--nproc-per-node={backend}"
     try:
         answer = subprocess.run(
-            [python, "-c", _QUESTION, backend],
+            [python, "-c", _COUNT_SCRIPT, backend],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -157,19 +157,19 @@ def ask_torch(backend: str, environ: Mapping[str, str], timeout_s: float = TORCH
         ) from None
     except OSError as error:
         raise ValueError(f"{flag}: {python} could not be started to ask torch ({error}); give a number.") from None
-    said = re.findall(r"^tenax: (\S+)$", answer.stdout, re.MULTILINE)
-    if not said:
+    results = re.findall(r"^tenax: (\S+)$", answer.stdout, re.MULTILINE)
+    if not results:
         last = (answer.stderr.strip() or f"exit code {answer.returncode}").splitlines()[-1]
         raise ValueError(f"{flag}: torch could not be asked for its {backend} devices ({last}); give a number.")
-    if said[-1] == "no-torch":
+    if results[-1] == "no-torch":
         raise ValueError(f"{flag}: only torch knows {backend} devices, and {python} has no torch; give a number.")
-    if said[-1] == "no-backend":
+    if results[-1] == "no-backend":
         raise ValueError(f"{flag}: torch has no backend '{backend}'; use a number, auto, cpu, gpu or xpu.")
-    return int(said[-1])
+    return int(results[-1])
 
 
-# The current folder is taken from the path, so that a folder called torch in it is not taken for torch.
-_QUESTION = """
+# The current folder is removed from the path, so that a folder named torch in it is not imported.
+_COUNT_SCRIPT = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
 try:
@@ -187,10 +187,10 @@ else:
 def _no_gpu(environ: Mapping[str, str], dev_root: str, proc_root: str, sys_root: str) -> str:
     hidden = visible_gpus({}, dev_root, proc_root, sys_root)
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    said = ", ".join(f"{name}={environ[name]!r}" for name in names if name in environ)
-    if hidden and said:
+    settings = ", ".join(f"{name}={environ[name]!r}" for name in names if name in environ)
+    if hidden and settings:
         count = "1 GPU is" if len(hidden) == 1 else f"{len(hidden)} GPUs are"
-        return f"--nproc-per-node=gpu: {count} here, but {said} leaves none visible; change it, or give a number."
+        return f"--nproc-per-node=gpu: {count} here, but {settings} leaves none visible; change it, or give a number."
     return (
         f"--nproc-per-node=gpu: no GPU was found (looked for {dev_root}/nvidia0 and the like, and for AMD GPUs in "
         f"{sys_root}/class/kfd); give a number, or 'cpu'."
@@ -215,7 +215,7 @@ def _nvidia_gpus(dev_root: str, proc_root: str) -> tuple[Gpu, ...]:
         minors.remove(int(minor[1]))
         if not excluded:  # by the administrator, in the driver's settings
             gpus.append(Gpu(bus_id.lower(), uuid[1] if uuid else None))
-    # A device node that the driver's list does not explain is a GPU without a name.
+    # A device node that is not in the driver's list is a GPU without a name.
     return (*gpus, *(Gpu(None, None) for _ in minors))
 
 
@@ -231,19 +231,20 @@ def _amd_gpus(dev_root: str, sys_root: str) -> tuple[Gpu, ...]:
         properties = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False) if value.isdigit()}
         render_node = f"{dev_root}/dri/renderD{properties.get('drm_render_minor', 0)}"
         if properties.get("simd_count", 0) > 0 and os.access(render_node, os.R_OK | os.W_OK):
-            place = properties.get("location_id", 0) & 0xFFFF
-            bus_id = f"{properties.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 0x1F:02x}.{place & 7:x}"
+            location = properties.get("location_id", 0) & 0xFFFF
+            bus, device, function = location >> 8, location >> 3 & 0x1F, location & 7
+            bus_id = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function:x}"
             unique = properties.get("unique_id", 0)
             gpus.append(Gpu(bus_id, f"GPU-{unique:016x}" if unique else None))
     return tuple(gpus)
 
 
 def _select(selector: str | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """What a variable such as CUDA_VISIBLE_DEVICES leaves of the GPUs, in its order."""
+    """Return the GPUs that a variable such as CUDA_VISIBLE_DEVICES selects, in its order."""
     if selector is None or not gpus:
         return tuple(gpus)
     entries = [entry.strip() for entry in selector.split(",")]
-    # The first entry decides which kind of name the list is made of; another kind is invalid in it.
+    # The first entry decides the kind of name; other kinds are invalid in the list.
     find = _find_by_number
     for prefix, finder in (("GPU-", _find_by_uuid), ("MIG-", _find_slice)):
         if entries[0].startswith(prefix):
@@ -268,7 +269,7 @@ def _find_by_number(entry: str, gpus: Sequence[Gpu]) -> tuple[object, Gpu] | Non
 
 
 def _find_by_uuid(entry: str, gpus: Sequence[Gpu]) -> tuple[object, Gpu] | None:
-    """By the beginning of a uuid that only one GPU has. Where a GPU does not tell its uuid, the entry is believed."""
+    """Find a GPU by a unique prefix of its uuid. If a GPU's uuid is unknown, the entry is assumed valid."""
     if not entry.startswith("GPU-"):
         return None
     matches = [number for number, gpu in enumerate(gpus) if gpu.uuid and gpu.uuid.lower().startswith(entry.lower())]
@@ -280,7 +281,7 @@ def _find_by_uuid(entry: str, gpus: Sequence[Gpu]) -> tuple[object, Gpu] | None:
 
 
 def _find_slice(entry: str, gpus: Sequence[Gpu]) -> tuple[object, Gpu] | None:
-    """A MIG slice. Only its older name, MIG-GPU-<uuid>/<instance>/<instance>, tells whose slice it is."""
+    """Find a MIG slice. Only its older name, MIG-GPU-<uuid>/<instance>/<instance>, contains the GPU."""
     if not entry.startswith("MIG-"):
         return None
     owner = _find_by_uuid(entry[4:].partition("/")[0], gpus)

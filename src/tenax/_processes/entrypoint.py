@@ -1,6 +1,6 @@
-"""Entrypoints: what a worker runs, as a command or as a Python function.
+"""Entrypoints: what a worker runs, a command or a Python function.
 
-Each turns (local rank, environment) into a ``Launch`` and, after the worker ended, collects what it returned.
+Each turns a local rank and an environment into a ``Launch`` and collects the return value after the worker exits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ START_METHODS = ("spawn", "fork", "forkserver")
 
 
 class CommandEntrypoint:
-    """A program and its arguments. ``${local_rank}`` in an argument becomes the worker's local rank; nothing else."""
+    """A program and its arguments. Only ``${local_rank}`` is substituted in arguments."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class CommandEntrypoint:
         self.name = name
         self._argv_by_rank = argv_by_rank
         self._wrap_env = wrap_env
-        self._ended_well: set[int] = set()
+        self._succeeded: set[int] = set()
 
     def keeper(self) -> KeeperProcess:
         from tenax._processes.keeper import KeeperProcess
@@ -42,7 +42,7 @@ class CommandEntrypoint:
         return KeeperProcess()
 
     def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
-        self._ended_well.discard(local_rank)
+        self._succeeded.discard(local_rank)
         argv = [str(word).replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self._argv_by_rank[local_rank]]
         return Launch(env=self._wrap_env(env), argv=argv)
 
@@ -51,21 +51,21 @@ class CommandEntrypoint:
 
     def collect(self, local_rank: int, exit_code: int) -> str:
         if exit_code == 0:
-            self._ended_well.add(local_rank)
+            self._succeeded.add(local_rank)
         return ""
 
     def end_wait(self) -> None:
-        """A command does not wait for others."""
+        """A command does not wait for other workers."""
 
     def return_values(self) -> dict[int, Any]:
-        return dict.fromkeys(sorted(self._ended_well))
+        return dict.fromkeys(sorted(self._succeeded))
 
     def close(self) -> None:
         """A command holds nothing."""
 
 
 class FunctionEntrypoint:
-    """A function, its arguments by local rank, and the way its process is made."""
+    """A function, its arguments by local rank, and the start method of its process."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class FunctionEntrypoint:
         self._launched: set[int] = set()  # local ranks that have inherited it
 
     def keeper(self) -> KeeperProcess:
-        """The keeper that can start this kind of worker."""
+        """Return a keeper that can start this kind of worker."""
         from tenax._processes.keeper import KeeperProcess
 
         if self._method == "fork":
@@ -97,16 +97,16 @@ class FunctionEntrypoint:
         return KeeperProcess("tenax._processes.forkserver_main") if self._method == "forkserver" else KeeperProcess()
 
     def _run_inherited(self, spec: dict[str, Any]) -> None:
-        """In a worker forked from a copy of the agent: everything is here already."""
+        """Run in a worker forked from a copy of the agent, with function and arguments in memory."""
         from multiprocessing import set_start_method
 
         from tenax._processes import function_worker as worker
 
-        set_start_method(self._method, force=True)  # for what the worker starts, as if it were a Process itself
+        set_start_method(self._method, force=True)  # for processes of the worker, as in a multiprocessing.Process
         args = self._args_by_rank[spec["local_rank"]]
-        result = spec["places"][worker.ANY_RESULT_DESCRIPTOR]
-        barrier = spec["places"][worker.ANY_BARRIER_DESCRIPTOR]
-        worker.end_like_a_program(lambda: worker.deliver(self._wrap, self._function, args, result, barrier))
+        result = spec["placed"][worker.ANY_RESULT_DESCRIPTOR]
+        barrier = spec["placed"][worker.ANY_BARRIER_DESCRIPTOR]
+        worker.exit_like_a_program(lambda: worker.deliver(self._wrap, self._function, args, result, barrier))
 
     def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
         from tenax._processes import function_worker as worker
@@ -115,7 +115,7 @@ class FunctionEntrypoint:
         self._close(self._results, local_rank)
         result = self._results[local_rank] = worker.anonymous_file("tenax-result")
         barrier = self._barrier_for(local_rank).descriptor
-        if self._method == "fork":  # it has inherited our open files, and none of them may be replaced
+        if self._method == "fork":  # the worker inherits the agent's open files, and none may be replaced
             descriptors = {worker.ANY_RESULT_DESCRIPTOR: result, worker.ANY_BARRIER_DESCRIPTOR: barrier}
         else:
             descriptors = {worker.RESULT_DESCRIPTOR: result, worker.BARRIER_DESCRIPTOR: barrier}
@@ -144,7 +144,7 @@ class FunctionEntrypoint:
         if self._barrier is not None:
             if exit_code == 0 and local_rank in self._results and not has_result(self._results[local_rank]):
                 self._barrier.arrive()
-            else:  # it failed; or it had waited, and then the barrier is open already
+            else:  # it failed; or it waited at the barrier, which is then already open
                 self._barrier.open()
         if exit_code == 0 and local_rank in self._results:
             try:
@@ -186,7 +186,7 @@ class FunctionEntrypoint:
 def _worker_argv() -> list[str]:
     from multiprocessing import spawn, util
 
-    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = "import sys; sys.path.append(sys.argv.pop()); from tenax._processes.function_worker import main; main()"
     flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [os.fsdecode(spawn.get_executable()), *flags, "-c", code, place]
+    return [os.fsdecode(spawn.get_executable()), *flags, "-c", code, root]

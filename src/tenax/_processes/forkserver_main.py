@@ -1,4 +1,4 @@
-"""A keeper for the start method ``forkserver``: a clean interpreter that forks workers instead of starting new ones."""
+"""The keeper for the start method ``forkserver``: a clean interpreter that forks workers instead of running exec."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tenax._processes.keeper_main import Keeper
 
 
 def main(descriptor: int) -> None:
-    """Entry of the helper process."""
+    """Entry point of the helper process."""
     Keeper(Channel.from_descriptor(descriptor), run_forked).run()

@@ -1,13 +1,12 @@
-"""A worker that is a Python function: how it gets the function, and how its return value comes home.
+"""Workers that run a Python function: how they receive the function and return its value.
 
 The agent writes the function and its arguments into an anonymous file that only the worker inherits; the worker writes
-its return value into another. Files, not pipes: a result of any size never blocks anybody, and a worker that dies
-in the middle leaves a file that is visibly incomplete. Nobody else can open either of them, which is why they may
-hold pickles.
+its return value into another. Files, not pipes: a result of any size blocks neither side, and a worker that dies while
+writing leaves a file that is visibly incomplete. No other process can open them, so they may hold pickles.
 
-Ends, all defined: the function returns (its value), raises (failure with the exception), calls ``sys.exit(n)`` (that
-code; 0 means success with None), calls ``os._exit`` or is killed (that code or signal), returns something that
-cannot be pickled (failure that says so).
+A function can end in these ways: it returns (its value), raises (failure with the exception), calls ``sys.exit(n)``
+(that code; 0 means success with None), calls ``os._exit`` or is killed (that code or signal), or returns a value that
+cannot be pickled (failure with that reason).
 
 A worker whose function has returned does not exit until the functions of all workers of its node have
 (``ReturnBarrier``): a process that exits closes its connections, and a peer may still use them.
@@ -29,19 +28,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 PAYLOAD_DESCRIPTOR, RESULT_DESCRIPTOR, BARRIER_DESCRIPTOR, FIRST_FREE_DESCRIPTOR = 3, 4, 5, 6
-ANY_RESULT_DESCRIPTOR, ANY_BARRIER_DESCRIPTOR = -1, -2  # in a Launch: wherever there is room
+ANY_RESULT_DESCRIPTOR, ANY_BARRIER_DESCRIPTOR = -1, -2  # in a Launch: any free number
 _LENGTH = struct.Struct("<Q")
 
 
 class ResultUnreadable(Exception):
-    """The worker ended well, but what it returned cannot be read here."""
+    """The worker succeeded, but its return value cannot be read here."""
 
 
 # --- the agent's side -------------------------------------------------------------------------------------------------
 
 
 def anonymous_file(name: str) -> int:
-    """A file without a name that others could open."""
+    """Create a file without a name, which no other process can open."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     import tempfile
@@ -55,8 +54,8 @@ class ReturnBarrier:
 
     A socket that all of them inherit. It holds one byte for each worker but one. A worker that returns takes a byte and
     waits until the socket is shut down; the worker that finds none left is the last and shuts it down. The agent takes
-    a byte for a worker that exits with 0 without returning, and opens the barrier when a worker fails, when workers are
-    stopped, and, by its own end, when it dies. So a worker waits only while another one of its node runs.
+    a byte for a worker that exits with 0 without returning, and opens the barrier when a worker fails and when workers
+    are stopped; the agent's death opens it too. So a worker waits only while another worker of its node runs.
     """
 
     def __init__(self, workers: int) -> None:
@@ -71,7 +70,7 @@ class ReturnBarrier:
         return self._theirs.fileno()
 
     def arrive(self) -> None:
-        """Count a worker that has ended as returned."""
+        """Count an exited worker as returned."""
         _take_ticket(self._theirs)
 
     def open(self) -> None:
@@ -87,12 +86,12 @@ class ReturnBarrier:
 def write_payload(
     descriptor: int, wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], start_method: str
 ) -> dict[int, int]:
-    """Pickle the function for a fresh interpreter. Returns further descriptors that the arguments need: number -> ours.
+    """Pickle the function for a fresh interpreter.
 
-    What the worker starts with multiprocessing is started in the same way as the worker was.
+    Return the further descriptors that the arguments need: the number in the worker to the one in this process.
 
-    Uses multiprocessing's own pickler and preparation, so that whatever may be handed to a ``multiprocessing.Process``
-    (locks, queues, pipes, functions of ``__main__``) may be handed to a worker.
+    The worker's own multiprocessing uses the same start method. The pickler and preparation are multiprocessing's, so
+    a worker takes whatever a ``multiprocessing.Process`` takes (locks, queues, pipes, functions of ``__main__``).
     """
     import io
     from multiprocessing import context, resource_tracker, spawn
@@ -115,7 +114,7 @@ def write_payload(
 
 
 class _NeededDescriptors:
-    """What multiprocessing asks of the process that is being started."""
+    """The interface that multiprocessing expects of a process being started."""
 
     def __init__(self) -> None:
         from multiprocessing import popen_spawn_posix
@@ -124,19 +123,19 @@ class _NeededDescriptors:
         self.descriptors: dict[int, int] = {}
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        # In the worker it gets a number of its own, above those that we use ourselves.
+        # Its number in the worker, above those that tenax uses.
         number = FIRST_FREE_DESCRIPTOR + len(self.descriptors) + 64
         self.descriptors[number] = descriptor
         return number
 
 
 def has_result(descriptor: int) -> bool:
-    """Return whether the worker returned, or began to hand over what it returned."""
+    """Return whether the worker wrote its return value, or began to."""
     return os.fstat(descriptor).st_size > 0
 
 
 def read_result(descriptor: int) -> Any:
-    """What the worker returned; None if it exited without returning. Raises ResultUnreadable."""
+    """Return the worker's return value; None if it exited without returning. Raises ResultUnreadable."""
     size = os.fstat(descriptor).st_size
     if size == 0:
         return None
@@ -146,7 +145,7 @@ def read_result(descriptor: int) -> Any:
         if len(header) < _LENGTH.size or size != _LENGTH.size + _LENGTH.unpack(header)[0]:
             raise ResultUnreadable("the worker ended while it was handing over its return value")
         try:
-            return pickle.load(file)  # noqa: S301 - written by our own worker into a file that only it and we hold
+            return pickle.load(file)  # noqa: S301 - written by the worker into an anonymous file
         except Exception as error:
             raise ResultUnreadable(
                 f"its return value cannot be unpickled here: {type(error).__name__}: {error}"
@@ -157,26 +156,26 @@ def read_result(descriptor: int) -> Any:
 
 
 def main() -> None:
-    """Entry of a spawned worker: a fresh interpreter. Does not return.
+    """Entry point of a spawned worker, a fresh interpreter. Does not return.
 
-    The interpreter is not torn down. Native threads that need it (torch's, of a process group that was not destroyed)
-    would abort the process, and the run would fail after all work was done.
+    Skips interpreter teardown: native threads that still need the interpreter (torch's, of a process group that was not
+    destroyed) would abort the process, and the run would fail after its work was done.
     """
-    _end_process(lambda: _run_payload(PAYLOAD_DESCRIPTOR), flush=_flush_open_files)
+    _exit_process(lambda: _run_payload(PAYLOAD_DESCRIPTOR), flush=_flush_open_files)
 
 
-def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload says it all
-    """Entry of a worker forked from the fork server. Does not return."""
-    end_like_a_program(lambda: _run_payload(PAYLOAD_DESCRIPTOR))
+def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload is complete
+    """Entry point of a worker forked from the fork server. Does not return."""
+    exit_like_a_program(lambda: _run_payload(PAYLOAD_DESCRIPTOR))
 
 
 def _run_payload(descriptor: int) -> None:
     from multiprocessing import resource_tracker, spawn
 
-    _answer_for_torchelastic()  # before the user's module is imported
+    _install_compat()  # before the user's module is imported
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb") as file:
-        preparation, tracker = pickle.load(file)  # noqa: S301 - written by our own agent into a file that only we hold
+        preparation, tracker = pickle.load(file)  # noqa: S301 - written by the agent into an anonymous file
         if tracker is not None:
             resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
         spawn.prepare(preparation)
@@ -192,14 +191,14 @@ def _run_payload(descriptor: int) -> None:
     deliver(wrap, function, args, RESULT_DESCRIPTOR, BARRIER_DESCRIPTOR)
 
 
-def _answer_for_torchelastic() -> None:
-    """A fresh interpreter has done it already (see ``tenax.compat``), but the fork server cannot have."""
+def _install_compat() -> None:
+    """Redirect torch's elastic modules under ``--compat``. A fresh interpreter has, but the fork server has not."""
     if os.environ.get("TENAX_COMPAT", "0") != "0":
         import tenax.compat  # noqa: F401
 
 
 def _prepare_stacks() -> None:
-    """Where the agent watches the scopes of its workers."""
+    """Prepare for stack dumps if the agent asked for them."""
     if "TENAX_STACKS_SIGNAL" in os.environ:
         from tenax._processes.stacks import prepare
 
@@ -209,13 +208,13 @@ def _prepare_stacks() -> None:
 def deliver(
     wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], result: int, barrier: int
 ) -> None:
-    """Call the function, hand over what it returns, and wait for the other workers of this node.
+    """Call the function, write its return value, and wait for the other workers of this node.
 
-    ``wrap`` records what goes wrong, here or in the function.
+    ``wrap`` records errors of the function and of this module.
     """
     _prepare_stacks()
 
-    def call_and_hand_over() -> None:
+    def call_and_write_result() -> None:
         value = function(*args)
         try:
             data = pickle.dumps(value)
@@ -226,7 +225,7 @@ def deliver(
             ) from error
         _write_result(result, data)
 
-    wrap(call_and_hand_over)()
+    wrap(call_and_write_result)()
     if not has_result(result):  # it called sys.exit(0), which counts as a return
         _write_result(result, pickle.dumps(None))
     _flush()
@@ -262,29 +261,29 @@ def _take_ticket(barrier: socket.socket) -> None:
 def _shut_down(barrier: socket.socket) -> None:
     import socket
 
-    with suppress(OSError):  # another process has shut it down at the same moment
+    with suppress(OSError):  # another process shut it down at the same time
         barrier.shutdown(socket.SHUT_RDWR)
 
 
-def end_like_a_program(body: Callable[[], None]) -> None:
-    """Run ``body`` in a forked process as if it were a program of its own. Does not return.
+def exit_like_a_program(body: Callable[[], None]) -> None:
+    """Run ``body`` in a forked process as if it were a program. Does not return.
 
-    Exit codes and tracebacks are a program's; threads and what was registered for the exit have their time; streams
-    are flushed. What the process that was forked had registered is not run.
+    Exit codes and tracebacks are a program's; threads are joined, exit handlers run and streams flushed. Exit handlers
+    inherited from the parent do not run.
     """
-    _end_process(body, begin=_begin_anew)
+    _exit_process(body, begin=_reset_inherited_state)
 
 
-def _end_process(
+def _exit_process(
     body: Callable[[], None], *, begin: Callable[[], None] = lambda: None, flush: Callable[[], None] = lambda: None
 ) -> None:
     code = 1
     try:
         begin()
-        code = _code_of(body)
-        _wind_up()
+        code = _run_for_exit_code(body)
+        _run_exit_handlers()
         flush()
-    except BaseException:  # of a thread pool or an exit handler: shown, and no failure of the function
+    except BaseException:  # of a thread pool or an exit handler: print it, but the function has not failed
         sys.excepthook(*sys.exc_info())
     finally:
         _flush()
@@ -294,22 +293,22 @@ def _end_process(
         os._exit(code)
 
 
-def _begin_anew() -> None:
-    """Forget what belongs to the process that was forked."""
+def _reset_inherited_state() -> None:
+    """Drop state that belongs to the parent process."""
     import atexit
     from multiprocessing import util
 
-    _speak_for_ourselves()
+    _restore_streams()
     atexit._clear()
-    atexit.register(util._exit_function)  # type: ignore[attr-defined]  # queues hand over what was put into them
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]  # flushes queues
     util._run_after_forkers()  # type: ignore[attr-defined]
     pools = sys.modules.get("concurrent.futures.thread")
-    if pools is not None:  # their threads did not come along; nobody should wait for them
+    if pools is not None:  # their threads do not exist here, and must not be joined
         pools._threads_queues.clear()
 
 
-def _wind_up() -> None:
-    """Wait for our threads, then run what was registered for the end."""
+def _run_exit_handlers() -> None:
+    """Join the threads, then run the exit handlers."""
     import atexit
     import threading
 
@@ -317,23 +316,23 @@ def _wind_up() -> None:
     atexit._run_exitfuncs()
 
 
-def _speak_for_ourselves() -> None:
-    """What is printed goes to this process's own streams, also when the host had put something else in their place."""
+def _restore_streams() -> None:
+    """Point sys.stdout and sys.stderr at descriptors 1 and 2, should the parent have replaced them."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         try:
             if getattr(sys, name).fileno() == number:
                 continue
-        except (AttributeError, OSError, ValueError):  # there was none, or it is no file (a notebook, a test)
+        except (AttributeError, OSError, ValueError):  # none, or not a file (a notebook, a test)
             pass
         errors = "strict" if number == 1 else "backslashreplace"
         own = open(number, "w", buffering=1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - stays open
         setattr(sys, name, own)
 
 
-def _code_of(body: Callable[[], None]) -> int:
-    """Negative: the signal by which a program ends itself after such an exception."""
+def _run_for_exit_code(body: Callable[[], None]) -> int:
+    """Return the exit code; negative: the signal with which a program kills itself after such an exception."""
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this process was being made
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # deliver signals that arrived during the start
         body()
     except SystemExit as exit_request:
         return _exit_code(exit_request.code)
@@ -349,19 +348,19 @@ def _code_of(body: Callable[[], None]) -> int:
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+            with suppress(OSError, ValueError):  # the reader is gone, or it was closed
                 stream.flush()
 
 
 def _flush_open_files() -> None:
-    """Write what is still in the buffers of files that were not closed, as the end of an interpreter does."""
+    """Flush the buffers of files that are still open, as interpreter teardown does."""
     import gc
     import io
 
     for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # the outer buffers first
         for file in gc.get_objects():
             if type(file) is kind:
-                with suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+                with suppress(OSError, ValueError):  # the reader is gone, or it was closed
                     file.flush()
 
 

@@ -1,6 +1,6 @@
-"""The agent's side of the keeper: orders out, events in.
+"""The agent's side of the keeper: sends commands, turns replies into events.
 
-Owns the keeper process. A keeper that dies takes the workers with it (their death signal) and is reported as lost.
+Owns the keeper process. If the keeper dies, the workers die with it (death signal) and the keeper is reported as lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from tenax._core import events
 from tenax._io.channel import Channel, ChannelClosed
 from tenax._io.helper_process import spawn_helper
-from tenax._processes.descendants import bearers, is_zombie, wait_for_deaths
+from tenax._processes.descendants import is_zombie, marked_processes, wait_for_deaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MARK = "TENAX_KEEPER"
 _PLAIN = "tenax._processes.keeper_main"
-_PATIENCE_S = 1.0
+_DEATH_TIMEOUT_S = 1.0
 _NOT_FOUND, _NOT_EXECUTABLE, _CANNOT_START = 127, 126, 1
 
 
@@ -34,16 +34,16 @@ class KeeperProcess:
     """Implements ``ports.Processes``."""
 
     def __init__(self, module: str = _PLAIN, call: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """``module``: the helper to start. With ``call`` the keeper is a copy of this process and workers call that."""
+        """``module``: the helper to start. With ``call``, the keeper is a fork of this process and workers run that."""
         self._module = module
         self._call = call
-        # Every process of the job inherits this mark: the way to find them should the keeper be lost.
+        # Every process of the job inherits this variable, so that they can be found if the keeper is lost.
         self._mark = f"{MARK}={os.urandom(8).hex()}"
         self._pid = 0
         self._pids: dict[tuple[int, int], int] = {}  # of living workers, by generation and local rank
         self._channel: Channel | None = None
         self._emit: Emit = lambda _: None
-        self._say: Callable[[str], None] = lambda _: None
+        self._notify: Callable[[str], None] = lambda _: None
 
     @property
     def pid(self) -> int:
@@ -55,11 +55,11 @@ class KeeperProcess:
             self.spawn()
 
     def spawn(self) -> None:
-        """Start the process; may be called before ``open`` so that it comes up while the agent still prepares."""
+        """Start the process. May be called before ``open``, so that it starts while the agent still prepares."""
         if self._call is not None:
             self._pid, self._channel = self._fork_keeper(self._call)
         else:
-            # A fork server's workers have its environment, as far as others can see it: it must bear the mark as well.
+            # /proc shows workers of a fork server with the server's environment, so that needs the mark too.
             name, _, value = self._mark.partition("=")
             isolated = self._module == _PLAIN
             self._pid, self._channel = spawn_helper(
@@ -71,7 +71,7 @@ class KeeperProcess:
         ours, theirs = Channel.pair()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                stream.flush()  # else each worker would write it once more
+                stream.flush()  # otherwise each worker would write it again
         pid = os.fork()
         if pid:
             theirs.close()
@@ -80,16 +80,16 @@ class KeeperProcess:
             from tenax._processes.keeper_main import Keeper
 
             os.setsid()
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this thread's own matter, not the workers'
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # workers must not inherit the agent's mask
             Keeper(Channel(theirs), call).run()
         finally:
             os._exit(0)
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, template: Template, say: Callable[[str], None]) -> None:
-        """Fork workers from this template, once it has imported. ``say`` hears how that went."""
-        self._say = say
+    def prepare(self, template: Template, notify: Callable[[str], None]) -> None:
+        """Fork workers from this template once it has imported. ``notify`` receives messages about that."""
+        self._notify = notify
         spec, descriptors = self._spec(template.launch)
         plan = {
             "modules": template.modules,
@@ -107,7 +107,7 @@ class KeeperProcess:
         numbers = list(launch.descriptors)
         env = {**launch.env, MARK: self._mark.partition("=")[2]}
         spec = {
-            # As bytes: the keeper may read text in another encoding than we do.
+            # As bytes: the keeper may use another text encoding.
             "argv": [os.fsencode(word) for word in launch.argv or ()],
             "env": {os.fsencode(name): os.fsencode(value) for name, value in env.items()},
             "cwd": os.fsencode(launch.cwd),
@@ -117,7 +117,7 @@ class KeeperProcess:
         return spec, [launch.descriptors[number] for number in numbers]
 
     def signal(self, generation: int, number: int) -> None:
-        self._send(("signal", generation, int(number)))  # a signal.Signals is not plain
+        self._send(("signal", generation, int(number)))  # marshal does not take a signal.Signals
 
     def dump_stacks(self, generation: int, local_rank: int) -> None:
         from tenax._processes.stacks import stacks_signal
@@ -143,8 +143,8 @@ class KeeperProcess:
         self._send(("release", name))
 
     def _send(self, message: tuple[Any, ...], descriptors: list[int] | None = None) -> None:
-        if self._channel is not None:  # else it is lost, which has been said
-            with suppress(ChannelClosed):  # the loss itself is seen, once, by on_readable
+        if self._channel is not None:  # otherwise the loss has been reported
+            with suppress(ChannelClosed):  # on_readable reports the loss
                 self._channel.send(message, descriptors or ())
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -166,51 +166,52 @@ class KeeperProcess:
             return
         try:
             for message, _ in self._channel.receive():
-                if message[0] in ("warm", "cold", "slow", "said"):
-                    self._tell(message)
+                if message[0] in ("warm", "cold", "slow", "printed"):
+                    self._notify_user(message)
                     continue
-                self._note(message)
+                self._update_pids(message)
                 self._emit(_event(message))
         except ChannelClosed:
             self._emit(events.KeeperLost(self._how_it_ended()))
 
-    def _note(self, message: tuple[Any, ...]) -> None:
+    def _update_pids(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("started", generation, local_rank, pid):
                 self._pids[generation, local_rank] = pid
             case ("exited" | "start_failed", generation, local_rank, *_):
                 self._pids.pop((generation, local_rank), None)
 
-    def _tell(self, message: tuple[Any, ...]) -> None:
-        from tenax._processes.template import sentences
+    def _notify_user(self, message: tuple[Any, ...]) -> None:
+        from tenax._processes.template import texts_for_user
 
-        for sentence in sentences(message):
-            self._say(sentence)
+        for text in texts_for_user(message):
+            self._notify(text)
 
     def _how_it_ended(self) -> str:
         assert self._channel is not None
         self._channel.close()
         self._channel = None
         code = self._reap()
-        self._kill_bearers()
+        self._kill_leftovers()
         return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
 
-    def _kill_bearers(self) -> None:
-        """Workers died with the keeper; what they had started is found by its mark and killed, until none is left.
+    def _kill_leftovers(self) -> None:
+        """Kill what the workers had started; the workers themselves died with the keeper.
 
-        Or until nobody dies any more: who survives SIGKILL is stuck in the kernel.
+        Finds processes by the mark in their environment until none is left, or until none dies any more: a process
+        that survives SIGKILL is stuck in the kernel.
         """
-        wait_for_deaths(list(self._pids.values()), _PATIENCE_S)
+        wait_for_deaths(list(self._pids.values()), _DEATH_TIMEOUT_S)
         mark = self._mark.encode()
-        while found := [pid for pid in bearers(mark) if pid != os.getpid() and not is_zombie(pid)]:
+        while found := [pid for pid in marked_processes(mark) if pid != os.getpid() and not is_zombie(pid)]:
             for pid in found:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if not wait_for_deaths(found, _PATIENCE_S):
+            if not wait_for_deaths(found, _DEATH_TIMEOUT_S):
                 return
 
     def close(self) -> None:
-        """Let go: the keeper ends whatever is left below it, then itself. Returns when it is gone."""
+        """Close the channel: the keeper kills everything below it and exits. Returns when it is gone."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -222,7 +223,7 @@ class KeeperProcess:
         pid, self._pid = self._pid, 0
         try:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except ChildProcessError:  # somebody else in this process reaps all children
+        except ChildProcessError:  # other code in this process reaped it
             return 0
 
 
@@ -232,19 +233,19 @@ def _event(message: tuple[Any, ...]) -> events.AnyEvent:
             return events.WorkerStarted(generation, local_rank, pid)
         case ("start_failed", generation, local_rank, number, text, at):
             return events.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
-        case ("exited", generation, local_rank, exit_code, asked, at):
-            return events.WorkerExited(generation, local_rank, exit_code, unasked=not asked, ended_at=at)
+        case ("exited", generation, local_rank, exit_code, requested, at):
+            return events.WorkerExited(generation, local_rank, exit_code, unasked=not requested, ended_at=at)
         case ("dump_refused", generation, local_rank, why):
             return events.StacksRefused(generation, local_rank, why)
         case ("cleared", generation):
             return events.NodeCleared(generation)
         case ("fenced", generation):
             return events.Fenced(generation, "this node was cut off from the others for too long")
-    raise AssertionError(f"the keeper said {message!r}")
+    raise AssertionError(f"unknown message from the keeper: {message!r}")
 
 
 def _shell_code(number: int) -> int:
-    """The exit code a shell would give."""
+    """Return the exit code that a shell would use for this errno."""
     if number in (errno.ENOENT, errno.ENOTDIR):
         return _NOT_FOUND
     return _NOT_EXECUTABLE if number in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else _CANNOT_START

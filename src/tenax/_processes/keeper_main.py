@@ -1,19 +1,19 @@
-"""The keeper: the process above all workers of a node. It starts, reaps and ends them; it decides nothing.
+"""The keeper process: the parent of all workers of a node. It starts, reaps and kills them; it makes no decisions.
 
-Why it exists: agents die too. The keeper is an ancestor of every worker and their subreaper, so that a descendant that
-changed its session or lost its parent is still found below it. When the agent's channel closes, for whatever reason,
-the keeper kills everything below itself and leaves. It runs from the standard library alone, holds no user code (except
-for the start method ``fork``, where it is a copy of the agent), and has one thread: a worker's death signal (PDEATHSIG,
-the belt to these braces should the keeper itself be killed) is tied to the thread that forked it.
+It exists because agents die too. The keeper is an ancestor of every worker and their subreaper, so a descendant that
+changed its session or lost its parent is still below it. When the agent's channel closes, for any reason, the keeper
+kills everything below itself and exits. It uses the standard library alone, holds no user code (except for the start
+method ``fork``, where it is a copy of the agent), and has one thread: a worker's death signal (PDEATHSIG, the backup
+should the keeper itself be killed) is tied to the thread that forked it.
 
-Orders from the agent                                       Answers
+Commands from the agent                                     Replies
   template, spec, plan  + descriptors                         warm, seconds, modules, {module: why it was left out}
                                                               cold, {module: why}
-                                                              slow, seconds waited, seconds at most
-                                                              said, what the template printed
+                                                              slow, seconds waited, maximum in seconds
+                                                              printed, output of the template
   start, generation, local_rank, spec  + descriptors          started, generation, local_rank, pid
                                                               start_failed, generation, local_rank, errno, text
-  signal, generation, signum                                  exited, generation, local_rank, exit code, asked
+  signal, generation, signum                                  exited, generation, local_rank, exit code, requested
   dump, generation, local_rank, signum                        dump_refused, generation, local_rank, why
   end, generation, local_rank, signum
   clear, generation                                           cleared, generation
@@ -22,22 +22,23 @@ Orders from the agent                                       Answers
   keep, name  + descriptor
   release, name
 
-"Template" makes the workers warm: they are forked from a process that has imported what they need (``nursery.py``). A
-worker that waits for it is started cold as soon as anybody has to hear or end it.
+"template" makes the workers warm: they are forked from a process that has imported what they need (``warm_pool.py``).
+A worker that waits for a standby is started cold as soon as a command needs its process to exist.
 
-"Dump" and "end" are for one worker. We are its parent, so its number cannot be another's before we have reaped it.
+"dump" and "end" address one worker. The keeper is its parent, so its pid cannot be reused before the keeper reaps it.
 
-"Hold" is a lease on the workers' lives: unless it is said again in time, everything below is killed, and so is whatever
-is started before it is said again. An agent that was cut off from the other nodes must not keep its workers, and one
-that is stopped itself cannot see to it. 0 seconds: no limit.
+"hold" is a lease on the workers: unless it is renewed in time, the keeper kills everything below itself, and anything
+it starts before the next renewal. An agent that is cut off from the other nodes must not keep its workers, and a
+stopped agent (SIGSTOP) cannot kill them. 0 seconds: no limit.
 
-"Keep" gives us a copy of one of the agent's connections. Its other end sees it closed when the last copy is, so it
-learns of the agent's death when nothing that the agent started is alive any more, and not before.
+"keep" gives the keeper a copy of one of the agent's connections. The peer sees it close when the last copy is closed:
+after everything that the agent started is gone, and not before.
 
-"Cleared" has a proof: ``waitpid`` says that this process has no children, or every worker was reaped and the list of
-our children holds none but the nursery's. (Children leave that list when we reap them, so nobody can be missing in it.)
-Every descendant is below a child of ours or, as an orphan, is one; but for a warm worker in its first moment, which is
-still its midwife's child. That one we know by its number, which nobody else can have before we have reaped it.
+"cleared" is proven: either ``waitpid`` reports that the keeper has no children, or every worker was reaped and the
+keeper's list of children holds only those of the warm pool. (A child leaves that list only when the keeper reaps it,
+so the list is complete.) Every descendant is below a child of the keeper or, as an orphan, is one. The exception is a
+warm worker that was just forked and is still its forker's child; the keeper has its pid, which cannot be reused before
+the keeper reaps it.
 """
 
 from __future__ import annotations
@@ -64,62 +65,62 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_STUBBORN_S = 2.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
-_MAX_THREADS_SHOWN = 100  # by faulthandler, the newest
-_ENOUGH_FILES = 65536
-_MAX_LOOKS = 1000  # at a tree that grows while it is cut; deaths make us come back anyway
+_UNKILLABLE_WAIT_S = 2.0  # after the agent's death: how long to wait for a process that survives SIGKILL
+_MAX_THREADS_SHOWN = 100  # faulthandler shows the newest
+_MAX_OPEN_FILES = 65536
+_MAX_SCANS = 1000  # of a tree that grows while it is killed; each death triggers another scan anyway
 
-# Python ignores these two at start and a program started from here would inherit that.
+# Python ignores these two at startup, and workers would inherit that.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class _Worker:
-    def __init__(self, generation: int, local_rank: int, pid: int, complaint: int) -> None:
+    def __init__(self, generation: int, local_rank: int, pid: int, error_reader: int) -> None:
         self.generation = generation
         self.local_rank = local_rank
         self.pid = pid
-        self.complaint = complaint  # read end of a pipe that speaks only if the program could not be started
+        self.error_reader = error_reader  # pipe that carries data only if the program could not be started
         self.alive = True
-        self.asked = False  # with all others
-        self.ended = False  # alone
+        self.stop_requested = False  # together with all others
+        self.end_requested = False  # of this worker alone
 
 
 class Keeper:
-    """The whole process: one poll over the agent's channel and the deaths of children."""
+    """The main loop: one poll over the agent's channel, the deaths of children and the warm pool."""
 
     def __init__(self, channel: Channel, call: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._channel = channel
-        self._call = call  # start methods fork and forkserver: what a forked worker does instead of exec
+        self._call = call  # start methods fork and forkserver: what a forked worker calls instead of exec
         self._workers: dict[int, _Worker] = {}
-        self._waiting: list[tuple[int, int, dict[str, Any], list[int]]] = []  # to be started, with what that takes
-        self._nursery: WarmPool | None = None
+        self._pending: list[tuple[int, int, dict[str, Any], list[int]]] = []  # to be started
+        self._warm_pool: WarmPool | None = None
         self._own_descriptors: tuple[int, ...] = ()
-        self._clearing = 0  # the generation whose end the agent waits for; 0: none
+        self._clearing = 0  # the generation that the agent waits to have cleared; 0: none
         self._killing = False
-        self._held_until: float | None = None
-        self._is_lease_over = False  # nobody may live until it is renewed
-        self._is_fenced = False  # ... and what is alive is being killed
+        self._lease_ends_at: float | None = None
+        self._is_lease_expired = False  # no worker may run until it is renewed
+        self._is_fenced = False  # the lease expired with workers alive, and they are being killed
         self._kept: dict[str, int] = {}
         self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
-        self._open_files: tuple[int, int] | None = None  # the limit that workers have, where ours was raised
+        self._open_files: tuple[int, int] | None = None  # the workers' limit, if the keeper's was raised
         self._pid = os.getpid()
         self._prctl = _prctl()
         if self._prctl is not None:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def run_with_many_files(self) -> None:
-        """Serve, with as many open files as may be had: those of workers that wait to be started are with us."""
+        """Raise the limit on open files and run: the keeper holds the descriptors of workers not yet started."""
         import resource
 
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = before[1] if before[1] != resource.RLIM_INFINITY else _ENOUGH_FILES
-        if before[0] < min(most, _ENOUGH_FILES):
-            _limit_open_files((min(most, _ENOUGH_FILES), before[1]))
+        most = before[1] if before[1] != resource.RLIM_INFINITY else _MAX_OPEN_FILES
+        if before[0] < min(most, _MAX_OPEN_FILES):
+            _limit_open_files((min(most, _MAX_OPEN_FILES), before[1]))
             self._open_files = before
         self.run()
 
     def run(self) -> None:
-        """Serve until the agent is gone, then leave nothing behind."""
+        """Serve until the agent's channel closes, then kill everything below."""
         for number in _catchable():
             signal.signal(number, signal.SIG_IGN)
         deaths, wakeup = self._own_descriptors = os.pipe()
@@ -130,35 +131,35 @@ class Keeper:
         poll = select.poll()
         poll.register(deaths, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
-        watched: set[int] = set()  # of the nursery
+        watched: set[int] = set()  # descriptors of the warm pool
         try:
             while True:
                 poll.modify(self._channel.fileno(), _interest(self._channel))
-                watched = self._watch_nursery(poll, watched)
-                ready = {descriptor for descriptor, _ in poll.poll(self._patience_ms())}
+                watched = self._watch_warm_pool(poll, watched)
+                ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
                 if deaths in ready:
                     _drain(deaths)
                     self._settle()
                 if self._channel.fileno() in ready:
                     self._serve()
-                if self._nursery is not None:
-                    self._tend(self._nursery)
-                if self._held_until is not None and time.monotonic() >= self._held_until:
+                if self._warm_pool is not None:
+                    self._update_warm_pool(self._warm_pool)
+                if self._lease_ends_at is not None and time.monotonic() >= self._lease_ends_at:
                     self._fence()
         except ChannelClosed:
-            self._end_everything(deaths)
+            self._shut_down(deaths)
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         self._channel.flush()
         for message, descriptors in self._channel.receive():
             match message:
                 case ("start", generation, local_rank, spec):
-                    self._waiting.append((generation, local_rank, spec, descriptors))
-                    self._start_waiting()
+                    self._pending.append((generation, local_rank, spec, descriptors))
+                    self._start_pending()
                 case ("template", spec, plan):
-                    self._open_nursery(spec, descriptors, plan)
+                    self._open_warm_pool(spec, descriptors, plan)
                 case ("signal", generation, number):
                     self._signal(generation, number)
                 case ("dump", generation, local_rank, number):
@@ -168,13 +169,13 @@ class Keeper:
                 case ("clear", generation):
                     self._clear(generation)
                 case ("kill", generation):
-                    self._start_waiting(at_once=True)
+                    self._start_pending(at_once=True)
                     self._clearing = generation
                     self._killing = True
                     self._settle()
                 case ("hold", seconds):
-                    self._held_until = time.monotonic() + seconds if seconds > 0 else None
-                    self._is_lease_over = False
+                    self._lease_ends_at = time.monotonic() + seconds if seconds > 0 else None
+                    self._is_lease_expired = False
                 case ("keep", name):
                     self._release(name)
                     self._kept[name] = descriptors[0]
@@ -186,95 +187,95 @@ class Keeper:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _patience_ms(self) -> float | None:
-        nursery_at = self._nursery.next_moment() if self._nursery is not None else None
-        moments = [moment for moment in (self._held_until, nursery_at) if moment is not None]
+    def _timeout_ms(self) -> float | None:
+        pool_at = self._warm_pool.next_deadline() if self._warm_pool is not None else None
+        moments = [moment for moment in (self._lease_ends_at, pool_at) if moment is not None]
         return max(0.0, min(moments) - time.monotonic()) * 1000 if moments else None
 
     def _fence(self) -> None:
-        """The lease is over: end what is below us, also what dead workers have left. A standby does no work."""
-        self._start_waiting(at_once=True)
-        self._held_until = None
-        self._is_lease_over = True
-        if not self._reap() or not self._workers:  # who is dead already did not die of this
+        """The lease expired: kill all descendants but the standbys, including those that dead workers left behind."""
+        self._start_pending(at_once=True)
+        self._lease_ends_at = None
+        self._is_lease_expired = True
+        if not self._reap() or not self._workers:  # reap first: a worker that is already dead did not die of this
             return
         self._is_fenced = True
         for worker in self._workers.values():
-            worker.asked = worker.asked or worker.alive
+            worker.stop_requested = worker.stop_requested or worker.alive
         self._channel.send(("fenced", max(worker.generation for worker in self._workers.values())))
-        self._kill_below(set())
+        self._kill_descendants(set())
 
-    def _start_waiting(self, *, at_once: bool = False) -> None:
-        """Start each worker from a standby; cold if none will come, or if it must be there now."""
-        nursery = self._nursery
-        while self._waiting:
-            if nursery is not None:
-                if self._start_warm(nursery, *self._waiting[0]):
-                    del self._waiting[0]
+    def _start_pending(self, *, at_once: bool = False) -> None:
+        """Start each pending worker from a standby; cold if none will come or if it must exist ``at_once``."""
+        pool = self._warm_pool
+        while self._pending:
+            if pool is not None:
+                if self._start_warm(pool, *self._pending[0]):
+                    del self._pending[0]
                     continue
-                nursery.expect(len(self._waiting))
-                if nursery.is_coming and not at_once:
+                pool.request(len(self._pending))
+                if pool.is_worth_waiting and not at_once:
                     return
-            self._start_cold(*self._waiting.pop(0))
+            self._start_cold(*self._pending.pop(0))
 
     def _start_warm(
-        self, nursery: WarmPool, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]
+        self, pool: WarmPool, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]
     ) -> bool:
         try:
-            complaint, complain = os.pipe()
+            error_reader, error_writer = os.pipe()
         except OSError:
-            return False  # cold it fails as well, and says so
-        os.set_blocking(complaint, False)
-        pid = nursery.activate(spec, descriptors, complain)
-        os.close(complain)
+            return False  # the cold start fails too, and reports it
+        os.set_blocking(error_reader, False)
+        pid = pool.activate(spec, descriptors, error_writer)
+        os.close(error_writer)
         if not pid:
-            os.close(complaint)
+            os.close(error_reader)
             return False
         for descriptor in descriptors:
             os.close(descriptor)
-        self._has_started(generation, local_rank, pid, complaint)
+        self._add_worker(generation, local_rank, pid, error_reader)
         return True
 
     def _start_cold(self, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]) -> None:
         try:
-            pid, complaint = self._fork_worker(spec, descriptors)
+            pid, error_reader = self._fork_worker(spec, descriptors)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             self._channel.send(("start_failed", generation, local_rank, error.errno or 0, reason, time.monotonic()))
         else:
-            self._has_started(generation, local_rank, pid, complaint)
+            self._add_worker(generation, local_rank, pid, error_reader)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _has_started(self, generation: int, local_rank: int, pid: int, complaint: int) -> None:
-        self._workers[pid] = _Worker(generation, local_rank, pid, complaint)
+    def _add_worker(self, generation: int, local_rank: int, pid: int, error_reader: int) -> None:
+        self._workers[pid] = _Worker(generation, local_rank, pid, error_reader)
         self._channel.send(("started", generation, local_rank, pid))
-        if self._is_lease_over:  # the agent was stopped between its decision and this order
+        if self._is_lease_expired:  # the agent was stopped (SIGSTOP) while it sent this command
             self._fence()
 
     def _fork_worker(self, spec: dict[str, Any], descriptors: list[int]) -> tuple[int, int]:
-        """The pid, and the end of the pipe on which the worker complains if it cannot become what it should."""
-        complaint, complain = os.pipe()
-        os.set_blocking(complaint, False)
-        # We ignore what a worker must hear. Until the worker has changed that for itself, signals to it wait.
+        """Return the pid and the read end of the pipe to which the worker writes if it cannot start."""
+        error_reader, error_writer = os.pipe()
+        os.set_blocking(error_reader, False)
+        # The keeper ignores signals that a worker must receive. Block them until the worker has restored its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:
-                self._become_worker(spec, descriptors, complaint, complain)
+                self._become_worker(spec, descriptors, error_reader, error_writer)
         except OSError:
-            os.close(complaint)
+            os.close(error_reader)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            os.close(complain)
-        return pid, complaint
+            os.close(error_writer)
+        return pid, error_reader
 
     # --- warm workers -------------------------------------------------------------------------------------------------
 
-    def _open_nursery(self, spec: dict[str, Any], descriptors: list[int], plan: dict[str, Any]) -> None:
-        """Start the template as a worker is started, with a channel to it."""
+    def _open_warm_pool(self, spec: dict[str, Any], descriptors: list[int], plan: dict[str, Any]) -> None:
+        """Start the template the way a worker is started, with a channel to it."""
         from tenax._processes.warm import CHANNEL_DESCRIPTOR
         from tenax._processes.warm_pool import WarmPool
 
@@ -285,60 +286,60 @@ class Keeper:
             ours, theirs = Channel.pair()
             opened += [os.dup(printed), theirs.detach()]
             spec["numbers"] = [*spec["numbers"], 1, 2, CHANNEL_DESCRIPTOR]
-            pid, complaint = self._fork_worker(spec, opened)
+            pid, error_reader = self._fork_worker(spec, opened)
         except OSError as error:
             self._channel.send(("cold", {"": f"a template cannot be started ({error.strerror})"}))
             return
         finally:
             for descriptor in opened:
                 os.close(descriptor)
-        os.close(complaint)
+        os.close(error_reader)
         os.set_blocking(output, False)
-        self._nursery = WarmPool(pid, ours, output, plan["standbys"])
-        self._nursery.prepare(plan["modules"], plan["late"], plan["has_own_arguments"])
+        self._warm_pool = WarmPool(pid, ours, output, plan["standbys"])
+        self._warm_pool.prepare(plan["modules"], plan["late"], plan["has_own_arguments"])
 
-    def _watch_nursery(self, poll: select.poll, watched: set[int]) -> set[int]:
-        wanted = set(self._nursery.descriptors()) if self._nursery is not None else set()
+    def _watch_warm_pool(self, poll: select.poll, watched: set[int]) -> set[int]:
+        wanted = set(self._warm_pool.descriptors()) if self._warm_pool is not None else set()
         for descriptor in watched - wanted:
             poll.unregister(descriptor)
         for descriptor in wanted - watched:
             poll.register(descriptor, select.POLLIN)
         return wanted
 
-    def _tend(self, nursery: WarmPool) -> None:
-        """Whatever woke us: take what the template said, breed when it is time, start who can be started."""
-        nursery.listen()
+    def _update_warm_pool(self, pool: WarmPool) -> None:
+        """After each wakeup: read the template's messages, refill the pool if due, start the workers that can start."""
+        pool.receive()
         now = time.monotonic()
-        nursery.refill(now)
-        self._start_waiting(at_once=nursery.has_waited_too_long(now))
-        nursery.is_awaited(len(self._waiting), now)
-        for message in nursery.said():
+        pool.refill(now)
+        self._start_pending(at_once=pool.has_timed_out(now))
+        pool.set_waiting(len(self._pending), now)
+        for message in pool.take_messages():
             self._channel.send(message)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _signal(self, generation: int, number: int) -> None:
-        self._start_waiting(at_once=True)
-        self._reap()  # who is dead already did not die of this
+        self._start_pending(at_once=True)
+        self._reap()  # a worker that is already dead did not die of this
         for worker in self._workers.values():
             if worker.alive and worker.generation == generation:
-                worker.asked = True
-                with suppress(PermissionError):  # it runs a program of another user now, such as sudo
+                worker.stop_requested = True
+                with suppress(PermissionError):  # it now runs a program of another user, such as sudo
                     os.kill(worker.pid, number)
-                    os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
+                    os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not react
 
     def _dump(self, generation: int, local_rank: int, number: int) -> None:
-        """The signal would end a worker that does not expect it."""
-        worker = self._living(generation, local_rank)
+        """Make a worker dump its stacks. Refused if it does not catch the signal, which would kill it."""
+        worker = self._find_alive(generation, local_rank)
         if worker is None:
-            return  # its end says more
+            return  # its exit is reported instead
         status = _status(worker.pid)
-        why = _why_not(status, number)
+        why = _why_no_dump(status, number)
         if not why:
             try:
-                if _has_many_threads(status) and not _why_not(status, number + 1):
-                    # Its main thread would not be among those that are shown, so that is asked for first. A dump that
-                    # begins during another one is dropped; as both are for one thread, they rarely meet.
+                if _has_many_threads(status) and not _why_no_dump(status, number + 1):
+                    # The main thread would not be among those shown, so it is dumped first. A dump that starts during
+                    # another one is dropped; both signals go to one thread, so they rarely overlap.
                     _signal_main_thread(worker.pid, number + 1)
                     _signal_main_thread(worker.pid, number)
                 else:
@@ -350,15 +351,15 @@ class Keeper:
             self._channel.send(("dump_refused", generation, local_rank, why))
 
     def _end(self, generation: int, local_rank: int, number: int) -> None:
-        worker = self._living(generation, local_rank)
+        worker = self._find_alive(generation, local_rank)
         if worker is not None:
-            worker.ended = True
+            worker.end_requested = True
             with suppress(PermissionError):
                 os.kill(worker.pid, number)
-                os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
+                os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not react
 
-    def _living(self, generation: int, local_rank: int) -> _Worker | None:
-        self._start_waiting(at_once=True)
+    def _find_alive(self, generation: int, local_rank: int) -> _Worker | None:
+        self._start_pending(at_once=True)
         self._reap()
         for worker in self._workers.values():
             if worker.alive and (worker.generation, worker.local_rank) == (generation, local_rank):
@@ -366,11 +367,11 @@ class Keeper:
         return None
 
     def _clear(self, generation: int) -> None:
-        """The workers are gone. Ask what is left in the group of a worker that was asked; kill everything else."""
-        self._start_waiting(at_once=True)
+        """Clean up after the workers: SIGTERM to the groups of workers that were stopped, SIGKILL to the rest."""
+        self._start_pending(at_once=True)
         self._clearing = generation
         for worker in self._workers.values():
-            if worker.asked:
+            if worker.stop_requested:
                 _signal_group(worker.pid, signal.SIGTERM)
                 _signal_group(worker.pid, signal.SIGCONT)
         self._settle()
@@ -378,103 +379,106 @@ class Keeper:
     # --- deaths -------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After a death or an order: report who ended, push who must go, and say so when nobody is left."""
+        """After a death or a command: report exits, kill what must go, and report when no process is left."""
         if not self._reap():
-            self._say_cleared()
+            self._report_cleared()
         elif self._clearing or self._is_fenced:
             spared = (
                 set()
                 if self._killing or self._is_fenced
-                else {worker.pid for worker in self._workers.values() if worker.asked}
+                else {worker.pid for worker in self._workers.values() if worker.stop_requested}
             )
-            self._kill_below(spared)
+            self._kill_descendants(spared)
 
     def _reap(self) -> bool:
-        """Take note of every child that died; is there any child left, but for the nursery's?"""
+        """Reap every dead child and report workers. Return whether children remain besides the warm pool's."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
-                return self._nursery is None or self._has_strangers(self._nursery)
+                return self._warm_pool is None or self._has_other_children(self._warm_pool)
             worker = self._workers.get(pid)
             if worker is not None and worker.alive:
-                self._say_ended(worker, os.waitstatus_to_exitcode(status))
-            elif self._nursery is not None:
-                self._nursery.has_died(pid, os.waitstatus_to_exitcode(status))
+                self._report_exit(worker, os.waitstatus_to_exitcode(status))
+            elif self._warm_pool is not None:
+                self._warm_pool.on_child_death(pid, os.waitstatus_to_exitcode(status))
 
-    def _has_strangers(self, nursery: WarmPool) -> bool:
+    def _has_other_children(self, pool: WarmPool) -> bool:
         found = children(self._pid)
-        nursery.listen()  # in this order: who was born before we looked is known by name now
+        pool.receive()  # after listing the children: the pids of standbys forked before that have been announced
         is_alive = any(worker.alive for worker in self._workers.values())
-        return is_alive or bool(set(found) - nursery.children())
+        return is_alive or bool(set(found) - pool.children())
 
-    def _say_ended(self, worker: _Worker, exit_code: int) -> None:
+    def _report_exit(self, worker: _Worker, exit_code: int) -> None:
         worker.alive = False
-        now = time.monotonic()  # the agent may be stopped, and read this later
-        complaint = b""
+        now = time.monotonic()  # a stopped agent reads this later
+        error = b""
         with suppress(BlockingIOError):  # a forked worker's own children may hold the other end
-            complaint = os.read(worker.complaint, 4096)
-        os.close(worker.complaint)
-        if complaint:
-            number, _, text = complaint.decode(errors="replace").partition(" ")
+            error = os.read(worker.error_reader, 4096)
+        os.close(worker.error_reader)
+        if error:
+            number, _, text = error.decode(errors="replace").partition(" ")
             self._channel.send(("start_failed", worker.generation, worker.local_rank, int(number), text, now))
         else:
-            was_ours = worker.asked or worker.ended
-            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, was_ours, now))
+            requested = worker.stop_requested or worker.end_requested
+            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, requested, now))
 
-    def _kill_below(self, spared_groups: set[int]) -> None:
-        """Kill everybody below us. Deaths wake us, and then we look again, until nobody is left."""
-        if not os.path.exists("/proc/self/task"):  # no list of descendants: the groups of our workers stand for them
+    def _kill_descendants(self, spared_groups: set[int]) -> None:
+        """Kill all descendants outside these groups. Each death triggers another call, until none is left."""
+        if not os.path.exists("/proc/self/task"):  # descendants cannot be listed: signal the workers' groups instead
             for worker in self._workers.values():
                 if worker.pid not in spared_groups:
                     _signal_group(worker.pid, signal.SIGKILL)
             return
         seen = {self._pid}
-        for _ in range(_MAX_LOOKS):  # who was forked while we looked is found by the next look
+        for _ in range(_MAX_SCANS):  # the next scan finds what was forked during this one
             below = [pid for pid in descendants(self._pid) if pid not in seen]
             workers = {worker.pid for worker in self._workers.values() if worker.alive}
-            if self._nursery is not None:
-                spared = self._nursery.members()
-                self._nursery.listen()  # as above
-                spared = (spared | self._nursery.members()) - workers
+            if self._warm_pool is not None:
+                spared = self._warm_pool.members()
+                self._warm_pool.receive()  # includes standbys announced meanwhile
+                spared = (spared | self._warm_pool.members()) - workers
                 below = [pid for pid in below if pid not in spared]
             if not below:
                 return
             seen.update(below)
             for pid in below:
                 if not spared_groups or _group_of(pid) not in spared_groups:
-                    _kill(pid, seen | {parent_of(pid)} if pid in workers else seen)  # a worker is ours to reap
+                    # A worker's pid cannot be reused before the keeper reaps it, whatever its parent.
+                    _kill(pid, seen | {parent_of(pid)} if pid in workers else seen)
 
-    def _say_cleared(self) -> None:
+    def _report_cleared(self) -> None:
         self._is_fenced = False
         if self._clearing:
             generation, self._clearing, self._killing = self._clearing, 0, False
             self._workers.clear()
             self._channel.send(("cleared", generation))
 
-    def _end_everything(self, deaths: int) -> None:
-        """The agent is gone: nobody may outlive it."""
+    def _shut_down(self, deaths: int) -> None:
+        """The agent is gone: kill everything below."""
         poll = select.poll()
         poll.register(deaths, select.POLLIN)
         self._channel.close()
-        for worker in self._workers.values():  # should we be short of descriptors: looking at /proc takes some
+        for worker in self._workers.values():  # free descriptors: scanning /proc needs some
             if worker.alive:
-                os.close(worker.complaint)
-        self._workers.clear()  # nobody listens any more: deaths are only counted
-        self._nursery = None
+                os.close(worker.error_reader)
+        self._workers.clear()  # there is no agent to report exits to
+        self._warm_pool = None
         while self._reap():
-            self._kill_below(set())
-            if not poll.poll(_STUBBORN_S * 1000):
-                break  # stuck in the kernel; init will have it
+            self._kill_descendants(set())
+            if not poll.poll(_UNKILLABLE_WAIT_S * 1000):
+                break  # stuck in the kernel; init adopts it
             _drain(deaths)
         for descriptor in self._kept.values():
-            _finish(descriptor)
+            _send_fin(descriptor)
 
     # --- in the worker ------------------------------------------------------------------------------------------------
 
-    def _become_worker(self, spec: dict[str, Any], descriptors: list[int], complaint: int, complain: int) -> None:
+    def _become_worker(
+        self, spec: dict[str, Any], descriptors: list[int], error_reader: int, error_writer: int
+    ) -> None:
         """After fork, in the child. Never returns."""
         trying = ""
         try:
@@ -483,8 +487,8 @@ class Keeper:
                 self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != self._pid:
                     os._exit(1)  # the keeper died before the line above took effect
-            self._close_own(complaint)
-            complain, spec["places"] = _place_descriptors(descriptors, spec["numbers"], complain)
+            self._close_keeper_descriptors(error_reader)
+            error_writer, spec["placed"] = _renumber_descriptors(descriptors, spec["numbers"], error_writer)
             if spec.get("cwd"):
                 trying = os.fsdecode(spec["cwd"])
                 os.chdir(spec["cwd"])
@@ -502,35 +506,35 @@ class Keeper:
             text = os.strerror(error.errno) if error.errno else str(error)
             if error.errno == errno.ENOENT and os.path.isfile(trying):
                 text = "the interpreter that its first line names does not exist"
-            os.write(complain, f"{error.errno or 0} {text}: {trying!r}".encode(errors="replace"))
+            os.write(error_writer, f"{error.errno or 0} {text}: {trying!r}".encode(errors="replace"))
             os._exit(127)
         except BaseException as error:
-            os.write(complain, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
+            os.write(error_writer, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
             os._exit(127)
-        self._call_function(spec, complain)
+        self._call_function(spec, error_writer)
 
-    def _close_own(self, complaint: int) -> None:
-        """What is the keeper's alone. (``exec`` would do it; a function stays in this process.)"""
+    def _close_keeper_descriptors(self, error_reader: int) -> None:
+        """Close the keeper's own descriptors. (``exec`` would do it, but a function stays in this process.)"""
         signal.set_wakeup_fd(-1)
-        others = [worker.complaint for worker in self._workers.values() if worker.alive]
-        for descriptor in (*self._own_descriptors, *self._kept.values(), *others, complaint):
+        others = [worker.error_reader for worker in self._workers.values() if worker.alive]
+        for descriptor in (*self._own_descriptors, *self._kept.values(), *others, error_reader):
             os.close(descriptor)
 
-    def _call_function(self, spec: dict[str, Any], complain: int) -> None:
+    def _call_function(self, spec: dict[str, Any], error_writer: int) -> None:
         try:
-            os.close(complain)
+            os.close(error_writer)
             os.environb.clear()
             os.environb.update(spec["env"])
             assert self._call is not None, "this keeper was not started to fork functions"
-            self._call(spec)  # ends this process; signals are still held back, and it lets them in
+            self._call(spec)  # unblocks signals and exits this process
         finally:
-            os._exit(70)  # whatever happens, a worker does not go on as a second keeper
+            os._exit(70)  # a worker must never continue as a second keeper
 
     def _restore_signals(self, *, is_function: bool) -> None:
         for number in (*_catchable(), signal.SIGCHLD):
             if number not in self._inherited_ignored:
                 signal.signal(number, signal.SIG_DFL)
-        if is_function:  # it expects what any Python program finds
+        if is_function:  # the defaults of a Python program
             if signal.SIGINT not in self._inherited_ignored:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
         else:
@@ -539,9 +543,9 @@ class Keeper:
 
 
 def main(descriptor: int) -> None:
-    """Entry of the helper process."""
+    """Entry point of the helper process."""
     Keeper(Channel.from_descriptor(descriptor)).run_with_many_files()
-    os._exit(0)  # nothing is left to tear down, and the agent waits for our end
+    os._exit(0)  # nothing is left to tear down, and the agent waits for this exit
 
 
 def _limit_open_files(limits: tuple[int, int]) -> None:
@@ -551,7 +555,7 @@ def _limit_open_files(limits: tuple[int, int]) -> None:
 
 
 def _catchable() -> list[signal.Signals]:
-    """What a scheduler or a person may send to every process of a job: we go when the agent does."""
+    """Return the signals that a scheduler or user may send to every process of a job: the keeper ignores them."""
     return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 
 
@@ -565,28 +569,28 @@ def _drain(descriptor: int) -> None:
             pass
 
 
-def _finish(descriptor: int) -> None:
-    """Close in good order. Merely closing would reset a connection on which something unread has arrived."""
-    with suppress(OSError):  # it listens only, or the other side is gone
+def _send_fin(descriptor: int) -> None:
+    """Shut down the sending side. Closing alone would reset a connection that has unread input."""
+    with suppress(OSError):  # a listening socket, or the peer is gone
         socket.socket(fileno=os.dup(descriptor)).shutdown(socket.SHUT_WR)
 
 
 def _kill(pid: int, family: set[int]) -> None:
-    """SIGKILL, if the process with this number is still the one that was seen below us."""
+    """Send SIGKILL if this pid is still the descendant that was found: its parent is in ``family``."""
     with suppress(ProcessLookupError, PermissionError):
         if not hasattr(os, "pidfd_open"):
             os.kill(pid, signal.SIGKILL)
             return
         handle = os.pidfd_open(pid)
         try:
-            if parent_of(pid) in family:  # the number was not given to somebody else before we had the handle
+            if parent_of(pid) in family:  # the pid was not reused before the handle was opened
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
 
 
 def _status(pid: int) -> dict[bytes, bytes]:
-    """What the system tells of a process, by name; nothing if it does not."""
+    """Return the fields of /proc/PID/status; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             return dict(line.split(b":", 1) for line in file if b":" in line)
@@ -594,8 +598,8 @@ def _status(pid: int) -> dict[bytes, bytes]:
         return {}
 
 
-def _why_not(status: dict[bytes, bytes], number: int) -> str:
-    """Why this process cannot be asked for its stacks with that signal."""
+def _why_no_dump(status: dict[bytes, bytes], number: int) -> str:
+    """Return why this process cannot dump its stacks at that signal, or an empty string."""
     if not number:
         return "this system has no signal for that"
     if b"SigCgt" not in status:
@@ -605,8 +609,8 @@ def _why_not(status: dict[bytes, bytes], number: int) -> str:
 
 
 def _signal_main_thread(pid: int, number: int) -> None:
-    """A signal to the process may be taken by any of its threads."""
-    to_thread = getattr(ctypes.CDLL(None), "tgkill", None)  # older C libraries have none
+    """Signal the main thread alone: any thread may take a signal sent to the process."""
+    to_thread = getattr(ctypes.CDLL(None), "tgkill", None)  # missing in older C libraries
     if to_thread is None:
         os.kill(pid, number)
     else:
@@ -629,25 +633,25 @@ def _group_of(pid: int) -> int:
         return 0
 
 
-def _place_descriptors(received: list[int], numbers: list[int], complain: int) -> tuple[int, dict[int, int]]:
+def _renumber_descriptors(received: list[int], numbers: list[int], error_writer: int) -> tuple[int, dict[int, int]]:
     """Give each descriptor the number the worker expects, or a free one where that is negative.
 
-    Returns where the complaint pipe went, and where each of them is now, by the number that was asked for.
+    Return the new number of the error pipe, and of each descriptor by its requested number.
     """
     import fcntl
 
     beyond = max([*numbers, 2]) + 1
-    asides = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in (complain, *received)]
-    for descriptor in (complain, *received):
+    asides = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in (error_writer, *received)]
+    for descriptor in (error_writer, *received):
         os.close(descriptor)
-    complain, *rest = asides
-    places = dict(zip(numbers, rest, strict=True))
-    for number, aside in places.items():
+    error_writer, *rest = asides
+    placed = dict(zip(numbers, rest, strict=True))
+    for number, aside in placed.items():
         if number >= 0:
             os.dup2(aside, number)
             os.close(aside)
-            places[number] = number
-    return complain, places
+            placed[number] = number
+    return error_writer, placed
 
 
 def _prctl() -> Callable[..., int] | None:

@@ -1,15 +1,14 @@
-"""Which CPUs each worker gets: decided from what was asked, what the machine is, and which CPUs this process may use.
+"""Chooses the CPUs of each worker from the options, the machine's topology and the CPUs this process may use.
 
-This file decides; whoever starts the worker obeys, with ``sched_setaffinity`` before ``exec``. It starts nothing,
-changes nothing, and needs no ``numactl``.
+Pure planning: the keeper applies the plan with ``sched_setaffinity`` before ``exec``. Needs no ``numactl``.
 
 1. A binding is planned for the *true* local rank in the agent, before ``--virtual-local-rank`` or anything else narrows
-   what a single worker sees, so the answer does not depend on the worker's environment.
+   what a worker sees, so the plan does not depend on the worker's environment.
 2. A worker's CPUs are never empty and always among those this process may use.
 3. All workers of a host are bound, or none: one unbound worker would run on the cores of the bound ones.
-4. Two workers either have the same CPUs or none in common; with ``exclusive`` they never share a core, nor the two
-   hardware threads of one core.
-5. The answer is the same however the kernel happens to list its folders.
+4. Two workers either have the same CPUs or none in common; with ``exclusive`` they never share a core, not even as
+   two hardware threads.
+5. The plan does not depend on the order in which the kernel lists its folders.
 
 A worker with a GPU belongs to the GPU's NUMA node. Workers without one are spread over the nodes in order of rank, in
 proportion to each node's usable cores: eight workers on two equal nodes are four and four, two on four nodes are on the
@@ -32,20 +31,20 @@ if TYPE_CHECKING:
 
 
 class PlacementError(ValueError):
-    """The binding that was asked for cannot be had on this machine; the message says why and what to do."""
+    """The requested binding is not possible on this machine; the message says why and what to do."""
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """The processors of one worker."""
+    """The CPUs of one worker."""
 
     cpus: tuple[int, ...]  # sorted, never empty
-    # Where memory is nearest. Advice: memory that a bound worker touches comes from there anyway while there is some.
+    # The nearest memory. Informational: the kernel allocates a bound worker's memory there while some is free.
     memory_nodes: tuple[int, ...]
     why: str  # "NUMA node 1 of GPU 0000:81:00.0, CPUs 8-15"
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The binding of every local rank, or of none, and the reason in one line."""
+    """The bindings of all local ranks, or of none, and the reason in one line."""
 
     bindings: tuple[Binding, ...]  # by local rank; empty: no worker is bound
     why: str
@@ -59,10 +58,7 @@ class ThreadShares(msgspec.Struct, frozen=True):
 
 
 def devices_of_ranks(local_world_size: int, pci_bus_ids: Sequence[str | None]) -> tuple[str | None, ...]:
-    """The GPU of each local rank: the one with the rank's number.
-
-    Where workers outnumber GPUs they take turns, as ``local_rank % device_count`` in a training script does.
-    """
+    """Return the GPU of each local rank: ``local_rank % device_count``, as training scripts choose it."""
     if not pci_bus_ids:
         return (None,) * local_world_size
     return tuple(pci_bus_ids[rank % len(pci_bus_ids)] for rank in range(local_world_size))
@@ -76,7 +72,7 @@ def plan_placement(
 ) -> Placement:
     """Bind one worker per entry of ``devices``: the PCI bus id of each local rank's GPU, or None where it has none.
 
-    Raises PlacementError when the machine cannot give what was asked, unless the options allow to go on unbound.
+    Raises PlacementError if the binding is not possible, unless the options allow running unbound.
     """
     mode = AffinityMode(options.affinity_mode.value)
     try:
@@ -87,7 +83,7 @@ def plan_placement(
         raise PlacementError(
             f"NUMA binding '{mode.value}' is not possible here: {reason}; choose another binding, or none."
         ) from None
-    return Placement(bindings, _tell(mode, bindings))
+    return Placement(bindings, _describe_bindings(mode, bindings))
 
 
 def share_threads(
@@ -98,9 +94,9 @@ def share_threads(
     placement: Placement | None = None,
     cpu_quota: float | None = None,
 ) -> ThreadShares | None:
-    """Each worker's share of the physical cores; None when there is nothing to share or the user has chosen.
+    """Return each worker's share of the physical cores; None with one worker, or if OMP_NUM_THREADS is set.
 
-    Left alone, every worker's math library starts a thread for every core of the machine. One thread each, as
+    By default every worker's math library starts a thread for every core of the machine. One thread each, as
     TorchElastic sets it, leaves most cores idle. ``cpu_quota`` is the CPU time this container may use, in CPUs.
     """
     if local_world_size <= 1 or "OMP_NUM_THREADS" in environ:
@@ -116,11 +112,11 @@ def share_threads(
         shares = [min(share, int(cpu_quota // local_world_size)) for share in shares]
         available = f"the {cpu_quota:g} CPUs that this container's quota allows"
     per_rank = tuple(max(share, 1) for share in shares)
-    return ThreadShares(per_rank, _tell_threads(per_rank, available))
+    return ThreadShares(per_rank, _describe_threads(per_rank, available))
 
 
 class _Impossible(Exception):
-    """Why a binding cannot be had, as a clause."""
+    """Why a binding is not possible, as a clause."""
 
 
 class _Planner:
@@ -163,7 +159,7 @@ class _Planner:
         return tuple(bound[rank] for rank in sorted(bound))
 
     def _homes(self) -> list[int]:
-        """The NUMA node that each local rank belongs to."""
+        """Return the NUMA node of each local rank."""
         spread = self._spread() if None in self.devices else []
         homes = []
         for rank, device in enumerate(self.devices):
@@ -177,9 +173,9 @@ class _Planner:
         return homes
 
     def _spread(self) -> list[int]:
-        """Lay all cores in a row and give every rank an equal stretch: a rank is at home where its stretch begins.
+        """Divide the row of all cores into equal stretches, one per rank; a rank's node is where its stretch begins.
 
-        So a node never gets more ranks than it has cores unless the whole host has too few.
+        So a node never gets more ranks than it has cores, unless the whole host has too few.
         """
         row = [node for node, cpus in self.usable.items() for _ in self.topology.cores(cpus)]
         return [row[rank * len(row) // len(self.devices)] for rank in range(len(self.devices))]
@@ -192,7 +188,7 @@ class _Planner:
         return tuple(node for node, other in sockets.items() if other == socket)
 
     def _cpu_sets(self, home: int, nodes: Sequence[int], ranks: Sequence[int]) -> Sequence[frozenset[int]]:
-        """The CPUs of each of the ranks that are at home on one node."""
+        """Return the CPUs of each of the ranks whose node is ``home``."""
         usable = _union(self.usable.get(node, _NO_CPUS) for node in nodes)
         if not usable:
             there = _union(self.nodes.get(node, _NO_CPUS) for node in nodes)
@@ -208,7 +204,7 @@ class _Planner:
         return [usable] * len(ranks)
 
     def _divided_cores(self, cpus: frozenset[int], home: int, parts: int) -> list[frozenset[int]]:
-        """Whole cores in equal parts; what is left over goes to the first ones, a core each."""
+        """Divide whole cores into equal parts; the first parts get one more each if there is a remainder."""
         cores = self.topology.cores(cpus)
         each, extra = divmod(len(cores), parts)
         if each == 0:
@@ -219,7 +215,7 @@ class _Planner:
         return [_union(cores[first:last]) for first, last in itertools.pairwise(ends)]
 
     def _complexes(self, cpus: frozenset[int], home: int) -> list[frozenset[int]]:
-        """The groups of CPUs that share a last-level cache, the one with most cores first."""
+        """Return the groups of CPUs that share a last-level cache, those with the most cores first."""
         complexes = self.topology.core_complexes(cpus)
         if not complexes:
             raise _Impossible(f"the kernel does not say which CPUs of NUMA node {home} share a cache")
@@ -249,7 +245,7 @@ def _ranks(ranks: Collection[int]) -> str:
     return f"local rank{'s' if len(ranks) > 1 else ''} {format_list(ranks)}"
 
 
-def _tell(mode: AffinityMode, bindings: Iterable[Binding]) -> str:
+def _describe_bindings(mode: AffinityMode, bindings: Iterable[Binding]) -> str:
     together: dict[tuple[int, ...], list[int]] = {}
     for rank, binding in enumerate(bindings):
         together.setdefault(binding.cpus, []).append(rank)
@@ -257,7 +253,7 @@ def _tell(mode: AffinityMode, bindings: Iterable[Binding]) -> str:
     return f"Workers are bound to CPUs (NUMA binding '{mode.value}'): {', '.join(parts)}."
 
 
-def _tell_threads(per_rank: tuple[int, ...], available: str) -> str:
+def _describe_threads(per_rank: tuple[int, ...], available: str) -> str:
     if len(set(per_rank)) == 1:
         value = f"OMP_NUM_THREADS={per_rank[0]} for each worker"
     else:

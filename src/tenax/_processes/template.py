@@ -1,6 +1,6 @@
-"""A template: the process from which warm workers are forked. What it is started with, and what is told about it.
+"""The template, the process from which warm workers are forked: how it is started, and its messages to the user.
 
-This is the agent's side. The keeper's is ``nursery.py``; what runs in the template and in the workers is in ``warm/``.
+This is the agent's side. ``warm_pool.py`` is the keeper's; ``warm/`` runs in the template and in the workers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _ELF = b"\x7fELF"
 class Template(msgspec.Struct, frozen=True):
     """A process to fork workers from."""
 
-    launch: Launch  # as of a worker, with the environment that all of them share
+    launch: Launch  # a worker's, with the environment that all workers share
     modules: list[str]  # to import; "auto": what the script imports
     late: list[str]  # variables that only a worker has
     standbys: int  # how many to keep ready for the next start
-    has_own_arguments: bool = False  # each worker has arguments of its own
+    has_own_arguments: bool = False  # arguments differ between workers
 
 
 def template_of(
     launch: Launch, others: Sequence[Launch], modules: str, late: Sequence[str], standbys: int
 ) -> Template | str:
-    """The template for workers that are started like this, or why there is none: a reason to go on a sentence with.
+    """Return the template for workers launched like this, or the reason, a clause, why there is none.
 
-    An empty reason: there is nothing to import in advance.
+    The reason is empty if there is nothing to preload.
     """
     argv = launch.argv or []
     why = _why_not(argv, [other.argv or [] for other in others])
@@ -47,7 +47,7 @@ def template_of(
     if "OMP_NUM_THREADS" in late:
         return "each of them has an OMP_NUM_THREADS of its own, which libraries read when they are loaded"
     names = [name.strip() for name in modules.split(",")]
-    if names == [AUTO] and not _imports_of_others(argv, launch.cwd):
+    if names == [AUTO] and not _imports_third_party(argv, launch.cwd):
         return ""
     path = launch.env.get("PYTHONPATH")
     env = {name: value for name, value in launch.env.items() if name not in late}
@@ -58,15 +58,15 @@ def template_of(
     return Template(made, names, sorted(late), standbys, any(other.argv != launch.argv for other in others))
 
 
-def _imports_of_others(argv: Sequence[str], cwd: str) -> bool:
-    """A glance at the script, so that one without anything to preload starts at once; the template looks properly."""
+def _imports_third_party(argv: Sequence[str], cwd: str) -> bool:
+    """Scan the script quickly, so that one with nothing to preload starts at once; the template parses it properly."""
     script = argv[_script_at(argv)]
     if "-m" in argv[:-1] and argv[_script_at(argv) - 1] == "-m":
         return True
     try:
         with open(os.path.join(cwd or os.curdir, script), encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
-    except OSError:  # a folder, or gone: the worker will say it
+    except OSError:  # a folder, or missing, which the worker will report
         return os.path.isdir(os.path.join(cwd or os.curdir, script))
     for line in lines:
         first, _, rest = line.strip().partition(" ")
@@ -95,7 +95,7 @@ def _why_not(argv: Sequence[str], others: Sequence[Sequence[str]]) -> str:
 
 
 def _is_python(argv: Sequence[str]) -> bool:
-    """An interpreter itself and not a script of that name: a template that did not stop would be a worker too many."""
+    """Return whether this is an interpreter and not a script of that name, which would run as an extra worker."""
     if not argv or not os.path.basename(argv[0]).startswith("python"):
         return False
     for folder in [""] if os.sep in argv[0] else os.get_exec_path():
@@ -108,7 +108,7 @@ def _is_python(argv: Sequence[str]) -> bool:
 
 
 def _script_at(argv: Sequence[str]) -> int:
-    """Where the script's or module's name is; -1 if flags stand in front of it with which we might not be asked."""
+    """Return the index of the script's or module's name; -1 if preceded by flags that may skip ``sitecustomize``."""
     at = 1
     while at < len(argv) and argv[at] == _UNBUFFERED:
         at += 1
@@ -117,8 +117,8 @@ def _script_at(argv: Sequence[str]) -> int:
     return at if at < len(argv) and not argv[at].startswith("-") else -1
 
 
-def sentences(message: tuple[Any, ...]) -> list[str]:
-    """What the person at the console hears."""
+def texts_for_user(message: tuple[Any, ...]) -> list[str]:
+    """Return the lines that the console shows for a message of the warm pool."""
     match message:
         case ("warm", seconds, names, left_out):
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
@@ -128,9 +128,9 @@ def sentences(message: tuple[Any, ...]) -> list[str]:
             return [*_left_out(left_out), *([f"workers start cold: {whole}"] if whole else [])]
         case ("slow", waited, most):
             return [f"the import takes long: workers have waited {waited:g} s for it, and start cold after {most:g} s"]
-        case ("said", text):
+        case ("printed", text):
             return [f"while importing: {line}" for line in text.splitlines() if line.strip()]
-    raise AssertionError(f"the keeper said {message!r}")
+    raise AssertionError(f"unknown message from the keeper: {message!r}")
 
 
 def _left_out(left_out: dict[str, str]) -> list[str]:

@@ -1,13 +1,13 @@
-"""The nursery: the keeper's side of warm workers. A template that forks, and standbys that wait to be workers.
+"""The warm pool: one template process that forks, and the standbys that wait to become workers.
 
-It lives in the keeper, from the standard library alone, and decides nothing but one thing: a worker that cannot be had
-from here is started cold, at once, and somebody is told why. What the template does is in ``warm/tenax_template.py``.
+Runs in the keeper with the standard library alone. If the pool cannot provide a worker, that worker starts cold at once
+and the user gets the reason. ``warm/tenax_template.py`` is the template's side.
 
-    preparing -> ready -> gone        the template imports, forks on demand, and may die as any process may
-         '----> gone                  nothing that could be forked was left to import
+    preparing -> ready -> closed      the template imports, forks on demand, and may die at any time
+         '----> closed                no module was left that is safe to fork
 
-Standbys are bred when workers wait for one, and otherwise a moment after the last start: while workers come up, the
-cores are theirs. No wait is without end: for an import a minute, for a birth ten seconds, then workers start cold.
+Standbys are forked when workers wait for one, and otherwise shortly after the last start, so that starting workers
+have the cores to themselves. Every wait is bounded: 60 s for imports, 10 s for a fork; then workers start cold.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_CALM_S = 0.5  # after the last start, before standbys are bred for the next one
-_MARSHAL_VERSION = 2  # the worker's Python may be another one
-_MAX_AT_ONCE = 200  # sockets in a message
-_TELL_AFTER_S = 10.0
-_LONGEST_BIRTH_S = 10.0
-_LONGEST_IMPORT_S = 60.0
-_MAX_SAID = 4096
-_MAX_LOST = 10  # standbys, besides as many as are wanted twice over
-_SIGNALLED = 128  # more than this, as an exit code: the process below died of that signal
+_REFILL_DELAY_S = 0.5  # after the last start, before standbys are forked for the next one
+_MARSHAL_VERSION = 2  # any Python 3 reads it, and the worker's version may differ
+_MAX_SOCKETS = 200  # per message
+_REPORT_SLOW_AFTER_S = 10.0
+_MAX_FORK_S = 10.0
+_MAX_IMPORT_S = 60.0
+_MAX_OUTPUT = 4096
+_MAX_LOST = 10  # standbys, in addition to twice the target
+_SIGNALLED = 128  # an exit code above this: the template died of that signal
 
 
 def _how_it_ended(exit_code: int) -> str:
     number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
     try:
         return f"was killed by {signal.Signals(number).name}"
-    except ValueError:  # no signal, or one without a name
+    except ValueError:  # not a signal, or one without a name
         return f"ended with exit code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
 
 
@@ -49,22 +49,22 @@ class WarmPool:
     """One template and its standbys."""
 
     def __init__(self, pid: int, channel: Channel, output: int, standbys: int) -> None:
-        """``pid``: the template's; ``output``: what it prints; ``standbys``: how many to keep ready."""
+        """``pid``: the template's; ``output``: pipe with its output; ``standbys``: how many to keep ready."""
         self._pid = pid
         self._channel = channel
         self._output = output
-        self._wanted = standbys
+        self._target = standbys
         self._is_ready = False
         self._standbys: dict[int, socket.socket] = {}  # by pid
-        self._unborn: list[socket.socket] = []  # our ends of the sockets of those being bred
-        self._births = 0  # orders to breed
-        self._stillborn: set[int] = set()
+        self._forking: list[socket.socket] = []  # sockets of the standbys being forked
+        self._fork_requests = 0  # sent so far
+        self._dead_early: set[int] = set()  # pids that died before the template announced them
         self._refill_at: float | None = None
-        self._heard: list[tuple[Any, ...]] = []  # for the agent
+        self._messages: list[tuple[Any, ...]] = []  # for the agent
         self._lost = 0  # standbys that died since one became a worker
-        self._awaited_since: float | None = None
-        self._has_told = False  # that the import takes long
-        self._is_mute = False  # the template is ending, which we hear of as its parent
+        self._waiting_since: float | None = None
+        self._has_reported_slow = False
+        self._is_channel_closed = False  # the template is exiting; the keeper reaps it
         self.is_open = True
 
     def prepare(self, modules: list[str], late: list[str], has_own_arguments: bool) -> None:
@@ -73,199 +73,199 @@ class WarmPool:
     # --- what the keeper's loop needs -----------------------------------------------------------------------------
 
     def descriptors(self) -> list[int]:
-        watched = [self._channel.fileno()] if self.is_open and not self._is_mute else []
+        watched = [self._channel.fileno()] if self.is_open and not self._is_channel_closed else []
         return watched + ([self._output] if self._output >= 0 else [])
 
-    def next_moment(self) -> float | None:
-        """When we must be looked after at the latest."""
+    def next_deadline(self) -> float | None:
+        """Return the time of the next refill, report or timeout."""
         moments = [] if self._refill_at is None else [self._refill_at]
-        if self._awaited_since is not None and self.is_coming:
-            longest = _LONGEST_BIRTH_S if self._is_ready else _LONGEST_IMPORT_S
-            moments += [self._awaited_since + limit for limit in (_TELL_AFTER_S, longest)]
-            if self._has_told:
-                moments.remove(self._awaited_since + _TELL_AFTER_S)
+        if self._waiting_since is not None and self.is_worth_waiting:
+            longest = _MAX_FORK_S if self._is_ready else _MAX_IMPORT_S
+            moments += [self._waiting_since + limit for limit in (_REPORT_SLOW_AFTER_S, longest)]
+            if self._has_reported_slow:
+                moments.remove(self._waiting_since + _REPORT_SLOW_AFTER_S)
         return min(moments, default=None)
 
-    def has_waited_too_long(self, now: float) -> bool:
-        """Whether who waits for us should not any more."""
-        if self._awaited_since is None or not self.is_coming:
+    def has_timed_out(self, now: float) -> bool:
+        """Return whether the waiting workers should start cold now."""
+        if self._waiting_since is None or not self.is_worth_waiting:
             return False
-        waited = now - self._awaited_since
+        waited = now - self._waiting_since
         if self._is_ready:
-            if waited >= _LONGEST_BIRTH_S:
+            if waited >= _MAX_FORK_S:
                 self._close("the process that forks them does not answer")
-            return waited >= _LONGEST_BIRTH_S
-        if waited >= _TELL_AFTER_S and not self._has_told:
-            self._has_told = True
-            self._heard.append(("slow", _TELL_AFTER_S, _LONGEST_IMPORT_S))
-        return waited >= _LONGEST_IMPORT_S
+            return waited >= _MAX_FORK_S
+        if waited >= _REPORT_SLOW_AFTER_S and not self._has_reported_slow:
+            self._has_reported_slow = True
+            self._messages.append(("slow", _REPORT_SLOW_AFTER_S, _MAX_IMPORT_S))
+        return waited >= _MAX_IMPORT_S
 
-    def is_awaited(self, by: int, now: float) -> None:
-        """So many workers wait for a standby."""
-        if not by:
-            self._awaited_since = None
-        elif self._awaited_since is None:
-            self._awaited_since = now
+    def set_waiting(self, count: int, now: float) -> None:
+        """Update how many workers wait for a standby."""
+        if not count:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
 
     def refill(self, now: float) -> None:
-        """If the moment has come: have as many ready as the next start will take."""
+        """If due, fork as many standbys as the next start needs."""
         if self._refill_at is None or now < self._refill_at:
             return
         self._refill_at = None
-        if self._is_ready and not self._unborn:
-            self._breed(self._wanted - len(self._standbys))
+        if self._is_ready and not self._forking:
+            self._fork_standbys(self._target - len(self._standbys))
 
-    def listen(self) -> None:
-        """Take what the template has said so far."""
+    def receive(self) -> None:
+        """Process what the template has sent and printed so far."""
         self._read_output()
-        if not self.is_open or self._is_mute:
+        if not self.is_open or self._is_channel_closed:
             return
         try:
             self._channel.flush()
             for message, _ in self._channel.receive():
-                self._hear(message)
+                self._on_message(message)
                 if not self.is_open:
                     return
         except ChannelClosed:
-            self._is_mute = True
+            self._is_channel_closed = True
 
-    def said(self) -> list[tuple[Any, ...]]:
-        """What the agent should hear."""
-        heard, self._heard = self._heard, []
-        return heard
+    def take_messages(self) -> list[tuple[Any, ...]]:
+        """Return the messages for the agent and forget them."""
+        messages, self._messages = self._messages, []
+        return messages
 
     # --- workers --------------------------------------------------------------------------------------------------
 
-    def expect(self, count: int) -> None:
-        """So many workers wait for a standby now."""
-        missing = count - len(self._standbys) - len(self._unborn)
-        if self._is_ready and missing > 0 and not self._unborn:
-            self._breed(missing)
+    def request(self, count: int) -> None:
+        """Fork the standbys that ``count`` waiting workers lack."""
+        missing = count - len(self._standbys) - len(self._forking)
+        if self._is_ready and missing > 0 and not self._forking:
+            self._fork_standbys(missing)
 
     @property
-    def is_coming(self) -> bool:
-        """Is it worth waiting for a standby?"""
-        return self.is_open and (not self._is_ready or bool(self._unborn))
+    def is_worth_waiting(self) -> bool:
+        """Whether a standby may still come."""
+        return self.is_open and (not self._is_ready or bool(self._forking))
 
-    def activate(self, spec: dict[str, Any], descriptors: list[int], complain: int) -> int:
-        """Make a standby a worker; returns its pid, or 0 if there is none."""
+    def activate(self, spec: dict[str, Any], descriptors: list[int], error_writer: int) -> int:
+        """Turn a standby into a worker. Return its pid, or 0 if there is none."""
         while self._standbys:
             pid = next(iter(self._standbys))
             with self._standbys.pop(pid) as sock:
-                if self._hand_over(sock, spec, descriptors, complain):
+                if self._hand_over(sock, spec, descriptors, error_writer):
                     self._lost = 0
-                    self._refill_at = time.monotonic() + _CALM_S if self._wanted else None
+                    self._refill_at = time.monotonic() + _REFILL_DELAY_S if self._target else None
                     return pid
         return 0
 
     @staticmethod
-    def _hand_over(sock: socket.socket, spec: dict[str, Any], descriptors: list[int], complain: int) -> bool:
-        page = -1
+    def _hand_over(sock: socket.socket, spec: dict[str, Any], descriptors: list[int], error_writer: int) -> bool:
+        memory = -1
         try:
-            page = os.memfd_create("tenax-order", os.MFD_CLOEXEC)
-            order = {name: spec[name] for name in ("argv", "env", "cwd", "cpus", "numbers")}
-            with open(page, "wb", closefd=False) as file:
-                file.write(marshal.dumps(order, _MARSHAL_VERSION))
-            socket.send_fds(sock, [b"!"], [complain, page, *descriptors])
-        except OSError:  # it died while it waited; or we have too many open files, which a cold start will tell
+            memory = os.memfd_create("tenax-spec", os.MFD_CLOEXEC)
+            sent = {name: spec[name] for name in ("argv", "env", "cwd", "cpus", "numbers")}
+            with open(memory, "wb", closefd=False) as file:
+                file.write(marshal.dumps(sent, _MARSHAL_VERSION))
+            socket.send_fds(sock, [b"!"], [error_writer, memory, *descriptors])
+        except OSError:  # the standby died, or there are too many open files, which the cold start will report
             return False
         finally:
-            if page >= 0:
-                os.close(page)
+            if memory >= 0:
+                os.close(memory)
         return True
 
-    # --- family ---------------------------------------------------------------------------------------------------
+    # --- children -------------------------------------------------------------------------------------------------
 
-    def has_died(self, pid: int, exit_code: int) -> None:
-        """A child of the keeper that was no worker."""
+    def on_child_death(self, pid: int, exit_code: int) -> None:
+        """Handle the death of a child of the keeper that was not a worker."""
         sock = self._standbys.pop(pid, None)
         if sock is not None:
             sock.close()
             self._lost += 1
-            if self._lost > 2 * self._wanted + _MAX_LOST:
+            if self._lost > 2 * self._target + _MAX_LOST:
                 self._close("processes that stand by die by themselves")
-            elif self.is_open and self._wanted:
-                self._refill_at = time.monotonic() + _CALM_S
+            elif self.is_open and self._target:
+                self._refill_at = time.monotonic() + _REFILL_DELAY_S
         elif pid != self._pid:
-            if self._unborn:  # perhaps one of those whose numbers we are about to hear
-                self._stillborn.add(pid)
+            if self._forking:  # perhaps a standby that the template has not announced yet
+                self._dead_early.add(pid)
         else:
             self._pid = 0
-            self.listen()
+            self.receive()
             self._close(f"the process that forks them {_how_it_ended(exit_code)}")
 
     def children(self) -> set[int]:
-        """Children of the keeper that are no workers and left behind by none."""
+        """Return the template and the standbys: children of the keeper that no worker left behind."""
         return {*self._standbys, *([self._pid] if self._pid else [])}
 
     def members(self) -> set[int]:
-        """The same with everything below them."""
+        """Return the same with the descendants of the template."""
         return {*self.children(), *(descendants(self._pid) if self._pid else [])}
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- the template ---------------------------------------------------------------------------------------------
 
-    def _hear(self, message: tuple[Any, ...]) -> None:
+    def _on_message(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("ready", seconds, names, left_out):
                 self._is_ready = True
-                self._heard.append(("warm", seconds, names, left_out))
+                self._messages.append(("warm", seconds, names, left_out))
                 self._refill_at = time.monotonic()
             case ("refused", left_out):
-                self._heard.append(("cold", left_out))
+                self._messages.append(("cold", left_out))
                 self._close("")
-            case ("bred", number, pids) if number == self._births and self._unborn:
-                for pid, sock in zip(pids, self._unborn, strict=False):
-                    if pid in self._stillborn:
+            case ("forked", number, pids) if number == self._fork_requests and self._forking:
+                for pid, sock in zip(pids, self._forking, strict=False):
+                    if pid in self._dead_early:
                         sock.close()
                     else:
                         self._standbys[pid] = sock
-                self._stillborn.clear()
-                is_short = len(pids) < len(self._unborn)
-                for sock in self._unborn[len(pids) :]:
+                self._dead_early.clear()
+                is_short = len(pids) < len(self._forking)
+                for sock in self._forking[len(pids) :]:
                     sock.close()
-                self._unborn = []
-                if is_short:  # trying again and again would not help, and cold workers will say what is wrong
+                self._forking = []
+                if is_short:  # retrying would not help, and cold starts will report the error
                     self._close("the template cannot fork any more; see the limit on processes (ulimit -u)")
 
-    def _breed(self, count: int) -> None:
-        count = min(count, _MAX_AT_ONCE)
+    def _fork_standbys(self, count: int) -> None:
+        count = min(count, _MAX_SOCKETS)
         if count <= 0:
             return
         theirs = []
         try:
             for _ in range(count):
                 ours, other = socket.socketpair()
-                self._unborn.append(ours)
+                self._forking.append(ours)
                 theirs.append(other)
-            self._births += 1
-            self._channel.send(("breed", self._births), [sock.fileno() for sock in theirs])
-        except (OSError, ChannelClosed):  # too many open files; or gone, which will be seen
-            for sock in self._unborn:
+            self._fork_requests += 1
+            self._channel.send(("fork", self._fork_requests), [sock.fileno() for sock in theirs])
+        except (OSError, ChannelClosed):  # too many open files; or the template is gone, which its death reports
+            for sock in self._forking:
                 sock.close()
-            self._unborn = []
+            self._forking = []
         finally:
             for sock in theirs:
                 sock.close()
 
     def _close(self, why: str) -> None:
-        """No more standbys will come. Those that are here can still be workers."""
+        """Fork no more standbys. Existing ones can still become workers."""
         if not self.is_open:
             return
         self.is_open = False
         self._is_ready = False
         self._refill_at = None
         self._channel.close()
-        for sock in self._unborn:
+        for sock in self._forking:
             sock.close()
-        self._unborn = []
+        self._forking = []
         if why:
-            self._heard.append(("cold", {"": why}))
+            self._messages.append(("cold", {"": why}))
 
     def _read_output(self) -> None:
         if self._output < 0:
             return
         with suppress(BlockingIOError):
             while data := os.read(self._output, 1 << 16):
-                self._heard.append(("said", data.decode(errors="replace")[:_MAX_SAID]))
+                self._messages.append(("printed", data.decode(errors="replace")[:_MAX_OUTPUT]))
             os.close(self._output)
             self._output = -1

@@ -1,4 +1,4 @@
-"""A folder that workers written in Python get in front of their PYTHONPATH, for the ``sitecustomize`` in it."""
+"""The folder at the front of a Python worker's PYTHONPATH, for the ``sitecustomize`` in it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MARK = "TENAX_RECORD_UNCAUGHT"
 
 
 def hooked(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Python worker whose uncaught exception is to be recorded without its author's help."""
+    """Return the environment of a Python worker whose uncaught exception the hook records."""
     before = env.get("PYTHONPATH")
-    # The mark remembers what PYTHONPATH was: the hook puts it back before the user's first line runs.
+    # The mark holds the original PYTHONPATH: the hook restores it before the user's first line runs.
     mark = "unset" if before is None else f"={before}"
     return {**env, "PYTHONPATH": FOLDER + (os.pathsep + before if before else ""), MARK: mark}

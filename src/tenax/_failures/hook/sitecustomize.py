@@ -1,9 +1,9 @@
-"""Runs in a worker's interpreter before the user's first line: an uncaught exception is written to the error file.
+"""Runs in a worker's interpreter before the user's first line, and writes an uncaught exception to the error file.
 
-So the report knows the exception and the moment it was raised without any annotation in the user's code, also when the
-process then hangs on its way out and has to be ended by us. The law of this file: it depends on nothing but the
-standard library (the worker may run another Python than the agent), costs nothing until something goes wrong, leaves no
-trace in the environment of the worker or of what the worker starts, and can never be the reason that a worker fails.
+So the report has the exception and its time without any annotation in the user's code, even if the process then hangs
+while exiting and has to be killed. This file depends on the standard library alone (the worker may run another Python
+than the agent), costs nothing until something fails, leaves no trace in the environment of the worker or its children,
+and never makes a worker fail.
 """
 
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _leave_no_trace() -> bool:
-    """Put PYTHONPATH and the import path back: children of the worker are not ours to watch. Was this meant for us?"""
+    """Restore PYTHONPATH and the import path, so that children run without the hook. Return whether it is enabled."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if entry != here]
     mark = os.environ.pop("TENAX_RECORD_UNCAUGHT", None)
@@ -28,8 +28,8 @@ def _leave_no_trace() -> bool:
     return True
 
 
-def _run_the_real_one() -> None:
-    """We stood in front of the environment's own sitecustomize, if it has one."""
+def _run_shadowed_sitecustomize() -> None:
+    """Import the environment's own sitecustomize, if it has one: this file shadowed it."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         __import__("sitecustomize")
@@ -46,7 +46,7 @@ def _install(path: str) -> None:
 
     def record_and_show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
         try:
-            # Not KeyboardInterrupt and the like, and not for a fork that inherited this hook.
+            # Not KeyboardInterrupt and SystemExit, and not in a forked child that inherited this hook.
             if issubclass(kind, Exception) and os.getpid() == own_pid:
                 _write(path, kind, error, trace)
         finally:
@@ -55,23 +55,23 @@ def _install(path: str) -> None:
     sys.excepthook = record_and_show
 
 
-def _show_stacks_at_signal(mark: str, path: str) -> None:
-    """Where all threads are, written at a signal by C code: also when the interpreter itself is stuck."""
+def _dump_stacks_at_signal(mark: str, path: str) -> None:
+    """Dump all stacks at a signal, in C code: works even if the interpreter is stuck."""
     try:
         import faulthandler
 
-        # The file stays open for as long as this process is this program; its children do not have it.
+        # The file stays open until exec or exit; children do not inherit it.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         file = os.open(os.path.join(os.path.dirname(path), "stacks.txt"), flags, 0o666) if path else 2
         faulthandler.register(int(mark), file, all_threads=True)
-        # It tells no more than the newest hundred threads. The main thread is the oldest, and takes the signals.
+        # It shows at most the newest hundred threads. The main thread is the oldest, and receives the signals.
         faulthandler.register(int(mark) + 1, file, all_threads=False)
-    except BaseException:  # noqa: S110 - a full disk, a Python without it: the report will say that there are none
+    except BaseException:  # noqa: S110 - full disk, no faulthandler: the report will show that there are no stacks
         pass
 
 
 def _write(path: str, kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
-    """In TorchElastic's format. Whole or not at all, and never over what is there: the first cause wins."""
+    """Write TorchElastic's format atomically, never over an existing file: the first cause wins."""
     draft = f"{path}.{os.getpid()}.draft"
     try:
         import json
@@ -79,8 +79,8 @@ def _write(path: str, kind: "type[BaseException]", error: BaseException, trace: 
         import traceback
 
         now = time.time()
-        said = traceback.format_exception_only(kind, error)
-        message = said[-1] if issubclass(kind, SyntaxError) else "".join(said)  # that one begins with where it is
+        lines = traceback.format_exception_only(kind, error)
+        message = lines[-1] if issubclass(kind, SyntaxError) else "".join(lines)  # that one starts with its location
         text = "".join(traceback.format_exception(kind, error, trace))
         extra = {"py_callstack": text[-64000:], "timestamp": str(int(now)), "timestamp_s": now}
         data = {"message": {"message": message.strip()[:16000], "extraInfo": extra}}
@@ -88,7 +88,7 @@ def _write(path: str, kind: "type[BaseException]", error: BaseException, trace: 
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(data, file)
         _publish(draft, path)
-    except BaseException:  # noqa: S110 - a full disk, a stranger's json.py: the traceback on stderr still tells
+    except BaseException:  # noqa: S110 - full disk, a json.py of the user: the traceback is still on stderr
         pass
     finally:
         if os.path.exists(draft):
@@ -111,5 +111,5 @@ if _leave_no_trace():
         _install(_path)
     _mark = os.environ.pop("TENAX_STACKS_SIGNAL", None)
     if _mark:
-        _show_stacks_at_signal(_mark, _path or "")
-_run_the_real_one()
+        _dump_stacks_at_signal(_mark, _path or "")
+_run_shadowed_sitecustomize()

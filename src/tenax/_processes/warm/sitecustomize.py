@@ -1,11 +1,11 @@
 """Runs in a template's interpreter before the user's first line, and returns only in the workers forked from it.
 
 A template is an interpreter that was started exactly as a worker is: same program, flags, script and arguments. It
-stops here, before the script, imports what the job needs once, and forks. A forked worker leaves this file as if it had
-never been there and runs its script as the interpreter does: nothing of ours is below its first frame.
+stops here, before the script, imports what the job needs once, and forks. A forked worker returns from this file and
+runs its script as the interpreter does: no frame of tenax is on its stack.
 
-The law of this folder's files that are named ``tenax_*``, and of this one: they depend on nothing but the standard
-library (the worker may run another Python than the agent), and a worker has no trace of them.
+This file and the ``tenax_*`` files of this folder depend on the standard library alone (the worker may run another
+Python than the agent), and leave no trace in a worker.
 """
 
 import os
@@ -19,8 +19,8 @@ def _leave_no_trace(here: str) -> None:
             del sys.modules[name]
 
 
-def _run_the_real_one() -> None:
-    """We stood in front of the environment's own sitecustomize, if it has one."""
+def _run_shadowed_sitecustomize() -> None:
+    """Import the environment's own sitecustomize, if it has one: this file shadowed it."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         __import__("sitecustomize")
@@ -35,12 +35,12 @@ _here = os.path.dirname(os.path.abspath(__file__))
 _channel = os.environ.pop("TENAX_TEMPLATE", "")
 if _channel:
     try:
-        __import__("tenax_template").become_worker_when_asked(int(_channel))
+        __import__("tenax_template").run_template(int(_channel))
     except BaseException:
-        # The interpreter would go on and run the script: a worker that nobody ordered.
+        # Otherwise the interpreter would run the script as an extra worker.
         sys.excepthook(*sys.exc_info())
         os._exit(70)
 _leave_no_trace(_here)
 if _channel:
-    __import__("signal").pthread_sigmask(2, ())  # SIG_SETMASK: what came since the order is heard from here on
-_run_the_real_one()
+    __import__("signal").pthread_sigmask(2, ())  # SIG_SETMASK: deliver signals that arrived meanwhile
+_run_shadowed_sitecustomize()

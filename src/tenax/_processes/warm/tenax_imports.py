@@ -1,12 +1,12 @@
-"""What a script imports first, read and not run: modules of others only.
+"""Finds the third-party modules that a script imports first, by parsing it, not by running it.
 
-1. Modules of others are those that were installed: what lies in a folder of packages (``site-packages``, or any with
-   the ``.dist-info`` of one). The user's own files are looked through for what they import in turn but are not named:
-   they may be edited between two generations, and a worker must find them as they are then. The standard library is
-   not named either: it is there in no time.
-2. Only what is certainly imported, and before anything else could have changed what an import means: reading goes in
-   the order of execution and ends at the first statement that may set a variable, the import path, a module or a hook.
-   That is a call whose value nobody wants, or an assignment to anything but a name.
+1. Third-party modules are installed ones: those in a folder of packages (``site-packages``, or any folder that holds a
+   ``.dist-info``). The user's own files are parsed for their imports but not returned: they may be edited between two
+   generations, and a worker must import them as they are then. The standard library is not returned either: it imports
+   quickly.
+2. Only imports that certainly run, before other code could change their meaning: parsing follows the order of
+   execution and ends at the first statement that may set a variable, the import path, a module or a hook. That is a
+   call whose value is unused, or an assignment to anything but a name.
 """
 
 import ast
@@ -21,26 +21,26 @@ _MAX_FILES = 500
 _HARMLESS_CALLS = ("warnings", "logging")  # modules whose functions change no import
 
 
-def of_others(script: "tuple[str, bool]") -> "tuple[list[str], dict[str, str]]":
-    """Dotted names, in the order in which they are imported. The script's folder is first on ``sys.path``.
+def third_party_imports(script: "tuple[str, bool]") -> "tuple[list[str], dict[str, str]]":
+    """Return dotted names in the order of import; the script's folder is first on ``sys.path``.
 
-    And the first module that is imported too late for us to know what it will be, with the reason.
+    Also return the first module whose import comes too late to be predicted, with the reason.
     """
-    reading = _Reading(script)
-    further = _Reading(script, to_the_end=True)
+    reading = _Scan(script)
+    further = _Scan(script, to_the_end=True)
     missed = [name for name in further.found if name not in reading.found]
     why = f"{reading.end}, comes before its import and may change it; --preload {','.join(missed[:1])} does it anyway"
     return list(reading.found), dict.fromkeys(missed[:1], why)
 
 
-class _Reading:
-    """One look through a script and its own files."""
+class _Scan:
+    """One scan of a script and the user files that it imports."""
 
     def __init__(self, script: "tuple[str, bool]", *, to_the_end: bool = False) -> None:
         self.found: dict[str, None] = {}
-        self.end = ""  # the place at which it had to end; empty: all was read
+        self.end = ""  # file and line where the scan had to end; empty: it was complete
         self._seen: set[str] = set()
-        self._goes_on = to_the_end
+        self._is_full = to_the_end
         name, is_module = script
         for path, module in _main_module(name) if is_module else _main_file(name):
             self._read(path, module)
@@ -53,7 +53,7 @@ class _Reading:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for name in _names(node, module, path):
                     self._import(name)
-            elif not _is_harmless(node) and not self._goes_on:
+            elif not _is_harmless(node) and not self._is_full:
                 self.end = f"{os.path.basename(path)}, line {node.lineno}"
             if self.end:
                 return
@@ -70,7 +70,7 @@ class _Reading:
 
 
 def _main_file(script: str) -> "list[tuple[str, str]]":
-    """With the name of its module, for relative imports: a script has none."""
+    """Return the file with the name of its module, for relative imports: a script has none."""
     path = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
     return [(os.path.abspath(path), "")] if os.path.isfile(path) else []
 
@@ -85,7 +85,7 @@ def _main_module(module: str) -> "list[tuple[str, str]]":
 
 
 def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
-    """What is run when it is imported: its packages, then itself."""
+    """Return the files that its import runs: those of its packages, then its own."""
     parts = module.split(".")
     names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return [(path, name) for name in names if (path := _file_of(name, folder)) is not None]
@@ -95,19 +95,19 @@ def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
 
 
 def _statements(path: str) -> "Iterator[ast.stmt]":
-    """What is certainly executed, one after the other; a block that may be is given as a whole."""
+    """Yield the statements that certainly run, in order; a block that may run is yielded as one statement."""
     try:
         with open(path, "rb") as file:
             waiting: list[ast.stmt] = ast.parse(file.read(), path).body
-    except (OSError, SyntaxError, ValueError, RecursionError):  # the worker will say it
+    except (OSError, SyntaxError, ValueError, RecursionError):  # the worker will report it
         return
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, ast.If):
             certain = node.body if _is_main_guard(node.test) else node.orelse if _is_for_types(node.test) else None
-            waiting[:0] = [_Doubtful(node)] if certain is None else certain
+            waiting[:0] = [_uncertain(node)] if certain is None else certain
         elif isinstance(node, ast.Try):
-            doubtful = [_Doubtful(handler) for handler in node.handlers]
+            doubtful = [_uncertain(handler) for handler in node.handlers]
             waiting[:0] = [*node.body, *doubtful, *node.orelse, *node.finalbody]
         elif isinstance(node, ast.With):
             waiting[:0] = node.body
@@ -115,15 +115,15 @@ def _statements(path: str) -> "Iterator[ast.stmt]":
             yield node
 
 
-def _Doubtful(node: "ast.If | ast.ExceptHandler") -> ast.stmt:
-    """A block of which nobody knows whether it is run: nothing is imported for it, but it may change something."""
+def _uncertain(node: "ast.If | ast.ExceptHandler") -> ast.stmt:
+    """Wrap a block that may or may not run: its imports are ignored, but it may change something."""
     return ast.While(
         test=ast.Constant(value=True), body=[*node.body, *getattr(node, "orelse", [])], orelse=[], lineno=node.lineno
     )
 
 
 def _is_harmless(node: ast.AST) -> bool:
-    """Whether it cannot change what an import means, as far as one can see."""
+    """Return whether a statement cannot change the meaning of an import, as far as the syntax shows."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Import, ast.ImportFrom)):
         return True
     if isinstance(node, ast.Expr):
@@ -165,7 +165,7 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 
 def _names(node: "ast.Import | ast.ImportFrom", module: str, path: str) -> "Iterator[str]":
-    """What it imports; ``from a import b`` may mean a module ``a.b``."""
+    """Yield what a statement imports; ``from a import b`` may mean a module ``a.b``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
         return
@@ -181,11 +181,11 @@ def _names(node: "ast.Import | ast.ImportFrom", module: str, path: str) -> "Iter
     yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
-def is_own(path: str) -> bool:
-    """Whether a file that was imported is the user's: found on the import path, and neither installed nor Python's."""
+def is_user_file(path: str) -> bool:
+    """Return whether an imported file is the user's: on the import path, neither installed nor part of Python."""
     library = os.path.join(os.path.dirname(os.__file__), "")
     folders = [os.path.join(os.path.abspath(folder), "") for folder in sys.path]
     holding = [folder for folder in folders if path.startswith(folder)]
@@ -195,7 +195,7 @@ def is_own(path: str) -> bool:
 
 
 def _folder_of(module: str) -> "str | None":
-    """The folder of the import path that has it; None: part of Python, or nowhere to be found."""
+    """Return the folder of the import path that holds a module; None if it is part of Python or not found."""
     top = module.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return None
@@ -209,7 +209,7 @@ def _folder_of(module: str) -> "str | None":
 
 
 def _holds_packages(folder: str) -> bool:
-    """Where packages are installed, and nobody edits. The script's own folder, the first, never is such a place."""
+    """Return whether packages are installed in a folder. The script's own folder, the first, does not count."""
     if sys.path and os.path.abspath(folder) == os.path.abspath(sys.path[0]):
         return False
     if os.path.basename(folder.rstrip(os.sep)) in ("site-packages", "dist-packages", "lib-dynload"):
@@ -220,12 +220,12 @@ def _holds_packages(folder: str) -> bool:
 def _entries(folder: str) -> "list[str]":
     try:
         return os.listdir(folder)
-    except OSError:  # the path may name what is not there, or an archive
+    except OSError:  # the import path may name missing folders and archives
         return []
 
 
 def _file_of(module: str, folder: str) -> "str | None":
-    """The source file of a dotted name, found without importing anything."""
+    """Return the source file of a dotted name, without importing anything."""
     base = os.path.join(folder, *module.split("."))
     for path in (os.path.join(base, "__init__.py"), base + ".py"):
         if os.path.isfile(path):
@@ -234,7 +234,7 @@ def _file_of(module: str, folder: str) -> "str | None":
 
 
 def _compiled(module: str, folder: str) -> bool:
-    """``from package import name``: is the name a compiled module?"""
+    """Return whether a dotted name is a compiled module."""
     *packages, name = module.split(".")
     return any(
         entry.startswith(f"{name}.") and entry.endswith(".so") for entry in _entries(os.path.join(folder, *packages))

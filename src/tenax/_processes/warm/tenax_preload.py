@@ -1,10 +1,9 @@
-"""What a template imports, and whether it can be forked afterwards: looked at, not hoped for.
+"""Imports modules in a template and checks after each one that the process is still safe to fork.
 
-A module is left out, with a sentence that says why, when a worker forked after its import would differ from one that
-imported it itself: a thread that would be missing, an open file, socket or device that would be shared, a process that
-would be somebody else's child, an accelerator that was initialised, a variable that was read (or set) before the
-worker had its own, random numbers that were seeded, a timer, a working directory or an import path that is not the
-script's any more.
+A module is left out, with a reason, if a worker forked after its import would differ from one that imported it itself:
+a missing thread; a shared open file, socket or device; a child process of the template; an initialised accelerator; a
+variable that was read (or set) before the worker had its own value; seeded random numbers; a timer; a changed working
+directory or import path.
 """
 
 import contextlib
@@ -24,29 +23,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-# Modules that do at import what leaves no trace that we could see.
-_KNOWN = {
+# Modules whose import has effects that cannot be observed from here.
+_KNOWN_UNSAFE = {
     "mpi4py.MPI": "it joins MPI when it is imported, and a process can do that only once",
     "horovod.common.basics": "it may start its own runtime when it is imported",
 }
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
-_MAX_OF_ERROR = 300  # characters
-_DELIBERATE = 1 << 32  # torch draws a seed of 64 bits
+_MAX_ERROR_LENGTH = 300  # characters
+_MAX_EXPLICIT_SEED = 1 << 32  # torch's own random seed has 64 bits
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/davinci")
 
 
-class JobSelector:
-    """What is to be imported."""
+class Selection:
+    """The modules to import."""
 
     def __init__(self, modules: "list[str]") -> None:
-        """``modules``: names; what the script imports itself where ``auto`` stands."""
+        """``modules``: names; ``auto`` stands for what the script imports."""
         self.names: list[str] = []  # in order
         self.left_out: dict[str, str] = {}
-        self._chosen: set[str] = set()  # by us, and not by name
+        self._chosen: set[str] = set()  # by ``auto``
         for name in modules:
             if name == "auto":
                 with script_folder_first():
-                    found, late = tenax_imports.of_others(_script())
+                    found, late = tenax_imports.third_party_imports(_script())
                 self._chosen.update(found)
                 self.left_out.update({name: why for name, why in late.items() if name not in modules})
                 self.names += found
@@ -55,32 +54,32 @@ class JobSelector:
         self.names = list(dict.fromkeys(self.names))
 
     def why_not(self, name: str, before: "set[str]") -> str:
-        """What its import brought in that nobody has named: files of the user may change between two generations."""
+        """Reject an ``auto`` module that imported a file of the user, which may change between generations."""
         if name not in self._chosen:
             return ""
         main = sys.modules["__main__"]  # which multiprocessing gives a second name
         for other in [other for other, module in sys.modules.items() if other not in before and module is not main]:
             path = getattr(sys.modules.get(other), "__file__", None)
-            if isinstance(path, str) and os.path.isabs(path) and tenax_imports.is_own(path):
+            if isinstance(path, str) and os.path.isabs(path) and tenax_imports.is_user_file(path):
                 return f"it imports {other} ({path}), a file of yours, which may change"
         return ""
 
 
-def bring_in(name: str) -> str:
-    """Import it. Returns why that was not possible."""
+def import_module(name: str) -> str:
+    """Import a module. Return why that failed, or an empty string."""
     try:
         __import__(name)
-    except BaseException as error:  # SystemExit too: the worker that imports it will end by itself
-        text = " ".join(str(error).replace("\0", " ").split())  # some explain themselves on a whole page
-        return f"it cannot be imported ({type(error).__name__}: {text[:_MAX_OF_ERROR]})"
+    except BaseException as error:  # SystemExit too: the worker that imports it will exit by itself
+        text = " ".join(str(error).replace("\0", " ").split())  # some messages are a page long
+        return f"it cannot be imported ({type(error).__name__}: {text[:_MAX_ERROR_LENGTH]})"
     return ""
 
 
-# --- where the script is ----------------------------------------------------------------------------------------------
+# --- the script -------------------------------------------------------------------------------------------------------
 
 
 def _script() -> "tuple[str, bool]":
-    """What the interpreter is going to run, and whether that is the name of a module."""
+    """Return what the interpreter is going to run, and whether that is a module name."""
     words = sys.orig_argv[1:]
     while words and words[0].startswith("-") and words[0] != "-m":
         words.pop(0)
@@ -91,7 +90,7 @@ def _script() -> "tuple[str, bool]":
 
 @contextlib.contextmanager
 def script_folder_first() -> "Iterator[None]":
-    """The import path as the script will find it. The interpreter puts that folder there itself, later."""
+    """Put the script's folder first on the import path, as the interpreter does before it runs the script."""
     name, is_module = _script()
     if is_module:
         folder = os.getcwd()
@@ -111,7 +110,7 @@ def script_folder_first() -> "Iterator[None]":
 
 @contextlib.contextmanager
 def script_as_main() -> "Iterator[None]":
-    """Some libraries take a ``__main__`` without a file for a person at a prompt."""
+    """Give ``__main__`` its file: some libraries take a ``__main__`` without one for an interactive session."""
     name, is_module = _script()
     main = sys.modules["__main__"]
     if is_module:
@@ -125,7 +124,7 @@ def script_as_main() -> "Iterator[None]":
 
 
 class _Arguments(list):  # type: ignore[type-arg]
-    """``sys.argv`` where each worker has its own. The first is the script, which is the same."""
+    """``sys.argv`` if it differs between workers. Only the first, the script, may be read."""
 
     def __init__(self, words: "list[str]", leave_out: "Callable[[str], None]") -> None:
         super().__init__(words)
@@ -133,18 +132,18 @@ class _Arguments(list):  # type: ignore[type-arg]
 
     def __getitem__(self, index: "Any") -> "Any":
         if index != 0:
-            self._tell()
+            self._reject()
         return super().__getitem__(index)
 
     def __iter__(self) -> "Iterator[Any]":
-        self._tell()
+        self._reject()
         return super().__iter__()
 
     def __len__(self) -> int:
-        self._tell()
+        self._reject()
         return super().__len__()
 
-    def _tell(self) -> None:
+    def _reject(self) -> None:
         self._leave_out("it reads the arguments when it is imported, and each worker has its own")
 
 
@@ -163,11 +162,11 @@ def watched_arguments(is_needed: bool, leave_out: "Callable[[str], None]") -> "I
 # --- the environment --------------------------------------------------------------------------------------------------
 
 
-_HOOK_MARK = "TENAX_RECORD_UNCAUGHT"  # what PYTHONPATH was before the hooks of tenax: "unset", or "=" and the text
+_HOOK_MARK = "TENAX_RECORD_UNCAUGHT"  # PYTHONPATH without tenax's hooks: "unset", or "=" and the value
 
 
-def show_own_path() -> None:
-    """PYTHONPATH as the script will see it: hooks of tenax have put themselves in front, and leave again."""
+def restore_pythonpath() -> None:
+    """Set PYTHONPATH to what the script will see, without tenax's hooks."""
     before = os.environ.pop(_HOOK_MARK, "unset")
     if before == "unset":
         os.environ.pop("PYTHONPATH", None)
@@ -175,10 +174,10 @@ def show_own_path() -> None:
         os.environ["PYTHONPATH"] = before[1:]
 
 
-def change_environment(changes: "tuple[tuple[str, str | None], ...]") -> None:
-    """In a worker: what the imports did."""
+def apply_environment_changes(changes: "tuple[tuple[str, str | None], ...]") -> None:
+    """Repeat in a worker what the imports changed."""
     for name, value in changes:
-        if name == "PYTHONPATH" and _HOOK_MARK in os.environ:  # the hook that comes next will set it to this
+        if name == "PYTHONPATH" and _HOOK_MARK in os.environ:  # the next hook restores it from here
             os.environ[_HOOK_MARK] = "unset" if value is None else f"={value}"
         elif value is None:
             os.environ.pop(name, None)
@@ -187,20 +186,20 @@ def change_environment(changes: "tuple[tuple[str, str | None], ...]") -> None:
 
 
 class Environment:
-    """Which variables were read or set that only a worker can know, and what was changed otherwise."""
+    """Records access to variables that only a worker has, and changes to all others."""
 
     def __init__(self, late: "frozenset[str]") -> None:
         self._late = late
         self._before = dict(os.environ)
-        self.touched: list[tuple[str, str]] = []  # what was done, to which variable
+        self.touched: list[tuple[str, str]] = []  # action and variable
 
-    def note(self, deed: str, name: object) -> None:
+    def record(self, action: str, name: object) -> None:
         text = os.fsdecode(name) if isinstance(name, bytes) else name
         if text in self._late:
-            self.touched.append((deed, str(text)))
+            self.touched.append((action, str(text)))
 
     def changes(self) -> "list[tuple[str, str | None]]":
-        """What is different now; None: it is not set any more."""
+        """Return the variables that changed; None: removed."""
         now = dict(os.environ)
         gone: list[tuple[str, str | None]] = [(name, None) for name in self._before if name not in now]
         return gone + [(name, value) for name, value in now.items() if self._before.get(name) != value]
@@ -208,28 +207,28 @@ class Environment:
 
 @contextlib.contextmanager
 def watched_environment(late: "frozenset[str]") -> "Iterator[Environment]":
-    """``os.environ`` stays the object that it is: modules keep references to it.
+    """Watch access to ``os.environ``, which stays the same object because modules keep references to it.
 
-    Looking through all of it is not held against anybody: many do (tqdm, fsspec), for names of their own.
+    Iterating over it is not recorded: many libraries do (tqdm, fsspec) to find their own variables.
     """
     seen = Environment(late)
     kind = type(os.environ)
 
     class Watched(kind):  # type: ignore[valid-type, misc]
         def __getitem__(self, key: "str | bytes") -> "Any":
-            seen.note("reads", key)
+            seen.record("reads", key)
             return super().__getitem__(key)
 
         def __contains__(self, key: object) -> bool:
-            seen.note("reads", key)
+            seen.record("reads", key)
             return bool(super().__contains__(key))
 
         def __setitem__(self, key: "Any", value: "Any") -> None:
-            seen.note("sets", key)
+            seen.record("sets", key)
             super().__setitem__(key, value)
 
         def __delitem__(self, key: "Any") -> None:
-            seen.note("deletes", key)
+            seen.record("deletes", key)
             super().__delitem__(key)
 
     for environ in (os.environ, os.environb):
@@ -243,31 +242,31 @@ def watched_environment(late: "frozenset[str]") -> "Iterator[Environment]":
 
 @contextlib.contextmanager
 def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
-    """Calls of which nothing can be seen afterwards. Who took a reference meanwhile has one that does the same."""
+    """Watch calls that leave no observable state. A wrapper kept beyond this context just calls the original."""
     own = os.getpid()
     is_watching = True
 
-    def watch(owner: "Any", name: str, why: str, is_meant: "Callable[..., bool]" = lambda *_, **__: True) -> "Any":
+    def watch(owner: "Any", name: str, why: str, matches: "Callable[..., bool]" = lambda *_, **__: True) -> "Any":
         function = getattr(owner, name)
 
         def call(*args: "Any", **options: "Any") -> "Any":
-            if is_watching and os.getpid() == own and is_meant(*args, **options):
+            if is_watching and os.getpid() == own and matches(*args, **options):
                 leave_out(why)
             return function(*args, **options)
 
         setattr(owner, name, call)
         return owner, name, function
 
-    def is_given(*args: "Any", **options: "Any") -> bool:
+    def has_arguments(*args: "Any", **options: "Any") -> bool:
         return bool(args or options)
 
-    def watch_made(name: str, path_of: "Callable[[Any], str]") -> "Any":
+    def watch_temporary(name: str, path_of: "Callable[[Any], str]") -> "Any":
         function = getattr(tempfile, name)
 
         def make(*args: "Any", **options: "Any") -> "Any":
             made = function(*args, **options)
             if is_watching and os.getpid() == own:
-                _made.append(path_of(made))
+                _temporary_paths.append(path_of(made))
             return made
 
         setattr(tempfile, name, make)
@@ -275,12 +274,12 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
 
     anew = "it starts the program anew when it is imported"
     replaced = [
-        watch(random, "seed", "it seeds the random numbers when it is imported", is_given),
+        watch(random, "seed", "it seeds the random numbers when it is imported", has_arguments),
         watch(os, "execv", anew),
         watch(os, "execve", anew),
-        watch_made("mkdtemp", os.fsdecode),
-        watch_made("mkstemp", lambda made: os.fsdecode(made[1])),
-        watch_made("_mkstemp_inner", lambda made: os.fsdecode(made[1])),
+        watch_temporary("mkdtemp", os.fsdecode),
+        watch_temporary("mkstemp", lambda made: os.fsdecode(made[1])),
+        watch_temporary("_mkstemp_inner", lambda made: os.fsdecode(made[1])),
         watch(signal, "pthread_sigmask", "it changes which signals are blocked", lambda _, mask: bool(mask)),
     ]
     try:
@@ -291,14 +290,14 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
             setattr(owner, name, function)
 
 
-_made: "list[str]" = []  # temporary files and folders
+_temporary_paths: "list[str]" = []  # temporary files and folders
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
 class Condition:
-    """How this process was before anything was imported, with the script's folder on the import path."""
+    """The state of this process before the imports, with the script's folder on the import path."""
 
     def __init__(self) -> None:
         self._folder = os.getcwd()
@@ -308,9 +307,9 @@ class Condition:
         self._descriptors = _descriptors()
 
     def why_it_cannot_be_forked(self, environment: Environment) -> str:
-        """A sentence, or nothing."""
+        """Return the reason, or an empty string."""
         return (
-            _by_reputation()
+            _by_known_modules()
             or self._by_environment(environment)
             or self._by_descriptors()
             or _by_accelerator()
@@ -325,8 +324,8 @@ class Condition:
     def _by_environment(environment: Environment) -> str:
         if not environment.touched:
             return ""
-        deed, name = environment.touched[0]
-        return f"it {deed} {name} when it is imported, and only a worker has that"
+        action, name = environment.touched[0]
+        return f"it {action} {name} when it is imported, and only a worker has that"
 
     def _by_descriptors(self) -> str:
         opened = {number: path for number, path in _descriptors().items() if self._descriptors.get(number) != path}
@@ -353,12 +352,12 @@ class Condition:
 
 
 def why_no_template(own: "set[int]") -> str:
-    """What runs at the start of every interpreter here (.pth files) may have done what cannot be forked already."""
+    """Return why not even an empty template is safe to fork: .pth files run code in every interpreter."""
     why = _by_customization() or _by_system()
     if why:
         return why
-    strange = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
-    why = _by_threads() or _by_children() or (f"it keeps {strange[0]} open" if strange else "")
+    foreign = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
+    why = _by_threads() or _by_children() or (f"it keeps {foreign[0]} open" if foreign else "")
     return f"of what this Python runs at its start: {why}" if why else ""
 
 
@@ -371,45 +370,45 @@ def _by_system() -> str:
 
 
 def _by_customization() -> str:
-    """Code of this environment that changes what an import means has to run before anything is imported."""
+    """Reject an environment with its own customization modules, which must run before any import."""
     library = os.path.dirname(os.__file__)
     for name in ("sitecustomize", "usercustomize"):
         spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
-        place = getattr(spec, "origin", None)
-        if place and os.path.dirname(os.path.realpath(place)) != os.path.realpath(library) and not _is_system(place):
-            return f"this Python has a {name} ({place}), which has to run before anything is imported"
+        path = getattr(spec, "origin", None)
+        if path and os.path.dirname(os.path.realpath(path)) != os.path.realpath(library) and not _is_system(path):
+            return f"this Python has a {name} ({path}), which has to run before anything is imported"
     return ""
 
 
 def _is_hook(folder: str) -> bool:
-    """A folder of ours."""
+    """Return whether this is one of tenax's hook folders."""
     return os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.basename(folder) in ("hook", "warm")
 
 
-def _is_system(place: str) -> bool:
-    """What a distribution brings along, which only reports crashes."""
-    return os.path.realpath(place).startswith("/etc/python3")
+def _is_system(path: str) -> bool:
+    """Return whether this is the crash reporter of a Linux distribution."""
+    return os.path.realpath(path).startswith("/etc/python3")
 
 
 def _by_seeds() -> str:
-    """Random numbers that a worker would draw in vain, or all workers alike."""
+    """Reject explicit seeds: ``reset_process_state`` reseeds every worker and would undo them."""
     numpy_random = sys.modules.get("numpy.random.mtrand")
     torch = sys.modules.get("torch")
     is_seeded = (
         numpy_random is not None and getattr(numpy_random._rand._bit_generator, "_seed_seq", "unknown") is None
-    ) or (torch is not None and hasattr(torch, "initial_seed") and torch.initial_seed() < _DELIBERATE)
+    ) or (torch is not None and hasattr(torch, "initial_seed") and torch.initial_seed() < _MAX_EXPLICIT_SEED)
     return "it seeds the random numbers when it is imported" if is_seeded else ""
 
 
 def _by_temporary_files() -> str:
-    left = [path for path in _made if os.path.exists(path)]
+    left = [path for path in _temporary_paths if os.path.exists(path)]
     if not left:
         return ""
     return f"it makes a temporary file or folder when it is imported ({left[0]}), which every worker would remove"
 
 
-def _by_reputation() -> str:
-    return next((why for name, why in _KNOWN.items() if name in sys.modules), "")
+def _by_known_modules() -> str:
+    return next((why for name, why in _KNOWN_UNSAFE.items() if name in sys.modules), "")
 
 
 def _by_accelerator() -> str:
@@ -428,7 +427,7 @@ def _by_children() -> str:
 
 
 def _by_threads() -> str:
-    """Some libraries end their threads before a fork and start them again when they need them: so try."""
+    """Reject threads that survive a trial fork: some libraries end theirs before a fork and restart them on demand."""
     if len(os.listdir("/proc/self/task")) == 1:
         return ""
     pid = os.fork()
@@ -439,19 +438,19 @@ def _by_threads() -> str:
     if not threads:
         return ""
     names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    told = names or [_name_of(f"self/task/{thread}") for thread in threads]
-    is_one = len(threads) == 1
+    shown = names or [_name_of(f"self/task/{thread}") for thread in threads]
+    is_single = len(threads) == 1
     return (
-        f"it has started {'a thread' if is_one else f'{len(threads)} threads'} ({', '.join(told[:3])}), "
+        f"it has started {'a thread' if is_single else f'{len(threads)} threads'} ({', '.join(shown[:3])}), "
         f"which a forked process would not have"
     )
 
 
-def _name_of(place: str) -> str:
+def _name_of(process: str) -> str:
     try:
-        with open(f"/proc/{place}/comm") as file:
+        with open(f"/proc/{process}/comm") as file:
             return file.read().strip()
-    except OSError:  # gone meanwhile
+    except OSError:  # it has exited
         return "?"
 
 
@@ -472,8 +471,8 @@ def _umask() -> int:
 # --- in the worker ----------------------------------------------------------------------------------------------------
 
 
-def begin_anew() -> None:
-    """What is a process's own and was made while it was the template. (``random`` sees to itself at a fork.)"""
+def reset_process_state() -> None:
+    """Renew state that must differ between processes. (``random`` reseeds itself after a fork.)"""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -481,7 +480,7 @@ def begin_anew() -> None:
     if torch is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()
     for folder in [folder for folder, finder in sys.path_importer_cache.items() if finder is None]:
-        del sys.path_importer_cache[folder]  # it was not there then, and may be there now
+        del sys.path_importer_cache[folder]  # it did not exist then, but may now
     main_thread = threading.main_thread()
     if hasattr(main_thread, "_set_native_id"):
         main_thread._set_native_id()

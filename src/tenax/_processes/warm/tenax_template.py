@@ -1,22 +1,22 @@
-"""The template's life: import once, fork standbys, and let each of them become a worker when the keeper asks.
+"""The template process: imports once, forks standbys, and each standby becomes a worker on the keeper's command.
 
 Four kinds of process run this file, each forked from the one before:
 
-    root       the interpreter as it was started. Forks a trial, and another one without what the first could not keep.
-    template   a trial in which every module was imported and can be forked. Waits for orders to breed.
-    midwife    forks standbys and ends at once, so that the keeper (their subreaper) becomes their parent:
-               it hears of their deaths itself, with the exact status, as of any other worker.
-    standby    waits on a socket of its own; what arrives there makes it a worker, and it returns from this file.
+    root       the interpreter as it was started. Forks a trial, then another one without the modules that failed.
+    template   a trial that imported every module and is safe to fork. Waits for fork commands.
+    forker     forks standbys and exits at once, so that the keeper, the subreaper, becomes their parent and reaps them
+               with the exact status, like any other worker.
+    standby    waits on its own socket. The launch spec received there makes it a worker, and it returns from this file.
 
-Nobody outlives the keeper: root has its death signal, each child of root that of its parent, a standby that of the
-keeper as soon as the midwife is gone; and the end of a socket means the same.
+No process outlives the keeper: root has a death signal, each child of root has its parent's, and a standby has the
+keeper's as soon as the forker is gone. A closed socket means the same.
 
-What is said to the keeper (``marshal`` in the frames of ``tenax._io.channel``), and heard:
+Messages from the keeper (``marshal`` in the frames of ``tenax._io.channel``), and replies:
 
     prepare, modules, late names,    ready, seconds, names, {name: why it was left out}
       whether arguments differ
-    breed, number  + sockets         refused, {name: why}
-                                     bred, number, pids
+    fork, number  + sockets          refused, {name: why}
+                                     forked, number, pids
 """
 
 import contextlib
@@ -42,53 +42,53 @@ _PR_SET_PDEATHSIG = 1
 _MARSHAL_VERSION = 2  # any Python 3 reads it
 _MAX_DESCRIPTORS = 250
 _CANNOT_START = 127
-_LONGEST_TRYING_S = 20.0  # each trial imports from the beginning, and the workers wait
+_MAX_TRIALS_S = 20.0  # each trial starts over, and the workers wait
 
 _prctl = ctypes.CDLL(None).prctl
 
 
-def become_worker_when_asked(number: int) -> None:
-    """Returns in a worker, and only there."""
+def run_template(number: int) -> None:
+    """Run the template. Returns only in a worker."""
     keeper = os.getppid()
-    own_name = _own_name()
-    _show_name(b"tenax-template")
-    # Schedulers signal every process of a job. What is meant for workers must not end what they are made of.
+    own_name = _process_name()
+    _set_process_name(b"tenax-template")
+    # Schedulers signal every process of a job. Signals for workers must not end the template.
     signal.pthread_sigmask(signal.SIG_BLOCK, _CATCHABLE)
     channel = _Channel(number)
     message = channel.receive()[0]
     if message is None:
         os._exit(0)
     _, modules, late, has_own_arguments = message
-    _answer_for_torchelastic()
-    tenax_preload.show_own_path()
+    _install_compat()
+    tenax_preload.restore_pythonpath()
     title = _Title()
-    _be_template(channel, modules, frozenset(late), has_own_arguments)
+    _run_root(channel, modules, frozenset(late), has_own_arguments)
     # From here on: a standby.
     channel.close()
-    _show_name(b"tenax-standby")
+    _set_process_name(b"tenax-standby")
     title.write(b"tenax-standby")
-    sock = _Birth.sock
+    sock = _Standby.sock
     assert sock is not None
     _die_with_keeper(keeper)
-    order, descriptors = _wait_for_order(sock)
-    _forget_signals(keeper)
+    spec, descriptors = _receive_spec(sock)
+    _discard_signals(keeper)
     title.restore()
-    _show_name(own_name)
-    _become_worker(order, descriptors)
+    _set_process_name(own_name)
+    _become_worker(spec, descriptors)
 
 
-def _answer_for_torchelastic() -> None:
-    """Under ``--compat``, before anything of torch is imported. Where that is impossible, its own hook says so."""
+def _install_compat() -> None:
+    """Under ``--compat``, redirect torch's elastic modules before torch is imported. Its own hook reports failures."""
     if os.environ.get("TENAX_COMPAT", "0") != "0":
         with contextlib.suppress(ImportError):
             __import__("tenax.compat")
 
 
-class _Birth:
-    """What a standby is born with."""
+class _Standby:
+    """State that a standby inherits from its forker."""
 
     sock: "socket.socket | None" = None
-    midwife = 0
+    forker = 0
 
 
 _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -97,34 +97,34 @@ _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 # --- root and trials --------------------------------------------------------------------------------------------------
 
 
-def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str]", has_own_arguments: bool) -> None:
-    """Returns in standbys only."""
+def _run_root(channel: "_Channel", modules: "list[str]", late: "frozenset[str]", has_own_arguments: bool) -> None:
+    """Fork trials until one imports all of its modules and can be forked. Returns only in standbys."""
     why = tenax_preload.why_no_template({0, 1, 2, channel.fileno()})
-    wanted = tenax_preload.JobSelector([] if why else modules)
-    left_out: dict[str, str] = {"": why} if why else dict(wanted.left_out)
-    rest = wanted.names
+    selection = tenax_preload.Selection([] if why else modules)
+    left_out: dict[str, str] = {"": why} if why else dict(selection.left_out)
+    rest = selection.names
     began = time.monotonic()
     while True:
-        if left_out and time.monotonic() - began > _LONGEST_TRYING_S:
+        if left_out and time.monotonic() - began > _MAX_TRIALS_S:
             left_out[""] = "finding out what can be forked takes too long; name the modules that can with --preload"
             rest = []
         if not rest:
             channel.send(("refused", left_out))
             os._exit(0)
-        heard, say = os.pipe()
+        reader, writer = os.pipe()
         root = os.getpid()
         trial = os.fork()
         if trial == 0:
-            os.close(heard)
+            os.close(reader)
             _die_with(root)
-            wanted.names = rest
-            _be_trial(channel, wanted, late, has_own_arguments, left_out, say)
+            selection.names = rest
+            _run_trial(channel, selection, late, has_own_arguments, left_out, writer)
             return
-        os.close(say)
-        lines = _listen(heard, trial)
-        os.close(heard)
+        os.close(writer)
+        lines = _read_trial(reader, trial)
+        os.close(reader)
         status = os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
-        if lines[-1:] == ["ready"]:  # it was the template, and has ended
+        if lines[-1:] == ["ready"]:  # it was the template, and has exited
             os._exit(128 - status if status < 0 else status)
         name, why = _culprit(lines)
         name = name or rest[0]
@@ -132,8 +132,8 @@ def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str
         rest = [other for other in rest if other != name and not other.startswith(f"{name}.")]
 
 
-def _listen(descriptor: int, trial: int) -> "list[str]":
-    """What a trial says, until it has said how it went, or is gone: what it has left behind may hold the pipe open."""
+def _read_trial(descriptor: int, trial: int) -> "list[str]":
+    """Read a trial's lines until its result or its death: processes that it left behind may hold the pipe open."""
     os.set_blocking(descriptor, False)
     end = os.pidfd_open(trial)
     waited = [end, descriptor]
@@ -143,7 +143,7 @@ def _listen(descriptor: int, trial: int) -> "list[str]":
         with contextlib.suppress(BlockingIOError):
             while data := os.read(descriptor, 1 << 16):
                 text += data
-            waited = [end]  # closed: it has become another program
+            waited = [end]  # closed: the trial called exec
         lines = text.decode(errors="replace").split("\0")[:-1]
         if end in ready or lines[-1:] == ["ready"] or (lines and lines[-1].startswith("left ")):
             os.close(end)
@@ -151,7 +151,7 @@ def _listen(descriptor: int, trial: int) -> "list[str]":
 
 
 def _culprit(lines: "list[str]") -> "tuple[str, str]":
-    """The module that could not be kept, and why; without a reason: its import did not come to an end."""
+    """Return the module that failed, and why; the reason is empty if its import did not return."""
     if lines and lines[-1].startswith("left "):
         _, name, why = lines[-1].split(" ", 2)
         return name, why
@@ -165,20 +165,20 @@ def _how_it_ended(status: int) -> str:
     return f"the process that imported it {how}"
 
 
-def _be_trial(
+def _run_trial(
     channel: "_Channel",
-    wanted: "tenax_preload.Wanted",
+    selection: "tenax_preload.Selection",
     late: "frozenset[str]",
     has_own_arguments: bool,
     left_out: "dict[str, str]",
-    say: int,
+    writer: int,
 ) -> None:
-    """Import everything. Returns in standbys only."""
+    """Import everything, then serve as the template. Returns only in standbys."""
     began = time.monotonic()
     own = os.getpid()
 
     def leave_out(name: str, why: str) -> None:
-        os.write(say, f"left {name} {why}\0".encode())
+        os.write(writer, f"left {name} {why}\0".encode())
         os._exit(0)
 
     name = ""
@@ -190,73 +190,73 @@ def _be_trial(
         tenax_preload.watched_calls(lambda why: leave_out(name, why)),
     ):
         before = tenax_preload.Condition()
-        for name in wanted.names:
+        for name in selection.names:
             loaded = set(sys.modules)
-            os.write(say, f"import {name}\0".encode())
-            why = tenax_preload.bring_in(name)
+            os.write(writer, f"import {name}\0".encode())
+            why = tenax_preload.import_module(name)
             if os.getpid() != own:
-                os._exit(0)  # the import has forked, and this is a process that it has no use for
-            why = why or before.why_it_cannot_be_forked(environment) or wanted.why_not(name, loaded)
+                os._exit(0)  # the import forked, and this is the child
+            why = why or before.why_it_cannot_be_forked(environment) or selection.why_not(name, loaded)
             if why:
                 leave_out(name, why)
     _Changes.made = tuple(environment.changes())
     gc.collect()
-    gc.freeze()  # what is here now is everybody's: a collection in a worker must not make its own copy of it
-    os.write(say, b"ready\0")
-    os.close(say)
-    channel.send(("ready", time.monotonic() - began, wanted.names, left_out))
+    gc.freeze()  # keeps these pages shared: a collection in a worker would copy them
+    os.write(writer, b"ready\0")
+    os.close(writer)
+    channel.send(("ready", time.monotonic() - began, selection.names, left_out))
     while True:
         message, descriptors = channel.receive()
         if message is None:
             os._exit(0)
-        if _breed(channel, message[1], descriptors):
+        if _fork_standbys(channel, message[1], descriptors):
             return
 
 
 class _Changes:
-    """What the imports did to the environment: a worker that had imported by itself would have it too."""
+    """What the imports changed in the environment; applied in each worker."""
 
     made: "tuple[tuple[str, str | None], ...]" = ()
 
 
-def _breed(channel: "_Channel", number: int, descriptors: "list[int]") -> bool:
-    """Fork a standby for each socket. Is this process one of them?"""
+def _fork_standbys(channel: "_Channel", number: int, descriptors: "list[int]") -> bool:
+    """Fork a standby for each socket. Return whether this process is one of them."""
     template = os.getpid()
     try:
-        midwife = os.fork()
+        forker = os.fork()
     except OSError:
-        channel.send(("bred", number, []))
-        midwife = -1
-    if midwife == 0:
+        channel.send(("forked", number, []))
+        forker = -1
+    if forker == 0:
         _die_with(template)
-        if _deliver(channel, number, descriptors):
+        if _run_forker(channel, number, descriptors):
             return True
         os._exit(0)
     for descriptor in descriptors:
         os.close(descriptor)
-    if midwife > 0 and os.waitpid(midwife, 0)[1]:  # killed, perhaps before it could say whom it had delivered
-        channel.send(("bred", number, []))
+    if forker > 0 and os.waitpid(forker, 0)[1]:  # killed, perhaps before it sent the pids
+        channel.send(("forked", number, []))
     return False
 
 
-def _deliver(channel: "_Channel", birth: int, descriptors: "list[int]") -> bool:
-    """In the midwife. Is this process a standby?"""
-    _Birth.midwife = os.getpid()
+def _run_forker(channel: "_Channel", number: int, descriptors: "list[int]") -> bool:
+    """Fork the standbys, in the forker. Return whether this process is a standby."""
+    _Standby.forker = os.getpid()
     pids = []
-    for number in descriptors:
+    for descriptor in descriptors:
         try:
             pid = os.fork()
         except OSError:
             break
         if pid == 0:
             for other in descriptors:
-                if other != number:
+                if other != descriptor:
                     os.close(other)
-            _Birth.sock = socket.socket(fileno=number)
+            _Standby.sock = socket.socket(fileno=descriptor)
             return True
         pids.append(pid)
-    # Before our end: the keeper knows its new children by name when they become its own.
-    channel.send(("bred", birth, pids))
+    # Sent before the forker exits: the keeper has the pids when it becomes their parent.
+    channel.send(("forked", number, pids))
     return False
 
 
@@ -270,68 +270,68 @@ def _die_with(parent: int) -> None:
 
 
 def _die_with_keeper(keeper: int) -> None:
-    """As soon as the keeper is our parent: when the midwife is gone."""
+    """Wait until the forker is gone, so that the keeper is the parent, and set the death signal."""
     try:
-        midwife = os.pidfd_open(_Birth.midwife)
+        forker = os.pidfd_open(_Standby.forker)
     except ProcessLookupError:
         pass
     else:
-        select.select([midwife], [], [])
-        os.close(midwife)
+        select.select([forker], [], [])
+        os.close(forker)
     _die_with(keeper)
 
 
-def _wait_for_order(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]":
+def _receive_spec(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]":
     _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors_in(ancillary)
     if len(descriptors) < 2:
-        os._exit(1)  # the keeper is gone, or has no use for us
+        os._exit(1)  # the keeper is gone or closed the pool
     sock.close()
-    complain, page, *rest = descriptors
-    with open(page, "rb") as file:
+    error_writer, memory, *rest = descriptors
+    with open(memory, "rb") as file:
         file.seek(0)
-        order = marshal.load(file)  # noqa: S302 - written by our own keeper into a file that only we hold
-    return order, [complain, *rest]
+        spec = marshal.load(file)  # noqa: S302 - written by the keeper into an anonymous file
+    return spec, [error_writer, *rest]
 
 
-def _forget_signals(keeper: int) -> None:
-    """What was sent to all processes of the job while we stood by was not meant for the worker that we are to be.
+def _discard_signals(keeper: int) -> None:
+    """Discard signals sent to all processes of the job before this one became a worker.
 
-    But the keeper signals workers only, and may have done so since its order.
+    Except the keeper's: it signals only workers, and may have done so since it sent the spec.
     """
-    while (heard := signal.sigtimedwait(_CATCHABLE, 0)) is not None:
-        if heard.si_pid == keeper:
-            os.kill(os.getpid(), heard.si_signo)
+    while (pending := signal.sigtimedwait(_CATCHABLE, 0)) is not None:
+        if pending.si_pid == keeper:
+            os.kill(os.getpid(), pending.si_signo)
             return
 
 
-def _become_worker(order: "dict[str, Any]", descriptors: "list[int]") -> None:
-    """Everything that the keeper does for a worker between fork and exec, and what exec does."""
-    complain, *received = descriptors
+def _become_worker(spec: "dict[str, Any]", descriptors: "list[int]") -> None:
+    """Do what the keeper does for a worker between fork and exec, and what exec does."""
+    error_writer, *received = descriptors
     trying = ""
     try:
         os.setsid()
-        complain = _place(received, order["numbers"], complain)
-        if order["cwd"]:
-            trying = os.fsdecode(order["cwd"])
-            os.chdir(order["cwd"])
-        if order["cpus"]:
-            trying = f"CPUs {order['cpus']}"
-            os.sched_setaffinity(0, order["cpus"])
+        error_writer = _renumber(received, spec["numbers"], error_writer)
+        if spec["cwd"]:
+            trying = os.fsdecode(spec["cwd"])
+            os.chdir(spec["cwd"])
+        if spec["cpus"]:
+            trying = f"CPUs {spec['cpus']}"
+            os.sched_setaffinity(0, spec["cpus"])
     except OSError as error:
         text = f"{error.errno or 0} {os.strerror(error.errno or 0)}: {trying!r}"
-        os.write(complain, text.encode(errors="replace"))
+        os.write(error_writer, text.encode(errors="replace"))
         os._exit(_CANNOT_START)
     os.environb.clear()
-    os.environb.update(order["env"])
-    tenax_preload.change_environment(_Changes.made)
-    _take_arguments([os.fsdecode(word) for word in order["argv"]])
-    tenax_preload.begin_anew()
-    os.close(complain)
+    os.environb.update(spec["env"])
+    tenax_preload.apply_environment_changes(_Changes.made)
+    _take_arguments([os.fsdecode(word) for word in spec["argv"]])
+    tenax_preload.reset_process_state()
+    os.close(error_writer)
 
 
 def _take_arguments(argv: "list[str]") -> None:
-    """Where each worker has arguments of its own, such as ``--local-rank=3``."""
+    """Set this worker's own arguments, such as ``--local-rank=3``."""
     if argv[1:] == sys.orig_argv[1:]:
         return
     count = len(sys.argv) - 1
@@ -341,13 +341,13 @@ def _take_arguments(argv: "list[str]") -> None:
     _Title().write(b"".join(os.fsencode(word) + b"\0" for word in argv))
 
 
-def _place(received: "list[int]", numbers: "list[int]", complain: int) -> int:
-    """Give each descriptor the number that the worker expects; returns where the complaint pipe went."""
+def _renumber(received: "list[int]", numbers: "list[int]", error_writer: int) -> int:
+    """Give each descriptor the number that the worker expects. Return the new number of the error pipe."""
     import fcntl
 
     beyond = max([*numbers, 2]) + 1
-    asides = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in (complain, *received)]
-    for descriptor in (complain, *received):
+    asides = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in (error_writer, *received)]
+    for descriptor in (error_writer, *received):
         os.close(descriptor)
     for number, aside in zip(numbers, asides[1:], strict=True):
         os.dup2(aside, number)
@@ -356,7 +356,7 @@ def _place(received: "list[int]", numbers: "list[int]", complain: int) -> int:
 
 
 class _Title:
-    """What process listings show as our command line: memory of ours, of a size that cannot change."""
+    """The command line that process listings show: a fixed-size area of this process's memory."""
 
     def __init__(self) -> None:
         self._before = b""
@@ -368,14 +368,14 @@ class _Title:
             with open("/proc/self/mem", "rb", buffering=0) as memory:
                 memory.seek(self._start)
                 self._before = memory.read(end - self._start)
-        except (OSError, ValueError, IndexError):  # a system that hides it: nothing depends on it
+        except (OSError, ValueError, IndexError):  # hidden by the system; cosmetic
             self._before = b""
 
     def restore(self) -> None:
         self.write(self._before)
 
     def write(self, text: bytes) -> None:
-        """As much of it as there is room for."""
+        """Write as much as fits."""
         size = len(self._before)
         if not size:
             return
@@ -383,16 +383,16 @@ class _Title:
             with open("/proc/self/mem", "r+b", buffering=0) as memory:
                 memory.seek(self._start)
                 memory.write(text[: size - 1].ljust(size, b"\0") if len(text) != size else text)
-        except OSError:  # nothing depends on it
+        except OSError:  # cosmetic
             self._before = b""
 
 
-def _own_name() -> bytes:
+def _process_name() -> bytes:
     with open("/proc/self/comm", "rb") as file:
         return file.read().rstrip(b"\n")
 
 
-def _show_name(name: bytes) -> None:
+def _set_process_name(name: bytes) -> None:
     with open("/proc/self/comm", "wb", buffering=0) as file:
         file.write(name[:15])
 
@@ -401,7 +401,7 @@ def _show_name(name: bytes) -> None:
 
 
 class _Channel:
-    """One end of a ``tenax._io.channel``, as something to wait for."""
+    """One end of a ``tenax._io.channel``, blocking."""
 
     def __init__(self, number: int) -> None:
         self._sock = socket.socket(fileno=number)
@@ -418,13 +418,13 @@ class _Channel:
             os._exit(0)
 
     def receive(self) -> "tuple[Any, list[int]]":
-        """The next message and its descriptors; None when the keeper is gone."""
+        """Return the next message and its descriptors; None when the keeper is gone."""
         while True:
             if len(self._received) >= _HEADER.size:
                 size, count = _HEADER.unpack_from(self._received)
                 end = _HEADER.size + size
                 if len(self._received) >= end:
-                    message = marshal.loads(self._received[_HEADER.size : end])  # noqa: S302 - from our own keeper
+                    message = marshal.loads(self._received[_HEADER.size : end])  # noqa: S302 - from the keeper
                     self._received = self._received[end:]
                     descriptors = self._descriptors[:count]
                     del self._descriptors[:count]
