@@ -8,6 +8,8 @@ from tenax.etcd.operations import Authenticate, AuthenticateAnswer, prefix_end
 from tenax.etcd.settings import etcd_settings
 from tenax.tls import TlsFiles
 
+pytestmark = pytest.mark.unit
+
 FILES = TlsFiles(ca="ca.pem")
 
 

@@ -23,6 +23,8 @@ from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.testing.clock import FakeClock
 
+pytestmark = pytest.mark.unit
+
 
 class Office:
     """A desk on a clock that the test holds."""

@@ -12,6 +12,8 @@ from tenax.cli.screen import render, told_as_lines
 from tenax.core.ledger import Goodput, Mean, Spent
 from tenax.view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
+pytestmark = pytest.mark.unit
+
 NOW = 1_700_000_000.0
 _COLOURS = re.compile(r"\x1b\[[0-9]*m")
 
