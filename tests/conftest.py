@@ -6,6 +6,12 @@ import shutil
 import signal
 import tempfile
 
+from hypothesis import HealthCheck, settings
+
+# An example that a busy machine makes slow is no failure.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
 # torch asks a name server for the name of every peer; one that does not answer would cost 5 s each time.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 

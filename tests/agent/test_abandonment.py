@@ -6,6 +6,8 @@ import pytest
 
 from tenax._node.abandonment import abandon_s_from
 
+pytestmark = pytest.mark.unit
+
 NAME = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 

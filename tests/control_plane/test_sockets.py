@@ -13,7 +13,7 @@ from kit.processes import on_linux
 from tenax._io.ports import RequestRefused
 from tenax.control_plane._sockets import VARIABLE, WorkerSockets, open_sockets, socket_folder
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.unit]
 
 
 def test_every_worker_gets_a_path_of_its_own(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tenax import control_plane
 from tenax.control_plane import _handlers as handlers
 from tenax.control_plane._server import WorkerServer
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.unit]
 
 
 @pytest.fixture

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax._core.ledger import Goodput, Spent
 from tenax._observe.dashboard.feed import Change, change, encoded, whole
 from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
+
+pytestmark = pytest.mark.unit
 
 NODES = tuple(NodeStatus(f"id-{number}", f"host-{number}", f"host-{number}", "working", 100.0) for number in range(3))
 FIRST = GenerationStatus(1, "first generation", 3, 3, 100.0, 101.0, spent=Spent(1.0, 1.0, 5.0))

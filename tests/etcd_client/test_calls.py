@@ -68,7 +68,9 @@ def test_put_range_delete(desk: ClientInLoop) -> None:
 
 
 @given(name=st.binary(max_size=40), value=st.binary(max_size=200))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_any_bytes_come_back_as_they_were(desk: ClientInLoop, name: bytes, value: bytes) -> None:
     key = unique_prefix() + name
     revision = desk.call(Put(key, value)).revision

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tenax._io.etcd.http_response import End, Head, HttpError, Part, ResponseReader
 
+pytestmark = pytest.mark.unit
+
 CALM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 bodies = st.lists(st.binary(min_size=1, max_size=60), max_size=5)
 

@@ -8,6 +8,8 @@ from tenax._io.etcd.operations import Authenticate, AuthenticateAnswer, prefix_e
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.tls import TlsFiles
 
+pytestmark = pytest.mark.unit
+
 FILES = TlsFiles(ca="ca.pem")
 
 

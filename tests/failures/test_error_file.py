@@ -282,14 +282,14 @@ def test_every_truncation_of_a_real_file_tells_what_it_still_holds(tmp_path: Pat
     assert found.error_type == "RuntimeError"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(content=st.binary(max_size=300))
 def test_any_bytes_are_read_without_raising(tmp_path: Path, content: bytes) -> None:
     """Law 3, for bytes that know nothing of the format."""
     check_types(error_file.read(str(put(tmp_path / "e", content))))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(data=nearly_right, cut=st.integers(0, 10_000))
 def test_any_json_of_nearly_the_right_shape_is_read_without_raising(tmp_path: Path, data: object, cut: int) -> None:
     """Law 3, for wrong types at every place of the format, whole and torn."""

@@ -182,7 +182,7 @@ def test_a_real_worker_is_explained(tmp_path: Path) -> None:
     assert found.last_lines[0] == "Traceback (most recent call last):"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(
     tail=st.binary(max_size=400), content=st.binary(max_size=100), exit_code=st.integers(-20, 140), cut=st.booleans()
 )

@@ -90,7 +90,7 @@ def test_a_torn_file_is_no_reason_to_raise(tmp_path: Path) -> None:
     assert ProcessFailure(0, 1, 1, "nul\0").error_file == "<N/A>"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(data=nearly_right)
 def test_no_content_makes_the_classes_raise(tmp_path: Path, data: object) -> None:
     """Whatever stands in the file: a failure, a date, and a formatted error come out."""

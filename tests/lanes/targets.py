@@ -21,6 +21,7 @@ from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.bounds import MAX_TEXT
 from tenax._core.events import AnyEvent, FromCoordinator
+from tenax._core.lease import LeaseTerms
 from tenax._core.messages import FailureSeen, FromNode, NodeInfo
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
 from tenax._core.run_state import AnyCoordinatorEvent, RunSettings
@@ -395,9 +396,12 @@ class TcpLinks:
 
     def _open(self) -> None:
         kit = self._kit
-        self._served = kit.Served(nodes=(1, 4), max_restarts=1000)
-        self._honest = self._served.member("honest")
-        self._engine = kit.EngineNode(f"127.0.0.1:{self._served.port}")
+        # The first generation has both, whichever is faster: alone, the honest member, which never stops its workers,
+        # would keep the engine waiting. It beats once a case, however long that takes: no lease may end meanwhile.
+        nodes = (2, 4)
+        self._served = kit.Served(nodes, max_restarts=1000, terms=LeaseTerms(beat_s=1.0, lease_s=3600.0))
+        self._honest = self._served.member("honest", nodes=nodes)
+        self._engine = kit.EngineNode(f"127.0.0.1:{self._served.port}", nodes)
         self._engine.until(kit.GenerationFormed)
 
     def case(self, draw: Draw) -> None:

@@ -10,6 +10,8 @@ from .fuzz import main
 from .targets import TARGETS
 from .values import Draw
 
+pytestmark = pytest.mark.unit
+
 CASES = {"http": 10, "links": 10, "frames": 200}
 
 

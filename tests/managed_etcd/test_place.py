@@ -18,6 +18,8 @@ from tenax._io.tls import TlsFiles
 
 from .kit import control_hosts as loopback_hosts
 
+pytestmark = pytest.mark.unit
+
 STRANGERS = ("203.0.113.7", "198.51.100.7")  # for documentation: addresses of nobody
 HOSTS = control_hosts(("n0", "n1:2500", "n2"), 2379, is_tls=False)
 

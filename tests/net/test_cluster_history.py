@@ -10,6 +10,8 @@ import pytest
 
 from .history import History
 
+pytestmark = pytest.mark.unit
+
 
 def write(folder: Path, rank: int, generation: int, **told: Any) -> None:
     """One worker's trace: born at ten times its generation, alive for five seconds."""

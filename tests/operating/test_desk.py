@@ -23,6 +23,8 @@ from tenax._engines.operator_api import OperatorApi
 from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
 
+pytestmark = pytest.mark.unit
+
 
 class Office:
     """A desk on a clock that the test holds."""

@@ -12,6 +12,8 @@ from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, Nod
 from tenax.cli.status_screen import event_lines, render
 from tenax.cli.terminal_table import Column, cells, cut, plain, table, wrapped
 
+pytestmark = pytest.mark.unit
+
 NOW = 1_700_000_000.0
 _COLOURS = re.compile(r"\x1b\[[0-9]*m")
 

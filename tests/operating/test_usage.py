@@ -6,6 +6,8 @@ import pytest
 
 from tenax.cli.main import main
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("words", "sentence"),

@@ -304,7 +304,9 @@ def topologies(tmp_path_factory: pytest.TempPathFactory) -> list[Topology]:
     return [machine.build(tmp_path_factory.mktemp("sys")) for machine in MACHINES]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_any_plan_keeps_the_law(topologies: list[Topology], data: st.DataObject) -> None:
     """[2, 4] On any machine, for any cpuset: non-empty, allowed, equal or disjoint, exclusive to the core."""

@@ -404,7 +404,7 @@ def test_the_heart_does_not_die_in_silence(place: Place) -> None:
 
 def test_a_join_that_fails_takes_its_node_off_the_list(place: Place) -> None:
     """Nobody waits for it, and its heart is still."""
-    node = place.node(2, 2, join_s=0.2)
+    node = place.node(2, 2, join_s=1.0)
     with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes came"):
         node.next_rendezvous()
     assert place.backend.cell is not None

@@ -535,7 +535,7 @@ def test_a_door_that_is_never_quiet_does_not_hold_the_loop() -> None:
 
 def test_honest_links_are_not_taken_for_strangers_when_they_are_many() -> None:
     """The bound is on those who have not proved themselves."""
-    with served(nodes=(1, 400)) as server:
+    with served(nodes=(1, 400), terms=LeaseTerms(beat_s=1.0, lease_s=3600.0)) as server:  # they do not beat
         members = [server.member(str(number), nodes=(1, 400)) for number in range(300)]
         assert server.thread.call(lambda: len(server.server._admission)) == 0
         assert server.thread.call(lambda: server.server.others("")) == 300

@@ -19,7 +19,7 @@ from tenax._node.journal import Footer, Journal, read_journal
 from tenax.agent.server import LocalElasticAgent, WorkerSpec, WorkerState
 from tenax.testing.replay import Replayed, replay
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 # Rank 1 fails twice and then succeeds; rank 0 waits to be ended.
 FLAKY = """
@@ -60,7 +60,6 @@ def replayed(path: object) -> Replayed:
     return replay(*read_journal(str(path)))
 
 
-@pytest.mark.process
 def test_a_real_run_replays_without_a_difference(journal: Path) -> None:
     """Every decision follows from the facts; the verdict and the whole story come out."""
     result = replayed(journal)
@@ -81,7 +80,6 @@ def test_a_real_run_replays_without_a_difference(journal: Path) -> None:
     assert times[0] >= 0
 
 
-@pytest.mark.process
 def test_a_custom_policys_run_replays_without_its_code(tmp_path: Path) -> None:
     """The coordinator asked it, not this node: here its decisions are generations that were formed, with the reason."""
     _, steps, _ = read_journal(path := run(tmp_path, restart_policy=Stubborn()))
@@ -218,7 +216,6 @@ def test_counted_losses_make_it_incomplete(journal: Path) -> None:
     assert not replay(header, steps[:5], Footer(1.0, steps_not_written=3)).is_complete
 
 
-@pytest.mark.process
 def test_each_run_has_a_journal_of_its_own(tmp_path: Path) -> None:
     """Two runs with the same log specs, and so the same folder, do not write into one file."""
     specs = DefaultLogsSpecs(log_dir=str(tmp_path))

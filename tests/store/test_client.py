@@ -305,7 +305,7 @@ def test_a_master_waits_for_its_workers() -> None:
 
 def test_a_master_whose_workers_do_not_come_gives_up() -> None:
     with pytest.raises(StoreTimeoutError, match="not all of 2 came"):
-        TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=0.1)
+        TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=1)
     TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=60, wait_for_workers=False).close()
 
 

@@ -90,7 +90,9 @@ class OperatorApi:
         self._count()
         now = self._loop.now()
         coordinator = self._coordinator
-        status = status_of(coordinator.state, coordinator.recent, coordinator.describe_activity(), now, self._offset(now))
+        status = status_of(
+            coordinator.state, coordinator.recent, coordinator.describe_activity(), now, self._offset(now)
+        )
         return msgspec.structs.replace(status, mark=self._mark)
 
     def _reply_with_status(self, reply: Reply) -> None:
@@ -206,7 +208,8 @@ class OperatorApi:
                 phase = self._coordinator.state.phase
                 if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
                     reply(
-                        None, f"no generation is running that could be restarted: {self._coordinator.describe_activity()}"
+                        None,
+                        f"no generation is running that could be restarted: {self._coordinator.describe_activity()}",
                     )
                     return
                 if leaving := self._last_leaving():

@@ -501,7 +501,9 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
 
         secret = user_secret(create=False)  # readable: tcp_settings has checked it
     try:
-        line = connect_to_coordinator(_addresses(endpoint.host, endpoint.port), selector.run_id, secret, tls, endpoint.host)
+        line = connect_to_coordinator(
+            _addresses(endpoint.host, endpoint.port), selector.run_id, secret, tls, endpoint.host
+        )
     except AccessDenied as error:
         raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
     except Unreachable as error:
