@@ -1,7 +1,7 @@
-"""Events: what happens to a run, told to programs. TorchElastic's names, and handlers of your own.
+"""Events of a run for programs, under TorchElastic's names, and handlers that receive them.
 
-``configure(handler)`` sends every event to it, too; ``record(event, destination)`` records one of yours. Everything is
-loaded when it is first used: an agent to which nobody listens comes by here as well.
+``configure(handler)`` adds a handler for every event; ``record(event, destination)`` records an event of your own.
+Names are imported on first use, so that an agent without event handlers does not pay for them.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     if name == "_get_or_create_logger":  # private in TorchElastic, and imported by launchers based on it
         return import_module(f"{__name__}._recording")._get_or_create_logger
-    if name in ("api", "handlers"):  # TorchElastic's package has them from the beginning
+    if name in ("api", "handlers"):  # TorchElastic's package imports them eagerly
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""The handlers that this process has configured. Every event goes to each of them, wherever else it goes."""
+"""The configured event handlers of this process. Each receives every event, in addition to its destination."""
 
 from __future__ import annotations
 
-from _thread import allocate_lock  # threading would cost an import, and a lock is all that is needed
+from _thread import allocate_lock  # cheaper to import than threading
 
 from tenax.events._undo import Undo
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from tenax.events._handler import EventHandler
 
 _lock = allocate_lock()
-_configured: tuple[EventHandler, ...] = ()  # replaced and never changed, so that whoever reads it needs no lock
+_configured: tuple[EventHandler, ...] = ()  # replaced, never modified, so that readers need no lock
 
 
 def configure(handler: EventHandler) -> Undo:
-    """From now on every event goes to this handler as well. The same one twice is there once.
+    """Send every event to this handler too. Adding the same handler again has no effect.
 
-    Returns what takes this call back: call it, or write ``with configure(handler):``. An agent asks for the handlers
-    when its run begins.
+    Returns an ``Undo``: call it, or write ``with configure(handler):``. An agent reads the handlers when its run
+    begins.
     """
     if not callable(getattr(handler, "record", None)) or isinstance(handler, type):
         raise TypeError(
@@ -34,7 +34,7 @@ def configure(handler: EventHandler) -> Undo:
 
 
 def unconfigure(handler: EventHandler) -> bool:
-    """No event goes to this handler any more. Tells whether it was configured. It is not closed."""
+    """Remove a handler without closing it. Return False if it was not configured."""
     global _configured  # noqa: PLW0603
     with _lock:
         left = tuple(each for each in _configured if each is not handler)
@@ -44,5 +44,5 @@ def unconfigure(handler: EventHandler) -> bool:
 
 
 def configured_handlers() -> tuple[EventHandler, ...]:
-    """Those that are configured now, in the order in which they were."""
+    """Return the configured handlers, in order of configuration."""
     return _configured

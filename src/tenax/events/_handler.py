@@ -1,4 +1,4 @@
-"""The event handler: what receives events. Write one to send them where you want them."""
+"""The base class of event handlers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class EventHandler(ABC):
-    """Receives events, one after the other.
+    """Receives events, one at a time.
 
-    An agent calls its handlers in a thread apart: what they raise, and how long they take, is no matter of the job. An
-    event that you record yourself is handed over before ``record`` returns, and what is raised comes back to you.
+    An agent calls its handlers in a thread of its own: their errors and delays do not affect the job. Your own calls of
+    ``record`` call the handlers directly, and their errors reach you.
     """
 
     @abstractmethod
     def record(self, event: Event | RdzvEvent) -> None:
-        """Take one event. A ``RdzvEvent`` comes from a rendezvous of the kind that a backend of your own makes."""
+        """Receive one event. ``RdzvEvent`` is sent by rendezvous backends based on TorchElastic's dynamic one."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
-        """Send what is still held back. Called by whoever made the handler: an agent closes those it made by name."""
+        """Flush. Called by the owner of the handler: an agent closes the handlers that it created by name."""

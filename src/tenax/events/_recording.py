@@ -1,7 +1,7 @@
-"""Recording: from one event to everybody who wants it.
+"""Records events: sends one event to all its handlers.
 
-Synchronous: the event has been handed over when these functions return. Each receiver gets it, also when another one
-raises; what was raised comes back to the caller.
+Synchronous: all handlers have received the event when these functions return, even if one raises. The exception reaches
+the caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenax.events._handler import EventHandler
     from tenax.events.api import Event, NodeState, RdzvEvent
 
-_OF_RENDEZVOUS = "dynamic_rendezvous"
+_RENDEZVOUS = "dynamic_rendezvous"
 
 
 def record(event: Event, destination: str = "null") -> None:
@@ -33,7 +33,7 @@ def record(event: Event, destination: str = "null") -> None:
 
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Send the event to ``dynamic_rendezvous``, TorchElastic's name for these, and to every configured handler."""
-    _send(event, [*handlers_of(_OF_RENDEZVOUS), *configured_handlers()])
+    _send(event, [*handlers_of(_RENDEZVOUS), *configured_handlers()])
 
 
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
@@ -55,7 +55,7 @@ def _get_or_create_logger(destination: str = "null") -> logging.Logger:
 
 
 def is_rendezvous_heard() -> bool:
-    """Whether anybody wants events of a rendezvous. If not, they need not even be made."""
+    """Return True if a handler receives rendezvous events. Otherwise they need not be created."""
     return bool(configured_handlers()) or hears_rendezvous()
 
 
@@ -70,11 +70,10 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Make an event of a rendezvous and record it; nothing is done if nobody wants it.
+    """Create and record a rendezvous event, if a handler receives such events.
 
-    ``name``: what is being done; without it the function that calls this. The caller's file is put in front of it.
-    ``hostname``, ``pid``: of the node; without them this one's. With the state FAILED, the traceback of the exception
-    that is being handled comes along.
+    ``name``: the action; default: the calling function. It is prefixed with the caller's file. ``hostname``, ``pid``:
+    of the node; default: this one's. With the state FAILED, the event contains the current exception's traceback.
     """
     if not is_rendezvous_heard():
         return
@@ -98,7 +97,7 @@ def construct_and_record_rdzv_event(
 
 
 def present_traceback() -> str:
-    """Of the exception that is being handled; empty if there is none."""
+    """Return the traceback of the exception being handled; empty if there is none."""
     if sys.exc_info()[1] is None:
         return ""
     import traceback
@@ -111,6 +110,6 @@ def _send(event: Event | RdzvEvent, receivers: Sequence[EventHandler]) -> None:
         try:
             receiver.record(event)
         except BaseException:
-            # The others are not to blame. What they raise is chained to this, so that nothing is lost.
+            # Send it to the others first. Their exceptions are chained to this one.
             _send(event, receivers[position + 1 :])
             raise

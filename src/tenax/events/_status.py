@@ -1,7 +1,7 @@
-"""Status events: TorchElastic's ``torchelastic.worker.status.*``, made from plain values.
+"""Creates TorchElastic's status events, ``torchelastic.worker.status.*``. Pure.
 
-Pure. The keys of the metadata are TorchElastic's. The nested ``metadata``, a JSON text, has its keys and some of ours;
-its values are what they are, where TorchElastic wraps some of them into lists of one.
+The metadata has TorchElastic's keys. The nested ``metadata``, a JSON text, has TorchElastic's keys and additional ones;
+its values are plain, where TorchElastic wraps some of them in lists of one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX = "torchelastic.worker.status."
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where an event comes from. The same for all events of an agent."""
+    """The origin of an event, the same for all events of an agent."""
 
     run_id: str
     role: str
@@ -32,7 +32,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """How the agent stands when something happens."""
+    """The time of an event, and the agent's state at that time."""
 
     timestamp_ms: int  # since the epoch
     total_run_time_s: int = 0  # since the run began
@@ -42,13 +42,13 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class WorkerOfGroup(msgspec.Struct, frozen=True):
-    """Which worker, and how it ended if it did."""
+    """The worker that an event is about, and its exit code if it has ended."""
 
     local_rank: int
     global_rank: int
     role_rank: int
     role_world_size: int
-    worker_id: str | None = None  # what the agent started it as: of a local agent, its pid
+    worker_id: str | None = None  # a local agent's is the pid
     pid: int | None = None
     exit_code: int | None = None  # negative: the number of the signal that ended it
 
@@ -63,7 +63,7 @@ def agent_event(
     duration_ms: float | None = None,
     more: Mapping[str, object] = {},
 ) -> Event:
-    """An event about an agent. ``name``: empty for the usual one. ``more``: goes into the nested metadata."""
+    """Return an event about an agent. ``name``: empty for the default. ``more``: added to the nested metadata."""
     nested = {"group_world_size": moment.group_world_size, "entry_point": origin.entry_point, **more}
     metadata = _metadata(state, origin, moment, None, None, raw_error, nested, duration_ms)
     return Event(name or PREFIX + state, EventSource.AGENT, moment.timestamp_ms, metadata)
@@ -79,7 +79,7 @@ def worker_event(
     duration_ms: float | None = None,
     more: Mapping[str, object] = {},
 ) -> Event:
-    """An event about a worker. ``raw_error``: see ``error_as_json``."""
+    """Return an event about a worker. ``raw_error``: see ``error_as_json``."""
     nested = {
         "group_world_size": moment.group_world_size,
         "entry_point": origin.entry_point,
@@ -95,7 +95,7 @@ def worker_event(
 
 
 def error_as_json(message: str, traceback: str, timestamp_s: float) -> str:
-    """A worker's error as ``raw_error`` has it: the content of TorchElastic's error file."""
+    """Return a worker's error for ``raw_error``, in the format of TorchElastic's error file."""
     extra = {"py_callstack": traceback, "timestamp": str(int(timestamp_s))}
     return json.dumps({"message": {"message": message, "extraInfo": extra}})
 

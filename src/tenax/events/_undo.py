@@ -1,4 +1,4 @@
-"""Undo: takes back what one call did. Call it, or use it in a ``with``."""
+"""Undo: reverts the effect of one call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Undo:
-    """Takes it back once; a second time does nothing."""
+    """Reverts once, when called or at the end of a ``with`` block. Later calls do nothing."""
 
     def __init__(self, undo: Callable[[], object]) -> None:
         self._undo: Callable[[], object] | None = undo

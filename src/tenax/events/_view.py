@@ -1,25 +1,23 @@
-"""The event view: what the steps of an agent machine mean as events. Pure; fed with every step, it only remembers.
+"""Derives TorchElastic's events from the steps of an agent machine. Pure.
 
-What always holds (tests cite the numbers):
+Invariants (tests cite the numbers):
 
-V1  A rendezvous is told when it is over: with RENDEZVOUS and ASSIGN_WORKER_RANKS when it gave us a part, and with
-    RENDEZVOUS alone when this node waited in vain. A verdict on workers that had run is no rendezvous.
-V2  START is told once for each worker that came to life, and every START has exactly one end: SUCCEEDED, FAILED,
-    TERMINATED, or UNHEALTHY when the worker was still alive as far as anybody knows. It comes before the next
-    RENDEZVOUS.
-V3  A worker that could not be started is FAILED, without a START.
-V4  A failure is told when what could be found out about it is known, with the time at which the worker ended.
-V5  The last event is the agent's own end, told once: SUCCEEDED or FAILED.
-V6  If scopes are watched, the first event says so and the last but one that they are no longer; in between, each one
-    that expired is told, and each worker that is ended for it.
+V1  A rendezvous is reported when it is over: as RENDEZVOUS and ASSIGN_WORKER_RANKS if this node got an assignment, as
+    RENDEZVOUS alone if it did not. A verdict about workers that have run is not a rendezvous.
+V2  START is reported once for each started worker, and every START has exactly one end: SUCCEEDED, FAILED, TERMINATED,
+    or UNHEALTHY if the worker may still be alive. The end comes before the next RENDEZVOUS.
+V3  A worker that could not be started is FAILED, without START.
+V4  A failure is reported once its evidence is complete, with the time at which the worker ended.
+V5  The last event is the agent's own, once: SUCCEEDED or FAILED.
+V6  With a watchdog, the first event is its start and the last but one its end. In between, each expired timer scope is
+    reported, and each worker that is killed because of it.
 
-TorchElastic tells the ends of the last group of workers only; here each generation tells its own.
+TorchElastic reports the ends of the last group of workers only; here every generation's are reported.
 """
 
 from __future__ import annotations
 
-from tenax._core import commands as order
-from tenax._core import events, messages
+from tenax._core import commands, events, messages
 from tenax._core.agent import Phase, global_rank
 from tenax._core.model import Outcome, WorkerPhase
 from tenax.events._status import Moment, Origin, WorkerOfGroup, agent_event, error_as_json, worker_event
@@ -34,14 +32,14 @@ if TYPE_CHECKING:
     from tenax._core.model import AgentSettings, Failure, Verdict, WorkerRecord
     from tenax.events.api import Event
 
-_OVER_HERE = (Phase.JOINING, Phase.DONE, Phase.ENDED)  # nothing more will be found out about the generation's workers
+_SETTLED = (Phase.JOINING, Phase.DONE, Phase.ENDED)  # no more events about the generation's workers follow
 
 
 class EventView:
-    """``take`` every step of one run, from the first to the last.
+    """Call ``take`` for every step of one run, in commands.
 
-    ``wall_offset``: what to add to the agent's clock to get seconds since the epoch. ``has_watchdog``: whether scopes
-    are watched.
+    ``wall_offset``: seconds since the epoch minus the agent's clock. ``has_watchdog``: whether timer scopes are
+    watched.
     """
 
     def __init__(
@@ -57,17 +55,17 @@ class EventView:
         self._origin = Origin(settings.run_id, settings.role, host, rdzv_backend, entrypoint)
         self._wall_offset = wall_offset
         self._began_at: float | None = None
-        self._joins_since: float | None = None  # None: is not joining
+        self._joins_since: float | None = None  # None: not joining
         self._is_over = False
         # Of this generation:
         self._generation = 0
-        self._ordered_at = 0.0
-        self._started_at: dict[int, float] = {}  # local rank ->
-        self._told_end: set[int] = set()
+        self._formed_at = 0.0
+        self._started_at: dict[int, float] = {}  # by local rank
+        self._end_reported: set[int] = set()  # local ranks
         self._why_ended = ""
 
-    def take(self, at: float, event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list[Event]:
-        """One step and the state after it. Returns what it means, in the order in which it happened."""
+    def take(self, at: float, event: AnyEvent, sent: list[AnyCommand], state: AgentState) -> list[Event]:
+        """Return the events of one step, in commands. ``sent``: its commands. ``state``: the state after it."""
         if self._is_over:
             return []
         found: list[Event] = []
@@ -79,27 +77,27 @@ class EventView:
             found.append(self._of_watchdog(at, "timer expired", state, event))
         if state.generation != self._generation:
             found += self._formed(at, state)
-        for command in commands:
-            if isinstance(command, order.SignalWorkers | order.KillNode):
+        for command in sent:
+            if isinstance(command, commands.SignalWorkers | commands.KillNode):
                 self._why_ended = self._why_ended or command.why
-            if isinstance(command, order.EndWorker):
+            if isinstance(command, commands.EndWorker):
                 found.append(self._of_watchdog(at, "kill worker process", state, command))
         found += self._starts(at, state)
         found += self._ends(at, state)
-        for command in commands:
+        for command in sent:
             match command:
-                case order.SendMessage(messages.NodeReady()):
+                case commands.SendMessage(messages.NodeReady()):
                     self._joins_since = at
-                case order.Finish(verdict):
+                case commands.Finish(verdict):
                     found += self._finished(at, verdict, state)
         return found
 
-    # --- the group ----------------------------------------------------------------------------------------------------
+    # --- rendezvous ---------------------------------------------------------------------------------------------------
 
     def _formed(self, at: float, state: AgentState) -> list[Event]:
-        """The generation and our ranks in it come in one message: nothing is spent on the second."""
-        self._generation, self._ordered_at = state.generation, at
-        self._started_at, self._told_end, self._why_ended = {}, set(), ""
+        """Return both events of a rendezvous. Ranks come with the generation, so assigning them takes no time."""
+        self._generation, self._formed_at = state.generation, at
+        self._started_at, self._end_reported, self._why_ended = {}, set(), ""
         why = state.assignment.why if state.assignment is not None else ""
         return [
             self._of_rendezvous(at, state, "", {"why": why}),
@@ -130,22 +128,22 @@ class EventView:
         for rank, worker in state.workers.items():
             if worker.pid and rank not in self._started_at:
                 self._started_at[rank] = at
-                found.append(self._of_worker("START", at, at, worker, state, duration_ms=_ms(self._ordered_at, at)))
+                found.append(self._of_worker("START", at, at, worker, state, duration_ms=_ms(self._formed_at, at)))
         return found
 
     def _ends(self, at: float, state: AgentState) -> list[Event]:
-        is_over_here = state.phase in _OVER_HERE
+        is_settled = state.phase in _SETTLED
         found = []
         for rank, worker in state.workers.items():
-            if rank in self._told_end:
+            if rank in self._end_reported:
                 continue
-            if worker.phase is WorkerPhase.ENDED and (is_over_here or rank not in state.unexamined):
+            if worker.phase is WorkerPhase.ENDED and (is_settled or rank not in state.unexamined):
                 found.append(self._of_end(at, worker, state))
-            elif is_over_here and rank in self._started_at:
+            elif is_settled and rank in self._started_at:
                 found.append(self._of_unseen_end(at, worker, state))
             else:
                 continue
-            self._told_end.add(rank)
+            self._end_reported.add(rank)
         return found
 
     def _of_end(self, at: float, worker: WorkerRecord, state: AgentState) -> Event:
@@ -170,7 +168,7 @@ class EventView:
         )
 
     def _of_unseen_end(self, at: float, worker: WorkerRecord, state: AgentState) -> Event:
-        """Nobody said how it ended. If the node is clear it is gone all the same."""
+        """Return the end of a worker without a recorded exit. If the node is cleared, the worker is gone."""
         why = state.verdict.why if state.verdict is not None and not state.cleared else self._why_ended
         return self._of_worker(
             "TERMINATED" if state.cleared else "UNHEALTHY",
@@ -228,15 +226,15 @@ class EventView:
             more={"generation": state.generation, **more},
         )
 
-    # --- the watchdog -------------------------------------------------------------------------------------------------
+    # --- watchdog -----------------------------------------------------------------------------------------------------
 
     def _of_watchdog(
-        self, at: float, name: str, state: AgentState, about: events.ScopeExpired | order.EndWorker | None = None
+        self, at: float, name: str, state: AgentState, about: events.ScopeExpired | commands.EndWorker | None = None
     ) -> Event:
         more = watchdog_details(name, about)
         return agent_event("RUNNING", self._origin, self._moment(at, at, state), name=name, more=more)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- end of the run -----------------------------------------------------------------------------------------------
 
     def _finished(self, at: float, verdict: Verdict, state: AgentState) -> list[Event]:
         self._is_over = True
@@ -280,12 +278,12 @@ class EventView:
 
 
 def _ms(since: float, until: float) -> float:
-    """Rounded to microseconds; beyond that a clock says nothing."""
+    """Return a duration in milliseconds, rounded to microseconds."""
     return round(max(0.0, until - since) * 1000, 3)
 
 
-def watchdog_details(name: str, about: events.ScopeExpired | order.EndWorker | None) -> dict[str, object]:
-    """The nested metadata of TorchElastic's four events of a watchdog, with its keys."""
+def watchdog_details(name: str, about: events.ScopeExpired | commands.EndWorker | None) -> dict[str, object]:
+    """Return the nested metadata of TorchElastic's watchdog events."""
     details: dict[str, object] = {"watchdog_event": name}
     if about is not None:
         details |= {

@@ -1,7 +1,7 @@
-"""What an event is: TorchElastic's dataclasses, written as the same JSON.
+"""TorchElastic's event dataclasses, serialized to the same JSON: the same keys in the same order.
 
-Real dataclasses, because people use ``asdict`` and ``replace`` on them; so this module is not on the launcher's start
-path. Whatever read TorchElastic's lines reads ours: the same keys, in the same order.
+They are real dataclasses, because users call ``asdict`` and ``replace`` on them. Importing dataclasses is slow, so the
+launcher's start does not import this module.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _Member = TypeVar("_Member", bound=Enum)
 
 
 class EventSource(str, Enum):
-    """Who an event is about."""
+    """What an event is about."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
 
 
 class NodeState(str, Enum):
-    """How far a node has come in its rendezvous."""
+    """The state of a node in its rendezvous."""
 
     INIT = "INIT"
     RUNNING = "RUNNING"
@@ -34,14 +34,14 @@ class NodeState(str, Enum):
 
 @dataclass
 class Event:
-    """Something that happened to a run.
+    """An event of a run.
 
-    ``name``: what; the agent's own begin with ``torchelastic.worker.status.``.
-    ``source``: whom it happened to.
-    ``timestamp``: when, in whole milliseconds since the epoch: the unit that TorchElastic documents for this field and
-    never fills in. The agent's events have the time at which the thing happened, which may be a little before they are
-    sent. 0: not known. ``record`` leaves it as it is.
-    ``metadata``: details. The agent's are listed in the guide.
+    ``name``: the agent's own names begin with ``torchelastic.worker.status.``.
+    ``source``: what the event is about.
+    ``timestamp``: whole milliseconds since the epoch, the unit that TorchElastic documents for this field but never
+    sets. The agent's events have the time of the event itself, which may be slightly before it is sent. 0: unknown.
+    ``record`` does not change it.
+    ``metadata``: details. The guide lists those of the agent's events.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Event:
 
     @staticmethod
     def deserialize(data: str | Event) -> Event:
-        """The event that ``serialize`` wrote. Raises ``ValueError`` if the text is no event."""
+        """Parse the output of ``serialize``. Raises ``ValueError`` if the text is not an event."""
         if isinstance(data, Event):
             return data
         fields = _fields(data, "an event")
@@ -62,23 +62,22 @@ class Event:
         return Event(**_known(fields, Event, "event"))
 
     def serialize(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return _line(self)
 
 
 @dataclass
 class RdzvEvent:
-    """Something that happened in a rendezvous.
+    """An event of a rendezvous.
 
-    ``name``: where in the code: ``<file>:<class>.<method>``.
-    ``run_id``: of which run.
-    ``message``: what, in words.
-    ``hostname``, ``pid``: of which node.
-    ``node_state``: how far that node has come.
-    ``master_endpoint``: where the workers' store is, if that is known.
+    ``name``: location in the code, ``<file>:<class>.<method>``.
+    ``run_id``: of the run.
+    ``message``: what happened.
+    ``hostname``, ``pid``, ``node_state``: of the node.
+    ``master_endpoint``: address of the workers' store, if known.
     ``rank``: of the node, if it has one.
-    ``local_id``: a number that tells handlers of one process apart, if there is one.
-    ``error_trace``: the traceback, if this is about an error.
+    ``local_id``: distinguishes handlers in one process, if there are several.
+    ``error_trace``: traceback of an error.
     """
 
     name: str
@@ -97,7 +96,7 @@ class RdzvEvent:
 
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """The event that ``serialize`` wrote. Raises ``ValueError`` if the text is no rendezvous event."""
+        """Parse the output of ``serialize``. Raises ``ValueError`` if the text is not a rendezvous event."""
         if isinstance(data, RdzvEvent):
             return data
         fields = _fields(data, "a rendezvous event")
@@ -105,7 +104,7 @@ class RdzvEvent:
         return RdzvEvent(**_known(fields, RdzvEvent, "rendezvous event"))
 
     def serialize(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return _line(self)
 
 
@@ -138,7 +137,7 @@ def _member(kind: type[_Member], found: object, key: str, of: str) -> _Member:
 
 
 def _known(fields: dict[str, Any], kind: type[Any], of: str) -> dict[str, Any]:
-    """Only what there is a field for: a later release may write more."""
+    """Drop unknown fields, which a later release may write. Raises ``ValueError`` if one is missing."""
     from dataclasses import MISSING
     from dataclasses import fields as fields_of
 

@@ -1,7 +1,7 @@
-"""Metrics: numbers about a run, and the handlers that take them somewhere. TorchElastic's names, and more handlers.
+"""Metrics of a run and their handlers, under TorchElastic's names, with additional handlers.
 
-``put_metric`` and ``prof`` are for your code, ``configure`` and ``initialize_metrics`` say where values go. What the
-agent measures itself is derived by ``tenax.metrics._view`` from the facts of the run.
+``put_metric`` and ``prof`` are for your code; ``configure`` and ``initialize_metrics`` choose the handlers.
+``tenax.metrics._view`` derives the agent's own metrics from the steps of its machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
     "put_metric",
 ]
 
-# Imported when asked for: most runs use none of them.
+# Imported on first use: most runs use none of them.
 _HOMES = {
     "FanOutMetricHandler": "_fan_out",
     "JsonLinesMetricHandler": "_json_lines",
@@ -68,14 +68,14 @@ _HOMES = {
     "make_handlers": "_by_name",
 }
 
-_initialized: list[MetricHandler] = []  # by us, not by `configure`
+_initialized: list[MetricHandler] = []  # created by initialize_metrics
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """Make the handlers that ``cfg.params["handlers"]`` names, for all groups that have none of their own.
+    """Create the handlers in ``cfg.params["handlers"]`` for all groups without a handler of their own.
 
-    The text is a list such as ``"prometheus:9464,jsonl:/tmp/metrics.jsonl"``. Without it nothing happens. Called again,
-    it closes what it had made before.
+    The value is a list such as ``"prometheus:9464,jsonl:/tmp/metrics.jsonl"``. Without it nothing happens. A further
+    call closes the handlers of the previous one.
     """
     text = cfg.params.get("handlers", "") if cfg is not None else ""
     if not text:
@@ -83,7 +83,7 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
     from tenax.metrics._by_name import make_handlers
     from tenax.metrics._fan_out import FanOutMetricHandler
 
-    while _initialized:  # before the new ones are made: they may need the same port
+    while _initialized:  # first, because the new ones may need the same port
         configure(NullMetricHandler())
         _initialized.pop().close()
     handler = FanOutMetricHandler(make_handlers(text))

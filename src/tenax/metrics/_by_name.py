@@ -1,13 +1,13 @@
-"""Handlers by name: the text that ``initialize_metrics`` and ``tenax run --metrics`` take becomes handlers.
+"""Metric handlers by name, for ``initialize_metrics`` and ``tenax run --metrics``.
 
     console                     lines on stdout
     null                        nothing
     jsonl[:PATH]                a file of JSON lines; without a path, metrics.jsonl
     prometheus[:[HOST:]PORT]    a page for a Prometheus server
     statsd[:HOST[:PORT]]        datagrams; dogstatsd: with tags
-    otel[:ENDPOINT]             OTLP over HTTP; without an endpoint, what OpenTelemetry's variables or the program say
+    otel[:ENDPOINT]             OTLP over HTTP; without an endpoint, that of OpenTelemetry's variables or of the program
 
-Others come from packages, under the entry point group ``tenax.metric_handlers``.
+Installed packages can provide more, in the entry point group ``tenax.metric_handlers``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MAX_PORT = 65535
 def make_handlers(
     text: str, labels: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
 ) -> list[MetricHandler]:
-    """The handlers of this list, ready to take values. Raises ``UnknownHandler`` with a sentence, and leaves none open.
+    """Create the handlers of this list. Raises ``UnknownHandler`` with a message, and then leaves none open.
 
-    ``labels`` are what every value has in common, such as the run: for those of our own handlers that know labels.
+    ``labels`` are added to every value, such as the run id, by built-in handlers that support labels.
     """
     makers = _own_makers(labels or {}, os.environ if env is None else env)
     made: list[MetricHandler] = handler_names.make_handlers(text, _KIND, makers, GROUP, "emit")
@@ -45,9 +45,10 @@ def make_handlers(
 
 
 def check_names(text: str, env: Mapping[str, str] | None = None) -> None:
-    """Raises ``UnknownHandler`` for what can be seen to be wrong with this list. Makes and opens nothing.
+    """Check a list of names without creating or opening anything.
 
-    A name that is nobody's or cannot be loaded, and what follows the colon of our own.
+    Raises ``UnknownHandler`` for a name that is unknown or cannot be loaded, and for a wrong argument of a built-in
+    one.
     """
     env = os.environ if env is None else env
     handler_names.check_names(text, _KIND, _own_makers({}, env), GROUP)
@@ -59,7 +60,7 @@ def check_names(text: str, env: Mapping[str, str] | None = None) -> None:
     }
     for name, argument in handler_names.parse_names(text):
         if name in readers:
-            _in_words(name, readers[name])(argument)
+            _with_message(name, readers[name])(argument)
 
 
 def _own_makers(labels: Mapping[str, str], env: Mapping[str, str]) -> dict[str, Make]:
@@ -94,11 +95,11 @@ def _own_makers(labels: Mapping[str, str], env: Mapping[str, str]) -> dict[str, 
         "dogstatsd": lambda argument: statsd(argument, tags=True),
         "otel": open_telemetry,
     }
-    return {name: _in_words(name, make) for name, make in makers.items()}
+    return {name: _with_message(name, make) for name, make in makers.items()}
 
 
-def _in_words(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
-    """What goes wrong becomes one sentence with the handler's name in it."""
+def _with_message(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
+    """Turn errors into ``UnknownHandler`` with a message that names the handler."""
 
     def made(argument: str) -> T:
         written = hide_passwords(f"{name}:{argument}" if argument else name)
@@ -117,7 +118,7 @@ def _in_words(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _otlp_destination(endpoint: str, env: Mapping[str, str]) -> str:
-    """An endpoint; empty: the global meter provider. Raises ValueError where values would vanish without a word."""
+    """Return the endpoint; empty: the global meter provider. Raises ValueError if values would be dropped silently."""
     from tenax.metrics._opentelemetry import has_global_provider
     from tenax.metrics._otlp_address import otlp_address
 
@@ -131,12 +132,12 @@ def _otlp_destination(endpoint: str, env: Mapping[str, str]) -> str:
 
 
 def _page_address(text: str) -> tuple[str, int | None]:
-    """A number alone is a port here: the host is rarely said."""
+    """Parse an address in which a number alone is a port."""
     return _host_and_port(f":{text}" if text.isdigit() else text)
 
 
 def _host_and_port(text: str) -> tuple[str, int | None]:
-    """``HOST``, ``HOST:PORT``, ``:PORT``, ``[::1]:PORT``. Raises ValueError."""
+    """Parse ``HOST``, ``HOST:PORT``, ``:PORT`` or ``[::1]:PORT``. Raises ValueError."""
     host, port = text, ""
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")

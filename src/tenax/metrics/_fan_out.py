@@ -1,6 +1,6 @@
-"""Fan-out: several handlers where one is expected.
+"""Fan-out: several metric handlers as one.
 
-Each gets every value, whatever the others do with it. The first exception is raised when all have had their turn.
+Each receives every value, even if others raise. The first exception is raised afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FanOutMetricHandler(MetricHandler):
-    """Gives each value to all of ``handlers``."""
+    """Passes each value to all ``handlers``."""
 
     def __init__(self, handlers: Iterable[MetricHandler]) -> None:
         self.handlers = tuple(handlers)
@@ -24,7 +24,7 @@ class FanOutMetricHandler(MetricHandler):
         self._each(lambda handler: handler.emit(metric_data))
 
     def close(self) -> None:
-        # A handler that was written for TorchElastic has no `close` unless it is of our class.
+        # A handler written for TorchElastic may have no `close`.
         self._each(lambda handler: getattr(handler, "close", lambda: None)())
 
     def _each(self, act: Callable[[MetricHandler], object]) -> None:
@@ -32,7 +32,7 @@ class FanOutMetricHandler(MetricHandler):
         for handler in self.handlers:
             try:
                 act(handler)
-            except Exception as error:  # raised below, when the others have had their turn
+            except Exception as error:  # raised below, after the other handlers
                 errors.append(error)
         if errors:
             raise errors[0]

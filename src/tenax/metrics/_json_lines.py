@@ -1,4 +1,4 @@
-"""Metrics as a file of JSON lines. The file's law is ``tenax._io.json_lines``'s."""
+"""Writes metrics to a file of JSON lines (``tenax._io.json_lines``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class JsonLinesMetricHandler(MetricHandler):
-    """``{"timestamp":…,"group":…,"name":…,"value":…}``, and ``labels`` if there are any. Raises OSError."""
+    """Appends ``{"timestamp":…,"group":…,"name":…,"value":…}``, with ``labels`` if there are any. Raises OSError."""
 
     def __init__(self, path: str, labels: Mapping[str, str] | None = None) -> None:
         self.where = path

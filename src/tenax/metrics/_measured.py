@@ -1,7 +1,4 @@
-"""What is measured: every name that the agent's view gives, its kind, and what it means.
-
-A table, for handlers that explain their numbers and for the guide. ``{…}`` stands for what differs.
-"""
+"""The table of the agent's metrics: name, kind and meaning, for handlers and the guide. ``{…}`` is a placeholder."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from tenax.metrics._reading import COUNTER, DURATION, GAUGE
 
 
 class Measured(NamedTuple):
-    """One name."""
+    """One metric."""
 
     group: str
     name: str
@@ -19,7 +16,7 @@ class Measured(NamedTuple):
     meaning: str
 
 
-# TorchElastic's names come from functions of its agent. These are the spans of time here that stand for them.
+# TorchElastic's names are functions of its agent. These are the equivalent periods of time.
 CALLS = {
     "SimpleElasticAgent.run": "The whole run of this node. A run whose workers failed is a success of the agent.",
     "SimpleElasticAgent._rendezvous": "From being ready until a generation was formed.",

@@ -1,7 +1,7 @@
-"""OpenTelemetry: counters, gauges and histograms of its SDK.
+"""Sends metrics through OpenTelemetry's SDK, as counters, gauges and histograms.
 
-With an endpoint, this handler has a meter provider of its own that sends OTLP over HTTP; without one, it uses the
-process's global provider, which is somebody else's to configure. Needs the extra ``otel``.
+With an endpoint, the handler has its own meter provider, which sends OTLP over HTTP. Without one, it uses the process's
+global provider, which the program configures. Needs the extra ``otel``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from tenax.metrics._reading import Reading
     from tenax.metrics.api import MetricData
 
-_EVERY_S = 10.0
-_PATIENCE_S = 2.0
+_EXPORT_INTERVAL_S = 10.0
+_TIMEOUT_S = 2.0
 _UNITS = {"seconds": "s"}
 
 
 class OpenTelemetryMetricHandler(MetricHandler):
-    """``endpoint``: ``http://host:4318``, or with a path of its own; empty: the global provider.
+    """``endpoint``: ``http://host:4318``, with or without a path; empty: the global provider.
 
-    ``labels`` are attributes of every value; ``patience_s`` is for one export, and for the last one. Raises ImportError
-    without the packages.
+    ``labels``: attributes of every value. ``patience_s``: timeout of an export, and of the final flush. Raises
+    ImportError without the packages.
     """
 
     def __init__(
-        self, endpoint: str = "", labels: Mapping[str, str] | None = None, patience_s: float = _PATIENCE_S
+        self, endpoint: str = "", labels: Mapping[str, str] | None = None, patience_s: float = _TIMEOUT_S
     ) -> None:
         from opentelemetry import metrics
 
@@ -50,7 +50,7 @@ class OpenTelemetryMetricHandler(MetricHandler):
         self._instruments[key](reading.value, {**self._labels, **reading.labels})
 
     def close(self) -> None:
-        """Send what is left. A provider of somebody else's is theirs to close."""
+        """Flush and shut down the handler's own provider. The global one belongs to the program."""
         provider, self._provider = self._provider, None
         if provider is not None:
             provider.shutdown(timeout_millis=1000 * self._patience_s)
@@ -68,10 +68,10 @@ class OpenTelemetryMetricHandler(MetricHandler):
 
 
 def has_global_provider() -> bool:
-    """Whether somebody has set the process's meter provider: until then a stand-in throws everything away."""
+    """Return True if the process has a meter provider. OpenTelemetry's default one drops everything."""
     from opentelemetry import metrics
 
-    # All classes of providers in OpenTelemetry's API are stand-ins; those that send are in its SDK, or somebody's own.
+    # The provider classes in OpenTelemetry's API drop everything; its SDK and third-party packages have others.
     return not type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
@@ -82,7 +82,7 @@ def _own_provider(endpoint: str, patience_s: float) -> Any:
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     exporter = OTLPMetricExporter(endpoint, timeout=patience_s)
-    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * _EVERY_S)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * _EXPORT_INTERVAL_S)
     resource = Resource.create()  # from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "tenax"}))
@@ -90,6 +90,6 @@ def _own_provider(endpoint: str, patience_s: float) -> Any:
 
 
 def _plain(name: str) -> str:
-    """What the SDK accepts: a letter, then letters, digits and some signs; at most 255."""
+    """Return a name that the SDK accepts: a letter, then letters, digits and ``_.-/``; at most 255 characters."""
     text = "".join(each if each.isascii() and (each.isalnum() or each in "_.-/") else "_" for each in name)
     return (text if text[:1].isalpha() else f"m_{text}")[:255]

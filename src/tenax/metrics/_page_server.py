@@ -1,5 +1,4 @@
-"""A page server: one text over HTTP, for those who come by and read it. The server's law is
-``tenax._io.http.server``'s."""
+"""Serves one page of text over HTTP (``tenax._io.http.server``)."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class PageServer:
         return f"http://{host}:{self.port}{self._path}"
 
     def close(self) -> None:
-        """Hang up on everybody. May be called twice."""
+        """Close all connections. May be called twice."""
         self._server.stop()
 
     def _answer(self, request: Request) -> Response:

@@ -1,8 +1,7 @@
-"""Prometheus: the last values as a page that a Prometheus server reads, ``GET /metrics``.
+"""Serves metrics to Prometheus at ``GET /metrics``.
 
-A counter is the sum of its values and ends in ``_total``. A duration is a summary in seconds: ``_sum`` and ``_count``.
-A gauge is its last value. The group is the first part of the name; what differs from function to function or role to
-role is a label.
+A counter is the sum of its values, and its name ends in ``_total``. A duration is a summary in seconds: ``_sum`` and
+``_count``. A gauge is its last value. The group is the first part of the name; functions and roles are labels.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _OF_CALLS = {
 
 
 class PrometheusMetricHandler(MetricHandler):
-    """Serves the page at once. ``labels`` are on every line. Raises OSError if it cannot listen there."""
+    """Starts serving when created. ``labels`` are on every line. Raises OSError if it cannot listen."""
 
     def __init__(
         self, port: int = DEFAULT_PORT, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
@@ -74,7 +73,7 @@ class PrometheusMetricHandler(MetricHandler):
             self._series += is_new
 
     def page(self) -> str:
-        """The text that is served."""
+        """Return the page."""
         with self._lock:
             return "".join(family.text(name) for name, family in sorted(self._families.items()))
 
@@ -83,11 +82,11 @@ class PrometheusMetricHandler(MetricHandler):
 
 
 class _Family:
-    """All series of one name, by their labels as they are written."""
+    """All series of one name, by formatted labels."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.series: dict[str, tuple[float, int]] = {}  # the value or the sum, and how many
+        self.series: dict[str, tuple[float, int]] = {}  # value or sum, and count
 
     def add(self, labels: str, value: float) -> None:
         total, count = self.series.get(labels, (0, 0))
@@ -114,14 +113,14 @@ def _help(name: str) -> list[str]:
 
 @cache
 def _meanings() -> dict[str, str]:
-    """By the name of the family."""
+    """Return the help texts by family name."""
     from tenax.metrics._measured import MEASURED
     from tenax.metrics.api import MetricData
 
     found: dict[str, str] = {}
     for row in MEASURED:
         reading = read(MetricData(0, row.group, row.name, 0))
-        is_call = "function" in reading.labels  # of all of them together
+        is_call = "function" in reading.labels  # one family for all functions
         meaning = _OF_CALLS[reading.kind] if is_call else row.meaning
         found[_family_name(row.group, reading)] = meaning
     return found

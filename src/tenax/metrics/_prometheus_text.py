@@ -1,4 +1,4 @@
-"""Prometheus' text format (version 0.0.4), written by hand: it is this file and its two users. Pure."""
+"""Formatting for Prometheus's text format (version 0.0.4). Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_braces(labels: Mapping[str, str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """As it may stand between the quotes of a label."""
+    """Escape a label's value."""
     return value.translate(_ESCAPES) if '"' in value or "\\" in value or "\n" in value else value
 
 

@@ -1,7 +1,6 @@
-"""Readings: what a value means to a system that knows counters, gauges and durations.
+"""Converts metrics to counters, gauges and durations. Pure.
 
-A ``MetricData`` is a name and a number; what kind of number it is stands in the name. Pure. The rules, first match
-wins:
+A ``MetricData`` is a name and a number; its kind follows from the name. The first matching rule applies:
 
 - ``X.success``, ``X.failure``: a counter ``calls`` of function X, with the result.
 - ``X.duration.ms``: a duration ``call`` of function X.
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 COUNTER, GAUGE, DURATION = "counter", "gauge", "duration"
 
 _GROUP_GAUGES = ("remaining_restarts", "flakiness")
-_TAKEN_APART = {"worker_failures": "kind", "run_ended": "outcome"}  # of the group tenax: NAME.VALUE of this label
+_LABELLED = {"worker_failures": "kind", "run_ended": "outcome"}  # of the group tenax: NAME.VALUE, with this label
 
 
 class Reading(NamedTuple):
-    """One value with its kind. The name is without its unit and without ``_total``."""
+    """One value with its kind. The name has no unit and no ``_total``."""
 
     kind: str
     name: str
@@ -37,7 +36,7 @@ class Reading(NamedTuple):
 
 
 def read(data: MetricData) -> Reading:
-    """What this value means. Raises ValueError for one that is no number."""
+    """Return the reading of a value. Raises ValueError if it is not a number."""
     value = number(data)
     name = data.name
     function, _, result = name.rpartition(".")
@@ -48,8 +47,8 @@ def read(data: MetricData) -> Reading:
     if data.group_name == "torchelastic" and name.startswith("workers."):
         return _of_workers(name.removeprefix("workers."), value)
     if data.group_name == "tenax":
-        if function in _TAKEN_APART:
-            return Reading(COUNTER, function, {_TAKEN_APART[function]: result}, value)
+        if function in _LABELLED:
+            return Reading(COUNTER, function, {_LABELLED[function]: result}, value)
         if name == "running_s":
             return Reading(COUNTER, "running", {}, value, "seconds")
     return _of_any(name, value)
@@ -76,7 +75,7 @@ def _of_any(name: str, value: float) -> Reading:
 
 
 def number(data: MetricData) -> float:
-    """The value as a number, whatever it is an instance of: an int stays one. Raises ValueError."""
+    """Return the value as an int or float; other types are converted to float. Raises ValueError."""
     value = data.value
     if type(value) is int or type(value) is float:
         return value

@@ -1,7 +1,7 @@
-"""StatsD: a datagram for each value. Nobody answers, and nobody notices when no one listens.
+"""Sends metrics to StatsD, one datagram per value. A missing server is not detected.
 
-Counters are ``c``, durations ``ms``, everything else ``g``; names are ``group.name`` as they are. With ``tags``, in the
-manner of DogStatsD, what differs from function to function or role to role is a tag instead of a part of the name.
+Counters are ``c``, durations ``ms``, everything else ``g``; names are ``group.name``. With ``tags`` (DogStatsD),
+functions and roles are tags instead of parts of the name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_IN_NAMES = dict.fromkeys(map(ord, ":|@#, \t\r\n"), "_")
 
 
 class StatsdMetricHandler(MetricHandler):
-    """Sends to ``host``, whose name is looked up once. Raises OSError."""
+    """Sends to ``host``, which is resolved once. Raises OSError."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class StatsdMetricHandler(MetricHandler):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         self._address = address
         self.where = f"{host}:{port}"
-        # Not connected: the system would tell the next send that nobody had listened to the one before.
+        # Not connected: otherwise a send would fail if the previous datagram had no receiver.
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
 
@@ -56,7 +56,7 @@ class StatsdMetricHandler(MetricHandler):
         value = 1000 * reading.value if reading.kind == DURATION else reading.value
         lines = [f"{_plain(name)}:{_in_text(value)}{end}"]
         if reading.kind == GAUGE and value < 0:
-            lines.insert(0, f"{_plain(name)}:0{end}")  # a sign means "less than it was", so it must be 0 first
+            lines.insert(0, f"{_plain(name)}:0{end}")  # a signed value is relative to the current one, so set 0 first
         self._socket.sendto("\n".join(lines).encode(), self._address)
 
     def close(self) -> None:

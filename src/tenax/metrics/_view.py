@@ -1,22 +1,19 @@
-"""The view: metrics of a run, derived from the steps of the agent machine.
+"""Derives a run's metrics from the steps of the agent machine. Pure.
 
-Pure: facts and orders with their times in, values out. It is told every step and asks nobody. What it says:
-
-- Spans of time under TorchElastic's function names. A span that came to its end is ``.success``, one that was begun and
-  did not is ``.failure``; both have a ``.duration.ms``.
-- Where TorchElastic repeats a value at every look at its workers, this says it when it changes: there is no tick here.
-  The state that the workers left becomes 0, so that the last values are the present ones.
-- The group ``tenax``: what TorchElastic does not tell. ``measured.py`` has every name.
+- Spans of time have TorchElastic's function names. A completed span is ``.success``, an unfinished one ``.failure``;
+  both have a ``.duration.ms``.
+- TorchElastic repeats values whenever it polls its workers; here they are reported when they change. The previous state
+  of the workers is set to 0, so that the last values are the current ones.
+- The group ``tenax`` has metrics that TorchElastic lacks. ``_measured.py`` lists all names.
 
 V1  No duration is negative.
-V2  Every span that begins ends once: at the latest with the run.
-V3  Nothing is said after the verdict.
+V2  Every span ends once, at the latest with the run.
+V3  Nothing is reported after the verdict.
 """
 
 from __future__ import annotations
 
-from tenax._core import commands as order
-from tenax._core import messages
+from tenax._core import commands, messages
 from tenax._core.agent import Phase
 from tenax._core.model import Outcome, WorkerPhase
 from tenax.metrics.api import TORCHELASTIC, MetricData
@@ -45,42 +42,42 @@ RECOVERY, MEMBERSHIP_CHANGE = "recovery_ms", "membership_change_ms"
 
 
 class MetricView:
-    """Tell it every step, in order. ``wall_offset`` is what must be added to ``at`` to get seconds since 1970."""
+    """Call ``take`` for every step, in order. ``wall_offset``: seconds since the epoch minus the agent's clock."""
 
     def __init__(self, settings: AgentSettings, wall_offset: float) -> None:
         self._settings = settings
         self._wall_offset = wall_offset
         self._phase = Phase.NEW  # before the step
-        self._spans: dict[str, float] = {}  # since when
-        self._interrupted: tuple[str, float] | None = None  # what the time without workers is called, since when
+        self._spans: dict[str, float] = {}  # open spans, and their starts
+        self._interrupted: tuple[str, float] | None = None  # metric for the time without workers, and its start
         self._worker_state = ""
         self._remaining_restarts: int | None = None
         self._restarts_used = 0
         self._is_running = False
-        self._counted = 0  # the generation whose failures were told
+        self._counted = 0  # the last generation whose failures were reported
         self._at = 0.0
         self._found: list[MetricData] = []
 
-    def take(self, at: float, event: AnyEvent, commands: Sequence[AnyCommand], state: AgentState) -> list[MetricData]:
-        """The values that this step gives. ``state`` is the state after it."""
-        del event  # whatever it was, the orders and the state say what came of it
+    def take(self, at: float, event: AnyEvent, sent: Sequence[AnyCommand], state: AgentState) -> list[MetricData]:
+        """Return the values of one step. ``sent``: its commands. ``state``: the state after it."""
+        del event  # its effects are in the commands and the state
         before, self._phase = self._phase, state.phase
         self._at, self._found = at, []
         if before is Phase.ENDED:
             return []
         if RUN not in self._spans:
             self._begin(RUN, at)
-            self._say("running", 0, TENAX)  # so that the time before the first generation counts as time without
-        for command in commands:
-            if isinstance(command, order.StartWorkers):
+            self._put("running", 0, TENAX)  # covers the time before the first generation
+        for command in sent:
+            if isinstance(command, commands.StartWorkers):
                 self._generation_formed(command.assignment)
-        self._look_at_starting(state)
+        self._check_starting(state)
         if before is Phase.RUNNING and state.phase is not Phase.RUNNING:
             self._stopped_running(state)
-        self._look_at_stopping(before, state)
-        self._look_at_worker_state(state)
+        self._check_stopping(before, state)
+        self._check_worker_state(state)
         if any(
-            isinstance(each, order.SendMessage) and isinstance(each.message, messages.NodeStopped) for each in commands
+            isinstance(each, commands.SendMessage) and isinstance(each.message, messages.NodeStopped) for each in sent
         ):
             self._count_failures(state)
         if state.phase is Phase.JOINING and before is not Phase.JOINING:
@@ -90,15 +87,15 @@ class MetricView:
             self._ended(state.verdict)
         return self._found
 
-    # --- what happened ------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def _joining(self, before: Phase, state: AgentState) -> None:
-        """Ready for a generation: the first, or the next."""
+        """The node is ready for a generation: the first, or the next."""
         self._begin(INITIALIZE, self._at)
         self._begin(RENDEZVOUS, self._at)
         if before is Phase.NEW:
             return
-        # A node whose workers had all succeeded stopped nothing: it was called back.
+        # A node whose workers had all succeeded is called back without stopping any.
         stopped_at = state.stopping_since if before is Phase.STOPPING else self._at
         self._begin(RESTART, stopped_at)
         if self._interrupted is None:
@@ -107,25 +104,25 @@ class MetricView:
             self._interrupted = (MEMBERSHIP_CHANGE if state.is_uncharged else RECOVERY, since)
 
     def _generation_formed(self, part: Assignment) -> None:
-        self._say("forming_ms", self._ms_since(self._spans[RENDEZVOUS]), TENAX)
+        self._put("forming_ms", self._ms_since(self._spans[RENDEZVOUS]), TENAX)
         self._end(RENDEZVOUS)
         self._begin(ASSIGN, self._at)
         self._end(ASSIGN)
-        self._say("generation", part.generation, TENAX)
-        self._say("world_size", part.world_size, TENAX)
-        self._say("nodes", part.group_world_size, TENAX)
-        self._look_at_budget(part.restarts_used, is_new=True)
+        self._put("generation", part.generation, TENAX)
+        self._put("world_size", part.world_size, TENAX)
+        self._put("nodes", part.group_world_size, TENAX)
+        self._check_budget(part.restarts_used, is_new=True)
         self._begin(START, self._at)
         self._begin(MONITOR, self._at)
 
-    def _look_at_starting(self, state: AgentState) -> None:
-        """Whether every worker came to life. One may have failed before the last did."""
+    def _check_starting(self, state: AgentState) -> None:
+        """End the start spans once every worker has started or failed to."""
         if START not in self._spans:
             return
         workers = state.workers.values()
         if any(worker.phase is WorkerPhase.REQUESTED for worker in workers):
             if state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-                return  # we shall hear of it
+                return  # an event for it will follow
             is_good = False
         else:
             is_good = all(worker.pid for worker in workers)
@@ -133,75 +130,75 @@ class MetricView:
             self._end(span, is_good)
         if is_good and state.phase is Phase.RUNNING:
             self._is_running = True
-            self._say("running", 1, TENAX)
+            self._put("running", 1, TENAX)
             if self._interrupted is not None:
                 name, since = self._interrupted
-                self._say(name, self._ms_since(since), TENAX)
+                self._put(name, self._ms_since(since), TENAX)
                 self._interrupted = None
 
     def _stopped_running(self, state: AgentState) -> None:
-        self._end(MONITOR, is_good=state.phase is not Phase.ENDED)  # straight to the end: our hold on them was lost
-        self._say("running_s", round(max(0.0, self._at - state.running_since), 3), TENAX)
+        self._end(MONITOR, is_good=state.phase is not Phase.ENDED)  # ENDED: control of the workers was lost
+        self._put("running_s", round(max(0.0, self._at - state.running_since), 3), TENAX)
         if self._is_running:
             self._is_running = False
-            self._say("running", 0, TENAX)
+            self._put("running", 0, TENAX)
 
-    def _look_at_stopping(self, before: Phase, state: AgentState) -> None:
+    def _check_stopping(self, before: Phase, state: AgentState) -> None:
         if before is Phase.RUNNING and state.phase is Phase.STOPPING:
             self._begin(STOP, state.stopping_since)
         if STOP in self._spans and state.cleared:
             self._end(STOP)
 
-    def _look_at_worker_state(self, state: AgentState) -> None:
+    def _check_worker_state(self, state: AgentState) -> None:
         now = _worker_state(state) or self._worker_state
         if now != self._worker_state:
             if self._worker_state:
-                self._say_of_workers(self._worker_state, 0)
-            self._say_of_workers(now, 1)
+                self._put_of_workers(self._worker_state, 0)
+            self._put_of_workers(now, 1)
             self._worker_state = now
 
     def _count_failures(self, state: AgentState) -> None:
-        """Once per generation, when the evidence is in: before that nobody can tell an exception from an exit code."""
+        """Count failures once per generation, after the evidence is complete (exception or exit code)."""
         if state.generation > self._counted:
             self._counted = state.generation
             for failure in state.failures:
-                self._say(f"worker_failures.{failure_kind(failure)}", 1, TENAX)
+                self._put(f"worker_failures.{failure_kind(failure)}", 1, TENAX)
 
-    def _look_at_budget(self, restarts_used: int, *, is_new: bool = False) -> None:
+    def _check_budget(self, restarts_used: int, *, is_new: bool = False) -> None:
         if is_new or restarts_used != self._restarts_used:
             self._restarts_used = restarts_used
-            self._say("restarts_used", restarts_used, TENAX)
+            self._put("restarts_used", restarts_used, TENAX)
         remaining = max(0, self._settings.max_restarts - restarts_used)
         if remaining != self._remaining_restarts:
             self._remaining_restarts = remaining
-            self._say_of_workers("remaining_restarts", remaining)
+            self._put_of_workers("remaining_restarts", remaining)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- end of the run -----------------------------------------------------------------------------------------------
 
     def _ended(self, verdict: Verdict) -> None:
         has_result = verdict.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
         if has_result:
-            self._look_at_budget(verdict.restarts_used)
+            self._check_budget(verdict.restarts_used)
             self._result(verdict)
         for span in [*self._spans]:
             if span != RUN:
                 self._end(span, is_good=False)
         self._end(RUN, has_result)
-        self._say(f"run_ended.{verdict.outcome.value}", 1, TENAX)
+        self._put(f"run_ended.{verdict.outcome.value}", 1, TENAX)
 
     def _result(self, verdict: Verdict) -> None:
-        """What TorchElastic says of a run that came to a result. One that was cancelled has none."""
+        """Report TorchElastic's metrics of a run that succeeded or failed."""
         failed, retried = verdict.outcome is Outcome.FAILED, verdict.restarts_used > 0
         budget = self._settings.max_restarts
         left = max(0, budget - verdict.restarts_used)
-        self._say_of_workers("flakiness", 100 if failed else int(100 - 100 * (left + 1) / (budget + 1)))
-        self._say_of_workers("run_total", 1)
-        self._say_of_workers("run_success_with_retries", int(not failed and retried))
-        self._say_of_workers("run_success_no_retries", int(not failed and not retried))
-        self._say_of_workers("run_failed_with_retries", int(failed and retried))
-        self._say_of_workers("run_failed_no_retries", int(failed and not retried))
+        self._put_of_workers("flakiness", 100 if failed else int(100 - 100 * (left + 1) / (budget + 1)))
+        self._put_of_workers("run_total", 1)
+        self._put_of_workers("run_success_with_retries", int(not failed and retried))
+        self._put_of_workers("run_success_no_retries", int(not failed and not retried))
+        self._put_of_workers("run_failed_with_retries", int(failed and retried))
+        self._put_of_workers("run_failed_no_retries", int(failed and not retried))
 
-    # --- saying it ----------------------------------------------------------------------------------------------------
+    # --- values -------------------------------------------------------------------------------------------------------
 
     def _begin(self, span: str, at: float) -> None:
         self._spans[span] = at
@@ -209,21 +206,21 @@ class MetricView:
     def _end(self, span: str, is_good: bool = True) -> None:
         since = self._spans.pop(span, None)
         if since is not None:
-            self._say(f"{span}.{'success' if is_good else 'failure'}", 1)
-            self._say(f"{span}.duration.ms", self._ms_since(since))
+            self._put(f"{span}.{'success' if is_good else 'failure'}", 1)
+            self._put(f"{span}.duration.ms", self._ms_since(since))
 
     def _ms_since(self, at: float) -> int:
         return max(0, int(1000 * (self._at - at)))
 
-    def _say_of_workers(self, name: str, value: float) -> None:
-        self._say(f"workers.{self._settings.role}.{name}", value)
+    def _put_of_workers(self, name: str, value: float) -> None:
+        self._put(f"workers.{self._settings.role}.{name}", value)
 
-    def _say(self, name: str, value: float, group: str = TORCHELASTIC) -> None:
+    def _put(self, name: str, value: float, group: str = TORCHELASTIC) -> None:
         self._found.append(MetricData(self._at + self._wall_offset, group, name, value))
 
 
 def _worker_state(state: AgentState) -> str:
-    """As TorchElastic names it; empty where it is the one before."""
+    """Return TorchElastic's name of the workers' state; empty if it has not changed."""
     match state.phase:
         case Phase.RUNNING:
             return "healthy"
@@ -232,12 +229,12 @@ def _worker_state(state: AgentState) -> str:
         case Phase.CLOSING | Phase.DONE:
             return "succeeded"
         case Phase.ENDED if not state.cleared:
-            return "unknown"  # we lost our hold on them, or could not end them
+            return "unknown"  # control of the workers was lost, or they could not be killed
     return ""
 
 
 def failure_kind(failure: Failure) -> str:
-    """One word for how a worker failed."""
+    """Return one word for how a worker failed."""
     evidence = failure.evidence
     if failure.pid == 0 and failure.reason:
         return "not_started"

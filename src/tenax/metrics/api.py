@@ -1,8 +1,8 @@
-"""Metrics as TorchElastic's documents name them: a value now and then, under a name, in a group.
+"""TorchElastic's metrics API: values with a name and a group.
 
-Each group has one handler, and what has none goes to the default one, which throws it away until somebody configures
-another. A call from your code is a plain call: the handler is called before ``put_metric`` returns, and what it raises
-reaches you. (The agent's own metrics never come by here; see ``tenax._io.delivery``.)
+Each group has one handler. Groups without one use the default handler, which drops values until another is configured.
+``put_metric`` calls the handler directly, and its exceptions reach the caller. The agent's own metrics do not use this
+module; see ``tenax._io.delivery``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MetricData(NamedTuple):
 
 
 class MetricsConfig:
-    """What ``initialize_metrics`` is told: ``params["handlers"]`` names the handlers."""
+    """The configuration of ``initialize_metrics``: ``params["handlers"]`` is a list of handlers."""
 
     __slots__ = ("params",)
 
@@ -58,20 +58,20 @@ class MetricsConfig:
 
 
 class MetricHandler(ABC):
-    """Takes values somewhere."""
+    """Receives values."""
 
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Take this value."""
+        """Receive one value."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """No value will follow."""
+        """Release resources. No value will follow."""
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """A line on stdout for each value.
+    """Prints a line on stdout for each value.
 
-    An agent that has a console of its own sets ``say``, and lines go there, apart from what its workers print.
+    An agent with a console of its own sets ``say``, so that lines do not mix with the workers' output.
     """
 
     say: Callable[[str], None] | None = None
@@ -86,21 +86,21 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 class NullMetricHandler(MetricHandler):
-    """Throws everything away."""
+    """Drops everything."""
 
     def emit(self, metric_data: MetricData) -> None:
         pass
 
 
 class MetricStream:
-    """The way from a group to its handler."""
+    """A group and its handler."""
 
     def __init__(self, group_name: str, handler: MetricHandler) -> None:
         self.group_name = group_name
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Give the handler this value, now."""
+        """Pass a value to the handler, with the current time."""
         self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
 
 
@@ -108,7 +108,7 @@ _handlers: dict[str | None, MetricHandler] = {None: NullMetricHandler()}  # by g
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
-    """From now on ``handler`` takes the values of ``group``; without a group, of all groups that have none."""
+    """Set the handler of ``group``; without a group, of all groups that have none."""
     if not callable(getattr(handler, "emit", None)) or isinstance(handler, type):
         raise TypeError(
             f"{handler!r} is no metric handler; expected an object with emit(metric_data), such as a MetricHandler"
@@ -117,18 +117,18 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 
 def getStream(group: str) -> MetricStream:
-    """The way to the handler that takes the values of ``group`` now."""
+    """Return the stream to the current handler of ``group``."""
     return MetricStream(group, _handlers.get(group) or _handlers[None])
 
 
 def handler_in_use(group: str) -> MetricHandler | None:
-    """The handler that takes the values of ``group``; None if they are thrown away."""
+    """Return the handler of ``group``; None if its values are dropped."""
     handler = getStream(group).handler
     return None if isinstance(handler, NullMetricHandler) else handler
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = TORCHELASTIC) -> None:
-    """Give the group's handler a value."""
+    """Pass a value to the group's handler."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
@@ -156,18 +156,18 @@ def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> 
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
-    """Whole milliseconds since a moment that ``time.time()`` told."""
+    """Return the whole milliseconds since a time of ``time.time()``."""
     return int(1000 * (time.time() - start_time_in_seconds))
 
 
 def _measured(function: F, name: str, group: str | None) -> F:
     def put(what: str, value: int) -> None:
-        # `profile` has always passed a group of None on as it is.
+        # As in TorchElastic, `profile` passes on a group of None.
         put_metric(f"{name}.{what}", value, group)  # type: ignore[arg-type]
 
     @wraps(function)
     def measured(*args: Any, **kwargs: Any) -> Any:
-        began = time.monotonic()  # a clock that was set meanwhile must not make a duration negative
+        began = time.monotonic()  # never negative durations, even if the wall clock is set meanwhile
         try:
             result = function(*args, **kwargs)
         except Exception:

@@ -1,7 +1,7 @@
 // The live page of a run.
 //
-// What comes from the run is put in as text, never as markup. Only what has changed is touched. Ages and what the time
-// is spent on are counted here, so nothing is sent while nothing happens; a page that nobody looks at counts nothing.
+// Data of the run is inserted as text, never as markup. Only changed parts are updated. Ages and durations are computed
+// here, so nothing is sent while nothing happens; a hidden page computes nothing.
 "use strict";
 (() => {
   const KEY = new URLSearchParams(location.search).get("key") || "";
@@ -54,7 +54,7 @@
     if (element.getAttribute(name) !== value) element.setAttribute(name, value);
   }
 
-  /** Make these the children, in this order, moving as few as possible. */
+  /** Set the children in this order, moving as few as possible. */
   function arrange(parent, children) {
     const wanted = new Set(children);
     for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
@@ -79,7 +79,7 @@
     return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
   }
 
-  /** The same for what may take no time at all. */
+  /** The same for durations that may be zero. */
   function brief(seconds) {
     if (seconds < 0.0005) return "no time";
     return seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : duration(seconds);
@@ -97,7 +97,7 @@
     return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
   }
 
-  /** Escape sequences and other codes out of what a worker printed; of what was written over, what was left. */
+  /** Remove control codes from a worker's output; of overwritten text, keep what was visible last. */
   function harmless(text) {
     return text
       .replace(/\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)/g, "")
@@ -105,9 +105,9 @@
       .replace(/(?![\t\n])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, "");
   }
 
-  // --- what is known -----------------------------------------------------------------------------------------------
+  // --- state -------------------------------------------------------------------------------------------------------
 
-  let run = null; // what is said once for the whole run
+  let run = null; // the fields of the run itself
   let nodes = new Map(); // by id
   let generations = new Map(); // by number
   let failures = [];
@@ -180,7 +180,7 @@
     schedule();
   }
 
-  /** With what is left out because it is the usual, and what the filter looks at. */
+  /** Add omitted default values, and the text that the filter searches. */
   function prepared(node) {
     const full = {
       slots: 1, rank: -1, first_rank: -1, pids: [], steps: [], phases: [], failed: [], step_at: null,
@@ -199,7 +199,7 @@
     return run.hang_where ? `${still}; ${run.hang_where}` : still;
   }
 
-  /** What is shown of a node: one that works is still there in a hang, but it does not work. */
+  /** The state shown for a node: during a hang, a working node is not shown as working. */
   const stateOf = (node) => (node.state === "working" && hangs() ? "hanging" : node.state);
 
   // --- drawing -----------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@
     changed.events = [];
   }
 
-  /** What only the passing of time changes. */
+  /** Update what changes only with time. */
   function drawTimes() {
     if (run === null) return;
     if (hangs()) write($("doing"), hangInWords());
@@ -582,7 +582,7 @@
   const generationsList = $("generations");
   let showsAll = false;
 
-  /** What a generation is spending its time on now; empty: it has settled. */
+  /** The current phase of a generation; empty: it has settled. */
   function spending(entry) {
     if (!entry || entry.settled_at != null || run.phase === "over") return "";
     if (entry.ended_at != null) return "stopping";
@@ -865,12 +865,12 @@
     while (eventsList.children.length > MOST_EVENTS) eventsList.lastElementChild.remove();
   }
 
-  // --- what is said aloud ------------------------------------------------------------------------------------------
+  // --- announcements for screen readers ----------------------------------------------------------------------------
 
   let toSay = "";
   let sayTimer = 0;
 
-  /** The last word of two seconds, politely: a storm of changes is one sentence. */
+  /** Announce only the last message of two seconds, so that many changes become one announcement. */
   function announce(text) {
     toSay = text;
     if (sayTimer) return;
@@ -948,7 +948,7 @@
     $("ask-no").focus();
   });
 
-  /** What is answered: a value, or an error in words. Never throws, but for one that was given up. */
+  /** Return the answer: a value, or an error message. Throws only if the request was aborted. */
   async function request(where, options = {}) {
     let response;
     try {
@@ -1091,7 +1091,7 @@
     });
     source.addEventListener("beat", listen);
     source.addEventListener("farewell", () => lose("farewell"));
-    // Closed by the browser: there was an answer, and it was no stream. That does not change by asking again.
+    // Closed by the browser: the answer was not a stream, and retrying would not change that.
     source.addEventListener("error", (event) => lose(event.target.readyState === EventSource.CLOSED ? "refused" : ""));
     listen();
   }
@@ -1141,7 +1141,7 @@
     retry = setTimeout(connect, Math.min(8000, 250 * 2 ** tries));
   }
 
-  /** Keep what was counted until now. */
+  /** Keep the durations computed so far. */
   function freeze() {
     const at = now();
     const kept = (spent) => Object.fromEntries(Object.entries(spent).map(([name, seconds]) => [`${name}_s`, seconds]));
@@ -1159,7 +1159,7 @@
     notice(`${what.replace(/\.$/, "")}. What is shown is ${run === null ? "nothing" : `from ${clock(knownAt)}`}.`, true);
   }
 
-  /** What is said to who wants the stream and does not get it; empty: nobody says anything. */
+  /** Return the server's message when it refuses the stream; empty if it does not answer. */
   async function refusal() {
     const control = new AbortController();
     try {

@@ -1,8 +1,8 @@
-"""Event handlers by name: ``console``, ``null``, ``jsonl:PATH``, ``logging:LOGGER``, and those of others.
+"""Event handlers by name: ``console``, ``null``, ``jsonl:PATH``, ``logging:LOGGER``, and third-party ones.
 
-A name of others is one that was registered here, that an installed package offers under the entry point group
-``tenax.event_handlers``, or that old code has put into ``_log_handlers``, TorchElastic's table of ``logging.Handler``
-by name. That table is made when it is first looked at, and looked into at every event from then on.
+A third-party handler is registered here, provided by an installed package in the entry point group
+``tenax.event_handlers``, or added to ``_log_handlers``, TorchElastic's table of ``logging.Handler`` by name. That table
+is created on first access, and consulted for every event from then on.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["ENTRY_POINTS", "UnknownHandler", "get_logging_handler", "make_handle
 
 ENTRY_POINTS = "tenax.event_handlers"
 _KIND = "event handler"
-_OLD_LOGGER = "torchelastic-events-{}"  # what records were called there; old formatters and filters may look
+_OLD_LOGGER = "torchelastic-events-{}"  # TorchElastic's logger name, which formatters and filters may use
 
 _registered: dict[str, Maker] = {}
-_made: dict[str, list[EventHandler]] = {}  # for record(): a destination is opened once
+_made: dict[str, list[EventHandler]] = {}  # by destination, for record()
 
 
 def __getattr__(name: str) -> Any:
@@ -37,13 +37,13 @@ def __getattr__(name: str) -> Any:
         from tenax.events.handlers._logging import old_handlers
 
         table = globals().setdefault("_log_handlers", old_handlers())
-        _forget(table)  # from now on its names mean what stands there
+        _forget(table)  # from now on the table defines these names
         return table
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
-    """TorchElastic's handler of this name, as Python's logging has them. Raises ``ValueError`` if there is none."""
+    """Return TorchElastic's ``logging.Handler`` of this name. Raises ``ValueError`` if there is none."""
     table = _table()
     if destination not in table:
         raise UnknownHandler(
@@ -53,9 +53,9 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
 
 def register_handler(name: str, maker: Maker) -> Undo:
-    """Make a handler known by name: ``maker(argument)`` returns one; the argument is what follows a colon, or empty.
+    """Register a handler by name: ``maker(argument)`` returns one; the argument is the text after a colon, or empty.
 
-    Returns what takes this call back. A name that is taken is refused.
+    Returns an ``Undo``. Raises ``ValueError`` if the name is taken.
     """
     if not name or set(name) & set(":, \t\n"):
         raise ValueError(f"{name!r} cannot be the name of an event handler; expected a word without ':' and ','")
@@ -72,9 +72,9 @@ def register_handler(name: str, maker: Maker) -> Undo:
 
 
 def make_handlers(text: str) -> list[EventHandler]:
-    """The handlers of a list such as ``console,jsonl:/var/log/events.jsonl``. Whoever makes them closes them.
+    """Create the handlers of a list such as ``console,jsonl:/var/log/events.jsonl``. The caller closes them.
 
-    Raises ``ValueError`` with one sentence when a name is nobody's or its handler cannot be made.
+    Raises ``ValueError`` with a message if a name is unknown or its handler cannot be created.
     """
     from tenax._io import handler_names
 
@@ -83,9 +83,9 @@ def make_handlers(text: str) -> list[EventHandler]:
 
 
 def check_names(text: str) -> None:
-    """Raises ``ValueError`` for what can be seen to be wrong with this list. Makes and opens nothing.
+    """Check a list of names without creating or opening anything.
 
-    A name that is nobody's or cannot be loaded, and what follows the colon of our own.
+    Raises ``ValueError`` for a name that is unknown or cannot be loaded, and for a wrong argument of a built-in one.
     """
     from tenax._io import handler_names
 
@@ -98,7 +98,7 @@ def check_names(text: str) -> None:
 
 
 def handlers_of(destination: str) -> list[EventHandler]:
-    """For ``record``: made at the first event, and kept."""
+    """Return the handlers of a destination for ``record``. They are created once."""
     if destination == "null" and "_log_handlers" not in globals():
         return []
     if destination not in _made:
@@ -107,7 +107,7 @@ def handlers_of(destination: str) -> list[EventHandler]:
 
 
 def _forget(names: Iterable[str]) -> None:
-    """Close the destinations in which one of these names stands: it means something else now."""
+    """Close the destinations that use one of these names, whose meaning has changed."""
     from tenax._io.handler_names import close_all, parse_names
 
     changed = set(names)
@@ -120,7 +120,7 @@ def _forget(names: Iterable[str]) -> None:
 
 
 def hears_rendezvous() -> bool:
-    """Whether the old table has somebody for events of a rendezvous."""
+    """Return True if TorchElastic's table has a handler for rendezvous events."""
     if "_log_handlers" not in globals():
         return False
     import logging
@@ -142,13 +142,13 @@ def _makers() -> dict[str, Maker]:
         "logging": _make_logging,
         "null": _make_null,
     }
-    # Whoever has looked at the old table may have changed it: from then on its names mean what stands there.
+    # Once TorchElastic's table has been accessed, it may have been changed, and defines its names.
     old = {name: _make_old(name) for name in globals().get("_log_handlers", ())}
     return {**own, **_registered, **old}
 
 
 class _OldHandler(EventHandler):
-    """What stands under a name of the old table at that moment."""
+    """Uses the current entry of TorchElastic's table for each event."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class ConsoleEventHandler(EventHandler):
-    """Writes to ``stream``; None: to what ``sys.stderr`` is at that moment. Whole lines, flushed.
+    """Writes whole lines to ``stream``, and flushes; None: to the current ``sys.stderr``.
 
-    An agent that has a console of its own sets ``say``, and lines go there, in order with its other ones.
+    An agent with a console of its own sets ``say``, so that lines stay in order with its other output.
     """
 
     say: Callable[[str], None] | None = None
@@ -30,6 +30,6 @@ class ConsoleEventHandler(EventHandler):
             self.say(event.serialize())
             return
         stream = sys.stderr if self._stream is None else self._stream
-        if stream is not None:  # a process without a stderr has nobody who reads it
-            stream.write(f"{event.serialize()}\n")  # in one piece, so that lines of other threads stay whole
+        if stream is not None:  # the process may have no stderr
+            stream.write(f"{event.serialize()}\n")  # one write, so that lines of several threads do not mix
             stream.flush()

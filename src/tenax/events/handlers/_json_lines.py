@@ -1,4 +1,4 @@
-"""Events as a file of JSON lines. The file's law is ``tenax._io.json_lines``'s."""
+"""Writes events to a file of JSON lines (``tenax._io.json_lines``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Events through Python's logging: to a logger or a handler of yours, and TorchElastic's table of such handlers.
+"""Events through Python's logging: to a logger or handler, and TorchElastic's table of such handlers.
 
-Nobody's configuration of logging is changed, and ``LOGLEVEL`` is not read: how much a program logs does not decide
-whether its events arrive. Events are records of level INFO.
+Changes no logging configuration and does not read ``LOGLEVEL``: how much a program logs does not affect its events.
+Events are records of level INFO.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ else:
 
 
 class LoggingEventHandler(EventHandler):
-    """Hands each event to a ``logging.Handler`` or a ``logging.Logger`` as a record whose message is its JSON.
+    """Passes each event to a ``logging.Handler`` or ``logging.Logger`` as a record whose message is its JSON.
 
-    The record's attribute ``event`` is the event itself. Levels and filters that you set on the target hold.
+    The record's attribute ``event`` is the event itself. The target's levels and filters apply.
     """
 
     def __init__(self, target: logging.Handler | logging.Logger, name: str = "tenax.events") -> None:
@@ -36,11 +36,11 @@ class LoggingEventHandler(EventHandler):
 
 
 def hand_over(event: Event | RdzvEvent, target: logging.Handler | logging.Logger, name: str) -> None:
-    """Make a record of the event, and let the target have it if it takes such."""
-    is_wanted = (
+    """Pass the event to the target as a log record, if the target's level allows it."""
+    is_enabled = (
         target.isEnabledFor(logging.INFO) if isinstance(target, logging.Logger) else target.level <= logging.INFO
     )
-    if not is_wanted:
+    if not is_enabled:
         return
     record = logging.LogRecord(name, logging.INFO, __file__, 0, event.serialize(), None, None)
     record.event = event
@@ -48,21 +48,21 @@ def hand_over(event: Event | RdzvEvent, target: logging.Handler | logging.Logger
 
 
 class _TakesEvents(logging.Handler):
-    """What TorchElastic's documents show: ``get_logging_handler("console").info(event)``."""
+    """Adds ``info``, as in TorchElastic's documentation: ``get_logging_handler("console").info(event)``."""
 
     def info(self, event: Event | RdzvEvent) -> None:
         hand_over(event, self, "tenax.events")
 
 
 class NullLogging(_TakesEvents, logging.NullHandler):
-    """Drops everything, and says so by its type."""
+    """Drops everything. Its type lets callers detect that."""
 
     def info(self, event: Event | RdzvEvent) -> None:
         """Do nothing."""
 
 
 class ConsoleLogging(_TakesEvents, _StreamHandler):
-    """Writes to what ``sys.stderr`` is at that moment, unless ``setStream`` said otherwise."""
+    """Writes to the current ``sys.stderr``, or to the stream set by ``setStream``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,5 +78,5 @@ class ConsoleLogging(_TakesEvents, _StreamHandler):
 
 
 def old_handlers() -> dict[str, logging.Handler]:
-    """The table as it is when nobody has changed it."""
+    """Return TorchElastic's table with its default entries."""
     return {"console": ConsoleLogging(), "dynamic_rendezvous": NullLogging(), "null": NullLogging()}
