@@ -209,7 +209,7 @@ class _ParentLoader:
 
 
 class _Parent(ModuleType):
-    """A package with nothing in it but the modules below it that somebody has imported."""
+    """A package that contains only the modules below it that were imported."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "Stands above modules that tenax answers for; see tenax.compat.")

@@ -37,8 +37,9 @@ def worker_main() -> _WorkerMain:
         with worker_main():
             train()
 
-    What is raised inside is recorded in the worker's error file and goes on. Under ``TORCH_WORKER_SERVER_SOCKET`` the
-    worker can be asked meanwhile; a socket that cannot be had is said on stderr, and the work goes on without.
+    An exception raised inside is recorded in the worker's error file and propagates. If ``TORCH_WORKER_SERVER_SOCKET``
+    is set, the worker answers queries at that socket; if the socket cannot be opened, a line on stderr says so and the
+    work continues without it.
     """
     return _WorkerMain()
 
@@ -103,7 +104,7 @@ def _start_server() -> WorkerServer | None:
 
 
 def __getattr__(name: str) -> object:
-    # Handlers are needed only where somebody may ask; a worker's start is not made to wait for them.
+    # Imported on first use, so that a worker without queries does not wait for them at its start.
     if name not in ("HandlerRequest", "register_handler", "report_step"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tenax.control_plane import _handlers

@@ -1,9 +1,9 @@
-"""Handlers: what a worker can be asked, by name.
+"""Handlers: the queries that a worker answers, by name.
 
-Three are built in: ``ping``, ``dump_traceback`` (where every Python thread is right now) and ``status`` (who it is, and
-how far). Nothing of the environment is told except what ranks are made of. Others are registered by the script; each
-call of one of those runs in a thread of its own, and each handler has so many at a time: one that hangs holds up
-nobody but those who ask for the same.
+Three are built in: ``ping``, ``dump_traceback`` (the stack of every Python thread) and ``status`` (ranks, pid and
+progress). ``status`` exposes no environment variable except those of the ranks. The script can register others; each
+call of those runs in a thread of its own, and the number of concurrent calls of one handler is limited, so a handler
+that hangs blocks only calls of itself.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class HandlerRequest(msgspec.Struct, frozen=True):
 
 
 def register_handler(name: str, fn: Callable[[HandlerRequest], Any]) -> None:
-    """Let this worker be asked ``name``; ``fn(request)`` makes the answer.
+    """Register ``fn(request)`` as the handler of the query ``name``.
 
-    It returns text, bytes, None for an empty answer, or anything else that can be told as JSON. What it raises is told
-    to whoever asked and harms nothing. It runs in a thread of its own, next to the training. A second one under the
-    same name replaces the first.
+    It returns text, bytes, None for an empty answer, or a value that can be encoded as JSON. An exception becomes the
+    error of that answer and has no other effect. It runs in a thread of its own, beside the training. A second handler
+    with the same name replaces the first.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(
@@ -87,7 +87,7 @@ def call_handler(name: str, request: Request) -> Response:
         return text(NOT_FOUND, f"there is no handler {name!r}; there are {', '.join(handler_names())}")
     try:
         return _as_response(fn(HandlerRequest(name, request.params, request.body)))
-    except BaseException as error:  # the script's own code, and its exit() as well; whoever asked is told
+    except BaseException as error:  # user code, and its exit() too; the client gets the error
         return text(INTERNAL_ERROR, f"the handler {name!r} raised {_line(error)}")
 
 

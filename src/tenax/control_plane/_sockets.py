@@ -2,8 +2,8 @@
 
 ``TORCH_WORKER_SERVER_SOCKET``, where it is set for the agent, names a folder. A worker finds its own path in the same
 variable: ``<folder>/rank<global rank>``, so that several agents of a run may share a folder. The folder belongs to its
-user alone; one that cannot be used is refused. Sockets are removed when the run is over, and the folder if it was made
-here and nobody else uses it.
+user alone; one that cannot be used is rejected. Sockets are removed when the run is over, and so is the folder if it was
+created here and is empty.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def is_socket(path: str) -> bool:
 
 
 def is_served(path: str) -> bool:
-    """Whether somebody still listens at this socket. Raises OSError when that cannot be found out."""
+    """Return whether a process listens at this socket. Raises OSError if that cannot be determined."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

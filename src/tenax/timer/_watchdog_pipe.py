@@ -1,10 +1,10 @@
-"""The agent's end of the pipe through which workers say which scopes they enter and leave.
+"""The agent's end of the pipe through which workers report which scopes they enter and leave.
 
-Implements ``ports.ScopeWatch``: carries bytes to the watchdog (``_core/watchdog.py``) and what has expired to whoever
-asks. The pipe is open for reading and writing as long as it is watched, so it has no end when a worker closes its own,
-and opening it never waits for anybody. One read takes all that a pipe can hold: more than that is not taken in one turn
-of the loop, and nothing that had arrived in time is overlooked. A pipe that was full may have kept a worker from saying
-that it is out of a scope, so after that nobody is late for a moment.
+Implements ``ports.ScopeWatch``: passes bytes to the watchdog (``_core/watchdog.py``) and returns what has expired. The
+pipe is open for reading and writing while it is watched, so it does not end when a worker closes its end, and opening
+it never blocks. One read takes all that a pipe can hold, and one turn of the loop takes no more than that, so a report
+that arrived in time is always read before scopes expire. A full pipe may have kept a worker from reporting that it left
+a scope, so for a moment after that no scope expires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tenax._core.hang import Scopes
 
 _READ_BYTES = 1 << 16
-_MAX_READS = 64  # to empty a pipe into which somebody keeps writing
+_MAX_READS = 64  # per turn, of a pipe that is written to all the time
 _LONGEST_WAIT_S = 86_400.0  # more than some systems can wait at a stretch
 _FULL_BYTES = _READ_BYTES // 2  # it holds pages, and a line that does not fit into the rest of one begins the next
 _RESPITE_S = 1.0  # for those who waited for room
@@ -75,7 +75,7 @@ class WatchdogPipe:
             with suppress(FileNotFoundError):
                 os.remove(self.path)  # left behind by an agent that was killed
             os.mkfifo(self.path, 0o600)
-            # At once: whoever finds a pipe without a reader may take it for one that was left behind.
+            # At once: a pipe without a reader looks like one that a dead agent left behind.
             self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._inode = os.fstat(self._reader).st_ino
@@ -88,7 +88,7 @@ class WatchdogPipe:
         return self.path
 
     def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None:
-        """From now on somebody reads."""
+        """Start reading."""
         self._now = now
         self._say = say
         self._is_open = True

@@ -23,7 +23,7 @@ __all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "config
 
 logger = logging.getLogger(__name__)
 
-# A queue of somebody else's can only be asked; this is how long a server that is to stop may hang in the question.
+# A third-party queue can only be polled. A server that stops waits at most this long for the poll to return.
 _LONGEST_ASK_S = 0.25
 
 
@@ -128,7 +128,7 @@ class TimerServer(ABC):
             try:
                 self._run_watchdog()
             except Exception:
-                # A timer server that died of one bad request would watch nobody any more.
+                # One bad request must not end the watching of all processes.
                 logger.exception("%s could not do its round", type(self).__name__)
 
     def _run_watchdog(self) -> None:
@@ -176,7 +176,7 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
 
 
 # Deadlines of the blocks that are open, by process, client and scope: blocks of one name share one timer. While one is
-# open it holds its client, so nobody else has that identity.
+# open it holds its client, so no other client has its id().
 _open: dict[tuple[int, int, str], list[float]] = {}
 # Held while a request is sent, so that requests come in the order in which they were decided upon. A signal handler may
 # enter a block while its own thread is entering one.

@@ -27,7 +27,7 @@ __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
 logger = logging.getLogger(__name__)
 
-# Nothing tells when somebody opens the other end of a pipe, so a client that is early asks again.
+# The opening of the other end of a pipe causes no event, so a client that is early tries again.
 _TRIES, _PAUSE_S = 10, 0.1
 _AGAIN_S = 1.0  # before another try to end a process that we may not signal
 _LONGEST_S = 86_400.0  # more than some systems can wait at a stretch
@@ -315,7 +315,7 @@ class FileTimerServer:
         try:
             self._log_event(name, request)
         except Exception:
-            # The callback is somebody else's; processes that hang are to be ended all the same.
+            # The callback is user code; processes that hang are ended whatever it raises.
             logger.exception("the event %r could not be logged", name)
 
     def _reap_worker(self, worker_pid: int, signal: int) -> bool:

@@ -22,10 +22,10 @@ def get_env_variable_or_raise(env_name: str) -> str:
 
 
 def get_socket_with_port() -> socket.socket:
-    """A socket that listens on a free port of localhost; ``.getsockname()[1]`` is the port.
+    """Return a socket that listens on a free port of localhost; ``.getsockname()[1]`` is the port.
 
-    Hand the socket itself on where that is possible. Who closes it to give away the number races with everybody else
-    who looks for a free port.
+    Pass on the socket itself where possible. If it is closed and only the number is passed on, another process may take
+    the port first.
     """
     import socket
 

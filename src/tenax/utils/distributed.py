@@ -1,4 +1,4 @@
-"""Make a store that others can connect to, and find a port for somebody who cannot find one himself."""
+"""Create a store that other processes can connect to, and pick a free port."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _as_torchs(error: StoreError, *, is_connected: bool) -> StoreError:
 
 
 def get_free_port() -> int:
-    """A port of localhost that is free now. Nobody keeps it: by the time it is used, another may have taken it."""
+    """Return a port of localhost that is free now. It is not reserved: another process may take it before it is used."""
     with closing(get_socket_with_port()) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -1,9 +1,9 @@
-"""GPU health: asks the NVIDIA driver whether a GPU needs to be reset, drained or rebooted.
+"""GPU health: ask the NVIDIA driver whether a GPU needs to be reset, drained or rebooted.
 
-Drivers from r570 on know of each GPU which *recovery action* it needs. The question goes through NVML (the package
-nvidia-ml-py, extra ``tenax[gpu]``), which is imported when it is asked. Where there is no library, no driver, no GPU or
-no such question, the health is *unknown*, which accuses nobody, and a sentence says why. An error that the driver gives
-for one GPU, above all that it has been lost, is unhealthy.
+Drivers from r570 on report the *recovery action* that each GPU needs. They are queried through NVML (the package
+nvidia-ml-py, extra ``tenax[gpu]``), which is imported on first use. Without the library, a driver, a GPU or that query,
+the health is *unknown*, which is not unhealthy, and a message gives the reason. An error of the driver for one GPU,
+above all that it has been lost, is unhealthy.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ACTIONS = {
 # operating system, argument version mismatch, deprecated. They are about the question, not about the GPU.
 _NOT_THE_GPU = {1, 3, 4, 9, 12, 13, 17, 25, 26}
 
-_one_at_a_time = threading.RLock()  # NVML is told to begin and to end, by everybody in this process
+_one_at_a_time = threading.RLock()  # NVML is initialized and shut down once per process
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """What is known of one GPU. ``is_healthy`` None: nobody can say."""
+    """The health of one GPU. ``is_healthy`` is None if it is unknown."""
 
     index: int
     is_healthy: bool | None

@@ -40,9 +40,9 @@ def store_timeout(store: Any, timeout: float) -> Iterator[None]:
 
 
 def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
-    """The values of ``prefix0``, ``prefix1`` … of all ranks; waits for those that are not there yet.
+    """Return the values of ``prefix0``, ``prefix1`` … of all ranks; wait for those that are missing.
 
-    Rank 0, which often serves the store, returns only when everybody has got them.
+    Rank 0, which often serves the store, returns only when every rank has read them.
     """
     values: list[bytes] = store.multi_get([f"{prefix}{each}" for each in range(world_size)])
     all_done = _count_in(store, world_size, f"{prefix}/finished")
@@ -54,7 +54,7 @@ def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
 def synchronize(
     store: Any, data: bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
 ) -> list[bytes]:
-    """Give one's own value, and get everybody's, in the order of ranks."""
+    """Publish the value of this rank and return the values of all ranks, in their order."""
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
         return get_all(store, rank, key_prefix, world_size)
