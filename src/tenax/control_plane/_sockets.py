@@ -2,8 +2,8 @@
 
 ``TORCH_WORKER_SERVER_SOCKET``, where it is set for the agent, names a folder. A worker finds its own path in the same
 variable: ``<folder>/rank<global rank>``, so that several agents of a run may share a folder. The folder belongs to its
-user alone; one that cannot be used is rejected. Sockets are removed when the run is over, and so is the folder if it was
-created here and is empty.
+user alone; one that cannot be used is rejected. Sockets are removed when the run is over, and so is the folder if it
+was created here and is empty.
 """
 
 from __future__ import annotations
