@@ -21,7 +21,7 @@ from tenax._core.lease import LeaseTerms
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.server import CoordinatorServer
-from tenax._io.endpoint import Endpoint, listen
+from tenax._io.endpoint import Endpoint, open_listeners
 from tenax._io.loop import Loop
 from tenax._node.run_journal import NAME, RunJournal
 
@@ -44,7 +44,7 @@ def serve(pipe: Connection, folder: str) -> None:
         journal = RunJournal(os.path.join(own, NAME))
         assert journal.path, "the journal cannot be written"
         journal.begin_run(settings, loop.now())
-        listeners = listen(endpoint, [(socket.AF_INET, (endpoint.host, port))])
+        listeners = open_listeners(endpoint, [(socket.AF_INET, (endpoint.host, port))])
         server = CoordinatorServer(listeners, settings, LeaseTerms(), SECRET, loop, record=journal.run_step)
         server.open(Opened())
         servers.append(server)

@@ -288,7 +288,7 @@ def test_a_user_for_an_etcd_that_has_none(etcd: EtcdCluster) -> None:
 def test_the_client_imports_little() -> None:
     unwanted = "ssl asyncio http.client urllib urllib.request threading"
     program = (
-        "import sys, tenax.etcd, tenax._io.etcd.subscription, tenax._io.etcd.held_lease\n"
+        "import sys, tenax._io.etcd.client, tenax._io.etcd.subscription, tenax._io.etcd.held_lease\n"
         f"print([name for name in {unwanted.split()} if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import cluster
+import kit
 from kit.jobs import TENAX, until
 from tenax.cli.ended_run import ended_run
 
 from .kit import Operator
 
-WORKER = str(Path(cluster.__path__[0]) / "worker_main.py")
+WORKER = str(Path(kit.__path__[0]) / "worker_main.py")
 MEETING = "the coordinator at host0:29400"
 
 

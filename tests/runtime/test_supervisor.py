@@ -401,7 +401,7 @@ def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
     made = stage()
 
     def echo() -> None:
-        made.processes._say(events.NodeCleared(7))
+        made.processes._queue(events.NodeCleared(7))
         made._succeed()
 
     made.acts[1] = echo
