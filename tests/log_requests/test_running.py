@@ -98,6 +98,8 @@ def test_an_earlier_generation(run: Run) -> None:
     run.start("--nproc-per-node", "2", "--max-restarts", "1")
     first = run.desk.generation(2)
     run.say(first[0], "all is well\n")
+    # Read before the next line is printed: lines that the log writer reads in one turn have no order.
+    assert lines(run.logs("seen")) == ["rank 0 | all is well"]
     run.say(first[1], "RuntimeError: boom\n", to=2)
     run.end(first[1], 1)
     second = run.desk.generation(2, number=2)
