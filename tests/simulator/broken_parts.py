@@ -199,6 +199,17 @@ class DoesNotWaitForTheStale(CoordinatorMachine):
         """Only told to stop."""
 
 
+class DoesNotWaitForTheRefused(CoordinatorMachine):
+    def _await_refused(self, joined, now: float) -> None:
+        """Only refused."""
+
+
+class EndsTheRecoveryEarly(CoordinatorMachine):
+    def _on_greater_generation(self, joined, now: float) -> None:
+        super()._on_greater_generation(joined, now)
+        self.state.is_renumbered = False
+
+
 class ForgetsTheVerdict(CoordinatorMachine):
     def _on_opened(self, opened, now: float) -> None:
         super()._on_opened(msgspec.structs.replace(opened, verdict=None), now)

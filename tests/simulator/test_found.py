@@ -25,6 +25,8 @@ QUIET = Habits(generation_s=1e6, fails=0.0, collateral=0.0, ignores_term=0.0, le
         (165, broken.DatesAnEndWhenItHearsOfIt, "S8"),
         (20, broken.RemembersEveryBeat, "S12"),
         (16796, broken.DoesNotWaitForTheStale, "S1"),
+        (919260835087, broken.DoesNotWaitForTheRefused, "S1"),
+        (482194556936, broken.EndsTheRecoveryEarly, "S1"),
     ],
 )
 def test_a_known_seed_finds_its_bug_again(seed: int, part: type, name: str) -> None:

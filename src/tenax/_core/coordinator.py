@@ -262,6 +262,8 @@ class CoordinatorMachine:
         refusal = _SUPERSEDED_HERE if node.node_id in state.superseded else self._refusal(node)
         if refusal:
             self._send(events.JoinRefused(refusal), node.node_id)
+            if joined.is_running and node.node_id not in state.nodes:
+                self._await_refused(joined, now)
             return
         self._supersede(node, now)
         if self._is_over():  # the run was waiting only for the node that this one replaces
@@ -269,18 +271,13 @@ class CoordinatorMachine:
             return
         record = state.nodes.get(node.node_id)
         if record is None:
-            state.arrivals += 1
-            record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals, self._label(node))
+            record = self._add_node(node, now)
             self._claim_names(node)
-            record.since = now
-            state.ledger.begin(now)
             record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
         joined = self._drop_colliding_generation(joined, now)
         if joined.generation > state.generation:
-            self._on_greater_generation(joined.generation, now)
-            state.store = joined.store
-            state.gone.discard(node.node_id)  # from an older one
+            self._on_greater_generation(joined, now)
         is_behind = joined.generation < record.generation
         record.generation = max(record.generation, joined.generation)
         if joined.generation == state.generation > 0 and state.phase is RunPhase.RECOVERING:
@@ -291,6 +288,23 @@ class CoordinatorMachine:
             self._resend_assignment(node.node_id, record.part)
         if node.node_id in state.awaited:
             self._on_uninformed_member(record, now)
+
+    def _add_node(self, node: messages.NodeInfo, now: float) -> NodeRecord:
+        state = self.state
+        state.arrivals += 1
+        record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals, self._label(node))
+        record.since = now
+        state.ledger.begin(now)
+        return record
+
+    def _await_refused(self, joined: messages.NodeJoined, now: float) -> None:
+        """Wait, before the next generation, for a refused node that has to stop its workers first (C2)."""
+        record = self._add_node(joined.node, now)
+        record.is_superseded, record.generation = True, joined.generation
+        self.state.restarts_used = max(self.state.restarts_used, joined.restarts_used)
+        if joined.generation > self.state.generation:
+            self._on_greater_generation(joined, now)
+        self._await_stale(record, now)
 
     def _label(self, node: messages.NodeInfo) -> str:
         """Return the node's display name, which stays the same under later coordinators."""
@@ -393,19 +407,23 @@ class CoordinatorMachine:
         elif state.phase is RunPhase.RECOVERING:
             state.is_broken = True
 
-    def _on_greater_generation(self, generation: int, now: float) -> None:
+    def _on_greater_generation(self, joined: messages.NodeJoined, now: float) -> None:
         """Continue after a generation of an earlier coordinator that this one did not know."""
         state = self.state
         if state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
         elif state.phase is RunPhase.RECOVERING:
+            if state.is_recorded:
+                self._recover_within(state.recover_s, now)
             self._discard_members("a later generation exists")
+            state.is_renumbered = state.generation > 0
         elif state.phase is RunPhase.ENDING:
             state.is_uncharged = True  # later messages of its members are about an older generation and ignored (C8)
         else:
             state.members, state.done = {}, set()
-        state.generation = generation
-        state.dead_rank = -1  # it referred to the previous generation
+        state.generation, state.store = joined.generation, joined.store
+        state.gone.discard(joined.node.node_id)  # it referred, like the dead rank, to the previous generation
+        state.dead_rank = -1
 
     def _on_at_work(self, record: NodeRecord, joined: messages.NodeJoined, now: float) -> None:
         """A node joined whose workers are running or have succeeded."""
@@ -536,6 +554,8 @@ class CoordinatorMachine:
         if state.is_recorded:
             if not state.awaited:
                 self._end_recovery(now)
+        elif state.is_renumbered:
+            return  # members of the generation that was known before may still be at work
         elif len(state.members) + 1 >= state.expected:  # skips the sets below while most members are missing
             known = {*state.members.values(), state.dead_rank}
             if known >= set(range(state.expected)):
@@ -696,7 +716,7 @@ class CoordinatorMachine:
         state.gone, state.lost, state.drained = set(), {}, []
         state.ended_by, state.ended_why = None, ""
         state.is_broken, state.is_uncharged, state.dead_rank, state.expected = False, False, -1, 0
-        state.is_recorded, state.is_deserted = False, False
+        state.is_recorded, state.is_deserted, state.is_renumbered = False, False, False
         state.formed_at = state.moved_at = now
         state.quiet, state.hang = {}, None
         state.deadlines.clear()

@@ -265,6 +265,7 @@ class CoordinatorState(msgspec.Struct):
     awaited: dict[str, str] = {}  # its recorded members that have not reconnected, with their labels
     is_recorded: bool = False  # its members are known from a record
     is_deserted: bool = False  # no earlier coordinator is alive
+    is_renumbered: bool = False  # a node reported a greater generation than the one known before
     return_s: float = 0.0  # from ``Opened``
     recover_s: float = 0.0  # from ``Opened``
     recover_period_s: float = 0.0  # the whole period of the deadline RECOVER

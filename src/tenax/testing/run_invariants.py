@@ -349,6 +349,8 @@ class RunChecker:
         refused = {each for send in sends if isinstance(send.event, events.JoinRefused) for each in send.to}
         must_end = [self._supersede(each) for each in refused if each != node_id and each in self._here]
         if node_id in refused:
+            if joined.is_running and node_id not in self._here:
+                must_end.append(self._await_refused(joined, sends))
             return any(must_end)
         self._here[node_id] = joined.node
         if joined.generation == self._latest and joined.store and self._store and joined.store != self._store:
@@ -371,6 +373,17 @@ class RunChecker:
         elif node_id not in self._clear:
             self._check_behind(joined, sends)
         return any(must_end)
+
+    def _await_refused(self, joined: messages.NodeJoined, sends: list[Send]) -> bool:
+        """Follow a refused node, which is awaited until its workers have stopped."""
+        node_id = joined.node.node_id
+        self._here[node_id] = joined.node
+        self._known[node_id] = self._at_work[node_id] = joined.generation
+        self._superseded.add(node_id)
+        if joined.generation <= self._latest:
+            return False
+        self._store = joined.store
+        return self._follow_later_generation(joined.generation, sends)
 
     def _supersede(self, node_id: str) -> bool:
         """Follow the replacement of a node. If its workers run, they are awaited like those of other members."""

@@ -23,7 +23,7 @@ import msgspec
 from tenax._core.admission import Admission, peer_group
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed, RunPhase
-from tenax._core.events import JoinRefused, RunEnded
+from tenax._core.events import RunEnded
 from tenax._core.messages import (
     MAX_HOST_ADDRESSES,
     FailureSeen,
@@ -83,7 +83,7 @@ class _Peer:
         self.nonce = b""
         self.is_trusted = False
         self.is_operator = False
-        self.is_leaving = False  # it was sent RunEnded or JoinRefused
+        self.is_leaving = False  # it was sent the end of the run, or was refused and has no workers
         self.since = since
         self.received_at = since
         self.interest = selectors.EVENT_READ
@@ -449,11 +449,11 @@ class CoordinatorServer:
 
     def deliver(self, send: Send) -> None:
         data = wire.encode(wire.Event(send.event))
-        is_final = isinstance(send.event, RunEnded | JoinRefused)
         for node_id in send.to:
             peer = self._nodes.get(node_id)
             if peer is not None:
-                peer.is_leaving |= is_final
+                is_awaited = node_id in self._coordinator.state.nodes  # a refused node may have to stop its workers
+                peer.is_leaving |= isinstance(send.event, RunEnded) or not is_awaited
                 self._send(peer, data)
 
     # --- operators ----------------------------------------------------------------------------------------------------

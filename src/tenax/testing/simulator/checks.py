@@ -32,6 +32,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tenax._core import events
+from tenax._core.coordinator import RestartRequested
 from tenax._core.model import Outcome
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT
@@ -97,6 +98,8 @@ class Checks:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, which is not the endpoint")
 
     def stepped(self, server: Server, event: AnyCoordinatorEvent, sends: list[Send], now: float) -> None:
+        if isinstance(event, RestartRequested):
+            self.on_disturbance()  # not when it was sent: a suspended coordinator handles it later
         parts: dict[str, Assignment] = {}
         last = self.formations[-1].parts if self.formations else {}
         for send in sends:
@@ -196,8 +199,12 @@ class Checks:
         elif used > known and before is not None:
             if used > known + 1:
                 raise PropertyBroken("S5", f"{formation} costs {used - known} restarts")
-            if not before.failed:
+            if not before.failed and not self._has_forgotten_failed(formation.number - 1):
                 raise PropertyBroken("S5", f"{formation} costs a restart, and no worker failed by itself in {before}")
+
+    def _has_forgotten_failed(self, number: int) -> bool:
+        """Whether a worker failed in the generation of that number, which a coordinator may learn of late."""
+        return self.has_lost_memory and any(each.failed for each in self.formations if each.number == number)
 
     def _check_ledger(self, server: Server) -> None:
         """Check the cause that a report will name for the end of an earlier generation."""
