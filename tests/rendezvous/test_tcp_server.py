@@ -266,6 +266,19 @@ def test_a_node_that_does_not_come_back_after_a_reset_is_lost_when_its_lease_is_
         assert server.thread.call(lambda: server.server.others("")) == 0
 
 
+def test_a_refused_node_at_work_whose_link_is_reset_is_awaited_until_its_lease_is_over() -> None:
+    """Its workers run until its keeper stops them."""
+    with served(terms=LeaseTerms(0.1, 1.0), opened=Opened(5.0, generation=1)) as server, server.member("first", rank=1):
+        refused = server.client("refused")
+        refused.greet()
+        refused.say(NodeJoined(refused.info(rank=1), 1, is_running=True, group_world_size=1))
+        assert "rank 1" in refused.until(JoinRefused).reason
+        begun = time.monotonic()
+        reset(refused)
+        assert server.until_heard(NodeLost, node_id="refused")
+        assert time.monotonic() - begun >= 0.9, "its lease began with its last message"
+
+
 def test_an_absence_of_the_server_neither_counts_against_who_was_reset_nor_protects_it() -> None:
     ahead = 0.0
     with served(terms=LeaseTerms(0.1, 1.0), clock=lambda: time.monotonic() + ahead) as server:
