@@ -17,7 +17,7 @@ from kit.cluster import Agent, Cluster, Worker
 from kit.etcd import EtcdCluster, needs_etcd
 from kit.jobs import Running
 from kit.processes import is_alive, until
-from net.etcd_members import records_of
+from network.etcd_members import records_of
 from tenax._engines.etcd.keys import Keys, Written
 
 pytestmark = needs_etcd

@@ -17,7 +17,7 @@ import pytest
 from kit.cluster import Agent, Cluster
 from kit.etcd import EtcdCluster, needs_etcd
 from kit.processes import until
-from net.etcd_members import records_of
+from network.etcd_members import records_of
 from tenax._engines.etcd.keys import Keys, Leader
 
 pytestmark = needs_etcd

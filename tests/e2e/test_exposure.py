@@ -24,7 +24,7 @@ _ROW = re.compile(r"^\| `(tcp|unix|fifo|file) ([^`]+)` \|", re.MULTILINE)
 _LISTENING = "0A"
 _ACCEPTS_CONNECTIONS = 1 << 16  # a flag in /proc/net/unix
 _ADDRESS = r"[\d.]+|\[::\]"
-_MANAGED_ETCD = {"ETCD_CLIENT", "ETCD_PEER"}  # tests/managed_etcd covers the ports of members
+_MANAGED_ETCD = {"ETCD_CLIENT", "ETCD_PEER"}  # tests/io/managed_etcd covers the ports of members
 
 WORKER = """
     import os

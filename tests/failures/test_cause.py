@@ -1,4 +1,4 @@
-"""The cause of a failure, judged from texts as programs print them. The whole of it, run for real: tests/verdicts."""
+"""The cause of a failure, from texts as programs print them. Real jobs: ``tests/failures/verdicts``."""
 
 from __future__ import annotations
 

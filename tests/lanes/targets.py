@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -387,10 +386,9 @@ class TcpLinks:
     and a real engine to which the server sends anything. The honest member is answered, and loops stay alive."""
 
     def __init__(self) -> None:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "rendezvous"))
-        import tcp_kit
+        from kit import tcp
 
-        self._kit = tcp_kit
+        self._kit = tcp
         self._cases = 0
         self._open()
 

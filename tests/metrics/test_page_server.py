@@ -1,4 +1,4 @@
-"""The page server, over real connections. Bad readers, and too many, are the HTTP server's: ``tests/http_server``."""
+"""The page server, over real connections. Misbehaving readers: ``tests/io/http_server``."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.browser import Page, chromium, page
+from observe.dashboard.browser import Page, chromium, page
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import timeline_page
 from tenax._view.summary import summary_of

@@ -19,7 +19,7 @@ S11  A worker of a generation starts at most once.
 S12  All state is bounded in size.
 
 S7 (no lost evidence) and S9 (nothing from unauthenticated peers) concern real I/O and are tested there: log and error
-files (``tests/logs``, ``tests/failures``), and the parsers of servers (``tests/store``, ``tests/net``).
+files (``tests/logs``, ``tests/failures``), and the parsers of servers (``tests/store``, ``tests/network``).
 
 S5, S6 and S10 depend on persistent state, which in this engine is the marker at the endpoint and the live agents. If
 the endpoint's host loses power, and the marker with it, a new coordinator knows only what nodes report before it

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from etcd_client.kit import ClientInLoop, raised
 from kit.etcd import EtcdCluster
 from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
 from tenax._io.etcd.operations import Change, Compare, Put, Range, RangeAnswer, Transaction
 from tenax._io.etcd.subscription import Subscription
+
+from .kit import ClientInLoop, raised
 
 QUICK = {"heartbeat_ms": 50, "election_ms": 500}
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tcp_kit import own_endpoint, wait_readable
 
 from kit.processes import leaving_nothing, needs_root
+from kit.tcp import own_endpoint, wait_readable
 from tenax._io.endpoint import DEFAULT_PORT, Address, Endpoint, Lookup, open_listeners
 
 GOOD = [

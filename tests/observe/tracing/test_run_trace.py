@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from kit.processes import leaving_nothing, python, until
-from run_traces.kit import WALL, ToldDesk, attributes, boom, collecting
 from tenax._core.messages import FailureSeen, NodeReady, NodeStopped, NodeSucceeded, WorkersRunning
 from tenax._observe.tracing.run_trace import Part, RunTrace
+
+from .kit import WALL, ToldDesk, attributes, boom, collecting
 
 
 def complaints() -> tuple[list[str], Any]:
@@ -257,7 +258,7 @@ def test_making_one_imports_no_opentelemetry() -> None:
     code = """
     import sys
     sys.path[:0] = sys.argv[1:]
-    from run_traces.kit import ToldDesk
+    from observe.tracing.kit import ToldDesk
     before = set(sys.modules)
     for name in list(sys.modules):
         if name.startswith("opentelemetry"):

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tcp_kit import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 
 from kit.processes import until
+from kit.tcp import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 from tenax._core.bounds import MAX_SLOTS
 from tenax._core.coordinator import NodeLost, Received
 from tenax._core.events import GenerationFormed

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from etcd_client.kit import ClientInLoop, ScriptedServer, answer_to, http, silent_until_gone
 from kit.etcd import ALONE, EtcdCluster, unique_prefix
 from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
 from tenax._io.etcd.operations import KeepAlive, Put, Range, RevokeLease
 from tenax._io.etcd.settings import etcd_settings
+
+from .kit import ClientInLoop, ScriptedServer, answer_to, http, silent_until_gone
 
 
 class Holder:

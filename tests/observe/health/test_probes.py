@@ -41,7 +41,7 @@ def _tasks(pid: int) -> list[Path]:
 
 def test_the_manifest_of_the_guide_asks_what_is_answered() -> None:
     """What restarts a container asks for life, never for readiness."""
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "health-checks.md"
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "health-checks.md"
     asked = re.findall(r"(\w+)Probe: .*\n +httpGet: \{path: (\S+), port: health\}", guide.read_text())
     assert asked == [("startup", "/livez"), ("liveness", "/livez"), ("readiness", READY_PATH)]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tcp_kit import Client, EngineNode, served
 
 from kit.addresses import own_endpoint
+from kit.tcp import Client, EngineNode, served
 from tenax._core import messages
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
 from tenax._core.coordinator import NodeLost

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from etcd_client.kit import ClientInLoop, ScriptedServer, http
 from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from kit.linear import assert_linear
 from tenax._io.etcd.endpoint import EtcdEndpoint
@@ -18,6 +17,8 @@ from tenax._io.etcd.operations import Change, Compact, Delete, Put, RangeAnswer,
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.etcd.subscription import Subscription
 from tenax._io.etcd.watch_stream import WatchStream
+
+from .kit import ClientInLoop, ScriptedServer, http
 
 
 class Follower:

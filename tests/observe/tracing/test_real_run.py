@@ -12,8 +12,9 @@ import pytest
 
 from kit.addresses import own_endpoint
 from kit.processes import PATIENCE_S
-from run_traces.kit import attributes, collecting
 from tenax.cli.journals import read_histories
+
+from .kit import attributes, collecting
 
 pytestmark = pytest.mark.process
 

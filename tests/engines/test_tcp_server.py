@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 
 from kit.processes import leaving_nothing, python, until
+from kit.tcp import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed
 from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms

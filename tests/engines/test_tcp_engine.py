@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tcp_kit import (
+
+from kit.processes import leaving_nothing, on_linux
+from kit.tcp import (
     PATIENCE_S,
     Certificates,
     Held,
@@ -28,8 +30,6 @@ from tcp_kit import (
     served,
     server_process,
 )
-
-from kit.processes import leaving_nothing, on_linux
 from tenax._core.coordinator import NodeLost, Opened, Received, RunPhase
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
@@ -494,7 +494,7 @@ def test_a_coordinator_of_another_authority_is_refused_with_a_sentence(certifica
 
 SERVE = """
 import sys
-from tcp_kit import EngineNode
+from kit.tcp import EngineNode
 from tenax._core.events import GenerationFormed
 node = EngineNode(sys.argv[1])
 node.until(GenerationFormed)

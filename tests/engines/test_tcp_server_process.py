@@ -11,9 +11,9 @@ import time
 from contextlib import suppress
 
 import pytest
-from tcp_kit import PATIENCE_S, beating, server_process
 
 from kit.processes import on_linux, python, until
+from kit.tcp import PATIENCE_S, beating, server_process
 from tenax._core.events import GenerationFormed, RunEnded
 from tenax._core.lease import LeaseTerms
 from tenax._core.messages import NodeSucceeded

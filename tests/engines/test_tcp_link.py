@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tcp_kit import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
 
 from kit.processes import leaving_nothing, on_linux, python
+from kit.tcp import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 

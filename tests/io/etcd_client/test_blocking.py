@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from etcd_client.kit import PATIENCE_S, raised
 from kit.etcd import ALONE, EtcdCluster, unique_prefix
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.operations import Change, Compact, Delete, Put, Range, Status, prefix_end
+
+from .kit import PATIENCE_S, raised
 
 
 @pytest.fixture

@@ -14,15 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etcd_client.kit import (
-    PUT_DONE,
-    ClientInLoop,
-    ScriptedServer,
-    answer_to,
-    http,
-    raised,
-    silent_until_gone,
-)
 from kit.etcd import ALLOWED, ALONE, ROOT, ROOT_PASSWORD, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from tenax._io.etcd.errors import EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.operations import (
@@ -43,6 +34,16 @@ from tenax._io.etcd.operations import (
     prefix_end,
 )
 from tenax._io.etcd.settings import etcd_settings
+
+from .kit import (
+    PUT_DONE,
+    ClientInLoop,
+    ScriptedServer,
+    answer_to,
+    http,
+    raised,
+    silent_until_gone,
+)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tenax._processes.entrypoint import CommandEntrypoint
 from tenax.testing.processes import FakeProcesses
 from tenax.testing.replay import replay
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 
 class Faked(CommandEntrypoint):

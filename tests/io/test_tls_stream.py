@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tcp_kit import Certificates, needs_openssl
 
+from kit.tcp import Certificates, needs_openssl
 from tenax._io.tls import REFUSAL, TlsFiles, TlsStream
 
 pytestmark = [needs_openssl, pytest.mark.process]

@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from tcp_kit import HeardLink, connected_pair, serve
 
+from kit.tcp import HeardLink, connected_pair, serve
 from tenax._engines.etcd.link_tls import OwnCertificate, follower_context
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles

@@ -1,6 +1,6 @@
 """Says what the driver of this machine says of its GPUs. For a person, on a machine that has some; no test.
 
-python tests/health/gpu_probe.py
+python tests/observe/health/gpu_probe.py
 """
 
 from __future__ import annotations
