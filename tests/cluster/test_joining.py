@@ -31,7 +31,7 @@ def test_with_scale_up_restart_a_newcomer_waits_for_the_next_restart(cluster: Cl
     agents = cluster.start_in_order(2, **told)
     first = cluster.desk.generation(2)
     agents += cluster.start(**told)
-    agents[2].until_said("generation 1 is running; this node is in the next one")
+    agents[2].until_said("generation 1 is running; this node will be in the next one")
     assert {worker.ask("generation") for worker in first} == {1}
     first[0].tell("exit 5")
     second = cluster.desk.generation(3, number=2)
@@ -43,7 +43,7 @@ def test_a_node_too_many_is_a_spare_and_takes_the_place_of_one_that_is_lost(clus
     agents = cluster.start_in_order(2)
     first = cluster.desk.generation(2)
     agents += cluster.start()
-    agents[2].until_said("this node is a spare: all 2 places are taken")
+    agents[2].until_said("this node is a spare: the run has its maximum of 2 nodes")
     lost_rank = cluster.workers_of(agents[1], first)[0].rank
     cluster.kill(agents[1])
     second = cluster.desk.generation(2, number=2)

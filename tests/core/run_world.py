@@ -260,11 +260,11 @@ class RunWorld:
     def _tell_stacks(self, node: Node, number: int) -> None:
         assert node.part is not None
         first = node.part.first_global_rank
-        places = [
-            messages.StackPlace((first + rank,), (f"train.py:{self._dice.randint(1, 2)} in load",), local_rank=rank)
+        locations = [
+            messages.StackLocation((first + rank,), (f"train.py:{self._dice.randint(1, 2)} in load",), local_rank=rank)
             for rank in range(node.info.slots)
         ]
-        self._tell(node, messages.StacksTaken(node.generation, number, tuple(places)))
+        self._tell(node, messages.StacksTaken(node.generation, number, tuple(locations)))
 
     # --- the truth ----------------------------------------------------------------------------------------------------
 
@@ -682,8 +682,8 @@ class RunWorld:
             case 14:
                 return run.Received(node_id, messages.NodeQuiet(generation, self._now, self._now - 1e3, "a lie"))
             case 15:
-                places = (messages.StackPlace((rank,), why="a lie"),)
-                taken = messages.StacksTaken(generation, dice.randint(1, 3), places)
+                locations = (messages.StackLocation((rank,), why="a lie"),)
+                taken = messages.StacksTaken(generation, dice.randint(1, 3), locations)
                 return run.Received(node_id, dice.choice((taken, messages.NodeBusy(generation))))
             case 0:
                 return run.NodeLost(node_id, "somebody said so")

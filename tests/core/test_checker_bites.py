@@ -42,7 +42,7 @@ class StartsBesideTheOldGeneration(AgentMachine):
 
 
 class BelievesAnyClearance(AgentMachine):
-    """Takes an unasked "cleared" for an answer."""
+    """Takes a "cleared" that was not requested for an answer."""
 
     def _on_node_cleared(self, now: float) -> None:
         if self.state.phase is Phase.STOPPING and self.state.rung < Rung.CLEARING:

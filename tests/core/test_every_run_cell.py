@@ -50,7 +50,7 @@ def quiet(node_id: str) -> run.Received:
 
 def stacks(node_id: str, rank: int) -> run.Received:
     return run.Received(
-        node_id, messages.StacksTaken(1, 1, (messages.StackPlace((rank,), (f"train.py:{rank} in load",)),))
+        node_id, messages.StacksTaken(1, 1, (messages.StackLocation((rank,), (f"train.py:{rank} in load",)),))
     )
 
 
@@ -133,11 +133,14 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
         case messages.NodeQuiet:
             return [run.Received(who, kind(generation, 1e6, 1e3, "no step")) for who, generation in cells]
         case messages.StacksTaken:
-            places = ((), (messages.StackPlace((0,), why="no"), messages.StackPlace((1,), ("train.py:1 in load",))))
+            locations = (
+                (),
+                (messages.StackLocation((0,), why="no"), messages.StackLocation((1,), ("train.py:1 in load",))),
+            )
             numbers = (1, 2)
             return [
                 run.Received(who, kind(generation, number, told))
-                for (who, generation), number, told in itertools.product(cells, numbers, places)
+                for (who, generation), number, told in itertools.product(cells, numbers, locations)
             ]
         case messages.NodeSucceeded | messages.NodeBusy:
             return [run.Received(who, kind(generation)) for who, generation in cells]

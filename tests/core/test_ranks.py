@@ -45,11 +45,11 @@ def _are_apart(ranks: list[int]) -> bool:
 def test_every_node_gets_one_rank_and_every_worker_too(group: list[Candidate]) -> None:
     """R1: group ranks are 0 to n-1; global ranks are 0 to the world size, without gaps, and so are those of a role."""
     arranged = arrange(group)
-    places = assign_ranks(arranged)
+    locations = assign_ranks(arranged)
     assert sorted(c.node_id for c in arranged) == sorted(c.node_id for c in group)
-    assert [place.group_rank for place in places] == list(range(len(group)))
-    assert [place.node_id for place in places] == [c.node_id for c in arranged]
-    nodes = list(zip(arranged, places, strict=True))
+    assert [place.group_rank for place in locations] == list(range(len(group)))
+    assert [place.node_id for place in locations] == [c.node_id for c in arranged]
+    nodes = list(zip(arranged, locations, strict=True))
     ranks = [place.first_global_rank + local for c, place in nodes for local in range(c.slots)]
     assert ranks == list(range(sum(c.slots for c in group)))
     for role in {c.role for c in group}:

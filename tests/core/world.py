@@ -66,7 +66,7 @@ class World:
         self._started: set[int] = set()  # ... and the machine knows
         self._late: set[int] = set()  # did not leave a scope in time
         self._looked_at: set[int] = set()  # were asked for their stacks
-        self._failed_unasked: set[int] = set()
+        self._failed_before_stop: set[int] = set()
         self._all_succeeded = False
         self._signalled = False
         # The coordinator.
@@ -131,7 +131,7 @@ class World:
                 bad = bool(event.exit_code) or isinstance(event, events.WorkerStartFailed) or bool(event.fault)
                 self._all_succeeded &= not bad
                 if bad and not self._asked:
-                    self._failed_unasked.add(event.local_rank)
+                    self._failed_before_stop.add(event.local_rank)
         elif isinstance(event, events.WorkerStarted) and event.generation == self.machine.state.generation:
             self._started.add(event.local_rank)
         elif isinstance(event, events.SignalReceived | events.LeaveRequested):
@@ -211,7 +211,7 @@ class World:
             case order.EndWorker(generation=generation, local_rank=local_rank, signal=signal):
                 if self._dice.random() < 0.7:
                     code = self._dice.choice((-signal, -signal, 0, 1, 143))
-                    self._soon(events.WorkerExited(generation, local_rank, code, unasked=self._dice.random() < 0.1))
+                    self._soon(events.WorkerExited(generation, local_rank, code, before_stop=self._dice.random() < 0.1))
             case order.ClearNode(generation=generation):
                 if self._alive and not self._lies:
                     raise WorldBroken(f"told to clear while workers {self._alive} live")
@@ -235,7 +235,7 @@ class World:
         self._leftovers = self._dice.random() < 0.3
         self._asked = False
         self._started, self._late, self._looked_at = set(), set(), set()
-        self._failed_unasked = set()
+        self._failed_before_stop = set()
         self._all_succeeded = True
         for rank in range(self.settings.local_world_size):
             if self._dice.random() < 0.05:
@@ -287,7 +287,7 @@ class World:
 
     @staticmethod
     def _hang_report(generation: int) -> messages.HangReport:
-        return messages.HangReport(generation, 1, 1, 60.0, "no step", (messages.StackPlace((0,), why="not asked"),))
+        return messages.HangReport(generation, 1, 1, 60.0, "no step", (messages.StackLocation((0,), why="not asked"),))
 
     def _kill(self, generation: int) -> None:
         if self._dice.random() < 0.15:
@@ -362,7 +362,7 @@ class World:
             self._check_named({failure.local_rank for failure in message.failures})
 
     def _check_named(self, named: set[int]) -> None:
-        forgotten = self._failed_unasked - named
+        forgotten = self._failed_before_stop - named
         if forgotten:
             raise WorldBroken(f"workers {forgotten} failed by themselves and are not named")
 

@@ -95,7 +95,7 @@ def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without:
     home = re.escape(str(bench.home))
     names = {
         "LOGS": rf"{home}/logs/exposed_\w+",
-        "CONTROL": re.escape(os.environ["TENAX_DOORS"]),
+        "CONTROL": re.escape(os.environ["TENAX_PRIVATE_DIR"]),
         "TMP": f"{home}/tmp",
         "WORKER_SOCKETS": f"{home}/sockets",
         "FILE": rf"{home}/(?:metrics|events|report)-\d\.jsonl?",
@@ -125,7 +125,7 @@ def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without:
 
 
 def _control_sockets(bench: Bench) -> int:
-    folder = os.environ["TENAX_DOORS"]
+    folder = os.environ["TENAX_PRIVATE_DIR"]
     return sum(kind == "unix" and what.startswith(folder) for kind, what in set(_opened(bench)))
 
 

@@ -89,7 +89,7 @@ def test_a_file_of_another_user_is_rejected(tmp_path: Path) -> None:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    return {"TENAX_DOORS": str(tmp_path / "private")}
+    return {"TENAX_PRIVATE_DIR": str(tmp_path / "private")}
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:29400", "localhost", "[::1]:29400", "127.1.2.3"])
@@ -104,7 +104,7 @@ def test_the_secret_of_this_user_is_made_once_and_only_this_user_can_read_it(env
     secret = user_secret(environ)
     assert len(secret) == 32
     assert user_secret(environ) == secret == user_secret(environ, create=False)
-    folder = Path(environ["TENAX_DOORS"])
+    folder = Path(environ["TENAX_PRIVATE_DIR"])
     assert [path.name for path in folder.iterdir()] == ["secret"]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
@@ -113,7 +113,7 @@ def test_the_secret_of_this_user_is_made_once_and_only_this_user_can_read_it(env
 def test_an_operator_creates_nothing(environ: dict[str, str]) -> None:
     """Where there is no secret there is no run of this user."""
     assert user_secret(environ, create=False) == b""
-    assert not Path(environ["TENAX_DOORS"]).exists()
+    assert not Path(environ["TENAX_PRIVATE_DIR"]).exists()
 
 
 def test_agents_that_start_together_agree(environ: dict[str, str]) -> None:
@@ -132,7 +132,7 @@ def test_agents_that_start_together_agree(environ: dict[str, str]) -> None:
         thread.join()
     assert len(found) == 16
     assert len(set(found)) == 1
-    assert os.listdir(environ["TENAX_DOORS"]) == ["secret"]
+    assert os.listdir(environ["TENAX_PRIVATE_DIR"]) == ["secret"]
 
 
 def _others_can_enter(folder: Path, tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_without_a_private_folder_there_is_no_secret_but_a_remedy(
     environ: dict[str, str], tmp_path: Path, prepare, create: bool
 ) -> None:
     """A run is refused rather than left open to other users of the host."""
-    prepare(Path(environ["TENAX_DOORS"]), tmp_path)
+    prepare(Path(environ["TENAX_PRIVATE_DIR"]), tmp_path)
     with pytest.raises(OSError, match="cannot be kept in") as raised:
         user_secret(environ, create=create)
-    for remedy in ("token_file=FILE", "TENAX_RDZV_TOKEN", "TENAX_DOORS"):
+    for remedy in ("token_file=FILE", "TENAX_RDZV_TOKEN", "TENAX_PRIVATE_DIR"):
         assert remedy in str(raised.value)
 
 
@@ -189,7 +189,7 @@ def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
     """With one message, and the exit code of wrong usage."""
-    _others_can_enter(Path(environ["TENAX_DOORS"]), tmp_path)
+    _others_can_enter(Path(environ["TENAX_PRIVATE_DIR"]), tmp_path)
     command = ["run", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400", "--no-python", "true"]
     done = subprocess.run(
         [sys.executable, "-m", "tenax", *command],
@@ -207,7 +207,7 @@ def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
 @needs_root
 def test_the_folder_of_another_user_is_not_used(environ: dict[str, str]) -> None:
     """Somebody may have made it first, at a path that everyone can guess."""
-    folder = Path(environ["TENAX_DOORS"])
+    folder = Path(environ["TENAX_PRIVATE_DIR"])
     folder.mkdir(0o700)
     os.chown(folder, 12345, -1)
     with pytest.raises(OSError, match="only this user can enter"):

@@ -193,7 +193,7 @@ def test_a_run_that_failed_in_the_end() -> None:
 
 def test_a_node_that_comes_or_goes_is_no_recovery() -> None:
     """A generation that ends for that reason has a name of its own for the time without workers."""
-    ended = events.GenerationEnded(1, "c joins", is_free=True)
+    ended = events.GenerationEnded(1, "c joins", is_uncharged=True)
     history = [*RUN, *up(1, 2.0), (12.0, ended), *((at, event) for at, event in failed(1, 12.0) if at > 12.0)]
     history.insert(-1, (12.25, events.WorkerExited(1, 1, -SIGTERM)))
     said = watch([*history, *up(2, 13.0)])
@@ -256,7 +256,7 @@ def test_losing_the_keeper() -> None:
         (Failure(1, 0, 0, 0, 127, 1.0, "could not be started: no such file"), "not_started"),
         (Failure(1, 0, 0, 9, -9, 1.0, evidence=Evidence(out_of_memory="the kernel says so")), "out_of_memory"),
         (Failure(1, 0, 0, 9, 1, 1.0, evidence=Evidence("ValueError", "ValueError: x")), "exception"),
-        (Failure(1, 0, 0, 9, -15, 1.0, evidence=Evidence(raised_at=0.5), asked_to_end=True), "exception"),
+        (Failure(1, 0, 0, 9, -15, 1.0, evidence=Evidence(raised_at=0.5), was_stopped=True), "exception"),
         (Failure(1, 0, 0, 9, -11, 1.0), "signal"),
         (Failure(1, 0, 0, 9, -9, 1.0, "did not leave the scope 'step' within 60 s", was_late=True), "late"),
         (Failure(1, 0, 0, 9, 1, 1.0, "x", Evidence("E", "E: x", raised_at=0.5), was_late=True), "late"),

@@ -45,14 +45,14 @@ def test_ranks_are_global() -> None:
     teller.run()
     assert ("generation 1: starting 2 workers, ranks 4 to 5 of 8", True) in teller.told
     assert ("rank 5 started (pid 101)", False) in teller.told
-    assert teller.hear(fact.WorkerExited(1, 1, 3, unasked=True))[0] == "rank 5 (pid 101) exited with code 3"
+    assert teller.hear(fact.WorkerExited(1, 1, 3, before_stop=True))[0] == "rank 5 (pid 101) exited with code 3"
 
 
 def test_a_cause_is_told_when_it_is_known() -> None:
     """The kernel's verdict before the program's own words."""
     teller = EventRecorder()
     teller.run()
-    teller.hear(fact.WorkerExited(1, 1, -9, unasked=True))
+    teller.hear(fact.WorkerExited(1, 1, -9, before_stop=True))
     evidence = Evidence(message="ValueError: boom", out_of_memory="the kernel killed it for memory")
     assert teller.hear(fact.FailureExamined(1, 1, evidence)) == ["rank 5: the kernel killed it for memory"]
 

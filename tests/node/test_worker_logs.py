@@ -112,7 +112,7 @@ def test_a_worker_that_we_ended_and_that_wrote_nothing_is_not_examined(bench: Be
     ((out, err),) = bench.prepare()
     say(out, "")
     say(err, "KeyboardInterrupt\n")
-    assert bench.examine(asked_to_end=True) == Evidence()
+    assert bench.examine(was_stopped=True) == Evidence()
 
 
 def test_a_worker_that_we_ended_shows_the_stacks_that_it_wrote(bench: Bench) -> None:
@@ -122,10 +122,10 @@ def test_a_worker_that_we_ended_shows_the_stacks_that_it_wrote(bench: Bench) -> 
         say(err, "")
     path = Path(bench.logs.destination.error_files[0]).parent / "stacks.txt"
     path.write_text("Current thread 0x1 (most recent call first):\n")
-    shown = bench.examine(-15, asked_to_end=True)
+    shown = bench.examine(-15, was_stopped=True)
     assert shown == Evidence(stacks="Current thread 0x1 (most recent call first):")
     os.utime(path, (1.0, 1.0))
-    assert bench.examine(-15, asked_to_end=True) == Evidence()
+    assert bench.examine(-15, was_stopped=True) == Evidence()
 
 
 def test_evidence_comes_although_the_scribe_died(bench: Bench) -> None:

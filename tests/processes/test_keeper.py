@@ -235,7 +235,7 @@ def test_a_worker_that_a_signal_ends(hearing: Hearing, number: signal.Signals) -
     """Whoever sent it: the exit code is the signal's number, negative."""
     start(hearing, ["/bin/sleep", "60"])
     os.kill(hearing.take(events.WorkerStarted).pid, number)
-    assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -number, unasked=True)
+    assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -number, before_stop=True)
 
 
 def test_an_end_has_the_time_at_which_it_was_noticed(hearing: Hearing) -> None:

@@ -191,7 +191,7 @@ class TestProcesses:
         hearing = Hearing(world.processes)
         world.start(0)
         world.exit(0, code)
-        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, code, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, code, before_stop=True)
 
     def test_a_start_that_fails_says_why(self, world: World) -> None:
         """What cannot be started is announced with the system's reason and a shell's code, and never as an exit."""
@@ -214,7 +214,7 @@ class TestProcesses:
         world.processes.signal(1, signal.SIGTERM)
         for rank in (0, 2):
             exited = hearing.take(events.WorkerExited, local_rank=rank)
-            assert exited == events.WorkerExited(1, rank, -signal.SIGTERM, unasked=False)
+            assert exited == events.WorkerExited(1, rank, -signal.SIGTERM, before_stop=False)
 
     def test_a_signal_to_another_generation_reaches_nobody(self, world: World) -> None:
         """A late order for workers that are gone does not hit those that came after them."""
@@ -233,7 +233,7 @@ class TestProcesses:
         world.processes.signal(1, signal.SIGTERM)
         assert hearing.hears_nothing()
         world.processes.kill(1)
-        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGKILL, unasked=False)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGKILL, before_stop=False)
         assert hearing.take(events.NodeCleared) == events.NodeCleared(1)
 
     def test_one_worker_can_be_ended_alone(self, world: World) -> None:
@@ -243,10 +243,10 @@ class TestProcesses:
         world.start(1)
         hearing.take(events.WorkerStarted, local_rank=1)
         world.processes.end(1, 0, signal.SIGTERM)
-        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGTERM, unasked=False)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGTERM, before_stop=False)
         world.processes.end(1, 0, signal.SIGTERM)  # it is dead already
         world.exit(1, 5)
-        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 1, 5, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 1, 5, before_stop=True)
 
     def test_an_order_to_end_a_worker_of_another_generation_reaches_nobody(self, world: World) -> None:
         """Nor does a request for its stacks."""
@@ -279,7 +279,7 @@ class TestProcesses:
         assert (refused.generation, refused.local_rank) == (1, 0)
         assert "it is no Python program" in refused.why
         world.exit(0, 0)
-        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 0, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 0, before_stop=True)
 
     def test_an_empty_node_is_clear_at_once(self, world: World) -> None:
         """Whoever asks to clear or kill where nobody is, is answered, once for each order."""
@@ -300,7 +300,7 @@ class TestProcesses:
         heard = [event for event in hearing.events if isinstance(event, events.WorkerExited)]
         assert sorted(event.local_rank for event in heard) == [0, 1]
 
-    def test_what_an_unasked_worker_left_is_killed_at_once(self, world: World) -> None:
+    def test_what_a_worker_that_was_not_stopped_left_is_killed_at_once(self, world: World) -> None:
         """A worker that ended by itself leaves nobody: not in its group, not in another session, deaf or not."""
         hearing = Hearing(world.processes)
         world.start(0)
@@ -343,7 +343,7 @@ class TestProcesses:
         world.start(0, generation=2)
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.exit(0, 4)
-        assert hearing.take(events.WorkerExited, generation=2) == events.WorkerExited(2, 0, 4, unasked=True)
+        assert hearing.take(events.WorkerExited, generation=2) == events.WorkerExited(2, 0, 4, before_stop=True)
         world.processes.clear(2)
         hearing.take(events.NodeCleared, generation=2)
 
@@ -371,7 +371,7 @@ class TestProcesses:
         assert hearing.take(events.Fenced).generation == 4
         for rank in (0, 1):
             exited = hearing.take(events.WorkerExited, local_rank=rank)
-            assert exited == events.WorkerExited(4, rank, -signal.SIGKILL, unasked=False)
+            assert exited == events.WorkerExited(4, rank, -signal.SIGKILL, before_stop=False)
         until(lambda: world.left_alive() == 0, "the end of what was left behind")
         world.processes.kill(4)
         assert hearing.take(events.NodeCleared) == events.NodeCleared(4)
@@ -383,7 +383,7 @@ class TestProcesses:
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.leave_behind(0, in_group=False, ignores_term=True)
         world.exit(0, 3)
-        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 3, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 3, before_stop=True)
         world.processes.hold(0.01)
         world.end_lease()
         assert hearing.take(events.Fenced).generation == 1

@@ -47,7 +47,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 print("fenced", hearing.take(events.Fenced).generation, flush=True)
 for rank in range(2):
     exited = hearing.take(events.WorkerExited, local_rank=rank)
-    print(exited.exit_code, exited.unasked, flush=True)
+    print(exited.exit_code, exited.before_stop, flush=True)
 """
 THE_NEXT = """
 keeper.kill(7)

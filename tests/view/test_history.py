@@ -10,7 +10,7 @@ import pytest
 from tenax._core.coordinator import EarlierCoordinatorGone
 from tenax._core.events import HangFound, HangOver, RunEnded
 from tenax._core.ledger import Goodput, Spent
-from tenax._core.messages import HangReport, StackPlace
+from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import Outcome, Verdict
 from tenax._node.run_journal import read_run_journal
 from tenax._view.chrome_trace import phases_of
@@ -21,8 +21,8 @@ from tenax.cli.journals import find_journals, read_histories
 from view.told_run import WALL, ToldAgent, ToldRun
 
 
-def the_history(*places: Path) -> RunHistory:
-    found = read_histories([str(each) for each in places])
+def the_history(*locations: Path) -> RunHistory:
+    found = read_histories([str(each) for each in locations])
     assert found.troubles == []
     (history,) = found.histories
     return history
@@ -442,7 +442,7 @@ def test_a_hang_in_the_journal_of_an_agent(tmp_path: Path) -> None:
     """Every node was told of it."""
     agent = ToldAgent(tmp_path)
     agent.start(1, 1.0)
-    report = HangReport(1, 2, 4, 10.0, "no step", (StackPlace((3,), ("train.py:12 in load",), host="node1"),))
+    report = HangReport(1, 2, 4, 10.0, "no step", (StackLocation((3,), ("train.py:12 in load",), host="node1"),))
     agent.step(HangFound(1, report), 20.0)
     agent.step(HangOver(1), 57.0)
     agent.close(58.0)

@@ -325,17 +325,17 @@ def test_a_thousand_nodes_are_a_short_message() -> None:
     assert len(msgspec.json.encode(status)) < 600_000
 
 
-def _hanging(*places: messages.StackPlace, is_odd: bool) -> RunStatus:
+def _hanging(*locations: messages.StackLocation, is_odd: bool) -> RunStatus:
     told = opened().up("a", "b").running("a", "b", at=10.0)
-    report = messages.HangReport(1, 2, 4, 10.0, "no step", places, is_odd)
-    told.machine.state.hang = Suspicion(1, 20.0, "no step", set(), places, report)
+    report = messages.HangReport(1, 2, 4, 10.0, "no step", locations, is_odd)
+    told.machine.state.hang = Suspicion(1, 20.0, "no step", set(), locations, report)
     return told.status(58.0)
 
 
 def test_since_when_nothing_moves_is_told_as_a_time_and_in_words() -> None:
     """A page counts from the time; a terminal prints the words. The odd one is named alone."""
-    odd = messages.StackPlace((3,), ("/job/data.py:8 in load",), host="host-b", local_rank=1)
-    others = messages.StackPlace((0, 1, 2), ("/job/train.py:5 in step",), host="host-a", local_rank=0)
+    odd = messages.StackLocation((3,), ("/job/data.py:8 in load",), host="host-b", local_rank=1)
+    others = messages.StackLocation((0, 1, 2), ("/job/train.py:5 in step",), host="host-a", local_rank=0)
     status = _hanging(odd, others, is_odd=True)
     assert (status.hang_since, status.hang_where) == (EPOCH + 20.0, "rank 3 on host-b: at /job/data.py:8 in load")
     still = "generation 1 seems to hang: nothing has moved for 38 s"
@@ -344,15 +344,15 @@ def test_since_when_nothing_moves_is_told_as_a_time_and_in_words() -> None:
 
 
 def test_if_no_rank_stands_out_all_places_are_named() -> None:
-    """The first of them is not blamed for being the first. Of many places the first are named, and the rest counted."""
-    places = [
-        messages.StackPlace((rank,), (f"/job/train.py:{rank} in step",), host="host-a", local_rank=rank)
+    """The first is not blamed for being the first. Of many locations the first are named, and the rest counted."""
+    locations = [
+        messages.StackLocation((rank,), (f"/job/train.py:{rank} in step",), host="host-a", local_rank=rank)
         for rank in range(9)
     ]
-    assert _hanging(*places[:2], is_odd=False).hang_where == (
+    assert _hanging(*locations[:2], is_odd=False).hang_where == (
         "no rank stands out: rank 0 on host-a: at /job/train.py:0 in step; rank 1 on host-a: at /job/train.py:1 in step"
     )
-    assert _hanging(*places, is_odd=False).hang_where.endswith(
-        "rank 2 on host-a: at /job/train.py:2 in step; 6 more places"
+    assert _hanging(*locations, is_odd=False).hang_where.endswith(
+        "rank 2 on host-a: at /job/train.py:2 in step; 6 more locations"
     )
-    assert _hanging(places[0], is_odd=False).hang_where == "rank 0 on host-a: at /job/train.py:0 in step"
+    assert _hanging(locations[0], is_odd=False).hang_where == "rank 0 on host-a: at /job/train.py:0 in step"

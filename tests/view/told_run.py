@@ -31,7 +31,7 @@ from tenax._core.messages import (
     NodeReady,
     NodeStopped,
     NodeSucceeded,
-    StackPlace,
+    StackLocation,
     StacksTaken,
     WorkerProgress,
     WorkersRunning,
@@ -147,8 +147,8 @@ class ToldRun:
         for node in self._members():
             ranks = tuple(range(node * self.slots, (node + 1) * self.slots))
             frames = ("train.py:12 in load",) if node else ("train.py:40 in step",)
-            places = (StackPlace(ranks, frames, host=f"node{node}"),)
-            self.hear(node, StacksTaken(self.generation, hang.number, places), at)
+            locations = (StackLocation(ranks, frames, host=f"node{node}"),)
+            self.hear(node, StacksTaken(self.generation, hang.number, locations), at)
 
     def move_again(self, node: int, at: float) -> None:
         self.hear(node, NodeBusy(self.generation), at)

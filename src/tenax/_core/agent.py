@@ -171,8 +171,8 @@ class AgentMachine:
                 self._on_run_requested()
             case events.GenerationFormed(assignment):
                 self._on_generation_formed(assignment, now)
-            case events.GenerationEnded(_, why, is_late, is_free):
-                self.state.is_uncharged |= is_free
+            case events.GenerationEnded(_, why, is_late, is_uncharged):
+                self.state.is_uncharged |= is_uncharged
                 self._on_generation_ended(why, is_late, now)
             case events.RunEnded(verdict, sent_at):
                 self._on_run_ended(_to_local_clock(verdict, now - sent_at), now)
@@ -194,10 +194,16 @@ class AgentMachine:
                 self._on_worker_started(local_rank, pid)
             case events.WorkerStartFailed(_, local_rank, reason, exit_code, ended_at):
                 fault = f"could not be started: {reason}"
-                self._on_worker_ended(local_rank, exit_code, fault, now, ended_at=ended_at, unasked=True)
-            case events.WorkerExited(_, local_rank, exit_code, fault, unasked, wrote_error, ended_at):
+                self._on_worker_ended(local_rank, exit_code, fault, now, ended_at=ended_at, before_stop=True)
+            case events.WorkerExited(_, local_rank, exit_code, fault, before_stop, wrote_error, ended_at):
                 self._on_worker_ended(
-                    local_rank, exit_code, fault, now, ended_at=ended_at, unasked=unasked, wrote_error=wrote_error
+                    local_rank,
+                    exit_code,
+                    fault,
+                    now,
+                    ended_at=ended_at,
+                    before_stop=before_stop,
+                    wrote_error=wrote_error,
                 )
             case events.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
@@ -315,7 +321,7 @@ class AgentMachine:
         now: float,
         *,
         ended_at: float | None,
-        unasked: bool,
+        before_stop: bool,
         wrote_error: bool = False,
     ) -> None:
         state = self.state
@@ -326,11 +332,11 @@ class AgentMachine:
         worker.exit_code = exit_code
         worker.ended_at = now if ended_at is None else min(ended_at, now)
         # A worker that could not start, or exited before the stop request reached it, was not stopped by the agent.
-        worker.asked_to_end = state.rung >= Rung.SIGNALLED and not unasked
+        worker.was_stopped = state.rung >= Rung.SIGNALLED and not before_stop
         overdue = worker.overdue
-        if overdue is not None and (exit_code < 0 or (overdue.sent and not unasked)):
+        if overdue is not None and (exit_code < 0 or (overdue.sent and not before_stop)):
             # The expired scope is the cause, even if the worker was stopped for another reason meanwhile.
-            overdue.is_cause, worker.asked_to_end, fault = True, False, overdue.reason
+            overdue.is_cause, worker.was_stopped, fault = True, False, overdue.reason
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # the outcome of this generation is already decided
         if exit_code != 0 or fault or self._has_stacks_to_show(worker):
@@ -348,7 +354,7 @@ class AgentMachine:
     def _record_bad_exit(self, worker: WorkerRecord, fault: str, wrote_error: bool, now: float) -> None:
         """Record a failure. If the worker was stopped, only examine whether it had failed by itself before."""
         state = self.state
-        if not worker.asked_to_end:
+        if not worker.was_stopped:
             state.failures.append(self._failure(worker, fault, Evidence()))
         elif (
             worker.exit_code in (-state.stop_signal, -SIGKILL)
@@ -366,14 +372,14 @@ class AgentMachine:
                 exit_code=worker.exit_code,
                 started_at=state.running_since,
                 ended_at=worker.ended_at,
-                asked_to_end=worker.asked_to_end,
+                was_stopped=worker.was_stopped,
             )
         )
 
     @staticmethod
     def _has_stacks_to_show(worker: WorkerRecord) -> bool:
         """Whether a stopped worker wrote stacks: an overdue worker may have been waiting for this one."""
-        return worker.asked_to_end and worker.stacks_asked_at is not None
+        return worker.was_stopped and worker.stacks_asked_at is not None
 
     def _failure(self, worker: WorkerRecord, fault: str, evidence: Evidence) -> Failure:
         is_late = worker.overdue is not None and worker.overdue.is_cause
@@ -383,11 +389,11 @@ class AgentMachine:
             global_rank=self._global_rank(worker.local_rank),
             pid=worker.pid,
             # A stopped worker is a failure only because it had raised an exception before.
-            exit_code=_EXCEPTION_EXIT_CODE if worker.asked_to_end and worker.exit_code < 0 else worker.exit_code,
+            exit_code=_EXCEPTION_EXIT_CODE if worker.was_stopped and worker.exit_code < 0 else worker.exit_code,
             # An overdue worker failed when its scope expired: its consequences may be seen before its exit.
             seen_at=worker.overdue.since if worker.overdue is not None and is_late else worker.ended_at,
             reason=fault,
-            asked_to_end=worker.asked_to_end,
+            was_stopped=worker.was_stopped,
             evidence=evidence,
             was_late=is_late,
         )
@@ -802,7 +808,7 @@ def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
     stopped = [
         Stopped(worker.local_rank, global_rank(state, worker.local_rank), worker.pid, worker.exit_code, worker.stacks)
         for worker in state.workers.values()
-        if worker.asked_to_end and worker.local_rank not in failed
+        if worker.was_stopped and worker.local_rank not in failed
     ]
     return (*stopped[:_MAX_WITH_STACKS], *(each.brief() for each in stopped[_MAX_WITH_STACKS:]))
 
@@ -842,7 +848,7 @@ def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: floa
             node,
             generation=state.generation,
             is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING),
-            is_free=state.is_uncharged,
+            is_uncharged=state.is_uncharged,
             has_succeeded=state.phase is Phase.DONE,
             group_rank=part.group_rank if part else -1,
             group_world_size=part.group_world_size if part else 0,

@@ -34,7 +34,7 @@ class ExamineFailure(Command, frozen=True):
     exit_code: int
     started_at: float
     ended_at: float
-    asked_to_end: bool = False  # if so, only an error file can prove that it failed before it was stopped
+    was_stopped: bool = False  # if so, only an error file can prove that it failed before it was stopped
 
 
 class SignalWorkers(Command, frozen=True):

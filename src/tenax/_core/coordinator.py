@@ -231,9 +231,9 @@ class CoordinatorMachine:
             case messages.NodeBusy(generation):
                 if self._is_current(record, generation) and self.state.quiet.pop(node_id, None) is not None:
                     self._on_movement(now)
-            case messages.StacksTaken(generation, number, places):
+            case messages.StacksTaken(generation, number, locations):
                 if self._is_current(record, generation):
-                    self._on_stacks_taken(record, number, places, now)
+                    self._on_stacks_taken(record, number, locations, now)
             case messages.NodeDraining(generation, grace_s, why):
                 if self._is_current(record, generation):
                     self._on_draining(record, grace_s, why)
@@ -594,7 +594,7 @@ class CoordinatorMachine:
         else:
             record.phase = record.phase if record.phase is NodePhase.READY else NodePhase.MEMBER
             state.is_broken |= not joined.is_running
-        state.is_uncharged |= joined.is_free
+        state.is_uncharged |= joined.is_uncharged
         self._on_member_back(node_id, now)
 
     def _end_recovery(self, now: float) -> None:
@@ -801,8 +801,8 @@ class CoordinatorMachine:
         match state.phase:
             case RunPhase.RUNNING:
                 is_full = len(state.members) >= settings.max_nodes
-                places = "the only place is" if settings.max_nodes == 1 else f"all {settings.max_nodes} places are"
-                what = f"is a spare: {places} taken" if is_full else "is in the next one"
+                spare = f"is a spare: the run has its maximum of {_nodes(settings.max_nodes)}"
+                what = spare if is_full else "will be in the next one"
                 return f"generation {state.generation} is running; this node {what}"
             case RunPhase.ENDING:
                 names = some_of([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
@@ -970,11 +970,11 @@ class CoordinatorMachine:
             self._outbox += suspect(self.state, now)
 
     def _on_stacks_taken(
-        self, record: NodeRecord, number: int, places: tuple[messages.StackPlace, ...], now: float
+        self, record: NodeRecord, number: int, locations: tuple[messages.StackLocation, ...], now: float
     ) -> None:
         from tenax._core.hang_suspicion import add_stacks
 
-        if add_stacks(self.state, record, number, places):
+        if add_stacks(self.state, record, number, locations):
             self._report_hang(now)
 
     def _report_hang(self, now: float) -> None:
@@ -1015,8 +1015,8 @@ class CoordinatorMachine:
         return {node_id for node_id, record in self.state.nodes.items() if record.phase is NodePhase.STALE}
 
     def _ended_event(self, generation: int) -> events.GenerationEnded:
-        is_free = self.state.ended_by is not Ending.FAILURE
-        return events.GenerationEnded(generation, self.state.ended_why, is_free=is_free)
+        is_uncharged = self.state.ended_by is not Ending.FAILURE
+        return events.GenerationEnded(generation, self.state.ended_why, is_uncharged=is_uncharged)
 
     def _begin_ending(self, kind: Ending | None, why: str, now: float) -> None:
         state = self.state

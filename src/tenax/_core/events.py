@@ -50,7 +50,7 @@ class GenerationEnded(Event, frozen=True):
     generation: Generation
     why: LongText
     is_late: bool = False  # the next generation is running already: kill the workers without a grace period
-    is_free: bool = False  # uncharged: failures in it cost no restart, also for a later coordinator
+    is_uncharged: bool = False  # uncharged: failures in it cost no restart, also for a later coordinator
 
 
 class RunEnded(Event, frozen=True):
@@ -149,7 +149,7 @@ class WorkerExited(Event, frozen=True):
     local_rank: LocalRank
     exit_code: ExitCode  # negative: the number of the signal that killed it
     fault: LongText = ""  # why this is a failure even with exit code 0: "its result cannot be read: ..."
-    unasked: bool = False  # it exited before a stop request reached it
+    before_stop: bool = False  # it exited before a stop request reached it
     wrote_error: bool = False  # it left an error file
     ended_at: Time | None = None  # on this host's clock; None: now. A paused agent receives the event later
 

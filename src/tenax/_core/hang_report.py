@@ -19,20 +19,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax._core.messages import HangReport, StackPlace
+from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import truncate_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_MAX_PLACES = 64
+_MAX_LOCATIONS = 64
 _MAX_WITH_STACKS = 16
 _MAX_FRAMES = 40
 _MAX_BESIDE = 32
 _MAX_FRAME_CHARS = 300
 _MAX_RANGES = 8  # of ranks in a text
-_ELSEWHERE = "it is at another place, and there were too many to tell them all"
+_ELSEWHERE = "another location; there were too many to list"
 
 # The first line that faulthandler writes for a thread; without a number it is a dump of the main thread alone.
 _HEADER = re.compile(r"^(?:(?:Current t|T)hread (0x[0-9a-f]+)|Stack)\b.*:$")
@@ -92,92 +92,94 @@ def frames_in(stacks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(main[:_MAX_FRAMES]), tuple(sorted(beside)[:_MAX_BESIDE])
 
 
-def places_of(workers: Iterable[LocalStacks]) -> tuple[StackPlace, ...]:
+def places_of(workers: Iterable[LocalStacks]) -> tuple[StackLocation, ...]:
     """Group the workers of one node by location."""
-    places: list[StackPlace] = []
+    locations: list[StackLocation] = []
     for worker in workers:
         frames, beside = frames_in(worker.stacks)
         why = "" if frames else worker.why or "what it wrote tells no place"
         stacks = truncate_stacks(worker.stacks) if frames else ""
-        places.append(
-            StackPlace((worker.global_rank,), frames, beside, stacks, why, local_rank=worker.local_rank, pid=worker.pid)
+        locations.append(
+            StackLocation(
+                (worker.global_rank,), frames, beside, stacks, why, local_rank=worker.local_rank, pid=worker.pid
+            )
         )
-    return merged(places)
+    return merged(locations)
 
 
-def merged(places: Iterable[StackPlace], level: int = 2) -> tuple[StackPlace, ...]:
+def merged(locations: Iterable[StackLocation], level: int = 2) -> tuple[StackLocation, ...]:
     """Merge equal locations, comparing calls (level 0), lines (1) or all threads (2). Only the first keep stacks."""
-    found: dict[tuple[object, ...], StackPlace] = {}
-    for place in sorted(places, key=lambda place: place.ranks[:1]):
-        key = _key(place, level)
+    found: dict[tuple[object, ...], StackLocation] = {}
+    for location in sorted(locations, key=lambda location: location.ranks[:1]):
+        key = _key(location, level)
         one = found.get(key)
         if one is None:
-            found[key] = place
+            found[key] = location
         else:
-            ranks = tuple(sorted({*one.ranks, *place.ranks}))
+            ranks = tuple(sorted({*one.ranks, *location.ranks}))
             found[key] = msgspec.structs.replace(one, ranks=ranks)
     in_order = sorted(found.values(), key=_oddness)
-    bounded = [*in_order[:_MAX_WITH_STACKS], *(_brief(place) for place in in_order[_MAX_WITH_STACKS:])]
-    if len(bounded) <= _MAX_PLACES:
+    bounded = [*in_order[:_MAX_WITH_STACKS], *(_brief(location) for location in in_order[_MAX_WITH_STACKS:])]
+    if len(bounded) <= _MAX_LOCATIONS:
         return tuple(bounded)
-    rest = tuple(sorted(rank for place in bounded[_MAX_PLACES - 1 :] for rank in place.ranks))
-    first = bounded[_MAX_PLACES - 1]
-    omitted = StackPlace(rest, why=_ELSEWHERE, local_rank=first.local_rank, pid=first.pid, host=first.host)
-    return (*bounded[: _MAX_PLACES - 1], omitted)
+    rest = tuple(sorted(rank for location in bounded[_MAX_LOCATIONS - 1 :] for rank in location.ranks))
+    first = bounded[_MAX_LOCATIONS - 1]
+    omitted = StackLocation(rest, why=_ELSEWHERE, local_rank=first.local_rank, pid=first.pid, host=first.host)
+    return (*bounded[: _MAX_LOCATIONS - 1], omitted)
 
 
 def make_report(
-    places: Iterable[StackPlace], *, generation: int, nodes: int, quiet_s: float, why: str, what_follows: str
+    locations: Iterable[StackLocation], *, generation: int, nodes: int, quiet_s: float, why: str, what_follows: str
 ) -> HangReport:
     """Report the coarsest grouping in which a location stands out, or else in which there are several."""
-    fine = merged(places)
+    fine = merged(locations)
     views = [merged(fine, level) for level in (0, 1, 2)]
     shown = next((view for view in views if _has_odd_one(view)), None)
     is_odd = shown is not None
     if shown is None:
         shown = next((view for view in views if len(view) > 1), fine)
-    workers = sum(len(place.ranks) for place in shown)
+    workers = sum(len(location.ranks) for location in shown)
     return HangReport(generation, nodes, workers, round(quiet_s, 1), why, shown, is_odd, what_follows)
 
 
-def _key(place: StackPlace, level: int) -> tuple[object, ...]:
-    if level == 0 and place.frames:
-        file, _, rest = place.frames[0].rpartition(":")
-        return (file, rest.partition(" in ")[2], place.frames[1:], place.why)
-    return (place.frames, place.beside if level == 2 else (), place.why)
+def _key(location: StackLocation, level: int) -> tuple[object, ...]:
+    if level == 0 and location.frames:
+        file, _, rest = location.frames[0].rpartition(":")
+        return (file, rest.partition(" in ")[2], location.frames[1:], location.why)
+    return (location.frames, location.beside if level == 2 else (), location.why)
 
 
-def _has_odd_one(places: Sequence[StackPlace]) -> bool:
-    if len(places) < 2:
+def _has_odd_one(locations: Sequence[StackLocation]) -> bool:
+    if len(locations) < 2:
         return False
-    first, second = places[:2]
-    return len(first.ranks) < len(second.ranks) or (len(places) == 2 and _waits(first) < _waits(second))
+    first, second = locations[:2]
+    return len(first.ranks) < len(second.ranks) or (len(locations) == 2 and _waits(first) < _waits(second))
 
 
-def _brief(place: StackPlace) -> StackPlace:
-    return msgspec.structs.replace(place, stacks="") if place.stacks else place
+def _brief(location: StackLocation) -> StackLocation:
+    return msgspec.structs.replace(location, stacks="") if location.stacks else location
 
 
-def _oddness(place: StackPlace) -> tuple[int, int, tuple[int, ...]]:
-    return len(place.ranks), _waits(place), place.ranks
+def _oddness(location: StackLocation) -> tuple[int, int, tuple[int, ...]]:
+    return len(location.ranks), _waits(location), location.ranks
 
 
-def _waits(place: StackPlace) -> int:
+def _waits(location: StackLocation) -> int:
     """Return 0 for unknown stacks, 2 if the innermost frames wait for other workers, 1 otherwise."""
-    if not place.frames:
+    if not location.frames:
         return 0
-    return 2 if any(_WAITS_FOR_OTHERS.search(frame) for frame in place.frames[:4]) else 1
+    return 2 if any(_WAITS_FOR_OTHERS.search(frame) for frame in location.frames[:4]) else 1
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def describe_location(place: StackPlace) -> str:
+def describe_location(location: StackLocation) -> str:
     """Describe the location: the innermost frame in user code, and the third-party call it made, if any."""
-    if not place.frames:
-        return f"not known: {place.why}"
-    innermost = place.frames[0]
-    own = next((frame for frame in place.frames if not _THIRD_PARTY.search(frame)), innermost)
+    if not location.frames:
+        return f"not known: {location.why}"
+    innermost = location.frames[0]
+    own = next((frame for frame in location.frames if not _THIRD_PARTY.search(frame)), innermost)
     return f"at {own}" if own == innermost else f"at {own}, in {_short(innermost)}"
 
 
@@ -204,13 +206,13 @@ def format_ranks(ranks: Sequence[int]) -> str:
 def reason_of(report: HangReport) -> str:
     """Return why the worker that stands out is a failure, as the predicate of a sentence about it."""
     moved = f"hung: nothing moved on {format_nodes(report.nodes)} for {report.quiet_s:g} s"
-    if not report.places:
+    if not report.locations:
         return moved
-    odd = report.places[0]
-    where = describe_location(odd) if odd.frames else f"which place is {describe_location(odd)}"
-    if len(report.places) == 1:
-        return f"{moved}; all ranks are at one place, {where}" if report.workers > 1 else f"{moved}; it is {where}"
-    which = "it is the one that is elsewhere" if len(report.places[0].ranks) == 1 else "it is one of those elsewhere"
+    odd = report.locations[0]
+    where = describe_location(odd) if odd.frames else f"location {describe_location(odd)}"
+    if len(report.locations) == 1:
+        return f"{moved}; {'all ranks are at the same location,' if report.workers > 1 else 'it is'} {where}"
+    which = "it is the one that is elsewhere" if len(report.locations[0].ranks) == 1 else "it is one of those elsewhere"
     if not report.is_odd:
         which = "no rank stands out, and this one is the first"
     return f"{moved}; {which}, {where}"
@@ -229,11 +231,11 @@ def format_report(report: HangReport) -> list[str]:
         f"{report.quiet_s:g} s ({report.why})",
         f"where its {workers} {'is' if report.workers == 1 else 'are'}{order}:",
     ]
-    for place in report.places:
-        ranks = format_ranks(place.ranks)
-        if len(place.ranks) == 1:
-            ranks += f" (pid {place.pid}{f' on {place.host}' if place.host else ''})"
-        lines.append(f"  {ranks}: {describe_location(place)}")
+    for location in report.locations:
+        ranks = format_ranks(location.ranks)
+        if len(location.ranks) == 1:
+            ranks += f" (pid {location.pid}{f' on {location.host}' if location.host else ''})"
+        lines.append(f"  {ranks}: {describe_location(location)}")
     if report.what_follows:
         lines.append(report.what_follows)
     return lines

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tenax._core.run_state import CoordinatorState, NodeRecord
 
 _SIGTERM = 15
-_MAX_PLACES = 3  # in a one-line description
+_MAX_LOCATIONS = 3  # in a one-line description
 _WHAT_FOLLOWS = {
     "report": "nothing is done about it (--on-hang report)",
     "restart": "its workers are ended and started again, if restarts are left (--on-hang restart)",
@@ -72,15 +72,15 @@ def end_suspicion(state: CoordinatorState, now: float) -> list[Send]:
 
 
 def add_stacks(
-    state: CoordinatorState, record: NodeRecord, number: int, places: tuple[messages.StackPlace, ...]
+    state: CoordinatorState, record: NodeRecord, number: int, locations: tuple[messages.StackLocation, ...]
 ) -> bool:
     """Add the locations of a member's workers; return whether all members have replied."""
     hang = state.hang
     if hang is None or hang.number != number or record.info.node_id not in hang.awaited:
         return False
     hang.awaited.discard(record.info.node_id)
-    own = (msgspec.structs.replace(place, host=record.info.host) for place in places)
-    hang.places = merged((*hang.places, *own))
+    own = (msgspec.structs.replace(location, host=record.info.host) for location in locations)
+    hang.locations = merged((*hang.locations, *own))
     return not hang.awaited
 
 
@@ -89,10 +89,10 @@ def report_hang(state: CoordinatorState, now: float) -> list[Send]:
     hang = state.hang
     assert hang is not None, "suspected before"
     state.deadlines.pop(RunDeadline.STACKS, None)
-    missing = [place for each in sorted(hang.awaited) if (place := _missing_place(state, each)) is not None]
+    missing = [location for each in sorted(hang.awaited) if (location := _missing_location(state, each)) is not None]
     hang.awaited = set()
     hang.report = make_report(
-        (*hang.places, *missing),
+        (*hang.locations, *missing),
         generation=state.generation,
         nodes=len(_at_work(state)),
         quiet_s=now - hang.since,
@@ -108,7 +108,7 @@ def failure_by_hang(state: CoordinatorState) -> Failure:
     hang = state.hang
     assert hang is not None and hang.report is not None, "reported before"  # noqa: PT018 - one condition
     report = hang.report
-    odd = report.places[0] if report.places else messages.StackPlace((0,), local_rank=0)
+    odd = report.locations[0] if report.locations else messages.StackLocation((0,), local_rank=0)
     return Failure(
         generation=state.generation,
         local_rank=max(0, odd.local_rank),
@@ -118,7 +118,7 @@ def failure_by_hang(state: CoordinatorState) -> Failure:
         seen_at=hang.since,
         reason=reason_of(report),
         evidence=Evidence(stacks=odd.stacks, cause=HANG),
-        asked_to_end=True,
+        was_stopped=True,
         host=odd.host,
     )
 
@@ -136,18 +136,19 @@ def describe_places(hang: Suspicion) -> str:
     """Describe the location that stands out, or if none does, the first few locations."""
     if hang.report is None:
         return "asking where its workers are"
-    places = hang.report.places
-    if hang.report.is_odd or len(places) < 2:
-        return "; ".join(_describe_place(place) for place in places[:1])
-    shown = [_describe_place(place) for place in places[:_MAX_PLACES]]
-    more = len(places) - len(shown)
+    locations = hang.report.locations
+    if hang.report.is_odd or len(locations) < 2:
+        return "; ".join(_describe_location(location) for location in locations[:1])
+    shown = [_describe_location(location) for location in locations[:_MAX_LOCATIONS]]
+    more = len(locations) - len(shown)
     if more:
-        shown.append("1 more place" if more == 1 else f"{more} more places")
+        shown.append("1 more location" if more == 1 else f"{more} more locations")
     return f"no rank stands out: {'; '.join(shown)}"
 
 
-def _describe_place(place: messages.StackPlace) -> str:
-    return f"{format_ranks(place.ranks)}{f' on {place.host}' if place.host else ''}: {describe_location(place)}"
+def _describe_location(location: messages.StackLocation) -> str:
+    host = f" on {location.host}" if location.host else ""
+    return f"{format_ranks(location.ranks)}{host}: {describe_location(location)}"
 
 
 def _present(state: CoordinatorState) -> list[str]:
@@ -158,11 +159,11 @@ def _at_work(state: CoordinatorState) -> list[str]:
     return [each for each in _present(state) if each not in state.done]
 
 
-def _missing_place(state: CoordinatorState, node_id: str) -> messages.StackPlace | None:
+def _missing_location(state: CoordinatorState, node_id: str) -> messages.StackLocation | None:
     record = state.nodes.get(node_id)
     if record is None or record.part is None:
         return None
     first = record.part.first_global_rank
     ranks = tuple(range(first, first + record.info.slots))
     why = f"{record.label} has not told it within {state.settings.stacks_timeout_s:g} s"
-    return messages.StackPlace(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)
+    return messages.StackLocation(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)

@@ -74,7 +74,7 @@ class NodeJoined(Message, frozen=True):
     coordinator_rank: NodeRank = -1
     restarts_used: Number = 0
     store: Address = ""  # of that generation
-    is_free: bool = False  # uncharged: it ended because a node joined or left, so its failures cost no restart
+    is_uncharged: bool = False  # uncharged: it ended because a node joined or left, so its failures cost no restart
 
 
 class NodeReady(Message, frozen=True):
@@ -138,7 +138,7 @@ class NodeSucceeded(Message, frozen=True):
     generation: Generation
 
 
-class StackPlace(msgspec.Struct, frozen=True, omit_defaults=True):
+class StackLocation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Workers at the same location in their program, or workers without known stacks for the same reason."""
 
     ranks: tuple[Rank, ...]  # global, ascending
@@ -172,7 +172,7 @@ class StacksTaken(Message, frozen=True):
 
     generation: Generation
     number: Number  # of the coordinator's suspicion
-    places: tuple[StackPlace, ...] = ()
+    locations: tuple[StackLocation, ...] = ()
 
 
 class HangReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -183,7 +183,7 @@ class HangReport(msgspec.Struct, frozen=True, omit_defaults=True):
     workers: WorldSize
     quiet_s: SumSeconds
     why: LongText  # which activity is missing
-    places: tuple[StackPlace, ...] = ()  # locations, the one with the fewest workers first
+    locations: tuple[StackLocation, ...] = ()  # locations, the one with the fewest workers first
     is_odd: bool = False  # the first location stands out
     what_follows: LongText = ""  # for display
 

@@ -123,7 +123,7 @@ class WorkerRecord(msgspec.Struct):
     pid: int = 0
     exit_code: int = 0
     ended_at: float = 0.0
-    asked_to_end: bool = False  # it exited after a stop request
+    was_stopped: bool = False  # it exited after a stop request
     overdue: Overdue | None = None
     stacks_asked_at: float | None = None  # when its stacks were last requested; None: never, or it cannot write them
     stacks: str = ""  # its stacks, if the agent stopped it
@@ -160,7 +160,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     seen_at: Time
     reason: Text = ""  # why it is a failure if the exit code alone does not show it ("could not be started: ...")
     evidence: Evidence = Evidence()
-    asked_to_end: bool = False  # it failed before it was stopped; the exit code is that of its failure
+    was_stopped: bool = False  # it failed before it was stopped; the exit code is that of its failure
     host: Label = ""  # where it ran
     was_late: bool = False  # it was ended because it did not leave a scope in time
 

@@ -219,7 +219,7 @@ class Suspicion(msgspec.Struct):
     since: float
     why: str
     awaited: set[str]  # members that have not sent the locations of their workers
-    places: tuple[messages.StackPlace, ...] = ()
+    locations: tuple[messages.StackLocation, ...] = ()
     report: messages.HangReport | None = None  # once it was sent
 
 

@@ -51,7 +51,7 @@ def exit_code_for(verdict: Verdict) -> int:
 
 def _of_worker(failure: Failure) -> int:
     code = failure.exit_code
-    if failure.asked_to_end:
+    if failure.was_stopped:
         return code if 0 < code < SIGNAL_BASE else FAILED  # tenax sent the signal; the worker failed before
     if code < 0:
         return SIGNAL_BASE - code

@@ -524,7 +524,7 @@ def _what_happened(failure: Failure) -> str:
         return failure.reason
     if evidence.out_of_memory and failure.exit_code < 0:
         return "was " + evidence.out_of_memory
-    if failure.asked_to_end and evidence.message:
+    if failure.was_stopped and evidence.message:
         return f"raised {evidence.message}"
     ended = ended_in_words(failure.exit_code)
     if failure.exit_code < 0:
@@ -547,7 +547,7 @@ def _how_and_why(failure: Failure) -> str:
 
 def _how_it_ended(failure: Failure) -> str:
     ended = ended_in_words(failure.exit_code)
-    return f"{ended}, by us" if failure.asked_to_end and failure.reason else ended
+    return f"{ended}, by us" if failure.was_stopped and failure.reason else ended
 
 
 def _restarts(report: Report) -> str:

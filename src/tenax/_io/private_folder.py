@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FOLDER_VARIABLE = "TENAX_DOORS"
+FOLDER_VARIABLE = "TENAX_PRIVATE_DIR"
 
 
 def private_folder(environ: Mapping[str, str] = os.environ) -> str:

@@ -94,7 +94,7 @@ def _soon(in_s: float | None) -> str:
 def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> Line:
     worker = state.workers.get(local_rank)
     subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
-    if worker is not None and worker.asked_to_end:
+    if worker is not None and worker.was_stopped:
         return Line(f"{subject} {ended_in_words(exit_code)} after being asked to end", important=False)
     if fault:
         return Line(f"{subject} failed: {fault}")

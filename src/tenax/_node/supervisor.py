@@ -299,7 +299,7 @@ class Supervisor:
                 fault = self._entrypoint.collect(local_rank, exit_code)
                 wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
                 event = events.WorkerExited(
-                    generation, local_rank, exit_code, fault, event.unasked, wrote_error, event.ended_at
+                    generation, local_rank, exit_code, fault, event.before_stop, wrote_error, event.ended_at
                 )
         self._loop.post(event)
 

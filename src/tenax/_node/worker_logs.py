@@ -206,7 +206,7 @@ class WorkerLogs:
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
         """Fetch the last lines of stderr and pass the evidence to ``done``."""
-        if command.asked_to_end and not self.has_error_file(command.local_rank):
+        if command.was_stopped and not self.has_error_file(command.local_rank):
             done(self._stacks_only(command))
             return
         key = f"{command.generation}.{command.local_rank}.{_STDERR}"

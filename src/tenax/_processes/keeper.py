@@ -234,7 +234,7 @@ def _event(message: tuple[Any, ...]) -> events.AnyEvent:
         case ("start_failed", generation, local_rank, number, text, at):
             return events.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
         case ("exited", generation, local_rank, exit_code, requested, at):
-            return events.WorkerExited(generation, local_rank, exit_code, unasked=not requested, ended_at=at)
+            return events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
         case ("dump_refused", generation, local_rank, why):
             return events.StacksRefused(generation, local_rank, why)
         case ("cleared", generation):

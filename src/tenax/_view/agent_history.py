@@ -139,7 +139,7 @@ class _AgentReader:
         self._ended += 1
         pid, since = self._alive.pop(local_rank, (0, self._at))
         is_good = event.exit_code == 0 and not event.fault
-        was_stopped = self._generation in self._stopped and not event.unasked
+        was_stopped = self._generation in self._stopped and not event.before_stop
         until = self._at if event.ended_at is None else min(event.ended_at, self._at)
         self._add_worker(
             local_rank,

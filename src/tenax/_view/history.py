@@ -74,10 +74,10 @@ def odd_ranks(report: HangReport) -> str:
     """Return the ranks at the rarest location in the code, and that location."""
     from tenax._core.hang_report import describe_location, format_ranks
 
-    if not report.places:
+    if not report.locations:
         return ""
-    odd = report.places[0]
-    unsure = "" if report.is_odd or len(report.places) == 1 else "no rank stands out; "
+    odd = report.locations[0]
+    unsure = "" if report.is_odd or len(report.locations) == 1 else "no rank stands out; "
     return f"{unsure}{format_ranks(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {describe_location(odd)}"
 
 

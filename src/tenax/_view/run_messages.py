@@ -138,7 +138,7 @@ def _sent_message(send: Send) -> str:
         case HangFound(generation, report):
             from tenax._core.hang_report import reason_of
 
-            who = f"rank {report.places[0].ranks[0]} " if report.places else ""
+            who = f"rank {report.locations[0].ranks[0]} " if report.locations else ""
             return f"generation {generation} hangs: {who}{reason_of(report)}"
         case HangOver(generation):
             return f"generation {generation} moves again"
@@ -171,8 +171,8 @@ def _received_message(message: messages.FromNode) -> str:
             return f"sees nothing move in generation {generation} for {sent_at - since:.0f} s ({why})"
         case messages.NodeBusy(generation):
             return f"sees its workers move in generation {generation}"
-        case messages.StacksTaken(generation, _, places):
-            count = sum(len(place.ranks) for place in places)
+        case messages.StacksTaken(generation, _, locations):
+            count = sum(len(location.ranks) for location in locations)
             return f"told where its {'worker is' if count == 1 else f'{count} workers are'}"
         case messages.NodeDraining(_, grace_s, why):
             return f"was asked to leave ({why}); its workers have {grace_s:g} s"

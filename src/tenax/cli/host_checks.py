@@ -102,15 +102,15 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
             raise UsageError(
                 f"--report {options.report}: cannot be written: {error.strerror}; name a file that can be written"
             ) from error
-    if sockets := environ.get("TENAX_DOORS"):
+    if sockets := environ.get("TENAX_PRIVATE_DIR"):
         try:
             os.mkdir(sockets, 0o700)
         except FileExistsError:
             return  # its permissions are checked when it is used
         except OSError as error:
             raise UsageError(
-                f"TENAX_DOORS is {sockets!r}, which cannot be created: {error.strerror}; name a folder whose parent "
-                "exists and can be written, or leave it unset"
+                f"TENAX_PRIVATE_DIR is {sockets!r}, which cannot be created: {error.strerror}; name a folder whose "
+                "parent exists and can be written, or leave it unset"
             ) from error
 
 

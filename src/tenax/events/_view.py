@@ -155,7 +155,7 @@ class EventView:
             return self._of_worker(
                 "FAILED", at, ended_at, worker, state, exit_code=failure.exit_code, error=error, duration_ms=duration_ms
             )
-        by_itself = not worker.asked_to_end and worker.exit_code == 0
+        by_itself = not worker.was_stopped and worker.exit_code == 0
         return self._of_worker(
             "SUCCEEDED" if by_itself else "TERMINATED",
             at,

@@ -235,7 +235,7 @@ class FakeProcesses:
         assert worker.is_alive, f"the worker with local rank {worker.local_rank} is dead already"
         worker.is_alive = False
         was_ours = worker.was_asked or worker.was_ended
-        self._queue(events.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not was_ours))
+        self._queue(events.WorkerExited(worker.generation, worker.local_rank, exit_code, before_stop=not was_ours))
 
     def _fence(self) -> None:
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):

@@ -265,7 +265,7 @@ class RunChecker:
                         raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
                 case events.HangFound(report=report) if self._settings.on_hang == "restart":
                     if last is not None:  # rank 0 if an adopted member has not replied
-                        self._note_failures(last, {report.places[0].ranks[0] if report.places else 0})
+                        self._note_failures(last, {report.locations[0].ranks[0] if report.locations else 0})
                     must_end = True
                 case events.HangFound():
                     self._is_hang_reported = True
@@ -424,7 +424,7 @@ class RunChecker:
             last.done.add(node_id)
         elif joined.is_running and node_id not in self._clear:
             self._at_work[node_id] = joined.generation
-        last.is_opened |= joined.is_free
+        last.is_opened |= joined.is_uncharged
 
     def _is_broken_since_recovery(self) -> bool:
         last = self._last

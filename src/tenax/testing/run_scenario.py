@@ -320,8 +320,8 @@ class _Node:
         )
 
     def _stacks(self, fields: _Fields, generation: int) -> messages.StacksTaken:
-        places = []
-        for each in fields["places"].split("; "):
+        locations = []
+        for each in fields["locations"].split("; "):
             at = re.fullmatch(r"rank (\d+) (?:in (\w+)|not known, (.+))", each)
             if at is None:
                 raise ScenarioError(
@@ -330,8 +330,8 @@ class _Node:
             rank, frames = int(at[1]), (f"train.py:1 in {at[2]}",) if at[2] else ()
             pid, stacks = 100 * generation + rank, "its stacks" if frames else ""
             local_rank = rank - self.first_rank
-            places.append(messages.StackPlace((rank,), frames, (), stacks, at[3] or "", local_rank, pid))
-        return messages.StacksTaken(generation, int(fields["number"]), tuple(places))
+            locations.append(messages.StackLocation((rank,), frames, (), stacks, at[3] or "", local_rank, pid))
+        return messages.StacksTaken(generation, int(fields["number"]), tuple(locations))
 
     def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> messages.NodeStopped:
         failures: list[Failure] = []
@@ -400,7 +400,7 @@ _MESSAGES = {
     "succeeded": r"succeeded",
     "quiet": rf"quiet since (?P<since>{_NUMBER}): (?P<why>.+)",
     "busy": r"busy",
-    "stacks": r"told stacks, suspicion (?P<number>\d+): (?P<places>.+)",
+    "stacks": r"told stacks, suspicion (?P<number>\d+): (?P<locations>.+)",
     "draining": rf"draining, grace (?P<grace>{_NUMBER}): (?P<why>.+)",
     "will leave": rf"will leave(?:, in (?P<soon>{_NUMBER}) s)?: (?P<why>.+)",
     "left": r"left(?P<stuck>, not clear)?: (?P<why>.+)",

@@ -39,7 +39,7 @@ Lines that are not indented are the script; blank lines and lines that begin wit
     - ``leave noticed from HOST: WHY`` and ``notice: WHY``; ``, in 120 s`` may precede the colon
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; the colon may be preceded by
-      ``, unasked`` (the stop request had not reached it) and ``, error written`` (it left an error file)
+      ``, before the stop`` (the stop request had not reached it) and ``, error written`` (it left an error file)
     - ``worker 0 examined`` (``..., raised at TIME``) (``..., with stacks``) (``...: MESSAGE``)
     - ``worker 0 did not leave SCOPE within SECONDS s, SIGNAL`` (without a signal: it is only reported), and
       ``worker 0 refused its stacks: WHY``
@@ -303,8 +303,10 @@ def _killed(fields: _Fields) -> AnyEvent:
 
 
 def _ended(fields: _Fields, exit_code: int, fault: str) -> AnyEvent:
-    unasked, wrote_error = bool(fields["unasked"]), bool(fields["wrote_error"])
-    return events.WorkerExited(int(fields["generation"]), int(fields["rank"]), exit_code, fault, unasked, wrote_error)
+    before_stop, wrote_error = bool(fields["before_stop"]), bool(fields["wrote_error"])
+    return events.WorkerExited(
+        int(fields["generation"]), int(fields["rank"]), exit_code, fault, before_stop, wrote_error
+    )
 
 
 def _examined(fields: _Fields) -> AnyEvent:
@@ -339,7 +341,7 @@ def _stacks_read(fields: _Fields) -> AnyEvent:
 
 
 def _hang(generation: int) -> messages.HangReport:
-    return messages.HangReport(generation, nodes=1, workers=1, quiet_s=60.0, why="no step", places=())
+    return messages.HangReport(generation, nodes=1, workers=1, quiet_s=60.0, why="no step", locations=())
 
 
 def evidence(message: str, raised_at: float | None) -> Evidence:
@@ -363,7 +365,7 @@ def _seconds(fields: str) -> float | None:
 
 _OF = r"(?: of generation (?P<generation>\d+))?"
 _WORKER = rf"worker (?P<rank>\d+){_OF}"
-_HOW = r"(?P<unasked>, unasked)?(?P<wrote_error>, error written)?"
+_HOW = r"(?P<before_stop>, before the stop)?(?P<wrote_error>, error written)?"
 _IN = r"(?:, in (?P<in_s>[\d.]+) s)?"
 _RESTARTS = r"(?:, restarts used (?P<restarts>\d+))?"
 _RUN_ENDED = re.compile(r"run ended(?:, sent at (?P<sent_at>[\d.]+))?: (?P<outcome>\w+), (?P<why>.+)")
@@ -511,9 +513,9 @@ def _describe_message(message: messages.FromNode) -> Iterator[str]:
             yield f"tell quiet since {since:g}: {why}"
         case messages.NodeBusy():
             yield "tell busy"
-        case messages.StacksTaken(_, _, places):
+        case messages.StacksTaken(_, _, locations):
             yield "tell where workers are"
-            for place in places:
+            for place in locations:
                 yield f"{_INDENT}ranks {', '.join(map(str, place.ranks))}: {place.why or place.frames[0]}"
         case messages.NodeDraining(_, grace_s, why):
             yield f"tell draining, grace {grace_s:g}: {why}"

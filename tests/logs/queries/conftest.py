@@ -30,9 +30,9 @@ class Run:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.desk = WorkerHub()
-        self.doors = os.environ["TENAX_DOORS"]
+        self.doors = os.environ["TENAX_PRIVATE_DIR"]
         self.agents: list[Running] = []
-        self._env = {"TENAX_DOORS": self.doors, "CLUSTER_DESK": self.desk.name}
+        self._env = {"TENAX_PRIVATE_DIR": self.doors, "CLUSTER_DESK": self.desk.name}
 
     def start(self, *flags: str, run_id: str = "seen") -> Running:
         """One more agent. Returns when it can be asked."""

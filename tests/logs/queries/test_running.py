@@ -220,7 +220,7 @@ def test_on_a_terminal_ctrl_c_ends_its_line(run: Run) -> None:
     run.start("--nproc-per-node", "1")
     (worker,) = run.desk.generation(1)
     run.say(worker, "first\n")
-    terminal = Terminal([*TENAX, "logs", "seen", "--follow"], run.bench, env={"TENAX_DOORS": run.doors})
+    terminal = Terminal([*TENAX, "logs", "seen", "--follow"], run.bench, env={"TENAX_PRIVATE_DIR": run.doors})
     try:
         terminal.until("first\r\n")
         terminal.type(b"\x03")
@@ -335,7 +335,7 @@ def test_on_a_terminal_ranks_have_colours(run: Run) -> None:
     workers = run.desk.generation(2)
     run.say(workers[0], "\x1b[31mzero\x1b[0m\n")
     run.say(workers[1], "one\n")
-    terminal = Terminal([*TENAX, "logs", "seen"], run.bench, env={"TENAX_DOORS": run.doors})
+    terminal = Terminal([*TENAX, "logs", "seen"], run.bench, env={"TENAX_PRIVATE_DIR": run.doors})
     try:
         assert terminal.wait() == 0
         names = re.findall(r"\x1b\[(\d+)mrank (\d) \|\x1b\[0m (\w+)", terminal.seen)

@@ -130,7 +130,7 @@ def test_tenax_is_replaced_while_the_run_goes_on(
     copy = tmp_path / "installed" / "tenax"
     shutil.copytree(Path(tenax.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     doors = tempfile.mkdtemp(prefix="doors-", dir="/tmp")
-    environ = {"TENAX_DOORS": doors, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ = {"TENAX_PRIVATE_DIR": doors, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     script = bench.script("""
         import worker_kit as kit
         kit.ready()
@@ -142,7 +142,8 @@ def test_tenax_is_replaced_while_the_run_goes_on(
         for name in replaced:
             (copy / name).write_text("from tenax.of_another_version import nothing\n")
         asked = [
-            bench.start(command, program=TENAX, env={"TENAX_DOORS": doors}).wait() for command in ("status", "logs")
+            bench.start(command, program=TENAX, env={"TENAX_PRIVATE_DIR": doors}).wait()
+            for command in ("status", "logs")
         ]
         bench.tell("go", 0, 0)
         done = job.wait()

@@ -164,10 +164,10 @@ def doors() -> Iterator[str]:
 def test_the_steps_of_a_plain_run_are_shown_while_it_runs(bench: Bench, doors: str) -> None:  # noqa: F811
     """Without any option: what workers have said is in the status, and after a restart what the new ones say."""
     script = bench.script(SAYS_AND_WAITS)
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_DOORS": doors})
+    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_PRIVATE_DIR": doors})
 
     def steps() -> list[int]:
-        told = bench.start("status", "--json", program=TENAX, env={"TENAX_DOORS": doors}).wait()
+        told = bench.start("status", "--json", program=TENAX, env={"TENAX_PRIVATE_DIR": doors}).wait()
         return [step for node in json.loads(told.out)["nodes"] for step in node.get("steps", ())] if told.out else []
 
     for attempt, said in ((0, [7, 8]), (1, [107, 108])):

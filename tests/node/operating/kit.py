@@ -31,7 +31,7 @@ class Operator:
         self.cluster = Cluster(bench)
         # Short: the path of a socket has at most 107 bytes.
         self.doors = tempfile.mkdtemp(prefix="doors-", dir="/tmp")
-        bench.environ["TENAX_DOORS"] = self.doors
+        bench.environ["TENAX_PRIVATE_DIR"] = self.doors
         self._terminals: list[Terminal] = []
 
     def tenax(self, *words: str, env: dict[str, str] | None = None) -> Done:

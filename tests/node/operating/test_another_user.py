@@ -63,7 +63,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
     host, _, port = endpoint.rpartition(":")
     doors, door = operator.doors, operator.door(serving)
     requests = [wire.encode(wire.Ask(1, request)) for request in (StatusRequest(), LogsRequest("0"), StopRequest("x"))]
-    assert len(user_secret({"TENAX_DOORS": doors}, create=False)) == 32
+    assert len(user_secret({"TENAX_PRIVATE_DIR": doors}, create=False)) == 32
     handshake(endpoint, wire.Hello(wire.VERSION, "run", "first", b"n" * 16), b"")  # loads what the attack imports
 
     def attack() -> None:
@@ -71,7 +71,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
             with pytest.raises(PermissionError):
                 os.listdir(path) if path == doors else os.open(path, os.O_RDONLY)
         with pytest.raises(OSError, match="cannot be kept in"):
-            user_secret({"TENAX_DOORS": doors}, create=False)
+            user_secret({"TENAX_PRIVATE_DIR": doors}, create=False)
         with pytest.raises(Exception, match="Permission denied"):
             connect_to_agent(door)
         answers = set()

@@ -23,11 +23,11 @@ from tenax._node.control_socket import ControlSocket, last_runs, socket_paths
 @pytest.fixture
 def folder() -> Iterator[str]:
     """Where the doors of this very process are; short, as the path of a socket must be."""
-    made, before = tempfile.mkdtemp(prefix="doors-", dir="/tmp"), os.environ.get("TENAX_DOORS")
-    os.environ["TENAX_DOORS"] = made
+    made, before = tempfile.mkdtemp(prefix="doors-", dir="/tmp"), os.environ.get("TENAX_PRIVATE_DIR")
+    os.environ["TENAX_PRIVATE_DIR"] = made
     yield made
     shutil.rmtree(made)
-    os.environ.pop("TENAX_DOORS") if before is None else os.environ.update(TENAX_DOORS=before)
+    os.environ.pop("TENAX_PRIVATE_DIR") if before is None else os.environ.update(TENAX_PRIVATE_DIR=before)
 
 
 answered: list[AnyRequest] = []
@@ -128,7 +128,7 @@ def test_an_agent_without_descriptors_does_not_spin_at_its_door(folder: str) -> 
 
 def test_a_folder_that_cannot_be_used_costs_the_door_only(folder: str) -> None:
     said: list[str] = []
-    os.environ["TENAX_DOORS"] = f"{folder}/not/there"
+    os.environ["TENAX_PRIVATE_DIR"] = f"{folder}/not/there"
     loop, door = Loop(), ControlSocket(answer, said.append)
     door.open(loop)
     door.close()

@@ -25,7 +25,7 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         self.doors, self.logs = folder / "doors", folder / "logs"
         self.doors.mkdir(mode=0o700)
-        self.environ = {"TENAX_DOORS": str(self.doors)}
+        self.environ = {"TENAX_PRIVATE_DIR": str(self.doors)}
 
     def add(
         self, pid: int, since: int, until: int, *, coordinated: int = 0, place: str = MEETING, has_logs: bool = True

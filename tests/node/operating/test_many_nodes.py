@@ -222,7 +222,7 @@ def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Pat
         challenge = line.receive(FAR)
         assert isinstance(challenge, wire.Challenge)
         line.send_frame(
-            wire.Proof(wire.prove(user_secret({"TENAX_DOORS": operator.doors}), "agent", hello, challenge.nonce))
+            wire.Proof(wire.prove(user_secret({"TENAX_PRIVATE_DIR": operator.doors}), "agent", hello, challenge.nonce))
         )
         assert isinstance(line.receive(FAR), wire.Refused)
     operator.cluster.finish(workers)

@@ -20,7 +20,7 @@ from tenax._core.hang_report import (
     places_of,
     reason_of,
 )
-from tenax._core.messages import HangReport, StackPlace
+from tenax._core.messages import HangReport, StackLocation
 from tenax._engines.tcp import wire
 
 MAIN = 'Current thread 0x00007f01 (most recent call first):\n  File "/job/train.py", line {line} in {where}\n'
@@ -32,8 +32,8 @@ def dump(where: str = "all_reduce", line: int = 12, thread: int = 2, name: str =
     return f"{OTHER.format(number=thread, name=name)}\n{MAIN.format(line=line, where=where)}"
 
 
-def report(places: list[StackPlace]) -> HangReport:
-    return make_report(places, generation=1, nodes=2, quiet_s=300.0, why="no step", what_follows="nothing")
+def report(locations: list[StackLocation]) -> HangReport:
+    return make_report(locations, generation=1, nodes=2, quiet_s=300.0, why="no step", what_follows="nothing")
 
 
 def test_only_the_last_dump_counts() -> None:
@@ -60,9 +60,9 @@ def test_names_and_numbers_of_threads_do_not_matter_and_the_rare_place_is_first(
     stacks = [LocalStacks(rank, rank, 100 + rank, dump(thread=rank + 2, name=f"t{rank}"), "") for rank in range(7)]
     odd = LocalStacks(7, 7, 107, dump("load"), "")
     told = report(list(places_of([*stacks[:3], odd, *stacks[3:]])))
-    assert [place.ranks for place in told.places] == [(7,), tuple(range(7))]
+    assert [place.ranks for place in told.locations] == [(7,), tuple(range(7))]
     assert told.is_odd
-    assert told.places[0].pid == 107
+    assert told.locations[0].pid == 107
     assert "it is the one that is elsewhere, at /job/train.py:12 in load" in reason_of(told)
     lines = format_report(told)
     assert lines[2:] == ["  rank 7 (pid 107): at /job/train.py:12 in load", lines[3], "nothing"]
@@ -73,45 +73,45 @@ def test_of_two_that_are_apart_the_one_that_does_not_wait_for_others_is_odd() ->
     told = report(
         list(places_of([LocalStacks(0, 0, 1, dump("all_reduce"), ""), LocalStacks(1, 1, 2, dump("load"), "")]))
     )
-    assert told.places[0].ranks == (1,)
+    assert told.locations[0].ranks == (1,)
     assert told.is_odd
-    apart = report([StackPlace((rank,), (f"/job/train.py:{rank} in f",)) for rank in range(4)])
+    apart = report([StackLocation((rank,), (f"/job/train.py:{rank} in f",)) for rank in range(4)])
     assert not apart.is_odd
     assert "no rank stands out" in reason_of(apart)
 
 
 def test_those_that_spin_are_at_one_place_and_lines_count_only_if_calls_do_not() -> None:
     spinning = [
-        StackPlace((rank,), (f"/job/train.py:{rank % 3} in poll", "/job/train.py:40 in main")) for rank in range(5)
+        StackLocation((rank,), (f"/job/train.py:{rank % 3} in poll", "/job/train.py:40 in main")) for rank in range(5)
     ]
-    odd = StackPlace((5,), ("/job/train.py:9 in load", "/job/train.py:41 in main"))
-    assert [place.ranks for place in report([*spinning, odd]).places] == [(5,), (0, 1, 2, 3, 4)]
-    blocked = [StackPlace((rank,), (f"/job/train.py:{7 if rank == 2 else 8} in main",)) for rank in range(5)]
-    assert [place.ranks for place in report(blocked).places] == [(2,), (0, 1, 3, 4)]
+    odd = StackLocation((5,), ("/job/train.py:9 in load", "/job/train.py:41 in main"))
+    assert [place.ranks for place in report([*spinning, odd]).locations] == [(5,), (0, 1, 2, 3, 4)]
+    blocked = [StackLocation((rank,), (f"/job/train.py:{7 if rank == 2 else 8} in main",)) for rank in range(5)]
+    assert [place.ranks for place in report(blocked).locations] == [(2,), (0, 1, 3, 4)]
 
 
 def test_all_at_one_place_are_told_apart_by_their_other_threads() -> None:
     """The main threads of all wait for a thread that trains."""
     main = ("/job/train.py:1 in join",)
-    places = [StackPlace((rank,), main, ("loop.py:5 in all_reduce",)) for rank in range(3)]
-    told = report([*places, StackPlace((3,), main, ("data.py:9 in read",))])
-    assert told.places[0].ranks == (3,)
-    alike = report(places)
-    assert len(alike.places) == 1
-    assert "all ranks are at one place, at /job/train.py:1 in join" in reason_of(alike)
+    locations = [StackLocation((rank,), main, ("loop.py:5 in all_reduce",)) for rank in range(3)]
+    told = report([*locations, StackLocation((3,), main, ("data.py:9 in read",))])
+    assert told.locations[0].ranks == (3,)
+    alike = report(locations)
+    assert len(alike.locations) == 1
+    assert "all ranks are at the same location, at /job/train.py:1 in join" in reason_of(alike)
 
 
 def test_what_is_not_known_is_said_with_its_reason() -> None:
     """H10."""
     told = report(list(places_of([LocalStacks(0, 0, 1, dump(), ""), LocalStacks(1, 1, 2, "", "it is stopped")])))
-    assert told.places[0].why == "it is stopped"
-    assert describe_location(told.places[0]) == "not known: it is stopped"
-    assert "which place is not known: it is stopped" in reason_of(told)
+    assert told.locations[0].why == "it is stopped"
+    assert describe_location(told.locations[0]) == "not known: it is stopped"
+    assert "location not known: it is stopped" in reason_of(told)
 
 
 def test_code_of_others_is_named_after_the_line_that_called_it() -> None:
     frames = ("/usr/lib/python3.11/threading.py:327 in wait", "/job/train.py:9 in load", "/job/train.py:20 in main")
-    assert describe_location(StackPlace((0,), frames)) == "at /job/train.py:9 in load, in threading.py:327 in wait"
+    assert describe_location(StackLocation((0,), frames)) == "at /job/train.py:9 in load, in threading.py:327 in wait"
 
 
 def test_ranks_are_short() -> None:
@@ -120,16 +120,16 @@ def test_ranks_are_short() -> None:
     assert format_ranks(list(range(0, 100, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more"
 
 
-places = st.builds(
-    StackPlace,
+locations = st.builds(
+    StackLocation,
     st.lists(st.integers(0, 40), min_size=1, max_size=3, unique=True).map(lambda ranks: tuple(sorted(ranks))),
     st.sampled_from([(), ("a.py:1 in f",), ("a.py:2 in g", "a.py:1 in f")]),
 )
 
 
-@given(st.lists(places, max_size=12), st.randoms(use_true_random=False))
-def test_the_order_of_answers_does_not_matter(found: list[StackPlace], dice: random.Random) -> None:
-    """H9, H10: the same places, each rank where it is, in whatever order and however often they are put together."""
+@given(st.lists(locations, max_size=12), st.randoms(use_true_random=False))
+def test_the_order_of_answers_does_not_matter(found: list[StackLocation], dice: random.Random) -> None:
+    """H9, H10: the same locations, each rank where it is, in whatever order and however often they are put together."""
     shuffled = dice.sample(found, len(found))
     once = merged(found)
     assert {(place.frames, place.ranks) for place in merged(shuffled)} == {
@@ -146,9 +146,9 @@ def test_a_report_of_thousands_of_workers_fits_into_a_message() -> None:
     """H11: even if each is somewhere else and writes a novel."""
     novel = "x" * 10_000
     workers = [LocalStacks(rank % 8, rank, rank, dump("f", line=rank) + novel, "") for rank in range(4_000)]
-    found: tuple[StackPlace, ...] = ()
+    found: tuple[StackLocation, ...] = ()
     for first in range(0, 4_000, 8):
         found = merged((*found, *places_of(workers[first : first + 8])))
     told = report(list(found))
-    assert sum(len(place.ranks) for place in told.places) == 4_000
+    assert sum(len(place.ranks) for place in told.locations) == 4_000
     assert len(wire.encode(wire.Event(events.HangFound(1, told)))) < wire.MAX_BYTES // 4

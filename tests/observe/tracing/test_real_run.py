@@ -42,7 +42,7 @@ def test_a_run_with_a_restart(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            env={**os.environ, "TENAX_DOORS": str(tmp_path / "doors")},
+            env={**os.environ, "TENAX_PRIVATE_DIR": str(tmp_path / "doors")},
         )
     assert done.returncode == 0, done.stderr
     assert "--trace" not in done.stderr

@@ -183,7 +183,7 @@ class LetsTheSupersededBackIn(CoordinatorMachine):
 
 class ForgetsWhatHadEndedIt(CoordinatorMachine):
     def _adopt(self, record, joined, now: float) -> None:
-        super()._adopt(record, msgspec.structs.replace(joined, is_free=False), now)
+        super()._adopt(record, msgspec.structs.replace(joined, is_uncharged=False), now)
 
 
 class ConfusesNamesakes(CoordinatorMachine):

@@ -192,7 +192,7 @@ class Keeper:
                 worker.generation,
                 worker.local_rank,
                 exit_code,
-                unasked=not worker.was_asked,
+                before_stop=not worker.was_asked,
                 wrote_error=worker.wrote_error,
                 ended_at=self.cluster.schedule.now + self.agent.host.offset,
             )
