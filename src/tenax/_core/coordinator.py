@@ -913,7 +913,8 @@ class CoordinatorMachine:
         """Forward the notice. The generation runs until the node leaves, so that all nodes can save a checkpoint."""
         if not record.is_draining:
             record.is_draining = True
-            self.state.drained.append(record.label)
+            if record.label not in self.state.drained:  # it may have been lost and be back
+                self.state.drained.append(record.label)
             self._forward_notice(record, why, grace_s)
 
     def _forward_notice(self, record: NodeRecord, why: str, in_s: float | None) -> None:

@@ -263,10 +263,13 @@ class Liveness:
         self.cluster.schedule.after(0.0, self._expect, "L5", within, self.has_settled, self._finish)
 
     def _stop(self) -> None:
+        # A node that is alone in its generation and has succeeded waits for the verdict, at most until its engine gives up.
+        may_wait = any(agent.state.phase in (Phase.CLOSING, Phase.DONE) for agent in self.cluster.agents)
+        waiting_s = self.cluster.setup.engine.give_up_s if may_wait else 0.0
         for agent in self.cluster.agents:
             self.cluster.schedule.after(0.1, agent.do, agent.signal, SIGINT)
             agent.do(agent.signal, SIGTERM)
-        self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)
+        self._expect("L8", self._stopping_s + waiting_s + 3, lambda: not self.cluster.agents, self._finish)
 
     def _cancel(self) -> None:
         server = self.cluster.server
