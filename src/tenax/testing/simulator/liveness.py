@@ -263,7 +263,7 @@ class Liveness:
         self.cluster.schedule.after(0.0, self._expect, "L5", within, self.has_settled, self._finish)
 
     def _stop(self) -> None:
-        # A node that is alone in its generation and has succeeded waits for the verdict, at most until its engine gives up.
+        # A node that succeeded alone waits for the verdict, at most until its engine gives up.
         may_wait = any(agent.state.phase in (Phase.CLOSING, Phase.DONE) for agent in self.cluster.agents)
         waiting_s = self.cluster.setup.engine.give_up_s if may_wait else 0.0
         for agent in self.cluster.agents:
