@@ -61,6 +61,15 @@ def test_the_map_names_files_that_exist() -> None:
     assert [file for file in files if not (SOURCE / file).is_file()] == []
 
 
+def test_the_map_names_functions_that_exist() -> None:
+    """Each name in parentheses after a file of the map is defined in that file."""
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`\s+\(([^)]+)\)", MAP)
+    pairs = [(file, name) for file, names in named for name in re.findall(r"`(\w+)`", names)]
+    assert pairs
+    for file, name in pairs:
+        assert re.search(rf"^\s*(def )?{name}\b", (SOURCE / file).read_text(), re.MULTILINE), f"{file}: {name}"
+
+
 def public_modules() -> list[str]:
     return [name for name in REFERENCE.MODULES if "._" not in name]
 
