@@ -77,6 +77,13 @@ def test_contributing_names_files_that_exist() -> None:
     assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
 
 
+def test_decisions_name_files_that_exist() -> None:
+    """Each path in a decision exists: from the root of the repository, or in the package as on the map."""
+    for page in sorted((DOCS / "decisions").glob("0*.md")):
+        for path in re.findall(r"`(\w+/[\w./]*)`", page.read_text()):
+            assert (ROOT / path).exists() or (SOURCE / path).exists(), f"{page.name}: {path}"
+
+
 def test_test_folders_mirror_the_packages() -> None:
     """A folder of tests has the name of a package, or CONTRIBUTING.md says what it is for."""
     listed = re.findall(
