@@ -4,7 +4,7 @@ A *world* is a small cluster and what may happen to it; TLC visits every reachab
 exhaustive:
 
 - In every world the safety properties hold.
-- For every *mistake*, a rule that is switched off or wrong, some property fails. Otherwise the model would prove nothing.
+- For every *mistake*, a rule that is switched off or wrong, some property fails. Else the model would prove nothing.
 - Every *goal* is reached: the worlds contain what they were made for.
 
 ``./dev model`` runs all of them; ``./dev model NAME ...`` those whose name contains one of the arguments;
