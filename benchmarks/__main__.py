@@ -81,18 +81,17 @@ MEASUREMENTS = {
 # Written by hand and copied into the report.
 SECTIONS = {"Profiles": HERE / "PROFILES.md", "On a real GPU": HERE / "GPU.md"}
 METHOD = (
-    "Both launchers ran the same workers (an instant C program, or a script that imports torch) with the same flags, "
-    "in turns (A B A B), each after a pause for the rest of the machine to become quiet. Where a measure is not of a "
-    "whole launcher (many nodes, the store), the column torchrun is the part of TorchElastic or torch that does the "
-    "same work, and the notes say which. Figures are medians [smallest, largest] with the number of samples; ratios "
-    "are of medians and say how many times better tenax is, so that one below 1 is a loss. Times are the kernel's "
-    "monotonic clock, read by harness and workers alike. No name server is asked: torch's clients look up their "
-    "peers' names, and the hosts file has to do. How each measure is taken stands at the top of its file in "
-    "`benchmarks/`."
+    "Both launchers ran the same workers (an instant C program, or a script that imports torch) with the same "
+    "flags, in turns (A B A B), each after the machine had become quiet. Where a measure is not of a whole launcher "
+    "(many nodes, the store), the column torchrun is the corresponding part of TorchElastic or torch, as the notes "
+    "explain. Figures are medians [smallest, largest] with the number of samples; a ratio of medians shows how many "
+    "times better tenax is, so less than 1 is a loss. Times are of the kernel's monotonic clock, read by harness "
+    "and workers. Names are resolved by the hosts file only, because torch's clients resolve the names of their "
+    "peers. The top of each file in `benchmarks/` describes its measurement."
 )
 SMOKE = (
-    "This was a smoke run, which measures two things at a time and waits for no quiet machine: its figures say that "
-    "there are some, and nothing else. "
+    "This was a smoke run, which takes two measurements at a time and does not wait for a quiet machine: its figures "
+    "mean nothing. "
 )
 LANES = 2  # in a smoke run, which mostly waits
 

@@ -236,16 +236,16 @@ def rows(samples: Samples) -> list[Row]:
 def notes(_: Samples) -> list[str]:
     """Return the notes on the rows."""
     told = [
-        f"Several agents: {AGENTS} of them run with `--nnodes={NNODES}` and a last call of 1 s, which torchrun waits "
-        "for in every restart; any other number is fixed, and no launcher has anybody to wait for.",
-        "Several agents: when a node of torchrun joins cannot be seen from outside, so only the row from the start of "
-        "its process compares the two, and it holds the launcher's cold start. tenax's join is the new node's first "
-        "word in the coordinator's journal.",
-        "What did not happen with torchrun: when an agent is killed or a host cut off, its survivors and their workers "
-        "go on waiting (in training a collective of theirs would fail at its own timeout, and only then start the "
-        "restart); without the endpoint's agent every agent ends its healthy workers and leaves; with one agent more "
-        "the workers are stopped and no new group comes (a try that was watched to its end saw all agents give up "
-        "after a store's timeout of 60 s).",
+        f"Several agents: {AGENTS} of them run with `--nnodes={NNODES}` and a last call of 1 s, for which torchrun "
+        "waits in every restart; any other number is fixed, without a last call.",
+        "Several agents: the join of a torchrun node cannot be observed from outside, so only the row from the "
+        "start of its process compares the two, and it includes the launcher's cold start. tenax's join is the new "
+        "node's first message in the coordinator's journal.",
+        "What did not happen with torchrun: after the loss of an agent or a host, the survivors and their workers "
+        "keep waiting (in training a collective would fail at its own timeout, and only then cause the restart); "
+        "without the endpoint's agent every agent stops its healthy workers and exits; with one more agent the "
+        "workers are stopped and no new group starts (in a run observed to its end, all agents gave up after a "
+        "store timeout of 60 s).",
     ]
     reason = hosts.why_not()
     if reason:

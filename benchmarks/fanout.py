@@ -106,6 +106,6 @@ def notes(_: Samples) -> list[str]:
     """Return the notes on the rows."""
     return [
         "Fan-out: tenax's nodes are its real agent machines and tcp engines, torchrun's are TorchElastic's real "
-        f"rendezvous handlers, asked every 0.1 s as its agent does; each in {PROCESSES} processes that share this "
+        f"rendezvous handlers, polled every 0.1 s as by its agent; each in {PROCESSES} processes that share this "
         "machine's cores, without workers."
     ]

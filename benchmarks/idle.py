@@ -100,6 +100,6 @@ def rows(samples: Samples) -> list[Row]:
 def notes(_: Samples) -> list[str]:
     """Return the notes on the rows."""
     return [
-        "Memory and wake-ups are judged for the agent, as for torchrun; the rows with helpers say what the whole "
-        "launcher uses, its small processes beside the agent included. RSS counts pages that they share once for each."
+        "The bars for memory and wake-ups are for the agent, as for torchrun; the rows with helpers show the whole "
+        "launcher, with its small processes. RSS counts a shared page once for each process."
     ]

@@ -147,9 +147,9 @@ def notes(samples: Samples) -> list[str]:
     others = max(number for who in (BASELINE, OURS) for number in (0.0, *samples.all(who, OUTSIDERS)))
     doubt = f" Up to {others:g} {OUTSIDERS} were there too: these figures are too small." if others else ""
     return [
-        f"Memory of idle torch workers, taken when the job had been steady for {STEADY_S:g} s; in brackets, how many "
-        f"processes. {' '.join(told)} Pages that several share are divided among them. The workers have imported "
-        f"torch and done one sum; what training allocates comes on top, for both.{doubt}"
+        f"Memory of idle torch workers, taken when the job had been steady for {STEADY_S:g} s; the number of "
+        f"processes in parentheses. {' '.join(told)} Shared pages are divided among their users. The workers have "
+        f"imported torch and computed one sum; training allocates more, in both.{doubt}"
     ]
 
 

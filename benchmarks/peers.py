@@ -61,7 +61,7 @@ class Peer:
 
 
 PEERS = (
-    Peer("ft_launcher", "nvidia-resiliency-ext", ("ft_launcher",), remark="its monitors of ranks run with it"),
+    Peer("ft_launcher", "nvidia-resiliency-ext", ("ft_launcher",), remark="its rank monitors run with it"),
     Peer(
         "accelerate",
         "accelerate",
@@ -119,8 +119,7 @@ def notes(asked: Sequence[str], launchers: Sequence[Launcher]) -> list[str]:
             continue
         if peer.name not in there:
             told.append(
-                f"{peer.name} was not measured: {peer.package} is not installed here; `./dev bench` installs it where "
-                "it can."
+                f"{peer.name} was not measured: {peer.package} is not installed; `./dev bench` installs it if possible."
             )
             continue
         words = [Path(word).name if word.startswith("/") else word for word in peer.command]
@@ -129,7 +128,7 @@ def notes(asked: Sequence[str], launchers: Sequence[Launcher]) -> list[str]:
         told.append(f"{peer.name}{which}: `{' '.join(words)}`; {peer.remark}.")
     if there:
         told.append(
-            f"Peers took part in one of {EVERY} repetitions, with their default settings (a monitor interval of 0.1 s "
-            "where they have one), and restarts with `--max-restarts`."
+            f"Peers took part in one of {EVERY} repetitions, with their default settings (a monitor interval of 0.1 "
+            "s if they have one); restarts with `--max-restarts`."
         )
     return told

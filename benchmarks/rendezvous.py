@@ -133,8 +133,8 @@ def _growth(samples: Samples) -> Row:
 def notes(_: Samples) -> list[str]:
     """Return the notes on the rows."""
     return [
-        "Rendezvous: tenax's nodes are light clients that speak its wire (join, ready, their part), not whole agents; "
-        "torchrun's are TorchElastic's own handlers over its own TCPStore, without agents too. Clients and server "
-        f"share this machine's cores. torchrun's numbers are raised to {THEIR_SIZES[-1]} as long as each is "
-        f"managed within {BOUND_S:g} s."
+        "Rendezvous: tenax's nodes are light clients with its real protocol (join, ready, assignment), not whole "
+        "agents; torchrun's are TorchElastic's own handlers over its own TCPStore, without agents too. Clients and "
+        f"server share this machine's cores. torchrun's number of nodes is raised up to {THEIR_SIZES[-1]} as long as "
+        f"each finishes within {BOUND_S:g} s."
     ]

@@ -111,7 +111,7 @@ def notes(_: Samples) -> list[str]:
     """Return the notes on the rows."""
     return [
         "Store: the column torchrun is torch's own TCPStore server with libuv (C++), the column tenax the store "
-        "process of a tenax agent (Python, standard library); the clients are torch's in both. A ratio "
-        "below 1 is a loss, and expected: the bar says how much of torch's rate must be there. Client processes and "
-        "server share this machine's cores, so both rates are lower than on a host with free ones."
+        "process of a tenax agent (Python, standard library); the clients are torch's in both. A ratio below 1 is a "
+        "loss, and expected: the bar is the required share of torch's rate. Client processes and server share this "
+        "machine's cores, so both rates are lower than on a host with free ones."
     ]

@@ -160,8 +160,8 @@ def rows(samples: Samples) -> list[Row]:
 def notes(samples: Samples) -> list[str]:
     """Return the notes on the rows."""
     return [
-        "Workers that import torch: the same script for both, with `import torch` at its top; the cores of this "
-        "machine are shared by all that import. tenax ran with `--preload torch`, torchrun has nothing of the kind; "
-        "the rows without preload show tenax with `--preload none`, beside the same samples of torchrun. A bare "
-        f"`{IMPORT}`: {spread(samples.summary(REFERENCE, IMPORT), seconds)}.",
+        "Workers that import torch: the same script for both, with `import torch` at its top; all imports share "
+        "this machine's cores. tenax ran with `--preload torch`, which torchrun does not have; the rows without "
+        f"preload show tenax with `--preload none`, next to the same samples of torchrun. A bare `{IMPORT}`: "
+        f"{spread(samples.summary(REFERENCE, IMPORT), seconds)}.",
     ]
