@@ -1,1 +1,1 @@
-"""tenax measured beside torchrun; run with `python -m benchmarks` (see `__main__`)."""
+"""Benchmarks of tenax and torchrun; run with `python -m benchmarks` (see `__main__`)."""

@@ -1,7 +1,7 @@
-"""Measure tenax beside torchrun, and beside other launchers that are installed, in one run, on this machine.
+"""Compares tenax with torchrun, and with other installed launchers, in one run on this machine.
 
     ./dev bench                      everything, under 20 minutes; writes benchmarks/REPORT.md and plots
-    ./dev bench --quick              a smoke run of everything, a minute; small samples, prints its report
+    ./dev bench --quick              a smoke run of everything, one minute; small samples, prints its report
     ./dev bench launch restart       only these; prints their report
     ./dev bench --launcher torchrun  only this one; may be repeated
 
@@ -10,20 +10,20 @@
     restart        worker SIGKILL → agent's decision → next generation
     torch_workers  the same with workers that import torch, from command or SIGKILL until all are in `main`
     memory         PSS of a whole job of idle workers that import torch
-    logs           tee of a million lines: how fast, and does every one arrive once, whole and in order
-    orphans        agent SIGKILL: what of the job is alive a second later
-    agents         several agents start; one, its worker, the endpoint's agent or a host goes; one more comes
+    logs           tee of a million lines: how fast, and whether each arrives once, whole and in order
+    orphans        agent SIGKILL: which processes of the job are alive a second later
+    agents         several agents start; a worker, an agent, the endpoint's agent or a host is lost; one more joins
     fanout         worker failure on one of 64 nodes → all 64 have decided to stop
-    rendezvous     8 to 1,000 nodes join at once, beside TorchElastic's dynamic rendezvous
+    rendezvous     8 to 1,000 nodes join at once, compared with TorchElastic's dynamic rendezvous
     etcd           50 to 200 agents join at once through an etcd of three members
-    store          our store's server beside torch's own, under torch's clients
+    store          tenax's store server and torch's own, with torch's clients
 
-Where there are launchers, all run the same instant C worker (`worker.c`, compiled into `bin/` at first use) or the same
-script with the same flags, and take turns. Beside the two that are compared, other launchers (`peers.py`) do what is
-about one machine. Raw samples go to `results/`, as does the report of a run that was not complete. The status is 0 when
-every launch of tenax did its work and every bar was passed; a smoke run has no bars, measures two things at a time, and
-takes of the other launchers only the floor, unless they are named. Run it on a quiet Linux machine with gcc; strace is
-used where it is there, and hosts are cut off where root can make network namespaces.
+All launchers run the same instant C worker (`worker.c`, compiled into `bin/` at first use) or the same script with the
+same flags, in turns. Other launchers (`peers.py`) take part in the measurements on one machine. Raw samples go to
+`results/`, as does the report of an incomplete run. The exit code is 0 if every launch of tenax succeeded and every bar
+was passed. A smoke run has no bars, takes two measurements at a time, and includes only the floor (`bare.py`) of the
+other launchers, unless they are named. Run it on a quiet Linux machine with gcc; strace is used if installed, and hosts
+are cut off if root can create network namespaces.
 """
 
 from __future__ import annotations
@@ -78,27 +78,26 @@ MEASUREMENTS = {
     "etcd": etcd,
     "store": store,
 }
-# Written by hand, with what no run of the benchmarks can know; in the report word for word.
+# Written by hand and copied into the report.
 SECTIONS = {"Profiles": HERE / "PROFILES.md", "On a real GPU": HERE / "GPU.md"}
 METHOD = (
-    "Both launchers ran the same workers (an instant C program, or a script that imports torch) with the same flags, "
-    "in turns (A B A B), each after a pause for the rest of the machine to become quiet. Where a measure is not of a "
-    "whole launcher (many nodes, the store), the column torchrun is the part of TorchElastic or torch that does the "
-    "same work, and the notes say which. Figures are medians [smallest, largest] with the number of samples; ratios "
-    "are of medians and say how many times better tenax is, so that one below 1 is a loss. Times are the kernel's "
-    "monotonic clock, read by harness and workers alike. No name server is asked: torch's clients look up their "
-    "peers' names, and the hosts file has to do. How each measure is taken stands at the top of its file in "
-    "`benchmarks/`."
+    "Both launchers ran the same workers (an instant C program, or a script that imports torch) with the same "
+    "flags, in turns (A B A B), each after the machine had become quiet. Where a measure is not of a whole launcher "
+    "(many nodes, the store), the column torchrun is the corresponding part of TorchElastic or torch, as the notes "
+    "explain. Figures are medians [smallest, largest] with the number of samples; a ratio of medians shows how many "
+    "times better tenax is, so less than 1 is a loss. Times are of the kernel's monotonic clock, read by harness "
+    "and workers. Names are resolved by the hosts file only, because torch's clients resolve the names of their "
+    "peers. The top of each file in `benchmarks/` describes its measurement."
 )
 SMOKE = (
-    "This was a smoke run, which measures two things at a time and waits for no quiet machine: its figures say that "
-    "there are some, and nothing else. "
+    "This was a smoke run, which takes two measurements at a time and does not wait for a quiet machine: its figures "
+    "mean nothing. "
 )
-LANES = 2  # of a smoke run, which mostly waits
+LANES = 2  # in a smoke run, which mostly waits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, then say and keep the result."""
+    """Measure, then print and save the report."""
     options = parse(arguments)
     try:
         harness.build_worker()
@@ -159,29 +158,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measured(name: str, settings: harness.Settings) -> Samples:
-    """The samples of one case; what it gives is shown at once to whoever watches."""
+    """Return the samples of one case, and print them at once."""
     print(f"benchmarks: {name} …", file=sys.stderr, flush=True)
     samples = Samples(unable=peers.unable(name))
     began = time.monotonic()
     try:
         MEASUREMENTS[name].measure(settings, samples)
     except CrewFailed as failure:
-        samples.fail(name, f"a process of the benchmark itself could not do its part: {failure}")
+        samples.fail(name, f"a process of the benchmark failed: {failure}")
     table = report.table(MEASUREMENTS[name].rows(samples))
     print(f"{table}\nbenchmarks: {name} took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return samples
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line as values."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "names", nargs="*", choices=[*MEASUREMENTS, []], metavar="NAME", help="what to measure (default: everything)"
     )
-    parser.add_argument("--quick", action="store_true", help="small samples: does it work at all")
-    parser.add_argument("--reps", type=int, help="repetitions of each measurement, in place of its own number")
+    parser.add_argument("--quick", action="store_true", help="smoke run with small samples")
+    parser.add_argument("--reps", type=int, help="repetitions of each measurement, instead of its default")
     parser.add_argument(
         "--launcher", action="append", choices=[*harness.LAUNCHERS, *peers.NAMES], help="measure only this one"
     )
@@ -201,7 +200,7 @@ def keep(name: str, samples: Samples, folder: Path) -> None:
 
 
 class Noise:
-    """How steady the machine was: a fixed piece of work, repeated before, between and after the measurements."""
+    """The noise of the machine: the times of a fixed piece of work before, between and after the measurements."""
 
     def __init__(self) -> None:
         self._spins: list[float] = []
@@ -214,7 +213,7 @@ class Noise:
         self._loads.append(os.getloadavg()[0])
 
     def sentence(self, restless: int | None) -> str:
-        """What they say, and how many launches began although the machine did not become quiet (None: it never is)."""
+        """Describe the samples, and how many launches began on a busy machine (None: a smoke run)."""
         spin = spread(summarize(self._spins), seconds)
         loads = f"{min(self._loads):.1f} to {max(self._loads):.1f}"
         told = "a smoke run waits for no quiet machine"
@@ -224,7 +223,7 @@ class Noise:
 
 
 def machine() -> str:
-    """This machine in a line, without its name."""
+    """Describe this machine in one line, without its name."""
     model = next(
         (
             line.split(":")[1].strip()
@@ -242,7 +241,7 @@ def machine() -> str:
 
 
 def installed(package: str) -> str:
-    """The version of a package, without importing it."""
+    """Return the version of a package, without importing it."""
     try:
         return version(package)
     except PackageNotFoundError:

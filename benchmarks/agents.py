@@ -1,21 +1,21 @@
-"""Agents: how a job of several agents starts, and what becomes of it when a worker, an agent, the endpoint's agent or a
-host goes, or one more agent comes.
+"""Agents: start of a job of several agents, and recovery from the loss of a worker, an agent, the endpoint's agent or a
+host, or after one more agent joins.
 
 Three agents with two instant workers each, `--nnodes=2:4`, `last_call_timeout=1`, all on loopback; both launchers get
-the same flags. With another number of agents that number is fixed (`--nnodes=8`), so that nobody waits for a last call.
+the same flags. With another number of agents that number is fixed (`--nnodes=8`), so that there is no last call.
 A time ends with the first instruction of the last worker of the next whole group:
 
 - a start: all agents are started at once; counted from before the first command;
 - a worker is killed: the harness SIGKILLs a worker of an agent that does not serve the endpoint;
-- an agent is killed: SIGKILL of an agent, and of it alone, that does not serve the endpoint;
-- the endpoint's agent is killed: the same for the one that serves it;
-- one more agent: counted from the start of its process, and, for tenax, from its join, which is the moment at which the
-  coordinator's journal has its first word (both clocks are the kernel's);
-- a host is cut off: three hosts made of network namespaces, default settings but for the last call, and a host that
-  neither serves the endpoint nor is told anything; counted from before the order to cut.
+- an agent is killed: SIGKILL only of an agent that does not serve the endpoint;
+- the endpoint's agent is killed: the same for the agent that serves it;
+- one more agent: counted from the start of its process, and, for tenax, from its join, the time of its first message in
+  the coordinator's journal (both clocks are the kernel's);
+- a host is cut off: three hosts made of network namespaces, default settings except the last call, and a host that does
+  not serve the endpoint and gets no signal; counted from just before the cut.
 
-Workers only wait, as they would in a step that takes long: nothing fails because of a peer that is gone. What torchrun
-does not do within a bound did not happen; it is tried less often, since it mostly has to be waited for in vain.
+Workers only wait, as in a long step: none fails because of a lost peer. What torchrun does not do within a timeout did
+not happen; it is tried less often, since it mostly runs into the timeout.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NNODES = "2:4"
 BOUND_S = 20.0
 DEATHS = 5  # of workers, in one launch
 STARTS = (2, 4)  # agents that start at once
-FIXED = (2, 8)  # agents of which one loses a worker, beside AGENTS
+FIXED = (2, 8)  # agents of which one loses a worker, besides AGENTS
 
 JOINED = "one more agent joins 3: its join → new generation on all nodes"
 STARTED = "one more agent joins 3: its process started → new generation on all nodes"
@@ -51,17 +51,17 @@ CUT = "host cut off silently, one of 3 → survivors' new workers run"
 
 
 def start(agents: int) -> str:
-    """The measure of a start."""
+    """Return the name of the measure of a start."""
     return f"{agents} agents started at once: command → every worker's first instruction"
 
 
 def worker(agents: int) -> str:
-    """The measure of a worker's death: until all are there again."""
+    """Return the name of the measure of a worker's death: until all workers run again."""
     return f"worker SIGKILL on one of {agents} agents → next generation on all nodes"
 
 
 def worker_told(agents: int) -> str:
-    """... and until the others' workers are told to stop."""
+    """Return the name of the measure until the other workers get SIGTERM."""
     return f"worker SIGKILL on one of {agents} agents → the last worker of the others has its SIGTERM"
 
 
@@ -71,7 +71,7 @@ WORKER = worker(AGENTS)
 
 @dataclass(frozen=True)
 class Scenario:
-    """Something that happens to a job, how often it is tried, and whether a smoke run waits for torchrun too."""
+    """One disturbance of a job, how often it is tried, and whether a smoke run includes torchrun."""
 
     take: Callable[[Launcher, Samples], None]
     ours: int
@@ -79,14 +79,14 @@ class Scenario:
     quick: bool = False
 
     def is_due(self, who: str, repetition: int, quick: bool) -> bool:
-        """Whether this launcher takes part in this repetition."""
+        """Return whether this launcher takes part in this repetition."""
         if who == OURS:
             return repetition < self.ours
         return repetition < self.theirs and (self.quick or not quick)
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample. A smoke run waits for torchrun only where something happens."""
+    """Take all samples. A smoke run includes torchrun only where it does not run into a timeout."""
     deaths, starts, fixed = (1, STARTS[:1], FIXED[:1]) if settings.quick else (DEATHS, STARTS, FIXED)
     scenarios = [
         *(Scenario(partial(_start, agents=size), ours=5, theirs=2, quick=True) for size in starts),
@@ -122,12 +122,12 @@ def _formed(job: Job, samples: Samples, what: str, agents: int = AGENTS) -> bool
     except LaunchFailed as failure:
         samples.fail(job.name, f"{what}: {failure}")
         return False
-    time.sleep(0.5)  # what a start leaves to do is no part of what follows
+    time.sleep(0.5)  # so that work left over from the start is not measured
     return True
 
 
 def _after(job: Job, samples: Samples, what: str, since_ns: int, agents: int) -> list[Event]:
-    """Take the sample: from then until the whole next group runs. Returns the group, or nothing if it never came."""
+    """Take the sample: from then until the whole next group runs. Return the group, or an empty one after a timeout."""
     try:
         group = job.group_after(since_ns, agents, BOUND_S)
     except Missing as missing:
@@ -190,7 +190,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def joined_at_s(journal: Iterable[str]) -> list[float]:
-    """When each node said its first word to the coordinator, as the coordinator's journal has it, on its clock."""
+    """Return when the coordinator received the first message of each node, from its journal."""
     first: dict[str, float] = {}
     for line in journal:
         step = json.loads(line)
@@ -204,7 +204,7 @@ def _host_cut_off(launcher: Launcher, samples: Samples) -> None:
     with Hosts(AGENTS) as network, Job(launcher, NNODES, host=hosts.address(0)) as job:
         try:
             for number, host in enumerate(network.hosts):
-                # By an address of a namespace torchrun does not know that it is the host; tenax does not need this.
+                # torchrun does not recognise an address of a namespace as its own; tenax does not need this.
                 role = f"is_host={int(number == 0)}"
                 job.start(before=host.enter, options=[f"--local-addr={hosts.address(number)}"], conf=[role])
                 if number == 0:
@@ -213,14 +213,14 @@ def _host_cut_off(launcher: Launcher, samples: Samples) -> None:
         except LaunchFailed as failure:
             samples.fail(launcher.name, f"a host is cut off: {failure}")
             return
-        time.sleep(0.5 + random.random())  # at any moment between two heartbeats
+        time.sleep(0.5 + random.random())  # at a random time between two heartbeats
         cut_ns = time.monotonic_ns()
         network.cut_off(AGENTS - 1)
         _after(job, samples, CUT, cut_ns, AGENTS - 1)
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     failures = [what(agents) for agents in sorted((*FIXED, AGENTS)) for what in (worker_told, worker)]
     return [
         *(compared(samples, start(agents), seconds) for agents in STARTS),
@@ -234,18 +234,18 @@ def rows(samples: Samples) -> list[Row]:
 
 
 def notes(_: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     told = [
-        f"Several agents: {AGENTS} of them run with `--nnodes={NNODES}` and a last call of 1 s, which torchrun waits "
-        "for in every restart; any other number is fixed, and no launcher has anybody to wait for.",
-        "Several agents: when a node of torchrun joins cannot be seen from outside, so only the row from the start of "
-        "its process compares the two, and it holds the launcher's cold start. tenax's join is the new node's first "
-        "word in the coordinator's journal.",
-        "What did not happen with torchrun: when an agent is killed or a host cut off, its survivors and their workers "
-        "go on waiting (in training a collective of theirs would fail at its own timeout, and only then start the "
-        "restart); without the endpoint's agent every agent ends its healthy workers and leaves; with one agent more "
-        "the workers are stopped and no new group comes (a try that was watched to its end saw all agents give up "
-        "after a store's timeout of 60 s).",
+        f"Several agents: {AGENTS} of them run with `--nnodes={NNODES}` and a last call of 1 s, for which torchrun "
+        "waits in every restart; any other number is fixed, without a last call.",
+        "Several agents: the join of a torchrun node cannot be observed from outside, so only the row from the "
+        "start of its process compares the two, and it includes the launcher's cold start. tenax's join is the new "
+        "node's first message in the coordinator's journal.",
+        "What did not happen with torchrun: after the loss of an agent or a host, the survivors and their workers "
+        "keep waiting (in training a collective would fail at its own timeout, and only then cause the restart); "
+        "without the endpoint's agent every agent stops its healthy workers and exits; with one more agent the "
+        "workers are stopped and no new group starts (in a run observed to its end, all agents gave up after a "
+        "store timeout of 60 s).",
     ]
     reason = hosts.why_not()
     if reason:

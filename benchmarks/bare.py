@@ -1,7 +1,7 @@
-"""Bare: the least that can be called a launcher. It starts the workers with `subprocess`, and waits for them.
+"""The minimal launcher: starts the workers with `subprocess`, and waits for them.
 
-The floor beside the launchers: it watches nobody, restarts nobody and keeps no logs. It reads two of torchrun's flags
-(`--nproc-per-node=N`, `--no-python`), takes no notice of the others, and imports nothing of tenax.
+It is the floor for comparison: no supervision, no restarts, no logs. It reads two of torchrun's flags
+(`--nproc-per-node=N`, `--no-python`), ignores the others, and imports nothing of tenax.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """1 when a worker did not end well, otherwise 0."""
+    """Return 1 if a worker failed, else 0."""
     flags = []
     while arguments and arguments[0].startswith("--"):
         flags.append(arguments.pop(0))

@@ -1,7 +1,7 @@
-"""Clients: many light nodes in one process that join tenax's coordinator over its real wire, and the process it is in.
+"""Clients: many light nodes in one process that join tenax's coordinator over the real protocol, and its process.
 
-A light node says exactly what an agent says to join: the greeting with its proof, who it is, and that it is ready. It
-has no machine, no workers and no heartbeat. The coordinator is the product's own server in the product's own loop, with
+A light node sends exactly what an agent sends to join: the handshake with its proof, its identity, and that it is
+ready. It has no machine, no workers and no heartbeat. The coordinator is tenax's own server in tenax's own loop, with
 its journal.
 """
 
@@ -31,7 +31,7 @@ SLOTS = 8
 
 
 def serve(pipe: Connection, folder: str) -> None:
-    """The coordinator's process. Told ("serve", port, nodes): a new run of so many; answers when it listens."""
+    """Run the coordinator. On ("serve", port, nodes) it starts a new run of that size; replies when it listens."""
     loop = Loop()
     servers: list[CoordinatorServer] = []
 
@@ -65,7 +65,7 @@ class Light:
         self.sock.sendall(wire.encode(self._hello))
 
     def take(self) -> bool:
-        """Read and answer what has come. Whether it is our part in the generation."""
+        """Read and answer pending messages. Return whether the node got its assignment."""
         data = self.sock.recv(1 << 16)
         if not data:
             raise ConnectionError("the coordinator closed the connection")
@@ -83,7 +83,7 @@ class Light:
 
 
 def work(pipe: Connection) -> None:
-    """A process of light nodes. Told (port, first, last, nodes): these join; answers when it began and was done."""
+    """Run light nodes. On (port, first, last, nodes) these join; replies with the times of begin and end."""
     many_descriptors()
     pipe.send("ready")
     while True:

@@ -1,7 +1,7 @@
-"""Crew: processes of ours that each do a part of a measurement. Told what to do, and heard, through pipes.
+"""Crew: processes that each do a part of a measurement, controlled through pipes.
 
-Each member runs one function with its end of a pipe and its own arguments. Every wait has a bound; whoever is left at
-the end is ended by pid.
+Each member runs one function with its end of a pipe and its own arguments. Every wait has a timeout; remaining members
+are ended by pid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.running import FOREIGN_VARIABLES, NO_NAME_SERVER
 
 
 class CrewFailed(Exception):
-    """A member did not answer, or is gone; the message says which."""
+    """A member did not answer, or has exited; the message names it."""
 
 
 class Crew:
@@ -42,7 +42,7 @@ class Crew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for _, pipe in self._members:
-            pipe.close()  # which is the word to end
+            pipe.close()  # the command to exit
         deadline = time.monotonic() + 5
         for process, _ in self._members:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -54,17 +54,17 @@ class Crew:
         return len(self._members)
 
     def tell(self, *words: Any, only: Sequence[int] | None = None) -> None:
-        """Say this to these members, or to all."""
+        """Send this to these members, or to all."""
         for number in range(len(self)) if only is None else only:
             self._members[number][1].send(words)
 
     def tell_each(self, words: Sequence[tuple[Any, ...]]) -> None:
-        """Say to each member its own."""
+        """Send each member its own command."""
         for (_, pipe), own in zip(self._members, words, strict=True):
             pipe.send(own)
 
     def hear(self, timeout_s: float, only: Sequence[int] | None = None) -> list[Any]:
-        """One answer of each of these members, or of all."""
+        """Return one reply of each of these members, or of all."""
         deadline = time.monotonic() + timeout_s
         answers = []
         for number in range(len(self)) if only is None else only:
@@ -79,19 +79,19 @@ class Crew:
 
 
 def shares(number: int, processes: int) -> list[int]:
-    """How many each process gets, as evenly as can be."""
+    """Return how many each process gets, as evenly as possible."""
     return [number // processes + (index < number % processes) for index in range(processes)]
 
 
 def _member(work: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
-    """In the new process. Leaves at once when it is done, whatever threads it has."""
+    """Run in the new process. Exits at once when done, whatever threads it has."""
     for name in [name for name in os.environ if name.startswith(FOREIGN_VARIABLES)]:
         del os.environ[name]
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **NO_NAME_SERVER}
     try:
         work(pipe, *arguments)
     except EOFError:
-        pass  # the word to end
+        pass  # the command to exit
     except BaseException:
         import traceback
 
@@ -101,7 +101,7 @@ def _member(work: Callable[..., None], pipe: Connection, *arguments: Any) -> Non
 
 
 def many_descriptors() -> None:
-    """Let this process hold as many connections as the system allows."""
+    """Raise the limit of open connections to the system's maximum."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

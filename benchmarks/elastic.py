@@ -1,7 +1,7 @@
 """Elastic: TorchElastic's dynamic rendezvous handlers over its own TCPStore, many in a few processes.
 
 Each handler has a thread that does what its agent does: `next_rendezvous`, then, every 0.1 s (the agent's default
-monitor interval), `num_nodes_waiting`; when somebody waits, or when its own worker has failed, `next_rendezvous` again.
+monitor interval), `num_nodes_waiting`; when a node waits, or when its own worker has failed, `next_rendezvous` again.
 The store's server has a process of its own. torch is imported in these processes only.
 """
 
@@ -21,7 +21,7 @@ MONITOR_S = 0.1
 
 
 class Elastic:
-    """A store and so many processes with handlers."""
+    """A store and processes with handlers."""
 
     def __init__(self, processes: int) -> None:
         self._stack = contextlib.ExitStack()
@@ -43,7 +43,7 @@ class Elastic:
         self._stack.close()
 
     def join(self, run_id: str, number: int, bound_s: float) -> float:
-        """So many new handlers join a run at once. Returns how long it took until the last had joined."""
+        """Let that many new handlers join a run at once. Return how long it took until the last had joined."""
         self._crew.tell_each(
             [("make", self._port, run_id, size, number, bound_s) for size in shares(number, self._processes)]
         )
@@ -54,7 +54,7 @@ class Elastic:
         return float(max(at for _, at in ended) - min(at for _, at in began))
 
     def fail(self, bound_s: float) -> tuple[float, float, float]:
-        """A worker of one handler's node fails: when it did, when the last node knew, when the last had rejoined."""
+        """Fail a worker of one handler's node. Return when, when the last node knew, and when the last had rejoined."""
         last = len(self._crew) - 1
         self._crew.tell("fail", only=[last])
         ((_, failed_at),) = self._crew.hear(bound_s, only=[last])
@@ -65,7 +65,7 @@ class Elastic:
 
 
 def serve(pipe: Connection) -> None:
-    """The store's process: tells its port."""
+    """Run the store. Replies with its port."""
     many_descriptors()
     import torch.distributed as dist
 
@@ -75,7 +75,7 @@ def serve(pipe: Connection) -> None:
 
 
 class Round:
-    """What the handlers of this process reach together, told when the last of them has."""
+    """A state that the handlers of this process reach together, reported when the last of them has."""
 
     def __init__(self, pipe: Connection, what: str, number: int) -> None:
         self._pipe, self._what, self._number = pipe, what, number
@@ -83,7 +83,7 @@ class Round:
         self._left = number
 
     def reached(self) -> None:
-        """By one more."""
+        """Count one more."""
         at = time.monotonic()
         with self._lock:
             self._left -= 1
@@ -93,7 +93,7 @@ class Round:
 
 
 class Member:
-    """One handler and the thread that stands for its agent."""
+    """One handler and the thread that acts as its agent."""
 
     def __init__(self, handler: Any, knew: Round, joined: Round) -> None:
         self.handler = handler
@@ -113,20 +113,20 @@ class Member:
                 self._joined.reached()
 
     def end(self) -> None:
-        """Its run is over: nobody asks any more."""
+        """End its run: no more polling."""
         self.is_over.set()
         self.thread.join()
         self.handler.shutdown()
 
 
 def work(pipe: Connection) -> None:
-    """A process with handlers, of one run after the other."""
+    """Run handlers, of one run after the other."""
     many_descriptors()
     import logging
     import os
 
     logging.disable(logging.CRITICAL)
-    # The handlers share a store that is there: a second one, on rank 0, is no part of joining.
+    # The handlers share an existing store: creating a second one, on rank 0, is not part of joining.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 

@@ -1,11 +1,11 @@
-"""etcd: N agents join a run at once through a real etcd of three members; until the last has its part in a generation.
+"""etcd: N agents join a run at once through a real etcd of three members; until the last has its assignment.
 
 tenax: N real agent machines with their etcd engines (`nodes.py`) in four processes, each with its own connections to
-etcd: they look who leads, elect one of them, link to it, and hear of the generation when it is on record in etcd. The
-time runs from the first agent that is opened until the last is ordered to start its workers. One round before is not
-measured, so that what is imported at first use is there.
+etcd: they query the leader, elect one of them, link to it, and receive the generation when it is recorded in etcd. The
+time runs from the first agent that is opened until the last gets the command to start its workers. A first round is not
+measured, because it imports modules.
 
-The members are started as they come, on loopback, with their data in a temporary folder, and sync every write.
+The members have default settings, on loopback, with their data in a temporary folder, and sync every write.
 TorchElastic's own etcd rendezvous is not measured.
 """
 
@@ -44,13 +44,13 @@ QUICK_SIZES = (10, 20)
 MEMBERS = 3
 PROCESSES = 4
 BOUND_S = 60.0
-MAX_S = 5.0  # for the greatest size
+MAX_S = 5.0  # for the largest size
 _UP_S = 30.0
 _numbers = itertools.count(1)
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
+    """Take all samples."""
     if OURS not in [launcher.name for launcher in settings.launchers]:
         return
     sizes = QUICK_SIZES if settings.quick else SIZES
@@ -81,7 +81,7 @@ def _sample(crew: Crew, endpoints: str, nodes: int, samples: Samples) -> None:
 
 
 def _join(crew: Crew, endpoints: str, nodes: int) -> float:
-    """A run of its own. How long it took."""
+    """Run one round with a new run id. Return how long it took."""
     run_id = f"bench-{next(_numbers)}"
     crew.tell_each([("join", endpoints, run_id, nodes, own) for own in shares(nodes, PROCESSES)])
     times = crew.hear(BOUND_S)
@@ -91,10 +91,10 @@ def _join(crew: Crew, endpoints: str, nodes: int) -> float:
 
 
 def work(pipe: Connection, folder: str) -> None:
-    """A process of agents.
+    """Run agents.
 
-    Told ("join", endpoints, run, nodes in all, of which here): these join; answers when it began, and when the last had
-    its part. Told ("leave",): they are closed.
+    On ("join", endpoints, run, all nodes, nodes here) these join; replies with when it began, and when the last had its
+    assignment. On ("leave",) they are closed.
     """
     many_descriptors()
     loop = Loop()
@@ -135,7 +135,7 @@ def _agents(loop: Loop, folder: str, endpoints: str, run_id: str, nodes: int, he
 
 
 class Members:
-    """An etcd of three on addresses of its own; it serves when it is entered, and is gone afterwards."""
+    """An etcd of three members on free addresses, as a context manager: it serves inside, and has exited afterwards."""
 
     def __init__(self, folder: Path) -> None:
         pid = os.getpid()
@@ -184,7 +184,7 @@ def _joined(nodes: int) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures."""
+    """Return the rows."""
     found = []
     for nodes in (*QUICK_SIZES, *SIZES):
         what = _joined(nodes)
@@ -203,7 +203,7 @@ def _growth(samples: Samples, sizes: Sequence[int]) -> Row:
 
 
 def notes(_: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     return [
         f"etcd: the agents are tenax's real agent machines and etcd engines in {PROCESSES} processes without workers; "
         f"they, an etcd of {MEMBERS} members that syncs every write, and the elected coordinator share this machine's "

@@ -1,7 +1,7 @@
-"""Events: what the instant workers say of themselves, and the FIFO through which they say it.
+"""Events of the instant workers, and the FIFO that carries them.
 
-A worker writes each event as one whole line (`worker.c`), with the kernel's monotonic clock. Whoever reads never blocks
-a worker and never misses a line, because the FIFO is held open here for reading and writing.
+A worker writes each event as one whole line (`worker.c`), with the time of the kernel's monotonic clock. The FIFO is
+held open here for reading and writing, so no worker blocks at opening it and no line is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.procfs import Process
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a worker: when, what, who, and in which attempt of how large a group."""
+    """One line of a worker: time, event, rank, restart count and world size."""
 
     at_ns: int
     name: str
@@ -29,14 +29,14 @@ class Event:
 
 
 def parse_event(line: str) -> Event:
-    """The event that one line of the worker says."""
+    """Parse one line of a worker."""
     at_ns, name, pid, started_ticks, rank, restarts, world, generation, node = line.split()
     process = Process(int(pid), int(started_ticks))
     return Event(int(at_ns), name, process, int(rank), int(restarts), int(world), int(generation), int(node))
 
 
 class EventPipe:
-    """The FIFO in a folder, and every event that came through it."""
+    """The FIFO in a folder, and all events received through it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "events"
@@ -46,11 +46,11 @@ class EventPipe:
         self._unread = ""
 
     def fileno(self) -> int:
-        """Readable when there is something new."""
+        """Readable when there are new events."""
         return self._fifo
 
     def all(self) -> list[Event]:
-        """Everything the workers have said so far, in the order they said it."""
+        """Return all events so far, in order."""
         while True:
             try:
                 self._unread += os.read(self._fifo, 1 << 16).decode()
@@ -61,18 +61,18 @@ class EventPipe:
         return list(self._events)
 
     def named(self, name: str) -> list[Event]:
-        """The events of one name so far, earliest first."""
+        """Return the events of one name so far, earliest first."""
         return sorted((event for event in self.all() if event.name == name), key=lambda event: event.at_ns)
 
     def close(self) -> None:
-        """Nobody writes any more."""
+        """Close the FIFO. No worker writes any more."""
         os.close(self._fifo)
 
 
 def whole_group(events: Iterable[Event], after_ns: int, workers: int) -> list[Event]:
-    """The first instructions of a group of that many workers which started after a moment; empty while it lacks some.
+    """Return the starts of a group of that many workers after a given time; empty while the group is incomplete.
 
-    Where the launcher numbers its generations they must all be of one; otherwise the latest start of each rank counts.
+    If the launcher numbers its generations, all must be of one; else the latest start of each rank counts.
     """
     groups: dict[int, dict[int, Event]] = {}
     for event in events:

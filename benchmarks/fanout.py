@@ -1,11 +1,12 @@
 """Fan-out: a worker fails on one of 64 nodes; until all 64 have decided to stop, and until the next group is formed.
 
-tenax: 64 real agent machines with their tcp engines (`nodes.py`) in four processes, the one that serves the endpoint
-alone in its own. A node has decided when its machine has ordered its workers to be signalled; the group is formed when
-the last node orders its workers to start. What a keeper needs to signal and start processes is not in it.
+tenax: 64 real agent machines with their tcp engines (`nodes.py`) in four processes; the one that serves the endpoint
+has a process of its own. A node has decided when its machine has returned the command to signal its workers; the group
+is formed when the last node returns the command to start them. The time of a keeper to signal and start processes is
+not included.
 
 torchrun: 64 of TorchElastic's dynamic rendezvous handlers over its own TCPStore, in four processes, driven as its agent
-drives them (`elastic.py`): a node looks every 0.1 s whether anybody waits to rejoin, and that is how it hears of the
+drives them (`elastic.py`): a node polls every 0.1 s whether a node waits to rejoin, which is how it learns of the
 failure. A whole agent for each would need 64 times the memory and the import of torch.
 
 All nodes share this machine's cores, on both sides.
@@ -25,13 +26,13 @@ from benchmarks.report import BASELINE, OURS, Row, compared, limited, seconds
 from benchmarks.samples import Samples
 from tenax._engines.tcp.engine import TcpSettings
 
-SIZES = (16, 64)  # of a smoke run, and of a full one
+SIZES = (16, 64)  # in a smoke run, and in a full one
 PROCESSES = 4
 BOUND_S = 30.0
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample: ours, torchrun's, ours again. Each has the machine to itself, since its nodes never rest."""
+    """Take all samples: tenax, torchrun, tenax again. Each has the machine to itself: its nodes are never idle."""
     names = [launcher.name for launcher in settings.launchers]
     number = SIZES[0] if settings.quick else SIZES[1]
     failures = {BASELINE: 1 if settings.quick else 3, OURS: 3 if settings.quick else 10}
@@ -89,7 +90,7 @@ def _formed(number: int) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     sizes = [number for number in SIZES if any(samples.has(who, _decided(number)) for who in (BASELINE, OURS))]
     return [
         row
@@ -102,9 +103,9 @@ def rows(samples: Samples) -> list[Row]:
 
 
 def notes(_: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     return [
         "Fan-out: tenax's nodes are its real agent machines and tcp engines, torchrun's are TorchElastic's real "
-        f"rendezvous handlers, asked every 0.1 s as its agent does; each in {PROCESSES} processes that share this "
+        f"rendezvous handlers, polled every 0.1 s as by its agent; each in {PROCESSES} processes that share this "
         "machine's cores, without workers."
     ]

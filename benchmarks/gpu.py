@@ -24,7 +24,7 @@ WHO = {
     "tenax, cold": [sys.executable, "-m", "tenax", "run", "--preload=none"],
     "tenax, warm": [sys.executable, "-m", "tenax", "run", "--preload=auto"],
 }
-CASES = {"1 worker, NCCL": (1, "nccl")}  # NCCL takes no two workers on one GPU
+CASES = {"1 worker, NCCL": (1, "nccl")}  # NCCL does not allow two workers on one GPU
 DEATHS = 2
 PATIENCE_S = 75
 TELLING = ("warm", "cold", "preload", "Error: ", "the launcher ")
@@ -32,7 +32,7 @@ Stamps = list[tuple[str, int, int, int]]
 
 
 def launch(command: list[str], workers: int, backend: str) -> tuple[int, Stamps, str]:
-    """The moment of the command, every stamp, and what the launcher said."""
+    """Return the time of the command, all stamps, and the launcher's output."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stamps"
         flags = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={DEATHS}"]
@@ -54,7 +54,7 @@ def launch(command: list[str], workers: int, backend: str) -> tuple[int, Stamps,
 
 
 def figures(began: int, stamps: Stamps) -> dict[str, list[float]]:
-    """Seconds, by measure. Always until the last worker is there."""
+    """Return seconds by measure, always until the last worker."""
 
     def last(event: str, restarts: int) -> int | None:
         return max((ns for name, count, _, ns in stamps if (name, count) == (event, restarts)), default=None)
@@ -66,7 +66,7 @@ def figures(began: int, stamps: Stamps) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for measure, start, end in spans:
         found.setdefault(measure, [])
-        if start is not None and end is not None:  # else it did not come to that
+        if start is not None and end is not None:  # else it did not happen
             found[measure].append((end - start) / 1e9)
     return found
 

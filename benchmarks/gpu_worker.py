@@ -1,4 +1,4 @@
-"""A small data-parallel training script on a GPU: stamps its first step, and dies by SIGKILL as often as it is told.
+"""A small data-parallel training script on a GPU: stamps its first step, and kills itself DEATHS times.
 
 Usage: gpu_worker.py FILE DEATHS BACKEND. Each stamp is a line "event restarts rank nanoseconds" (CLOCK_MONOTONIC).
 """

@@ -1,4 +1,4 @@
-"""Growth: how a time grows with a size, as the exponent of the power that fits best. Pure."""
+"""Growth of a time with a size, as the exponent of the best-fitting power. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def exponent(times: Mapping[int, float]) -> float | None:
-    """k of the t = c · n^k that fits best, by least squares of the logarithms; None with fewer than two sizes."""
+    """Return k of the best fit t = c · n^k, by least squares of the logarithms; None with fewer than two sizes."""
     if len(times) < 2:
         return None
     points = [(math.log(size), math.log(time)) for size, time in times.items()]

@@ -1,8 +1,8 @@
-"""The harness: starts one launcher with instant workers, hears their events, and leaves nothing behind.
+"""The harness: starts one launcher with instant workers, receives their events, and leaves no process behind.
 
-It knows a launcher only as a command, a spelling of torchrun's flags and a share of the repetitions, so whatever it
-does to one it does to all. Times are the kernel's monotonic clock, which Python and the worker read alike. Every wait
-has a bound; everything that was started is ended by pid, and only while its start time still says that it is ours.
+To the harness a launcher is a command, a spelling of torchrun's flags and a share of the repetitions, so it treats all
+alike. Times are the kernel's monotonic clock, read by Python and the worker. Every wait has a timeout; every process is
+ended by pid, and only while its start time shows that it is the same process.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ LAUNCHERS = {"torchrun": ("torchrun",), "tenax": ("tenax", "run")}
 
 
 class Unusable(Exception):
-    """This machine lacks something the benchmarks need; the message says what to do."""
+    """This machine lacks something that the benchmarks need; the message names the remedy."""
 
 
 class LaunchFailed(Exception):
-    """A launcher did not do what was measured; the message says what it did instead."""
+    """A launcher did not do what was to be measured; the message describes what it did."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher to measure: its name in the report, the command that starts it, and how it wants its flags.
+    """A launcher to measure: its name in the report, its command, and the spelling of its flags.
 
-    `spell` takes flags as torchrun has them. `every`: it takes part in one of so many repetitions.
+    `spell` translates torchrun's flags. `every`: it takes part in each n-th repetition.
     """
 
     name: str
@@ -61,24 +61,24 @@ class Settings:
     reps: int | None = None
 
     def repetitions(self, full: int) -> int:
-        """How often to repeat what a full run repeats `full` times."""
+        """Return the number of repetitions of what a full run repeats `full` times."""
         return self.reps or (1 if self.quick else full)
 
     def interleaved(self, full: int) -> Iterator[tuple[int, Launcher]]:
-        """A B A B …: each repetition takes every launcher in turn, so that the machine's drift hits them alike."""
+        """Yield the launchers in turns (A B A B …), so that drift of the machine affects all alike."""
         for repetition in range(self.repetitions(full)):
             for launcher in self.launchers:
                 if repetition % launcher.every == 0:
                     yield repetition, launcher
 
     def settle(self, samples: Samples) -> None:
-        """Wait for a quiet machine, which a smoke run does not: its figures say only that there are some."""
+        """Wait for a quiet machine, except in a smoke run, whose figures mean nothing."""
         if not self.quick:
             settle(samples, patience_s=5.0)
 
 
 def find_launchers(names: Sequence[str]) -> tuple[Launcher, ...]:
-    """The named launchers, from beside the interpreter that runs this."""
+    """Return the named launchers from the environment of this interpreter."""
     found = []
     for name in names:
         program, *words = LAUNCHERS[name]
@@ -90,7 +90,7 @@ def find_launchers(names: Sequence[str]) -> tuple[Launcher, ...]:
 
 
 def build_worker() -> None:
-    """Compile the instant worker unless it is there and newer than its source."""
+    """Compile the instant worker unless it exists and is newer than its source."""
     source = HERE / "worker.c"
     if not hasattr(os, "pidfd_open") or not procfs.PROC.exists():
         raise Unusable("the benchmarks read /proc and wait on pidfds; run them on Linux.")
@@ -99,13 +99,13 @@ def build_worker() -> None:
     if shutil.which("gcc") is None:
         raise Unusable("the instant worker is written in C and there is no gcc here; install gcc and run this again.")
     WORKER.parent.mkdir(exist_ok=True)
-    built = WORKER.with_suffix(f".{os.getpid()}")  # others may run the old one, or build one too
+    built = WORKER.with_suffix(f".{os.getpid()}")  # other processes may run the old one, or build one too
     subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(built), str(source)], check=True)
     built.replace(WORKER)
 
 
 class Launch:
-    """One launcher at work on this machine alone, until it and everything it started is gone."""
+    """One run of a launcher on this machine, until it and all its processes have exited."""
 
     def __init__(
         self,
@@ -150,55 +150,55 @@ class Launch:
 
     @property
     def started_ns(self) -> int:
-        """The moment before it was started."""
+        """The time just before its start."""
         return self._running.started_ns
 
     @property
     def gone_ns(self) -> int:
-        """When it was gone; 0 while it is not."""
+        """When it exited; 0 while it runs."""
         return self._running.gone_ns
 
     def events(self) -> list[Event]:
-        """Everything the workers have said so far, in the order they said it."""
+        """Return all events of the workers so far, in order."""
         return self._events.all()
 
     def named(self, name: str) -> list[Event]:
-        """The events of one name so far, earliest first."""
+        """Return the events of one name so far, earliest first."""
         return self._events.named(name)
 
     def wait_for(self, wanted: Mapping[str, int], timeout_s: float) -> None:
-        """Hear events until there are that many of each name."""
+        """Wait until there are that many events of each name."""
         deadline = time.monotonic() + timeout_s
         while any(len(self.named(name)) < number for name, number in wanted.items()):
             descriptors = [self._events.fileno(), self._running.fileno()]
             ready = select.select(descriptors, [], [], max(0.0, deadline - time.monotonic()))[0]
             if not ready:
-                raise self.failure(f"its workers said too little in {timeout_s:.0f} s")
+                raise self.failure(f"its workers sent too few events in {timeout_s:.0f} s")
             if self._running.fileno() in ready:
                 raise self.failure("ended early")
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the launcher is gone, which it must be with status 0."""
+        """Wait until the launcher exits, which must be with status 0."""
         if not self._running.wait_until_gone(timeout_s):
             raise self.failure(f"still ran after {timeout_s:.0f} s")
         if self._running.status != 0:
             raise self.failure(f"ended with status {self._running.status}")
 
     def kill(self) -> None:
-        """SIGKILL the agent, and it alone."""
+        """Send SIGKILL to the agent only."""
         self._running.kill()
 
     def processes(self) -> set[Process]:
-        """Every process of the job but the agent: what is below it, and what a worker told us of."""
+        """Return all processes of the job except the agent: its descendants, and those that a worker reported."""
         return {event.process for event in self.events() if event.process.alive()} | self._running.below()
 
     def failure(self, what: str) -> LaunchFailed:
-        """What went wrong, with the launcher's last words."""
+        """Return an error with the launcher's last output."""
         return LaunchFailed(f"{what}; last words: {self._running.last_words()}")
 
 
 def run_s(command: Sequence[str]) -> float:
-    """How long a command takes from before its start until it is gone."""
+    """Return how long a command takes from its start to its exit."""
     variables = environment()
     started_ns = time.monotonic_ns()
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=variables, check=True, timeout=60)
@@ -206,7 +206,7 @@ def run_s(command: Sequence[str]) -> float:
 
 
 def spin_s() -> float:
-    """How long a fixed piece of work takes just now: its spread is the machine's noise."""
+    """Return how long a fixed piece of work takes now: its spread is the machine's noise."""
     started_ns = time.monotonic_ns()
     total = 0
     for number in range(300_000):
@@ -215,7 +215,7 @@ def spin_s() -> float:
 
 
 def settle(samples: Samples, patience_s: float) -> None:
-    """Wait until everything else on the machine uses less than an eighth of one core; count it when that never came."""
+    """Wait until the rest of the machine uses less than an eighth of one core; count the times that it does not."""
     deadline = time.monotonic() + patience_s
     window_s = 0.2
     while True:

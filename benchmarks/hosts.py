@@ -1,8 +1,8 @@
-"""Hosts: machines on this machine, each with a network of its own, one of which can be cut off without a word.
+"""Hosts on this machine, each with its own network, of which one can be cut off silently.
 
-A host is a network namespace that lives as long as a process of ours holds it, which ends when our end of its pipe
-closes: nothing is left behind, however the benchmarks end. The hosts know each other's hardware addresses by heart, so
-a host that is cut off is neither reset nor unreachable: what is sent to it, or by it, goes nowhere.
+A host is a network namespace, held by a process that exits when this end of its pipe closes: nothing is left behind,
+however the benchmarks end. The hosts have static hardware addresses of each other, so connections to a host that is cut
+off are neither reset nor unreachable: packets to it and from it are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 
 
 def why_not() -> str:
-    """Why there can be no hosts here; empty when there can be."""
+    """Return why hosts cannot be created here; empty if they can."""
     if not sys.platform.startswith("linux"):
         return "network namespaces are Linux's"
     if os.getuid() != 0:
@@ -29,7 +29,7 @@ def why_not() -> str:
 
 
 class Namespace:
-    """One network, held by a process that reads a pipe of ours until it ends."""
+    """One network, held by a process that reads a pipe until it closes."""
 
     def __init__(self) -> None:
         self._holder = subprocess.Popen(
@@ -38,20 +38,20 @@ class Namespace:
             stdout=subprocess.PIPE,
         )
         assert self._holder.stdout is not None
-        self._holder.stdout.read(1)  # it is in its namespace now
+        self._holder.stdout.read(1)  # it has entered its namespace
         self.path = f"/proc/{self._holder.pid}/ns/net"
 
     @property
     def enter(self) -> list[str]:
-        """The words that start a program here; the program has the pid of whoever says them."""
+        """Return the command prefix that starts a program here. The program keeps the pid of the caller."""
         return ["nsenter", f"--net={self.path}", "--"]
 
     def ip(self, *lines: str) -> None:
-        """Give `ip` these commands."""
+        """Run these commands of `ip`."""
         subprocess.run([*self.enter, "ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
 
     def close(self) -> None:
-        """Let it go; the kernel takes the network down when nobody is in it."""
+        """Release it; the kernel removes the network when no process is in it."""
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         self._holder.stdin.close()
@@ -60,7 +60,7 @@ class Namespace:
 
 
 class Hosts:
-    """So many hosts on one bridge."""
+    """Hosts on one bridge."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -96,12 +96,12 @@ class Hosts:
         self._stack.close()
 
     def cut_off(self, number: int) -> None:
-        """From now on this host is heard by nobody and hears nobody. Its link stays up."""
+        """Drop all packets from and to this host. Its link stays up."""
         self._bridge.ip(f"link set p{number} nomaster")
 
 
 def address(number: int) -> str:
-    """Of the host of this number."""
+    """Return the address of the host of this number."""
     return f"10.77.0.{number + 1}"
 
 

@@ -1,7 +1,7 @@
 """Idle: memory, threads, wake-ups and system calls of a launcher whose workers only wait.
 
-The agent is the process that the command started. Helpers are the launcher's other processes: below the agent, and not
-a worker. They are counted beside the agent, since memory moved into a helper is not memory saved.
+The agent is the process that the command started. Helpers are its other descendants that are not
+workers. They are counted too, since memory moved into a helper is not memory saved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(settings: Settings, samples: Samples) -> None:
         with Launch(launcher, SIZE, ["idle"]) as launch:
             try:
                 launch.wait_for({"start": SIZE}, 60)
-                time.sleep(rest_s)  # what a start leaves to do is no part of idling
+                time.sleep(rest_s)  # so that work left over from the start is not measured
                 _observe(launch, window_s, samples)
             except (LaunchFailed, FileNotFoundError, ProcessLookupError) as failure:
                 samples.fail(launcher.name, f"idle with {SIZE} workers: {failure}")
@@ -65,7 +65,7 @@ def _observe(launch: Launch, window_s: float, samples: Samples) -> None:
 
 
 def _syscalls_per_s(launch: Launch, window_s: float) -> float:
-    """System calls of the agent's threads, as strace counts them; strace itself is never a child of the launcher."""
+    """Count the system calls of the agent's threads with strace, which is never a child of the launcher."""
     table = launch.folder / "strace"
     with (launch.folder / "strace.stderr").open("wb") as stderr:
         strace = subprocess.Popen(["strace", "-c", "-f", "-o", str(table), "-p", str(launch.pid)], stderr=stderr)
@@ -78,13 +78,13 @@ def _syscalls_per_s(launch: Launch, window_s: float) -> float:
 
 
 def parse_strace(table: str) -> int:
-    """The number of calls in the last line of what `strace -c` prints; 0 when it saw none and printed nothing."""
+    """Return the number of calls in the last line of `strace -c`; 0 if it printed nothing."""
     totals = [line.split() for line in table.splitlines() if line.endswith(" total")]
     return int(totals[-1][3]) if totals else 0
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     return [
         compared(samples, AGENT_RSS, megabytes, at_least=6),
         compared(samples, TOGETHER_RSS, megabytes),
@@ -98,8 +98,8 @@ def rows(samples: Samples) -> list[Row]:
 
 
 def notes(_: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     return [
-        "Memory and wake-ups are judged for the agent, as for torchrun; the rows with helpers say what the whole "
-        "launcher uses, its small processes beside the agent included. RSS counts pages that they share once for each."
+        "The bars for memory and wake-ups are for the agent, as for torchrun; the rows with helpers show the whole "
+        "launcher, with its small processes. RSS counts a shared page once for each process."
     ]

@@ -1,9 +1,8 @@
-"""Job: several agents of one launcher that meet at one endpoint, on this machine or on hosts made of namespaces.
+"""Job: several agents of one launcher with one endpoint, on this machine or on hosts made of namespaces.
 
-Like the harness it knows a launcher only as a command, and gives all of them the same flags. The agent that is
-started first serves the endpoint: the others follow when it listens, unless all are started at once. A group is
-whole when every worker of it has stamped its first instruction; what a launcher calls its generations does not
-matter.
+As in the harness, a launcher is only a command, and all get the same flags. The agent that is started first serves the
+endpoint: the others follow when it listens, unless all are started at once. A group is whole when all its workers have
+stamped their first instruction, however a launcher numbers its generations.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ FORMS_WITHIN_S = 45.0
 
 
 class Missing(Exception):
-    """What was waited for did not happen; the message says what was seen instead."""
+    """The awaited event did not happen; the message describes what was seen instead."""
 
 
 class Job:
-    """Agents with `PER_AGENT` workers each, and everything they started."""
+    """Agents with `PER_AGENT` workers each, and all their processes."""
 
     def __init__(self, launcher: Launcher, nnodes: str, *, host: str = "127.0.0.1", conf: Sequence[str] = ()) -> None:
         self.name = launcher.name
@@ -62,7 +61,7 @@ class Job:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, *, before: Sequence[str] = (), options: Sequence[str] = (), conf: Sequence[str] = ()) -> Running:
-        """Start the next agent; `before` are words that take its command elsewhere."""
+        """Start the next agent; `before` is a command prefix, for example to enter a namespace."""
         number = len(self.agents)
         command = [
             *before,
@@ -82,18 +81,18 @@ class Job:
         return agent
 
     def logs(self, number: int) -> Path:
-        """Where the agent of this number keeps its logs."""
+        """Return the log folder of the agent of this number."""
         return self.folder / f"logs{number}"
 
     def wait_until_served(self) -> None:
-        """Until the first agent listens at the endpoint. Looks again and again: nothing that is measured waits here."""
+        """Wait until the first agent listens at the endpoint. Polling is fine here: nothing is measured."""
         deadline = time.monotonic() + FORMS_WITHIN_S
         while not procfs.listens(self.agents[0].pid, self._port):
             if self.agents[0].wait_until_gone(0.01) or time.monotonic() > deadline:
                 raise self.failure("its first agent did not serve the endpoint", self.agents[0])
 
     def form(self, agents: int) -> list[Event]:
-        """Start so many agents, and wait for their first whole group."""
+        """Start that many agents, and wait for their first whole group."""
         while len(self.agents) < agents:
             self.start()
             if len(self.agents) == 1:
@@ -101,20 +100,20 @@ class Job:
         return self.formed()
 
     def form_at_once(self, agents: int) -> list[Event]:
-        """Start so many agents at once, as a scheduler does, and wait for their first whole group."""
+        """Start that many agents at once, as a scheduler does, and wait for their first whole group."""
         while len(self.agents) < agents:
             self.start()
         return self.formed()
 
     def formed(self) -> list[Event]:
-        """Wait for the first group of all agents that were started."""
+        """Wait for the first group of all started agents."""
         try:
             return self.group_after(0, len(self.agents), FORMS_WITHIN_S)
         except Missing as missing:
             raise self.failure(f"{len(self.agents)} agents did not form a group: {missing}", self.agents[-1]) from None
 
     def group_after(self, after_ns: int, agents: int, timeout_s: float) -> list[Event]:
-        """The first instructions of the next whole group of so many agents, earliest first."""
+        """Return the starts of the next whole group of that many agents, earliest first."""
         began, deadline = time.monotonic(), time.monotonic() + timeout_s
         while not (group := whole_group(self.events.all(), after_ns, agents * PER_AGENT)):
             living = [agent for agent in self.agents if not agent.gone_ns]
@@ -129,11 +128,11 @@ class Job:
         return group
 
     def failure(self, what: str, whose: Running) -> LaunchFailed:
-        """What went wrong, with an agent's last words."""
+        """Return an error with an agent's last output."""
         return LaunchFailed(f"{what}; last words: {whose.last_words()}")
 
 
 def free_port() -> int:
-    """A port that nobody has just now."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

@@ -1,6 +1,6 @@
 """Launch: command → first and last worker's first instruction, and last worker done → launcher gone.
 
-Workers leave at once. A bare `python -c pass` and a bare spawn of the worker are taken in the same turns.
+Workers exit at once. A bare `python -c pass` and a bare spawn of the worker are measured in the same turns.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SPAWN = "spawn of the worker"
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
-    for launcher in () if settings.quick else settings.launchers:  # unmeasured: bytecode and page cache are warm
+    """Take all samples."""
+    for launcher in () if settings.quick else settings.launchers:  # not measured: warms bytecode and page cache
         _launch(launcher, SIZES[0], Samples())
     for _, launcher in settings.interleaved(15):
         settings.settle(samples)
@@ -61,7 +61,7 @@ def _gone(size: int) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     return [
         row
         for size in SIZES
@@ -88,7 +88,7 @@ def _beside_python(samples: Samples, size: int, at_most: float = 8) -> Row:
 
 
 def notes(samples: Samples) -> list[str]:
-    """The references."""
+    """Return the notes with the references."""
     return [
         f"`{PYTHON}` with the same interpreter: {spread(samples.summary(REFERENCE, PYTHON), seconds)}; "
         f"{SPAWN}: {spread(samples.summary(REFERENCE, SPAWN), seconds)}."

@@ -1,8 +1,8 @@
-"""Logs: four workers print a million lines, teed to one stream; which arrive, whole and in order, and how fast.
+"""Logs: four workers print a million lines, teed to one stream; how many arrive, whole and in order, and how fast.
 
-Delivered lines are distinct whole lines in the sink. Their rate is judged from the first worker's first instruction
-until the launcher is gone, when a user can count on them; the rate until the last write into the sink stands beside it,
-since a launcher may be quick with its lines and slow to leave.
+Delivered lines are distinct whole lines in the sink. Their rate is measured from the first worker's first instruction
+until the launcher has exited, when a user can rely on them. A second row has the rate until the last write into the
+sink, since a launcher may be fast with its lines and slow to exit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class Check:
-    """What became of the lines that the workers wrote."""
+    """Which of the workers' lines arrived."""
 
     delivered: int
     missing: int
@@ -44,7 +44,7 @@ class Check:
 
 
 def check(lines: Iterable[bytes], ranks: int, per_rank: int) -> Check:
-    """Account for every line of every rank, with or without a prefix such as `[default0]:`."""
+    """Check every line of every rank, with or without a prefix such as `[default0]:`."""
     seen = [bytearray(per_rank) for _ in range(ranks)]
     expected = [0] * ranks
     duplicated = broken = out_of_order = 0
@@ -64,7 +64,7 @@ def check(lines: Iterable[bytes], ranks: int, per_rank: int) -> Check:
 
 
 class Sink:
-    """Where a launcher's stdout goes: into a file, or into a pipe that somebody empties into a file at full speed."""
+    """The target of a launcher's stdout: a file, or a pipe that another process copies to a file at full speed."""
 
     def __init__(self, kind: str) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115, closed when the sink is left
@@ -90,20 +90,20 @@ class Sink:
         os.close(outlet)
 
     def hand_over(self) -> None:
-        """Let go of our copy of the pipe, so that it ends when its last writer does."""
+        """Close this copy of the pipe, so that it ends with its last writer."""
         if self.stdout != self.file.fileno():
             os.close(self.stdout)
             self.stdout = self.file.fileno()
 
     def last_write_s(self) -> float:
-        """When the last byte arrived, on the monotonic clock (to a few milliseconds: the kernel stamps by its tick)."""
+        """Return when the last byte arrived, on the monotonic clock (within a few milliseconds, the kernel's tick)."""
         if self._drain:
             self._drain.join(30)
         return os.fstat(self.file.fileno()).st_mtime - time.time() + time.monotonic()
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
+    """Take all samples."""
     per_rank = 20_000 if settings.quick else 250_000
     for _, launcher in settings.interleaved(3):
         samples.add(REFERENCE, UNTOUCHED, _untouched(per_rank))
@@ -138,7 +138,7 @@ def _tee(launcher: Launcher, kind: str, sink: Sink, per_rank: int, samples: Samp
 
 
 def _untouched(per_rank: int) -> float:
-    """Lines per second of the same workers with no launcher between them and their files."""
+    """Return lines per second of the same workers that write directly to files."""
     started_ns = time.monotonic_ns()
     with tempfile.TemporaryFile() as file:
         command = [str(harness.WORKER), os.devnull, "lines", str(per_rank)]
@@ -157,7 +157,7 @@ def _until_written(kind: str) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     return [
         row
         for kind in SINKS
@@ -184,5 +184,5 @@ def _every_line(samples: Samples, kind: str) -> Row:
 
 
 def notes(samples: Samples) -> list[str]:
-    """The reference."""
+    """Return the note with the reference."""
     return [f"{UNTOUCHED}: {spread(samples.summary(REFERENCE, UNTOUCHED), lines_per_second)}."]

@@ -1,14 +1,14 @@
-"""Memory: what a job with torch workers that only wait takes of the machine, all of its processes together.
+"""Memory of a whole job with idle torch workers, all of its processes together.
 
-PSS: a page that several processes share is divided among them, so the sum over a job counts each of its pages once.
-A process outside the job that has torch too takes its share of torch's pages, and makes the job look smaller: the
-notes say so if there was one. Taken when the job has been steady for STEADY_S, by the number of its processes and
-their RSS, which no outsider changes: whatever a launcher prepares for later (templates, standby workers) is there
-and counts. Restarts are allowed, since without any tenax keeps no standbys; a job of tenax that has fewer standbys
-than workers gives no sample.
+PSS: a page that several processes share is divided among them, so the sum over a job counts each of its pages once. A
+process outside the job that has torch mapped too takes a share of torch's pages, and makes the job look smaller: the
+notes mention it. The sample is taken when the job has been steady for STEADY_S, by the number of its processes and
+their RSS, which other processes do not change: what a launcher prepares for later (templates, standbys) counts.
+Restarts are allowed, since without them tenax keeps no standbys; a job of tenax that has fewer standbys than workers
+gives no sample.
 
-Who is who: the agent is the process that the command started, a worker is who said so. Of the others, those that
-have torch's library mapped are templates and standbys, and the rest are helpers.
+The agent is the process that the command started; a worker is a process that sent an event. Of the others, those with
+torch's library mapped are templates and standbys, and the rest are helpers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.report import BASELINE, OURS, Row, compared, megabytes, spread
 from benchmarks.samples import Samples
 from benchmarks.torch_workers import BOUND_S, PRELOAD, TorchLaunch
 
-SIZES = (2, 8)  # of a smoke run, and of a full one
+SIZES = (2, 8)  # in a smoke run, and in a full one
 RESTARTS = "--max-restarts=3"
 STEADY_S = 2.0
 LOOK_S = 0.2
 SETTLES_WITHIN_S = 30.0
-NEAR = 0.005  # of the sum: so much may come and go without anybody having done anything
+NEAR = 0.005  # of the sum: normal fluctuation
 
 AGENT, WARM, WORKERS = KINDS = ("agent and helpers", "template and standbys", "workers")
 OUTSIDERS = "processes outside the job that have torch"
@@ -35,7 +35,7 @@ OUTSIDERS = "processes outside the job that have torch"
 
 @dataclass(frozen=True)
 class Census:
-    """The processes of a job at one moment: how many of each kind, their PSS, and the RSS of all."""
+    """The processes of a job at one time: how many of each kind, their PSS, and the RSS of all."""
 
     numbers: dict[str, int]
     pss_mb: dict[str, float]
@@ -43,16 +43,16 @@ class Census:
 
     @property
     def total_mb(self) -> float:
-        """Of all."""
+        """The sum over all kinds."""
         return sum(self.pss_mb.values())
 
     def like(self, other: Census) -> bool:
-        """Whether nothing has happened between the two."""
+        """Return whether the job did not change between the two."""
         return self.numbers == other.numbers and abs(self.rss_mb - other.rss_mb) <= NEAR * other.rss_mb
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
+    """Take all samples."""
     size = SIZES[0] if settings.quick else SIZES[1]
     for _, launcher in settings.interleaved(2):
         settings.settle(samples)
@@ -74,7 +74,7 @@ def measure(settings: Settings, samples: Samples) -> None:
 
 
 def steady(launch: Launch) -> Census:
-    """The census when it has not changed for a while. Looks again and again: nothing is timed here."""
+    """Return the census when it has not changed for a while. Polling is fine here: nothing is timed."""
     deadline = time.monotonic() + SETTLES_WITHIN_S
     first, since = take_census(launch), time.monotonic()
     while time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def steady(launch: Launch) -> Census:
 
 
 def take_census(launch: Launch) -> Census:
-    """Everybody of the job now, also who only carries its name; a process that goes meanwhile is in none."""
+    """Return the processes of the job, also those found only by its name; one that exits meanwhile is left out."""
     workers = {event.process.pid for event in launch.events()}
     others = {process.pid for process in launch.processes() | procfs.mentioning(str(launch.folder))}
     numbers, pss_mb, rss_mb = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0.0), 0.0
@@ -105,19 +105,19 @@ def take_census(launch: Launch) -> Census:
 
 
 def outsiders(launch: Launch) -> int:
-    """How many processes that are not of the job have torch mapped."""
+    """Return how many processes outside the job have torch mapped."""
     ours = {launch.pid, *(process.pid for process in launch.processes())}
     found = 0
     for pid in procfs.pids():
         try:
             found += pid not in ours and _has_torch(pid)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # gone meanwhile, or somebody else's
+            continue  # exited meanwhile, or another user's
     return found
 
 
 def has_standbys(census: Census) -> bool:
-    """Whether beside the template there is a standby for each worker: otherwise something was not counted."""
+    """Return whether there is a standby for each worker besides the template: else the count is incomplete."""
     return census.numbers[WARM] > census.numbers[WORKERS]
 
 
@@ -134,27 +134,27 @@ def _number(kind: str) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measure beside each other, for whichever size was taken."""
+    """Return the rows that compare the launchers, for the measured size."""
     sizes = [size for size in SIZES if any(samples.has(who, _total(size)) for who in (BASELINE, OURS))]
     return [compared(samples, _total(size), megabytes, at_least=2 if size == SIZES[1] else None) for size in sizes]
 
 
 def notes(samples: Samples) -> list[str]:
-    """What the sums are made of."""
+    """Return the notes on what the sums consist of."""
     told = [split(samples, who) for who in (BASELINE, OURS) if samples.all(who, AGENT)]
     if not told:
         return []
     others = max(number for who in (BASELINE, OURS) for number in (0.0, *samples.all(who, OUTSIDERS)))
     doubt = f" Up to {others:g} {OUTSIDERS} were there too: these figures are too small." if others else ""
     return [
-        f"Memory of idle torch workers, taken when the job had been steady for {STEADY_S:g} s; in brackets, how many "
-        f"processes. {' '.join(told)} Pages that several share are divided among them. The workers have imported "
-        f"torch and done one sum; what training allocates comes on top, for both.{doubt}"
+        f"Memory of idle torch workers, taken when the job had been steady for {STEADY_S:g} s; the number of "
+        f"processes in parentheses. {' '.join(told)} Shared pages are divided among their users. The workers have "
+        f"imported torch and computed one sum; training allocates more, in both.{doubt}"
     ]
 
 
 def split(samples: Samples, who: str) -> str:
-    """One sentence: who holds how much."""
+    """Return one sentence: the memory of each kind of process."""
     parts = []
     for kind in KINDS:
         number = samples.summary(who, _number(kind))

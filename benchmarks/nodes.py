@@ -1,8 +1,8 @@
-"""Nodes: real agent machines with their real tcp engines, several in one process, and no workers below them.
+"""Nodes: real agent machines with their real tcp engines, several in one process, without workers.
 
-What a node orders done to its workers is written down and answered at once, as if the workers had obeyed. So whatever
-happens between the failure of a worker and the order to stop on every other node is the product's own: both machines,
-both ends of the wire, the coordinator and its journal.
+Commands of a node to its workers are recorded and answered at once, as if the workers had followed them. So the time
+between the failure of a worker and the stop command on every other node is tenax's own: both machines, both ends of the
+link, the coordinator and its journal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORKERS = 2
 
 
 class Node:
-    """One agent, less its processes."""
+    """One agent without its processes."""
 
     def __init__(
         self, loop: Loop, settings: LinkedSettings, folder: str, engine: Callable[..., LinkedEngine] = TcpEngine
@@ -36,7 +36,7 @@ class Node:
         self._folder = folder
         self.machine = AgentMachine(AgentSettings(settings.run_id, "default", WORKERS, max_restarts=1 << 20))
         self.control = engine(settings)
-        self.formed_at: dict[int, float] = {}  # by generation: its workers were ordered to start
+        self.formed_at: dict[int, float] = {}  # by generation: when its workers got the command to start
         self.stopped_at: dict[int, float] = {}  # ... and to stop
 
     def open(self) -> None:
@@ -61,16 +61,16 @@ class Node:
         return journal.run_step
 
     def emit(self, event: Any) -> None:
-        """Into the mailbox that all nodes of this process share."""
+        """Post to the mailbox that all nodes of this process share."""
         self._loop.post((self, event))  # type: ignore[arg-type]
 
     def fail(self) -> float:
-        """A worker of this node dies. Returns when."""
+        """Fail a worker of this node. Return when."""
         self.emit(events.WorkerExited(self.machine.state.generation, 0, 1))
         return self._loop.now()
 
     def step(self, event: Any) -> None:
-        """As the supervisor does it."""
+        """Execute commands, as the supervisor does."""
         for command in self.machine.step(event, self._loop.now()):
             self._perform(command)
 
@@ -93,10 +93,10 @@ class Node:
 
 
 def work(pipe: Connection, settings: TcpSettings, number: int, folder: str) -> None:
-    """A process with so many nodes.
+    """Run that many nodes.
 
-    Told `open`: every node joins. Told `fail`: a worker of the first node dies; answers when. Tells ("formed",
-    generation, when) and ("stopped", generation, when) as soon as that is true of all its nodes.
+    On `open` every node joins. On `fail` a worker of the first node fails; replies with when. Sends ("formed",
+    generation, time) and ("stopped", generation, time) as soon as that is true of all its nodes.
     """
     os.environ["TMPDIR"] = folder
     loop = Loop()
@@ -119,7 +119,7 @@ def work(pipe: Connection, settings: TcpSettings, number: int, folder: str) -> N
 
     loop.watch(Orders(pipe, obey))
     while True:
-        posted: Any = loop.next_event(lambda: None)  # nobody here takes long enough for a deadline
+        posted: Any = loop.next_event(lambda: None)  # no node takes long enough for a deadline
         node, event = posted
         generation = node.machine.state.generation
         node.step(event)

@@ -1,4 +1,4 @@
-"""Orders: what a process of the crew is told, as something that tenax's loop can watch."""
+"""Commands for a process of the crew, as a watchable of tenax's loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Orders:
-    """Calls `obey` with the words of each order. The process ends when there will be no more."""
+    """Calls `obey` with each command. The process exits when the pipe closes."""
 
     def __init__(self, pipe: Connection, obey: Callable[..., None]) -> None:
         self._pipe = pipe
@@ -17,11 +17,11 @@ class Orders:
         self.wants_to_write = False
 
     def fileno(self) -> int:
-        """Of the pipe."""
+        """The descriptor of the pipe."""
         return self._pipe.fileno()
 
     def on_readable(self) -> None:
-        """One order at a time."""
+        """Read one command."""
         try:
             words: tuple[Any, ...] = self._pipe.recv()
         except EOFError:
@@ -29,4 +29,4 @@ class Orders:
         self._obey(*words)
 
     def on_writable(self) -> None:
-        """Nothing is written here."""
+        """Do nothing: the pipe is only read."""

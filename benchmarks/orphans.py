@@ -1,8 +1,8 @@
-"""Orphans: the agent is SIGKILLed while its workers have descendants that are hard to end; who is alive a second later.
+"""Orphans: the agent gets SIGKILL while its workers have descendants that are hard to end; who is alive a second later.
 
 Each worker has an ordinary child, a child in a session of its own that ignores SIGTERM, SIGINT and SIGHUP, and the
 same again double-forked, with its parent gone and every descriptor closed. Each is known by pid and start time; the
-launcher's helpers count too. A zombie is dead: nobody but its parent can take it away.
+launcher's helpers count too. A zombie counts as dead: only its parent can reap it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GONE = "agent SIGKILL → last process gone"
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample. torchrun, here only for the contrast, is tried a few times and cleaned up after."""
+    """Take all samples. torchrun, only for contrast, is tried a few times; its leftovers are ended."""
     for repetition, launcher in settings.interleaved(max(TRIES.values())):
         if repetition < TRIES[launcher.name]:
             _try(launcher, samples)
@@ -46,7 +46,7 @@ def _try(launcher: Launcher, samples: Samples) -> None:
         killed_at = time.monotonic()
         launch.kill()
         died = deaths(watched, killed_at + BOUND_S)
-        # Whoever was started in between is not among those we waited for.
+        # Processes that started in between are not among those awaited.
         late = (launch.processes() | procfs.mentioning(str(launch.folder))) - before
         died += deaths(watch(late), killed_at + BOUND_S)
         left = {process for process in before | late if process.alive()}
@@ -58,7 +58,7 @@ def _try(launcher: Launcher, samples: Samples) -> None:
 
 
 def watch(processes: Iterable[Process]) -> list[int]:
-    """A pidfd for each process that lives."""
+    """Return a pidfd for each living process."""
     pidfds = []
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
@@ -67,7 +67,7 @@ def watch(processes: Iterable[Process]) -> list[int]:
 
 
 def deaths(pidfds: Iterable[int], deadline: float) -> list[float]:
-    """When each process died, of those that did before the deadline. Closes the pidfds."""
+    """Return when each process died, of those that did before the deadline. Closes the pidfds."""
     died = []
     poll = select.poll()
     waiting = set(pidfds)
@@ -85,7 +85,7 @@ def deaths(pidfds: Iterable[int], deadline: float) -> list[float]:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     left = samples.all(OURS, LEFT)
     what = f"alive {BOUND_S:g} s after SIGKILL of the agent; workers with setsid, double-forked descendants"
     passed = not any(left) if left else None
@@ -105,5 +105,5 @@ def _told(samples: Samples, who: str) -> str:
 
 
 def notes(_: Samples) -> list[str]:
-    """Nothing to add."""
+    """Return no notes."""
     return []

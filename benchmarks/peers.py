@@ -1,9 +1,9 @@
 """Peers: other launchers that do the same work on one machine, where they are installed.
 
-`./dev bench` puts them into an environment of their own, `peers` inside the environment of tenax, so that nothing which
-they bring along (a module that every start of Python imports, say) is in the way of the two that are compared. A peer
-that is not there is said to be missing, and everything else goes on. They take part in fewer repetitions than tenax and
-torchrun, in turns with them, and only in measures of a whole launcher on one machine.
+`./dev bench` installs them into their own environment, `peers` inside that of tenax, so that their dependencies (for
+example a module that every start of Python imports) do not affect tenax and torchrun. A peer that is not installed is
+reported as missing, and the rest runs. Peers take part in fewer repetitions than tenax and torchrun, in turns with
+them, and only in measures of a whole launcher on one machine.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from benchmarks.harness import Launcher
 from benchmarks.running import HERE
 
-EVERY = 5  # they are there for the contrast: one repetition of so many
+EVERY = 5  # for contrast only: they take part in each n-th repetition
 CASES = ("launch", "idle", "restart")
 NO_RESTART = "does not restart"
 
 
 def as_torchrun(flags: Sequence[str]) -> list[str]:
-    """Nothing to change."""
+    """Return the flags unchanged."""
     return list(flags)
 
 
 def as_accelerate(flags: Sequence[str]) -> list[str]:
-    """torchrun's flags as accelerate has them: it is always alone, and has another name for the workers' number."""
+    """Translate torchrun's flags to accelerate's: one machine, and another name for the number of workers."""
     return [flag.replace("--nproc-per-node=", "--num-processes=") for flag in flags if flag != "--standalone"]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A launcher that may be installed: the package it comes with, its command, and the cases that it cannot do."""
+    """A launcher that may be installed: its package, its command, and the cases that it does not support."""
 
     name: str
     package: str
@@ -43,7 +43,7 @@ class Peer:
     remark: str = ""
 
     def found(self, environments: Sequence[Path]) -> Launcher | None:
-        """The launcher, from the first of these environments that has it."""
+        """Return the launcher from the first of these environments that has it."""
         program, *words = self.command
         for environment in environments:
             path = environment / "bin" / program
@@ -52,7 +52,7 @@ class Peer:
         return None
 
     def version(self, environments: Sequence[Path]) -> str:
-        """Which version of its package is there, without importing it."""
+        """Return the installed version of its package, without importing it."""
         from importlib.metadata import distributions
 
         paths = [str(path) for environment in environments for path in environment.glob("lib/python*/site-packages")]
@@ -61,14 +61,14 @@ class Peer:
 
 
 PEERS = (
-    Peer("ft_launcher", "nvidia-resiliency-ext", ("ft_launcher",), remark="its monitors of ranks run with it"),
+    Peer("ft_launcher", "nvidia-resiliency-ext", ("ft_launcher",), remark="its rank monitors run with it"),
     Peer(
         "accelerate",
         "accelerate",
         (
             "accelerate",
             "launch",
-            "--multi-gpu",  # which asks for several processes, GPU or not; --cpu starts one
+            "--multi-gpu",  # requests several processes, with or without a GPU; --cpu starts one
             "--num-machines=1",
             "--main-process-port=0",
             "--mixed-precision=no",
@@ -82,36 +82,36 @@ PEERS = (
         "",
         ("python", str(HERE / "bare.py")),
         unable={"restart": NO_RESTART, "torch_workers": NO_RESTART},
-        remark="the floor: a script of ours that starts the workers and waits, and watches nobody",
+        remark="the floor: a minimal script that starts the workers and waits, without supervision",
     ),
 )
 NAMES = tuple(peer.name for peer in PEERS)
 
 
 def environments() -> tuple[Path, ...]:
-    """Where peers may be: in ours, and in the one beside it that is theirs."""
+    """Return the environments that may contain peers: that of tenax, and their own."""
     return Path(sys.prefix), Path(sys.prefix) / "peers"
 
 
 def find(names: Sequence[str]) -> tuple[Launcher, ...]:
-    """Those of the named peers that are installed."""
+    """Return those of the named peers that are installed."""
     found = (peer.found(environments()) for peer in PEERS if peer.name in names)
     return tuple(launcher for launcher in found if launcher)
 
 
 def able(case: str, launchers: Sequence[Launcher]) -> tuple[Launcher, ...]:
-    """Those of these peers that can do a case."""
+    """Return those of these peers that support a case."""
     cannot = unable(case)
     return tuple(launcher for launcher in launchers if case in CASES and launcher.name not in cannot)
 
 
 def unable(case: str) -> dict[str, str]:
-    """Who cannot do a case, and why."""
+    """Return which peers do not support a case, and why."""
     return {peer.name: peer.unable[case] for peer in PEERS if case in peer.unable}
 
 
 def notes(asked: Sequence[str], launchers: Sequence[Launcher]) -> list[str]:
-    """How each peer that was asked for was called, or that it was not there."""
+    """Return the command of each named peer, or that it is not installed."""
     told = []
     there = {launcher.name: launcher for launcher in launchers}
     for peer in PEERS:
@@ -119,8 +119,7 @@ def notes(asked: Sequence[str], launchers: Sequence[Launcher]) -> list[str]:
             continue
         if peer.name not in there:
             told.append(
-                f"{peer.name} was not measured: {peer.package} is not installed here; `./dev bench` installs it where "
-                "it can."
+                f"{peer.name} was not measured: {peer.package} is not installed; `./dev bench` installs it if possible."
             )
             continue
         words = [Path(word).name if word.startswith("/") else word for word in peer.command]
@@ -129,7 +128,7 @@ def notes(asked: Sequence[str], launchers: Sequence[Launcher]) -> list[str]:
         told.append(f"{peer.name}{which}: `{' '.join(words)}`; {peer.remark}.")
     if there:
         told.append(
-            f"Peers took part in one of {EVERY} repetitions, with their default settings (a monitor interval of 0.1 s "
-            "where they have one), and restarts with `--max-restarts`."
+            f"Peers took part in one of {EVERY} repetitions, with their default settings (a monitor interval of 0.1 "
+            "s if they have one); restarts with `--max-restarts`."
         )
     return told

@@ -1,8 +1,8 @@
-"""Plots: rows and their samples as SVG pictures. What is in a picture is pure; only `draw` needs matplotlib.
+"""Plots: rows and their samples as SVG pictures. The content of a picture is pure; only `draw` needs matplotlib.
 
 The same samples give the same bytes: no dates, ids from a fixed salt, and text stays text. The background is white and
-opaque, so that a page may be light or dark. Every scale is logarithmic, since the launchers are far apart; a dot is a
-median, and the line through it goes from the smallest to the largest sample.
+opaque, for light and dark pages. Every scale is logarithmic, since the launchers are far apart; a dot is a median, and
+the line through it spans the smallest to the largest sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH = 9.0
 
 
 class Undrawn(Exception):
-    """There are no pictures; the message says why, and what to do."""
+    """No pictures can be drawn; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Lines:
-    """A picture of one measure by a size, a line for each launcher; and where it was tried in vain."""
+    """A picture of one measure by a size, a line for each launcher; with the sizes at which it failed."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ Taken = Mapping[str, tuple[Sequence[Row], Samples]]  # by the name of the case
 
 
 def charts(taken: Taken) -> list[Chart]:
-    """Every picture for which there are samples."""
+    """Return every picture that has samples."""
     found: list[Chart] = []
     for case, title in (
         ("launch", "Launch and exit, instant workers"),
@@ -77,7 +77,7 @@ def charts(taken: Taken) -> list[Chart]:
 
 
 def _groups(rows: Sequence[Row], samples: Samples, unit: Format) -> list[tuple[str, Mapping[str, Summary]]]:
-    """The measures in this unit, with whoever has samples of them; a measure of one launcher alone shows nothing."""
+    """Return the measures in this unit, by launcher; a measure with only one launcher is left out."""
     found = {}
     for row in rows:
         summaries = {who: samples.summary(who, row.what) for who in ORDER}
@@ -102,7 +102,7 @@ def _joins(rows: Sequence[Row], samples: Samples) -> Lines:
 
 
 def draw(taken: Taken, folder: Path) -> dict[str, str]:
-    """Draw every picture into a folder, from which what was there is removed. Their titles, by name of file."""
+    """Draw every picture into a folder, which is emptied first. Return their titles by file name."""
     wanted = charts(taken)
     try:
         import matplotlib as mpl
@@ -137,7 +137,7 @@ def draw(taken: Taken, folder: Path) -> dict[str, str]:
 
 
 def _dots(pyplot: Any, chart: Dots) -> Any:
-    """One line of the picture for each launcher of each measure, under the name of the measure."""
+    """Return one line of the picture for each launcher of each measure, under the name of the measure."""
     lines = sum(1.35 + len(summaries) for _, summaries in chart.groups)
     figure, axes = pyplot.subplots(figsize=(WIDTH, 0.24 * lines + 1.0), layout="constrained")
     ticks, names = [], []
@@ -164,7 +164,7 @@ def _dots(pyplot: Any, chart: Dots) -> Any:
             names.append(who)
         at += 1.35
     axes.set_xscale("log")
-    axes.set_xlim(smallest / 1.6, largest * (largest / smallest) ** 0.28)  # room for the words at the right
+    axes.set_xlim(smallest / 1.6, largest * (largest / smallest) ** 0.28)  # room for the text at the right
     axes.set_ylim(at - 0.6, -0.8)
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0)
@@ -176,7 +176,7 @@ def _dots(pyplot: Any, chart: Dots) -> Any:
 
 
 def _times(who: str, summaries: Mapping[str, Summary]) -> str:
-    """How many times of ours it is."""
+    """Return its value as a multiple of tenax's."""
     if who == OURS or OURS not in summaries:
         return ""
     ratio = summaries[who].median / summaries[OURS].median
@@ -184,7 +184,7 @@ def _times(who: str, summaries: Mapping[str, Summary]) -> str:
 
 
 def _lines(pyplot: Any, chart: Lines) -> Any:
-    """Both axes logarithmic: a power of the size is a straight line."""
+    """Draw with both axes logarithmic: a power of the size is a straight line."""
     figure, axes = pyplot.subplots(figsize=(WIDTH, 4.6), layout="constrained")
     for who, sizes in chart.lines.items():
         at, colour = sorted(sizes), COLOURS[who]

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: who they are, whose children, whether they live, what they use; how one is ended."""
+"""Processes from /proc: identity, parents, state and resources; and how to end one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Process:
-    """One process for good: a pid can be given away again, a pid with its start time cannot."""
+    """One process, uniquely: a pid can be reused, a pid with its start time cannot."""
 
     pid: int
     started_ticks: int
 
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Return whether it still runs; a zombie does not."""
         fields = stat_fields(self.pid)
         return fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.started_ticks
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """/proc/PID/stat from the state on (the name before it may hold anything); None when there is no such process."""
+    """Return /proc/PID/stat from the state on (the name before it may contain anything); None if it does not exist."""
     try:
         return (PROC / str(pid) / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -34,7 +34,7 @@ def stat_fields(pid: int) -> list[str] | None:
 
 
 def descendants(root: int) -> set[Process]:
-    """Every living process below `root`, itself not included."""
+    """Return all living descendants of `root`."""
     children: dict[int, list[Process]] = {}
     for pid in pids():
         fields = stat_fields(pid)
@@ -50,15 +50,15 @@ def descendants(root: int) -> set[Process]:
 
 
 def end(processes: Iterable[Process]) -> None:
-    """SIGKILL those that still run: by pid, and only while the start time says that it is the one that was meant."""
+    """Send SIGKILL to those that still run: by pid, and only if the start time matches."""
     for process in processes:
         if process.alive():
-            with contextlib.suppress(ProcessLookupError):  # it went by itself, just now
+            with contextlib.suppress(ProcessLookupError):  # it has just exited
                 os.kill(process.pid, signal.SIGKILL)
 
 
 def mentioning(words: str) -> set[Process]:
-    """Every living process whose command line holds `words`."""
+    """Return all living processes whose command line contains `words`."""
     found = set()
     for pid in pids():
         try:
@@ -72,7 +72,7 @@ def mentioning(words: str) -> set[Process]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether anybody on the network of this process listens at that port."""
+    """Return whether a process listens at that port, in the network of this process."""
     for name in ("tcp", "tcp6"):
         for line in (PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
             _, local, _, state, *_ = line.split()
@@ -82,20 +82,20 @@ def listens(pid: int, port: int) -> bool:
 
 
 def pids() -> list[int]:
-    """Every pid there is now."""
+    """Return all pids."""
     return [int(name) for name in os.listdir(PROC) if name.isdigit()]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident memory, and the part of it that is fairly this process's own (shared pages divided among sharers)."""
+    """Resident memory, and its proportional share (shared pages are divided among their users)."""
 
     rss_mb: float
     pss_mb: float
 
 
 def memory(pid: int) -> Memory:
-    """Memory of one process."""
+    """Return the memory of one process."""
     kilobytes = {}
     for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]:
         name, _, value = line.partition(":")
@@ -104,12 +104,12 @@ def memory(pid: int) -> Memory:
 
 
 def threads(pid: int) -> list[str]:
-    """The thread ids of one process."""
+    """Return the thread ids of one process."""
     return os.listdir(PROC / str(pid) / "task")
 
 
 def wakeups(pid: int) -> int:
-    """How often the threads of one process have gone to sleep so far (voluntary context switches)."""
+    """Return how often the threads of one process have slept so far (voluntary context switches)."""
     total = 0
     for thread in threads(pid):
         for line in (PROC / str(pid) / "task" / thread / "status").read_text().splitlines():
@@ -119,7 +119,7 @@ def wakeups(pid: int) -> int:
 
 
 def busy_s() -> float:
-    """CPU seconds that all processes of the machine have used since boot (steal by other machines included)."""
+    """Return the CPU seconds of all processes of the machine since boot (with time stolen by other machines)."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]
     )

@@ -1,10 +1,10 @@
-"""Rendezvous: N nodes join a run at once; from the first connection until the last has its part in the generation.
+"""Rendezvous: N nodes join a run at once; from the first connection until the last has its assignment.
 
-tenax: N light clients (`clients.py`) in four processes, and one tcp coordinator in a fifth. Beside it N of
+tenax: N light clients (`clients.py`) in four processes, and one tcp coordinator in a fifth. Compared with N of
 TorchElastic's dynamic rendezvous handlers (`elastic.py`) in four processes, over its own TCPStore in a fifth, from the
-first call of `next_rendezvous` until the last has returned. Its number is raised until it does not manage within the
-bound; the handlers wait up to 0.3 s at random and a second between looks, as they do everywhere. Each side does one
-round before it is measured, so that what is imported at first use is there.
+first call of `next_rendezvous` until the last has returned. Its number is raised until it fails to finish within the
+timeout; the handlers wait up to 0.3 s at random and a second between polls, as always. A first round of each side is
+not measured, because it imports modules.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ QUICK_SIZES = (8, 16)
 THEIR_SIZES = (8, 32, 64, 128, 256)
 PROCESSES = 4
 BOUND_S = 20.0
-FIT_FROM = 64  # below that the fixed costs of a handful of messages hide the growth
+FIT_FROM = 64  # below that, fixed costs hide the growth
 MAX_EXPONENT = 1.25
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample: ours, torchrun's, ours again, so that both see the same machine."""
+    """Take all samples: tenax, torchrun, tenax again, so that both see the same machine."""
     names = [launcher.name for launcher in settings.launchers]
     sizes = QUICK_SIZES if settings.quick else SIZES
     repetitions = settings.repetitions(3)
@@ -53,7 +53,7 @@ def _ours(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
         Crew(clients.work, [()] * PROCESSES) as crew,
     ):
         crew.hear(30)
-        _join_ours(server, crew, sizes[0])  # unmeasured: modules that are imported at first use are there
+        _join_ours(server, crew, sizes[0])  # not measured: imports modules
         for _ in range(repetitions):
             for nodes in sizes:
                 try:
@@ -64,7 +64,7 @@ def _ours(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
 
 
 def _join_ours(server: Crew, crew: Crew, nodes: int) -> float:
-    """A new run of so many. How long it took from the first connection to the last part."""
+    """Run one round with that many nodes. Return the time from the first connection to the last assignment."""
     port = free_port()
     server.tell("serve", port, nodes)
     server.hear(30)
@@ -74,7 +74,7 @@ def _join_ours(server: Crew, crew: Crew, nodes: int) -> float:
 
 
 def ranges(number: int, processes: int) -> list[tuple[int, int]]:
-    """The first and the last but one of what each process gets."""
+    """Return the range of nodes of each process: the first, and the one after the last."""
     found, first = [], 0
     for size in shares(number, processes):
         found.append((first, first + size))
@@ -83,16 +83,16 @@ def ranges(number: int, processes: int) -> list[tuple[int, int]]:
 
 
 def _elastic(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
-    """Each size as often, and the largest, which is mostly waited for in vain, once at the end."""
+    """Return the sizes in order of measurement; the largest, which mostly times out, comes once at the end."""
     *often, largest = sizes
     with Elastic(PROCESSES) as handlers:
-        handlers.join("warm", sizes[0], BOUND_S)  # unmeasured, as ours
+        handlers.join("warm", sizes[0], BOUND_S)  # not measured, as for tenax
         for number, nodes in enumerate([*often * repetitions, largest]):
             try:
                 samples.add(BASELINE, _joined(nodes), handlers.join(f"run{number}", nodes, BOUND_S))
             except CrewFailed as failure:
                 samples.miss(BASELINE, _joined(nodes), str(failure))
-                return  # who has not joined by now would be in the way of the next
+                return  # handlers that have not joined would disturb the next round
 
 
 def _joined(nodes: int) -> str:
@@ -100,7 +100,7 @@ def _joined(nodes: int) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     found = []
     for nodes in SIZES:
         what = _joined(nodes)
@@ -131,10 +131,10 @@ def _growth(samples: Samples) -> Row:
 
 
 def notes(_: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     return [
-        "Rendezvous: tenax's nodes are light clients that speak its wire (join, ready, their part), not whole agents; "
-        "torchrun's are TorchElastic's own handlers over its own TCPStore, without agents too. Clients and server "
-        f"share this machine's cores. torchrun's numbers are raised to {THEIR_SIZES[-1]} as long as each is "
-        f"managed within {BOUND_S:g} s."
+        "Rendezvous: tenax's nodes are light clients with its real protocol (join, ready, assignment), not whole "
+        "agents; torchrun's are TorchElastic's own handlers over its own TCPStore, without agents too. Clients and "
+        f"server share this machine's cores. torchrun's number of nodes is raised up to {THEIR_SIZES[-1]} as long as "
+        f"each finishes within {BOUND_S:g} s."
     ]

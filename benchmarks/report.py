@@ -1,5 +1,6 @@
-"""The report: samples become rows, rows become tables. Pure; of the launchers it knows only the two names that are
-compared: whoever else has samples of the same measure stands in a table of its own.
+"""The report: turns samples into rows, and rows into tables. Pure.
+
+The main table compares two launchers; all others that have samples of the same measure are in a second table.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of both launchers, and whether ours is over its bar (None: there is no bar, or nothing to judge).
+    """One measure of both launchers, and whether tenax passes its bar (None: no bar, or no samples).
 
-    `what` and `unit` say of which samples the row is, for whoever puts other launchers beside it or draws it; a row
-    that was put together from several has none.
+    `what` and `unit` identify the samples of the row, for the table of other launchers and the plots; a row that
+    combines several measures has none.
     """
 
     measure: str
@@ -37,46 +38,46 @@ class Row:
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit a person would choose."""
+    """Format a duration in a readable unit."""
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.{0 if value >= 0.1 else 1 if value >= 0.01 else 2}f} ms"
 
 
 def megabytes(value: float) -> str:
-    """An amount of memory."""
+    """Format an amount of memory."""
     return f"{value:.1f} MB"
 
 
 def per_second(value: float) -> str:
-    """A rate of rare things."""
+    """Format a low rate."""
     return f"{value:.1f}/s"
 
 
 def lines_per_second(value: float) -> str:
-    """A rate of many things."""
+    """Format a high rate."""
     return f"{value / 1e3:.0f}k lines/s"
 
 
 def operations_per_second(value: float) -> str:
-    """A rate of many small things."""
+    """Format a very high rate."""
     return f"{value / 1e3:.1f}k op/s"
 
 
 def count(value: float) -> str:
-    """A number of things."""
+    """Format a count."""
     return f"{value:g}"
 
 
 def spread(summary: Summary | None, unit: Format) -> str:
-    """Median, smallest, largest and number of samples."""
+    """Format median, smallest, largest and number of samples."""
     if summary is None:
         return NOTHING
     return f"{unit(summary.median)} [{unit(summary.min)}, {unit(summary.max)}] n={summary.n}"
 
 
 def cell(samples: Samples, who: str, what: str, unit: Format) -> str:
-    """The spread of what was measured, and how often it did not happen at all."""
+    """Format the spread of the samples, and how often the measured event did not happen."""
     summary, misses = samples.summary(who, what), samples.missed(who, what)
     told = [spread(summary, unit)] if summary or not misses else []
     if misses:
@@ -87,7 +88,7 @@ def cell(samples: Samples, who: str, what: str, unit: Format) -> str:
 
 
 def times(ratio: float) -> str:
-    """How many times better."""
+    """Format how many times better."""
     return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 1 else 2}f}×"
 
 
@@ -100,7 +101,7 @@ def compared(
     at_least: float | None = None,
     more_is_better: bool = False,
 ) -> Row:
-    """Both launchers' `what`, judged by how many times better ours is."""
+    """Compare `what` of both launchers by how many times better tenax is."""
     row = Row(
         measure or what,
         cell(samples, BASELINE, what, unit),
@@ -119,7 +120,7 @@ def compared(
 
 
 def better(samples: Samples, what: str, *, more_is_better: bool = False, than: str = BASELINE) -> float | None:
-    """How many times better our median is; None without two medians, or where either did not always happen."""
+    """Return how many times better tenax's median is; None without two medians, or if either did not always happen."""
     theirs, ours = samples.summary(than, what), samples.summary(OURS, what)
     if samples.missed(than, what) or samples.missed(OURS, what):
         return None
@@ -131,7 +132,7 @@ def better(samples: Samples, what: str, *, more_is_better: bool = False, than: s
 def limited(
     samples: Samples, what: str, unit: Format, *, measure: str = "", below: float, with_ratio: bool = False
 ) -> Row:
-    """Both launchers' `what`, judged by whether the median of ours is below a limit."""
+    """Compare `what` of both launchers by whether tenax's median is below a limit."""
     ours = samples.summary(OURS, what)
     passed = False if samples.missed(OURS, what) else None if ours is None else ours.median < below
     ratio = better(samples, what) if with_ratio else None
@@ -148,12 +149,12 @@ def limited(
 
 
 def verdict(passed: bool | None) -> str:
-    """The last word of a row."""
+    """Return the last cell of a row."""
     return {True: "pass", False: "**FAIL**", None: ""}[passed]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table, the ratio first."""
+    """Format the rows as a Markdown table, the ratio first."""
     head = ("measure", "ratio", BASELINE, OURS, "bar", "pass")
     return markdown(
         head, [(row.measure, row.ratio, row.baseline, row.ours, row.bar, verdict(row.passed)) for row in rows]
@@ -161,18 +162,18 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def other_lines(rows: Sequence[Row], samples: Samples, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every measure that one of the others has too, as cells: its name, ours, the baseline's, each of the others'."""
+    """Return the cells of each measure that other launchers share: name, tenax, baseline, each other launcher."""
     found: dict[str, tuple[str, ...]] = {}
     for row in rows:
         if row.unit and any(samples.has(name, row.what) for name in names):
             ours = cell(samples, OURS, row.what, row.unit)
-            # A measure with two bars has two rows, and is here once.
+            # A measure with two bars has two rows, but one here.
             found[row.what] = (row.what, ours, *(beside(row, samples, name) for name in (BASELINE, *names)))
     return list(found.values())
 
 
 def beside(row: Row, samples: Samples, name: str) -> str:
-    """One launcher's figures of a measure, how many times better ours is in front of them; or why it has none."""
+    """Return one launcher's figures of a measure after how many times better tenax is; or why it has none."""
     assert row.unit
     if name in samples.unable:
         return samples.unable[name]
@@ -182,7 +183,7 @@ def beside(row: Row, samples: Samples, name: str) -> str:
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
@@ -200,15 +201,15 @@ def render(
     plots: Mapping[str, str] | None = None,
     sections: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole report as Markdown.
+    """Return the whole report as Markdown.
 
-    `others`: lines of the table of the other launchers, which are `names`. `plots`: titles by the address of each.
-    `sections`: texts by their headings, taken over word for word; one that brings its own heading keeps it.
+    `others`: lines of the table of the other launchers, `names`. `plots`: titles by file. `sections`: texts by heading,
+    copied verbatim; a text with its own heading keeps it.
     """
     barred = [row for row in rows if row.bar]
     passed, unjudged = sum(row.passed is True for row in barred), sum(row.passed is None for row in barred)
     parts = [
-        f"# {OURS} beside {BASELINE}, measured",
+        f"# {OURS} and {BASELINE}, measured",
         "Generated by `./dev bench`; do not edit.",
         f"{machine}. {date}.",
         method,
@@ -224,7 +225,7 @@ def render(
     if plots:
         parts += ["## Plots", *(f"![{title}]({address})" for address, title in plots.items())]
     if notes:
-        parts += ["## Beside the table", bullets(notes)]
+        parts += ["## Notes", bullets(notes)]
     if failures:
         counted = [f"{number}×: {failure}" for failure, number in Counter(failures).items()]
         parts += ["## Launches that failed", bullets(counted)]
@@ -234,5 +235,5 @@ def render(
 
 
 def bullets(sentences: Sequence[str]) -> str:
-    """A Markdown list, one line each."""
+    """Format a Markdown list, one line each."""
     return "\n".join(f"- {' '.join(sentence.split())}" for sentence in sentences)

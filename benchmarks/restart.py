@@ -1,7 +1,7 @@
 """Restart: a worker kills itself → the agent's decision → the next generation's first and last first instruction.
 
-The decision is seen from outside, by the SIGTERM that reaches a peer: the same measure for both launchers, and an upper
-bound. Each launch sees a dozen deaths, at moments spread evenly over torchrun's polling interval.
+The decision is observed from outside, by the SIGTERM that reaches a peer: the same for both launchers, and an upper
+bound. Each launch has a dozen deaths, at times spread evenly over torchrun's polling interval.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Restart:
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
+    """Take all samples."""
     deaths = 2 if settings.quick else 12
     for _, launcher in settings.interleaved(3):
         for size in SIZES[:1] if settings.quick else SIZES:
@@ -49,7 +49,7 @@ def measure(settings: Settings, samples: Samples) -> None:
 
 
 def restarts(events: Sequence[Event], size: int) -> Iterator[Restart]:
-    """Each death whose peers heard of it and whose whole next generation started."""
+    """Return each death after which a peer got SIGTERM and the whole next generation started."""
     for death in (event for event in events if event.name == "die"):
         told = [event.at_ns for event in events if event.name == "term" and event.restarts == death.restarts]
         starts = [event.at_ns for event in events if event.name == "start" and event.restarts == death.restarts + 1]
@@ -70,7 +70,7 @@ def _last(size: int) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     return [
         row
         for size in SIZES
@@ -83,5 +83,5 @@ def rows(samples: Samples) -> list[Row]:
 
 
 def notes(_: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     return ["torchrun restarts with its default monitor interval of 0.1 s; tenax has no interval."]

@@ -1,6 +1,6 @@
-"""Running: one launcher process, from the moment before it is started until it is gone.
+"""One launcher process, from before its start until its exit.
 
-What it started is not its own end: whoever holds it asks for the processes below before, and ends them by pid.
+Its exit does not end its descendants: the caller lists them before, and ends them by pid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks import procfs
 from benchmarks.procfs import Process
 
 HERE = Path(__file__).parent
-# Set by an outer launcher or by a developer's shell, these would change what is measured.
+# If an outer launcher or a shell sets these, the measurement changes.
 FOREIGN_VARIABLES = (
     "PYTHON",
     "OMP_",
@@ -33,18 +33,18 @@ FOREIGN_VARIABLES = (
     "PET_",
     "TENAX_",
 )
-# Names are found in the hosts file or not at all: a torch client looks its peer's name up whenever it connects, and how
-# long the machine's name server takes for it, or that it never answers, is no part of any figure.
+# Names are resolved by the hosts file only: a torch client resolves its peer's name at every connection, and the time
+# that the machine's name server takes, or a timeout of it, is not part of any figure.
 NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 
 
 def environment() -> dict[str, str]:
-    """Our environment, less what would change what is measured."""
+    """Return this environment without the variables that would change the measurement."""
     return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_VARIABLES)}
 
 
 class Running:
-    """Started when it is made."""
+    """A process that is started by the constructor."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Running:
                 stdout=stdout,
                 stderr=stderr,
                 cwd=folder,
-                # What a launcher leaves in the folder for temporary files goes with ours.
+                # Temporary files that a launcher leaves are removed with this folder.
                 env=environment() | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder), **(variables or {})},
             )
         self._pidfd = os.pidfd_open(self._popen.pid)
@@ -78,40 +78,40 @@ class Running:
 
     @property
     def status(self) -> int | None:
-        """What it ended with; None while it runs."""
+        """The exit code; None while it runs."""
         return self._popen.returncode
 
     def fileno(self) -> int:
-        """Readable when the process is gone."""
+        """The pidfd: readable when the process has exited."""
         return self._pidfd
 
     def below(self) -> set[Process]:
-        """Every process that descends from it, while it is there to descend from."""
+        """Return all its descendants, while it is alive."""
         return set() if self.gone_ns else procfs.descendants(self.pid)
 
     def wait_until_gone(self, timeout_s: float) -> bool:
-        """Whether it was gone in that time."""
+        """Return whether it exited in that time."""
         if not self.gone_ns and select.select([self._pidfd], [], [], timeout_s)[0]:
             self.gone_ns = time.monotonic_ns()
             self._popen.wait()
         return bool(self.gone_ns)
 
     def send(self, number: signal.Signals) -> None:
-        """Signal this process, and it alone."""
+        """Signal this process only."""
         if not self.gone_ns:
             self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL this process, and it alone."""
+        """Send SIGKILL to this process only."""
         self.send(signal.SIGKILL)
         self.wait_until_gone(10)
 
     def close(self) -> None:
-        """Let go of a process that is gone."""
+        """Release a process that has exited."""
         os.close(self._pidfd)
 
     def last_words(self) -> str:
-        """The last lines it said, in which no path says where this machine keeps things."""
+        """Return its last lines, without paths of this machine."""
         lines = self._stderr.read_text(errors="replace").splitlines()
         words = " / ".join(lines[-2:]).replace(str(self._folder), "(scratch)").replace(str(HERE.parent), ".")
         words = words.replace(sys.base_prefix, "(python)")
@@ -119,7 +119,7 @@ class Running:
 
 
 def end_all(launchers: Sequence[Running], others: set[Process]) -> None:
-    """End these launchers, gently and then not, with everything below them and whoever else is named."""
+    """End these launchers with SIGTERM, then SIGKILL, with all their descendants and the other given processes."""
     below = others.union(*(launcher.below() for launcher in launchers))
     for number in (signal.SIGTERM, signal.SIGKILL):
         for launcher in launchers:

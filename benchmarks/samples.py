@@ -1,4 +1,4 @@
-"""Samples: what was measured, by whom, and its summary. Knows nothing of launchers or of how a figure was taken."""
+"""Samples: what was measured, of which launcher, and its summary. Independent of launchers and measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Summary:
-    """The middle of some samples, with their spread and their number."""
+    """The median of some samples, with their spread and number."""
 
     median: float
     min: float
@@ -18,7 +18,7 @@ class Summary:
 
 
 def summarize(values: Iterable[float]) -> Summary | None:
-    """Median, smallest, largest and number of `values`; None when there are none."""
+    """Return median, smallest, largest and number of `values`; None if there are none."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -27,11 +27,11 @@ def summarize(values: Iterable[float]) -> Summary | None:
 
 @dataclass
 class Samples:
-    """Every sample of one measurement, by who was measured and what of it.
+    """All samples of one measurement, by launcher and measure.
 
-    Beside them, what a reader needs to trust them: what was waited for and did not happen (`misses`), every launch that
-    gave no sample (`failures`), who cannot do this at all and why (`unable`), and how many began although the machine
-    was not quiet (`restless`).
+    Also what a reader needs to judge them: awaited events that did not happen (`misses`), launches without a sample
+    (`failures`), launchers that do not support this and why (`unable`), and how many launches began on a busy machine
+    (`restless`).
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -41,29 +41,29 @@ class Samples:
     restless: int = 0
 
     def add(self, who: str, what: str, value: float) -> None:
-        """Keep one sample."""
+        """Add one sample."""
         self.values.setdefault(who, {}).setdefault(what, []).append(value)
 
     def miss(self, who: str, what: str, instead: str) -> None:
-        """Keep the fact that `what` did not happen, and what was seen instead."""
+        """Record that `what` did not happen, and what was seen instead."""
         self.misses.setdefault(who, {}).setdefault(what, []).append(instead)
 
     def fail(self, who: str, why: str) -> None:
-        """Keep the fact that a launch gave no sample."""
+        """Record that a launch gave no sample."""
         self.failures.append(f"{who}: {why}")
 
     def all(self, who: str, what: str) -> list[float]:
-        """The samples of `what` taken of `who`, in the order they were taken."""
+        """Return the samples of `what` for `who`, in order."""
         return self.values.get(who, {}).get(what, [])
 
     def missed(self, who: str, what: str) -> list[str]:
-        """What was seen in place of `what`, once for every time that it did not happen."""
+        """Return what was seen instead of `what`, once for each time that it did not happen."""
         return self.misses.get(who, {}).get(what, [])
 
     def has(self, who: str, what: str) -> bool:
-        """Whether `what` was tried with `who` at all."""
+        """Return whether `what` was tried with `who`."""
         return bool(self.all(who, what) or self.missed(who, what))
 
     def summary(self, who: str, what: str) -> Summary | None:
-        """Their summary; None when there are none."""
+        """Return their summary; None if there are none."""
         return summarize(self.all(who, what))

@@ -1,9 +1,9 @@
-"""Store: tenax's store server beside torch's own (libuv), under torch's real clients.
+"""Store: tenax's store server and torch's own (libuv), with torch's real clients.
 
-Four client processes repeat one operation for a while, on one server and then on the other (`stores.py`); a rate is
-what all four did together. `set` has no answer, so a last round trip is waited for. Then the storm at the start of a
-job: so many real clients connect at once, each sets a key, counts itself and waits for the last; from the first thread
-let go until the last client is done.
+Four client processes repeat one operation for a while, on one server and then on the other (`stores.py`); a rate is the
+sum of all four. `set` has no answer, so a final round trip is included. Then the load at the start of a job: many real
+clients connect at once, each sets a key, counts itself and waits for the last; from the first thread until the last
+client is done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOUND_S = 60.0
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
+    """Take all samples."""
     whose = [launcher.name for launcher in settings.launchers]
     serve = {BASELINE: stores.serve_theirs, OURS: stores.serve_ours}
     with contextlib.ExitStack() as stack:
@@ -38,7 +38,7 @@ def measure(settings: Settings, samples: Samples) -> None:
 
 
 def _repeat(crew: Crew, whose: list[str], settings: Settings, samples: Samples) -> bool:
-    """Whether all went well."""
+    """Return whether all succeeded."""
     seconds_each = 0.1 if settings.quick else 0.4
     for _ in range(settings.repetitions(5)):
         settings.settle(samples)
@@ -78,7 +78,7 @@ def _stormed(clients: int) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the servers."""
     found = [
         compared(samples, _rate(operation), operations_per_second, more_is_better=True)
         for operation in stores.OPERATIONS
@@ -103,15 +103,15 @@ def _overall(samples: Samples) -> Row:
 
 
 def geometric_mean(values: list[float]) -> float:
-    """The mean of ratios."""
+    """Return the geometric mean of ratios."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def notes(_: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     return [
         "Store: the column torchrun is torch's own TCPStore server with libuv (C++), the column tenax the store "
-        "process of a tenax agent (Python, standard library); the clients are torch's in both. A ratio "
-        "below 1 is a loss, and expected: the bar says how much of torch's rate must be there. Client processes and "
-        "server share this machine's cores, so both rates are lower than on a host with free ones."
+        "process of a tenax agent (Python, standard library); the clients are torch's in both. A ratio below 1 is a "
+        "loss, and expected: the bar is the required share of torch's rate. Client processes and server share this "
+        "machine's cores, so both rates are lower than on a host with free ones."
     ]

@@ -1,7 +1,7 @@
-"""Stores: the processes of the store's measurement: tenax's server, torch's own, and torch's real clients of both.
+"""Stores: the processes of the store benchmark: tenax's server, torch's own, and torch's real clients of both.
 
-tenax's server is the one that an agent gives its workers: a `StoreHost` in a loop, which starts its process when the
-first client comes. torch's is its TCPStore with libuv, in a process of its own. A client process has a real TCPStore
+tenax's server is the one that an agent serves: a `StoreHost` in a loop, which starts its process when the first client
+connects. torch's is its TCPStore with libuv, in a process of its own. A client process has a real TCPStore
 client of torch for each of the two, and uses one at a time.
 """
 
@@ -27,7 +27,7 @@ PING = bytes([wire.PING]) + b"ping"
 
 
 def serve_ours(pipe: Connection) -> None:
-    """tenax's server. Tells its port."""
+    """Run tenax's server. Replies with its port."""
     from benchmarks.orders import Orders
     from tenax._io.loop import Loop
     from tenax.store._host import StoreHost
@@ -44,7 +44,7 @@ def serve_ours(pipe: Connection) -> None:
 
 
 def serve_theirs(pipe: Connection) -> None:
-    """torch's server. Tells its port."""
+    """Run torch's server. Replies with its port."""
     many_descriptors()
     import torch.distributed as dist
 
@@ -54,10 +54,10 @@ def serve_theirs(pipe: Connection) -> None:
 
 
 def work(pipe: Connection, number: int, ports: dict[str, int]) -> None:
-    """A client process.
+    """Run a client process.
 
-    Told ("repeat", whose, operation, seconds): answers how often, and how long it took.
-    Told ("storm", whose, name, clients, of how many): answers when it began and when its last client was done.
+    On ("repeat", server, operation, seconds) it replies with how often, and how long it took.
+    On ("storm", server, name, clients, all clients) it replies with when it began and when its last client was done.
     """
     many_descriptors()
     import torch.distributed as dist
@@ -78,7 +78,7 @@ def work(pipe: Connection, number: int, ports: dict[str, int]) -> None:
 
 
 def repeat(store: Any, number: int, operation: str, seconds: float) -> tuple[int, float]:
-    """One operation again and again, and a last round trip, so that only what the server has done counts."""
+    """Repeat one operation, with a final round trip, so that only completed operations count."""
     key = f"{number}/x"
     turn = 0
 
@@ -109,11 +109,11 @@ def repeat(store: Any, number: int, operation: str, seconds: float) -> tuple[int
 
 
 def storm(connect: Callable[[], Any], name: str, clients: int, world: int) -> tuple[float, float]:
-    """So many clients connect at once, as workers do at their start: each tells its address, counts itself, and waits
-    until all have. Answers when the first began and when the last was done."""
+    """Connect that many clients at once, as workers do at their start: each sets its address, counts itself, and waits
+    until all have. Return when the first began and when the last was done."""
     gate = threading.Event()
     done: list[float] = []
-    held = []  # until the end: a client that is gone is one connection less
+    held = []  # kept until the end: each client is a connection
 
     def one(index: int) -> None:
         gate.wait()
@@ -138,7 +138,7 @@ def storm(connect: Callable[[], Any], name: str, clients: int, world: int) -> tu
 
 
 def profile() -> None:
-    """One server of tenax's in this process's child, raw clients here: what PROFILES.md reports. For people to run."""
+    """Measure a server of tenax in a child process with raw clients, for PROFILES.md. Run by hand."""
     import subprocess
     import sys
 
@@ -153,13 +153,13 @@ def profile() -> None:
     print(f"pipelined sets, keys and values of one length: {pipelined(port, alike, 60):,.0f}/s")
     print(f"pipelined sets, of several lengths:            {pipelined(port, mixed, 60):,.0f}/s")
     print(f"{WAITERS} waiters on one key, set → the last is told: {told(port, WAITERS) * 1e3:.1f} ms")
-    server.stdin.close()  # it ends, and prints its profile if it made one
+    server.stdin.close()  # it exits, and prints its profile with --profile
     print(server.stdout.read().decode(), end="")
     server.wait()
 
 
 def serve_for_profile() -> None:
-    """tenax's server until stdin ends; with ``--profile``, where its time went."""
+    """Run tenax's server until stdin closes; with ``--profile``, print its profile."""
     import cProfile
     import pstats
     import sys
@@ -181,7 +181,7 @@ def serve_for_profile() -> None:
 
 
 def pipelined(port: int, pairs: list[tuple[bytes, bytes]], times: int) -> float:
-    """One client sets them again and again without a pause. Sets per second."""
+    """Repeat sets from one client without a pause. Return sets per second."""
     block = b"".join(bytes([wire.SET]) + wire.text(key) + wire.text(value) for key, value in pairs)
     with _greeted(port) as client:
         began = time.monotonic()
@@ -192,13 +192,13 @@ def pipelined(port: int, pairs: list[tuple[bytes, bytes]], times: int) -> float:
 
 
 def told(port: int, waiters: int) -> float:
-    """So many clients wait for one key, and one sets it. Seconds until the last has been told, each of them once."""
+    """Let that many clients wait for one key, and one set it. Return the seconds until all are notified, once each."""
     many_descriptors()
     key = wire.text(b"/told")
     with contextlib.ExitStack() as stack:
         setter, *clients = [stack.enter_context(_greeted(port)) for _ in range(waiters + 1)]
         for client in clients:
-            # The answer to what comes before the wait says that it is read; the wait is in the same piece.
+            # The wait is sent together with the request before it, whose answer proves that the server has read it.
             client.sendall(PING + bytes([wire.WAIT]) + wire.texts([b"/told"]))
             assert client.recv(4, socket.MSG_WAITALL) == PING[1:]
         began = time.monotonic()

@@ -1,18 +1,16 @@
-"""The torch worker: a Python script that imports torch at its top, as every training script does, and then only
-waits.
+"""The torch worker: a script that imports torch at its top, as every training script does, and then only waits.
 
 usage: torch_worker.py EVENTS MODE
 
-EVENTS is the harness's FIFO; each event is one line of the form that `worker.c` explains, written whole. "start"
-is the moment at which `main` was reached, so that it holds everything in front of it: the interpreter, torch,
-whatever the launcher does. It is said only after a small sum with torch came out right: a worker without torch
-says nothing.
+EVENTS is the harness's FIFO; each event is one line in the format that `worker.c` explains, written in one piece.
+"start" is the time at which `main` was reached, after everything before it: the interpreter, torch, the launcher. It is
+written only after a small sum with torch was correct: a worker without torch writes nothing.
 
 MODE
-  exit  stamp "start" and "end", leave with 0
+  exit  stamp "start" and "end", exit with 0
   idle  stamp "start", wait for a signal
 
-Like the instant worker it does not live longer than LIFE_S, even when harness and launcher are gone.
+Like the instant worker it exits after LIFE_S, even without harness and launcher.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ LIFE_S = 300
 
 
 def main() -> int:
-    """Say that we are here, then do as the mode says."""
+    """Write the start event, then act by the mode."""
     arrived_ns = time.monotonic_ns()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LIFE_S)
@@ -58,7 +56,7 @@ def stamp(events: int, at_ns: int, name: str) -> None:
 
 
 def started_ticks() -> int:
-    """When this process was started: a pid can be given away again, a pid with its start time cannot."""
+    """Return when this process was started: a pid can be reused, a pid with its start time cannot."""
     with open("/proc/self/stat") as stat:
         return int(stat.read().rpartition(")")[2].split()[19])
 

@@ -1,11 +1,10 @@
 """Torch workers: workers that import torch (`torch_worker.py`): command → all in `main`; SIGKILL of one → all in
 `main` again.
 
-The script is the same for everybody and is started as a user would start it. torchrun starts an interpreter for
-each worker, which imports torch; tenax is told to preload torch. What tenax does without that (`--preload none`)
-is in rows of its own, beside the same samples of torchrun. The harness kills a worker of any rank: RESTED_S or a
-little more after all were in `main`, and in the end once more as soon as they are, when a launcher that prepares
-for the next restart has had no time for it.
+The script is the same for all and is started as a user would start it. torchrun starts an interpreter for each worker,
+which imports torch; tenax runs with `--preload torch`. Separate rows have tenax with `--preload none`, next to the same
+samples of torchrun. The harness kills a worker of any rank: RESTED_S or a little more after all were in `main`, and at
+the end once more as soon as they are, when a launcher that prepares for the next restart has had no time for it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ IMPORT = "python -c 'import torch'"
 
 
 class TorchLaunch(Launch):
-    """One launcher with torch workers: the same command, but for the script in place of the instant worker."""
+    """One launcher with torch workers: the same command, with the script instead of the instant worker."""
 
     def __init__(self, launcher: Launcher, workers: int, mode: str, *, options: Sequence[str] = ()) -> None:
         super().__init__(launcher, workers, [mode], options=options)
@@ -48,14 +47,14 @@ class Way:
     """One way to start the workers, how often, and how many of them are killed in each launch."""
 
     options: tuple[str, ...]
-    endings: tuple[str, ...]  # of the names of its measures: a sample may stand in two rows
+    endings: tuple[str, ...]  # of the names of its measures: a sample may be in two rows
     launches: int
     deaths: int
-    at_once: bool  # whether one more is killed as soon as all are there again
+    at_once: bool  # whether one more is killed as soon as all run again
 
 
 def ways(who: str, size: int, quick: bool) -> list[Way]:
-    """How this launcher starts so many workers. What takes long is done less often."""
+    """Return how this launcher starts that many workers. Slow cases are repeated less often."""
     if quick:
         return [Way(PRELOAD.get(who, ()), ("",), launches=1, deaths=1, at_once=False)] if size == SIZES[0] else []
     launches, cold = (2, ()) if size == SIZES[0] else (3, (COLD,))
@@ -68,9 +67,9 @@ def ways(who: str, size: int, quick: bool) -> list[Way]:
 
 
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
+    """Take all samples."""
     import_torch = [sys.executable, "-c", "import torch"]
-    harness.run_s(import_torch)  # unmeasured: bytecode and page cache are warm for everybody
+    harness.run_s(import_torch)  # not measured: warms bytecode and page cache for all
     for repetition, launcher in settings.interleaved(3):
         if launcher == settings.launchers[0]:
             settings.settle(samples)
@@ -104,7 +103,7 @@ def _take(launcher: Launcher, size: int, way: Way, samples: Samples) -> None:
 
 
 def _kill_one(launch: Launch, group: Sequence[Event], launches: int) -> tuple[float, list[Event]]:
-    """SIGKILL one worker. How long it took until all were in `main` again, and who they are."""
+    """Kill one worker. Return how long it took until all were in `main` again, and their events."""
     killed_ns = time.monotonic_ns()
     procfs.end([random.choice(group).process])
     again = _group(launch, len(group), killed_ns, launches)
@@ -112,7 +111,7 @@ def _kill_one(launch: Launch, group: Sequence[Event], launches: int) -> tuple[fl
 
 
 def _group(launch: Launch, size: int, since_ns: int, launches: int) -> list[Event]:
-    """Wait for the whole group that started since then, when so many were to be started in all; earliest first."""
+    """Wait for the whole group that started since then, given the number of all starts; earliest first."""
     launch.wait_for({"start": launches * size}, BOUND_S)
     group = whole_group(launch.events(), since_ns, size)
     if not group or len(launch.named("start")) != launches * size:
@@ -141,7 +140,7 @@ def _at_once(size: int) -> str:
 
 
 def rows(samples: Samples) -> list[Row]:
-    """The measures beside each other."""
+    """Return the rows that compare the launchers."""
     small, large = SIZES
     every = [
         (_first(small), compared(samples, _first(small), seconds)),
@@ -159,10 +158,10 @@ def rows(samples: Samples) -> list[Row]:
 
 
 def notes(samples: Samples) -> list[str]:
-    """How to read the rows."""
+    """Return the notes on the rows."""
     return [
-        "Workers that import torch: the same script for both, with `import torch` at its top; the cores of this "
-        "machine are shared by all that import. tenax ran with `--preload torch`, torchrun has nothing of the kind; "
-        "the rows without preload show tenax with `--preload none`, beside the same samples of torchrun. A bare "
-        f"`{IMPORT}`: {spread(samples.summary(REFERENCE, IMPORT), seconds)}.",
+        "Workers that import torch: the same script for both, with `import torch` at its top; all imports share "
+        "this machine's cores. tenax ran with `--preload torch`, which torchrun does not have; the rows without "
+        f"preload show tenax with `--preload none`, next to the same samples of torchrun. A bare `{IMPORT}`: "
+        f"{spread(samples.summary(REFERENCE, IMPORT), seconds)}.",
     ]

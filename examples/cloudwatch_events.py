@@ -1,4 +1,4 @@
-"""Events in CloudWatch Logs: an event handler that sends them in batches, in order, and again when that fails.
+"""An event handler for CloudWatch Logs: sends events in batches, in order, with retries.
 
     import boto3
     from tenax import events
@@ -9,16 +9,16 @@
         ...  # run the agent
     handler.close()
 
-As an installed package it is chosen on the command line, with an entry point in that package's ``pyproject.toml``:
+To choose it on the command line, install it as a package with an entry point in its ``pyproject.toml``:
 
     [project.entry-points."tenax.event_handlers"]
     cloudwatch = "cloudwatch_events:from_name"
 
     $ tenax run --event-log-handler cloudwatch:/training train.py
 
-What it does about CloudWatch's rules: a batch has at most 10,000 events and 1 MiB, is sorted by time and spans at most
-24 hours; an event that is too long is cut. The client repeats a request that was throttled or met a fault of the
-server; what is refused in the end is counted, and the next ``record`` or ``close`` raises the reason.
+It follows CloudWatch's limits: a batch has at most 10,000 events and 1 MiB, is sorted by time and spans at most 24
+hours; an event that is too long is truncated. The client retries requests after throttling and server errors; events
+that fail in the end are counted, and the next ``record`` or ``close`` raises the reason.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Line = tuple[int, str]  # milliseconds since the epoch, text
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 1_048_576
-OVERHEAD_BYTES = 26  # that CloudWatch counts for each event
-MAX_OF_AN_EVENT = 256 * 1024 - OVERHEAD_BYTES
-LONGEST_SPAN_MS = 24 * 3600 * 1000
+OVERHEAD_BYTES = 26  # that CloudWatch adds to each event
+MAX_EVENT_BYTES = 256 * 1024 - OVERHEAD_BYTES
+MAX_SPAN_MS = 24 * 3600 * 1000
 MAX_WAITING = 100_000
 
 
 class CloudWatchEventHandler(EventHandler):
     """Sends events to one log stream, which it creates. ``record`` does not wait for the network.
 
-    ``client``: boto3's client for ``logs``; its configuration says how often a request is repeated.
-    ``linger_s``: how long an event may wait for others to be sent together with it.
+    ``client``: boto3's client for ``logs``; its configuration sets the number of retries.
+    ``linger_s``: how long an event may wait to be sent together with others.
     """
 
     def __init__(self, client: Any, group: str, stream: str, linger_s: float = 1.0) -> None:
@@ -64,11 +64,11 @@ class CloudWatchEventHandler(EventHandler):
         self._thread.start()
 
     def record(self, event: Event | RdzvEvent) -> None:
-        """Take the event. Raises what went wrong with earlier ones."""
+        """Queue the event. Raises the error of earlier ones."""
         at_ms = event.timestamp if isinstance(event, Event) and event.timestamp else time.time_ns() // 1_000_000
         with self._changed:
             if self._is_closing:
-                raise ValueError("the handler was closed; make a new one")
+                raise ValueError("the handler was closed; create a new one")
             if len(self._waiting) >= MAX_WAITING:
                 self.lost += 1
             else:
@@ -77,7 +77,7 @@ class CloudWatchEventHandler(EventHandler):
         self._raise_error()
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
+        """Send the remaining events, and end the thread."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -107,9 +107,9 @@ class CloudWatchEventHandler(EventHandler):
                 **self._where, logEvents=[{"timestamp": at_ms, "message": text} for at_ms, text in batch]
             )
             refused = answer.get("rejectedLogEventsInfo")
-            if refused:  # too old or too new: some of them
-                raise ValueError(f"CloudWatch refused events because of their time: {refused}")
-        except Exception as error:  # the caller hears of it with the next event
+            if refused:  # some events are too old or too new
+                raise ValueError(f"CloudWatch rejected events because of their time: {refused}")
+        except Exception as error:  # raised by the next call
             with self._changed:
                 self.lost += len(batch)
                 self._error = error
@@ -122,14 +122,14 @@ class CloudWatchEventHandler(EventHandler):
 
 
 def batches(lines: list[Line]) -> list[list[Line]]:
-    """The lines in the order of their times, cut into what one request may hold."""
+    """Return the lines in the order of their times, split into requests of allowed size."""
     found: list[list[Line]] = []
     size = 0
-    for at_ms, text in sorted(((at_ms, cut(text)) for at_ms, text in lines), key=lambda line: line[0]):
+    for at_ms, text in sorted(((at_ms, truncate(text)) for at_ms, text in lines), key=lambda line: line[0]):
         added = len(text.encode()) + OVERHEAD_BYTES
         last = found[-1] if found else None
         is_full = (
-            last is None or len(last) >= MAX_EVENTS or size + added > MAX_BYTES or at_ms - last[0][0] >= LONGEST_SPAN_MS
+            last is None or len(last) >= MAX_EVENTS or size + added > MAX_BYTES or at_ms - last[0][0] >= MAX_SPAN_MS
         )
         if last is None or is_full:
             last, size = [], 0
@@ -139,14 +139,14 @@ def batches(lines: list[Line]) -> list[list[Line]]:
     return found
 
 
-def cut(text: str) -> str:
-    """What fits into one event of CloudWatch."""
+def truncate(text: str) -> str:
+    """Return as much of the text as one event of CloudWatch may hold."""
     data = text.encode()
-    return text if len(data) <= MAX_OF_AN_EVENT else data[:MAX_OF_AN_EVENT].decode(errors="ignore")
+    return text if len(data) <= MAX_EVENT_BYTES else data[:MAX_EVENT_BYTES].decode(errors="ignore")
 
 
 def from_name(argument: str) -> CloudWatchEventHandler:
-    """``cloudwatch:GROUP``: the maker for a handler by name. Each host has a stream of its own."""
+    """Create the handler for ``cloudwatch:GROUP``. Each host has its own stream."""
     import os
 
     import boto3

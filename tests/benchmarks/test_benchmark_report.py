@@ -123,7 +123,7 @@ def test_the_report_counts_the_bars_and_names_the_failures() -> None:
     text = render(machine="m", date="d", method="how", rows=rows, notes=[], failures=["tenax: fell\n  over"] * 2)
     assert "Bars passed: 1 of 3, not judged: 1." in text
     assert "- 2×: tenax: fell over\n" in text
-    assert "Beside the table" not in text
+    assert "## Notes" not in text
 
 
 def test_other_launchers_stand_beside_the_two_with_their_own_ratios() -> None:

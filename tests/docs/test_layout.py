@@ -14,7 +14,7 @@ import pytest
 
 import tenax
 
-from .pages import DOCS
+from .pages import DOCS, ROOT
 
 SOURCE = Path(tenax.__file__).parent
 MAP = (DOCS / "concepts" / "architecture.md").read_text()
@@ -59,6 +59,38 @@ def test_the_map_names_files_that_exist() -> None:
     files = set(re.findall(r"\b((?:_?\w+/)+\w+\.py)\b", MAP))
     assert files
     assert [file for file in files if not (SOURCE / file).is_file()] == []
+
+
+def test_the_map_names_functions_that_exist() -> None:
+    """Each name in parentheses after a file of the map is defined in that file."""
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`\s+\(([^)]+)\)", MAP)
+    pairs = [(file, name) for file, names in named for name in re.findall(r"`(\w+)`", names)]
+    assert pairs
+    for file, name in pairs:
+        assert re.search(rf"^\s*(def )?{name}\b", (SOURCE / file).read_text(), re.MULTILINE), f"{file}: {name}"
+
+
+def test_contributing_names_files_that_exist() -> None:
+    """Each path in CONTRIBUTING.md exists, except those with NAME for a file to be written."""
+    paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert paths
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+def test_decisions_name_files_that_exist() -> None:
+    """Each path in a decision exists: from the root of the repository, or in the package as on the map."""
+    for page in sorted((DOCS / "decisions").glob("0*.md")):
+        for path in re.findall(r"`(\w+/[\w./]*)`", page.read_text()):
+            assert (ROOT / path).exists() or (SOURCE / path).exists(), f"{page.name}: {path}"
+
+
+def test_test_folders_mirror_the_packages() -> None:
+    """A folder of tests has the name of a package, or CONTRIBUTING.md says what it is for."""
+    listed = re.findall(
+        r"`(\w+)`", (ROOT / "CONTRIBUTING.md").read_text().partition("outside of that rule")[2].partition("\n- ")[0]
+    )
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")} - {"kit"}
+    assert {each for each in folders if each not in listed} <= {name.removeprefix("_") for name in NAMES_AT_THE_TOP}
 
 
 def public_modules() -> list[str]:

@@ -213,13 +213,13 @@ def test_events_that_are_too_old_are_reported(client: Any) -> None:
     """CloudWatch takes nothing from more than two weeks ago."""
     handler = CloudWatchEventHandler(client, "/training", "run/host", linger_s=60)
     handler.record(Event("old", EventSource.AGENT, 1_000))
-    with pytest.raises(RuntimeError, match="refused events because of their time"):
+    with pytest.raises(RuntimeError, match="rejected events because of their time"):
         handler.close()
 
 
 class TestBatches:
     def test_each_keeps_to_the_rules(self) -> None:
-        day_ms = cloudwatch_events.LONGEST_SPAN_MS
+        day_ms = cloudwatch_events.MAX_SPAN_MS
         lines = [(n * SECOND_MS, "x") for n in reversed(range(25_000))]
         found = batches(lines)
         assert [len(batch) for batch in found] == [10_000, 10_000, 5_000]
@@ -236,7 +236,7 @@ class TestBatches:
 
     def test_what_is_too_long_is_cut(self) -> None:
         (((_, text),),) = batches([(0, "ü" * 1_000_000)])
-        assert len(text.encode()) <= cloudwatch_events.MAX_OF_AN_EVENT
+        assert len(text.encode()) <= cloudwatch_events.MAX_EVENT_BYTES
         assert set(text) == {"ü"}
 
     def test_those_of_the_same_time_stay_in_their_order(self) -> None:
