@@ -129,7 +129,7 @@ def test_it_is_bounded(path: str) -> None:
     assert notes(steps) == ["long" * 20 if number % 2 else str(number) for number in range(len(steps))]
     assert footer is not None
     assert footer.steps_not_written == 100 - len(steps) > 0
-    assert said == [f"the journal {path} ends here: it has reached its limit; the job is not affected"]
+    assert said == [f"the journal {path} ends here: it has reached its size limit; the job is not affected"]
 
 
 def test_progress_is_written_once_before_what_happens_next(path: str) -> None:
@@ -196,7 +196,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         journal.close(20.0)
         assert journal.path == ""
         (sentence,) = said
-        assert sentence.startswith("no journal is written: No such file or directory")
+        assert sentence.startswith("could not open the journal: No such file or directory")
         nowhere = Journal()
         note(nowhere, "one")
         nowhere.close(20.0)

@@ -56,11 +56,11 @@ def test_names_become_numbers() -> None:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        ("SIGNOPE", "'SIGNOPE' is not a signal of this system; write names such as SIGTERM"),
-        ("SIG_IGN", "'SIG_IGN' is not a signal of this system"),
-        ("15", "'15' is not a signal of this system"),
-        ("SIGTERM,SIGKILL", "SIGKILL cannot be handled by any program; leave it out"),
-        ("SIGSTOP", "SIGSTOP cannot be handled"),
+        ("SIGNOPE", "unknown signal 'SIGNOPE'; use names such as SIGTERM"),
+        ("SIG_IGN", "unknown signal 'SIG_IGN'"),
+        ("15", "unknown signal '15'"),
+        ("SIGTERM,SIGKILL", "SIGKILL cannot be caught; remove it"),
+        ("SIGSTOP", "SIGSTOP cannot be caught"),
     ],
 )
 def test_wrong_names_are_refused_in_a_sentence(names: str, sentence: str) -> None:

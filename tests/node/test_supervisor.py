@@ -329,7 +329,7 @@ def test_no_streams_no_workers(stage: Callable[..., Stage]) -> None:
 def test_a_value_that_cannot_be_read_is_a_failure(stage: Callable[..., Stage]) -> None:
     """Exit code 0 is not enough when the result is missing."""
     made = stage()
-    made.entrypoint.faults[1] = "its return value cannot be unpickled here"
+    made.entrypoint.faults[1] = "its return value cannot be unpickled in the agent"
     verdict = made.run()
     assert (verdict.outcome, verdict.failures[0].reason) == (Outcome.FAILED, made.entrypoint.faults[1])
     assert exit_code_for(verdict) == 1

@@ -241,7 +241,7 @@ def test_a_value_that_cannot_be_pickled(call: Caller) -> None:
     assert (ended.code, ended.values) == (1, {})
     text = ended.error["message"]["message"]
     assert text.startswith("TypeError: the return value of return_a_lambda is a function that cannot be pickled")
-    assert text.endswith("return plain data instead")
+    assert text.endswith("return plain data")
 
 
 def return_an_unknown_class() -> object:
@@ -256,7 +256,7 @@ def test_a_value_whose_class_is_unknown_to_the_agent(call: Caller) -> None:
     ended = call(return_an_unknown_class)
     assert ended.code == 0
     assert ended.fault == (
-        "its return value cannot be unpickled here: ModuleNotFoundError: No module named 'only_in_the_worker'"
+        "its return value cannot be unpickled in the agent: ModuleNotFoundError: No module named 'only_in_the_worker'"
     )
     assert ended.values == {}
 
@@ -272,7 +272,7 @@ def write_half_a_result(then: int) -> None:
 def test_a_worker_that_dies_while_it_hands_over(call: Caller) -> None:
     """Half a value is no value: a failure in words if the exit code says success, else the code itself."""
     ended = call(write_half_a_result, 0)
-    assert (ended.code, ended.fault) == (0, "the worker ended while it was handing over its return value")
+    assert (ended.code, ended.fault) == (0, "the worker exited while writing its return value")
     assert ended.values == {}
     assert call(write_half_a_result, -signal.SIGKILL).code == -signal.SIGKILL
 

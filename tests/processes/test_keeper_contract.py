@@ -277,7 +277,7 @@ class TestProcesses:
         world.processes.dump_stacks(1, 0)
         refused = hearing.take(events.StacksRefused)
         assert (refused.generation, refused.local_rank) == (1, 0)
-        assert "it is no Python program" in refused.why
+        assert "it is not a Python program" in refused.why
         world.exit(0, 0)
         assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 0, before_stop=True)
 

@@ -127,8 +127,8 @@ def test_node_gives_all_cpus_of_the_node_of_the_ranks_gpu(tmp_path: Path) -> Non
     assert [binding.memory_nodes for binding in placement.bindings] == [(n,) for n in (0, 0, 1, 1, 2, 2, 3, 3)]
     assert placement.bindings[2].why == f"NUMA node 1 of GPU {SERVER.gpus[2]}, CPUs 4-7,20-23"
     assert placement.why == (
-        "Workers are bound to CPUs (NUMA binding 'node'): local ranks 0-1 to CPUs 0-3,16-19, local ranks 2-3 to "
-        "CPUs 4-7,20-23, local ranks 4-5 to CPUs 8-11,24-27, local ranks 6-7 to CPUs 12-15,28-31."
+        "workers are bound to CPUs (NUMA binding 'node'): local ranks 0-1 to CPUs 0-3,16-19, local ranks 2-3 to "
+        "CPUs 4-7,20-23, local ranks 4-5 to CPUs 8-11,24-27, local ranks 6-7 to CPUs 12-15,28-31"
     )
 
 
@@ -247,7 +247,7 @@ def test_a_node_that_this_process_may_not_use(tmp_path: Path) -> None:
     with pytest.raises(PlacementError) as caught:
         plan(SERVER, tmp_path, NODE, SERVER.gpus, allowed=parse_list("0-7"))
     assert str(caught.value) == (
-        "NUMA binding 'node' is not possible here: local ranks 4-5 would go to NUMA node 2 (CPUs 8-11,24-27), and this "
+        "NUMA binding 'node' is not possible here: local ranks 4-5 would go to NUMA node 2 (CPUs 8-11,24-27), but this "
         "process may use only CPUs 0-7; choose another binding, or none."
     )
 
@@ -256,17 +256,17 @@ def test_the_fall_back_binds_nobody_and_says_so(tmp_path: Path) -> None:
     """[3] When one worker cannot be bound none is, because it would run on the cores of the others."""
     placement = plan(SERVER, tmp_path, NODE, SERVER.gpus, allowed=parse_list("0-7"), fall_back=True)
     assert placement.bindings == ()
-    assert placement.why.startswith("Workers are not bound to CPUs: local ranks 4-5 would go to NUMA node 2 ")
-    assert placement.why.endswith("may use only CPUs 0-7.")
+    assert placement.why.startswith("workers are not bound to CPUs: local ranks 4-5 would go to NUMA node 2 ")
+    assert placement.why.endswith("may use only CPUs 0-7")
 
 
 @pytest.mark.parametrize(
     ("mode", "device", "machine", "sentence"),
     [
-        (NODE, "0000:99:00.0", LAPTOP, "the GPU of local rank 0 is 0000:99:00.0, and "),
+        (NODE, "0000:99:00.0", LAPTOP, "/bus/pci/devices has no NUMA node for GPU 0000:99:00.0 of local rank 0"),
         (NODE, "0000:10:00.0", Machine(gpu_nodes=(9,)), "local rank 0 would go to NUMA node 9 (which has no CPU)"),
-        (SOCKET, None, Machine(hide=frozenset({"socket"})), "the kernel does not say which socket NUMA node 0 is on"),
-        (COMPLEX, None, Machine(hide=frozenset({"cache"})), "does not say which CPUs of NUMA node 0 share a cache"),
+        (SOCKET, None, Machine(hide=frozenset({"socket"})), "the kernel does not report the socket of NUMA node 0"),
+        (COMPLEX, None, Machine(hide=frozenset({"cache"})), "does not report which CPUs of NUMA node 0 share a cache"),
     ],
 )
 def test_what_the_kernel_does_not_say_is_an_error(
@@ -365,7 +365,7 @@ def test_threads_are_the_share_of_the_physical_cores(tmp_path: Path) -> None:
     assert shares is not None
     assert shares.per_rank == (4, 4, 4, 4)
     assert shares.why == (
-        "OMP_NUM_THREADS=4 for each worker: 4 workers share 16 cores; set OMP_NUM_THREADS to choose otherwise."
+        "OMP_NUM_THREADS=4 for each worker: 4 workers share 16 cores; set OMP_NUM_THREADS to override"
     )
 
 
@@ -408,7 +408,7 @@ def test_threads_stay_within_the_quota_of_the_container(tmp_path: Path) -> None:
     tight = share_threads({}, 2, SERVER.cpus, topology, cpu_quota=4.5)
     assert tight is not None
     assert tight.per_rank == (2, 2)
-    assert "2 workers share the 4.5 CPUs that this container's quota allows" in tight.why
+    assert "2 workers share the 4.5 CPUs of this container's quota" in tight.why
     generous = share_threads({}, 2, SERVER.cpus, topology, cpu_quota=64.0)
     assert generous == share_threads({}, 2, SERVER.cpus, topology)
 

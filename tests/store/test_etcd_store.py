@@ -174,7 +174,7 @@ def test_a_change_that_raised_an_error_does_not_happen_after_the_next_one(
 
     unlucky = Bad(client, hold)
     bad = EtcdStore(unlucky, prefix)
-    with pytest.raises(StoreConnectionError, match="whether it happened is not known"):
+    with pytest.raises(StoreConnectionError, match="it may have taken effect"):
         bad.set("key", "old")
     unlucky.way = None
     bad.set("other", "new")
@@ -343,7 +343,9 @@ def test_the_timeout_of_wait_has_two_names(store: EtcdStore) -> None:
         lambda: store.wait(["never"], override_timeout=soon),
         lambda: store.wait(["never"], timeout=0.05),
     ):
-        with pytest.raises(StoreTimeoutError, match=r"waited 0\.05 s in vain for the key 'never' in the store under"):
+        with pytest.raises(
+            StoreTimeoutError, match=r"timed out after 0\.05 s waiting for the key 'never' in the store"
+        ):
             wait()
 
 
@@ -442,7 +444,7 @@ def test_what_somebody_else_has_spoilt_is_said(client: BlockingEtcd, store: Etcd
     with pytest.raises(StoreError, match=r"parts of the value of .*key.* are missing in etcd"):
         store.get("key")
     client.call(Put(prefix.encode() + b"key", b"\xff\0tenax value in parts: nonsense"))
-    with pytest.raises(StoreError, match="begins like one of a store of tenax"):
+    with pytest.raises(StoreError, match="has an invalid header"):
         store.get("key")
 
 
@@ -465,7 +467,7 @@ def test_a_closed_store_leaves_the_values_and_the_client(client: BlockingEtcd, s
     store.close()
     store.close()
     assert names_under(client, prefix) == [b"key"]
-    with pytest.raises(StoreConnectionError, match="was closed here"):
+    with pytest.raises(StoreConnectionError, match="is closed"):
         store.get("key")
 
 

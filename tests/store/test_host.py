@@ -245,7 +245,7 @@ def test_strangers_are_noticed(agent: Agent) -> None:
         stranger.send(b"hello?")
         agent.run_until(lambda: bool(agent.notices))
     assert agent.notices == [
-        "the workers' store closed one connection, the last because it did not greet as a client of a store does"
+        "the workers' store closed one connection, the last because it did not send the greeting of a store client"
     ]
 
 

@@ -77,8 +77,8 @@ def test_strangers_are_told_in_one_line_and_not_again_for_a_while() -> None:
     serving.join(PATIENCE_S)
     server.close()
     assert notices == [
-        "the workers' store closed one connection, the last because it did not greet as a client of a store does",
-        "the workers' store closed 10 connections, the last because it did not greet as a client of a store does",
+        "the workers' store closed one connection, the last because it did not send the greeting of a store client",
+        "the workers' store closed 10 connections, the last because it did not send the greeting of a store client",
     ]
 
 

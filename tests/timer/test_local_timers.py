@@ -67,7 +67,7 @@ def test_stop_is_prompt_and_the_server_can_start_again(queue: Any) -> None:
         server = LocalTimerServer(queue, max_interval=LONG_S)
         for _ in range(2):
             server.start()
-            with pytest.raises(RuntimeError, match="was started already"):
+            with pytest.raises(RuntimeError, match="is already started"):
                 server.start()
             begun = time.monotonic()
             server.stop()

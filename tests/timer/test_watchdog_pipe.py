@@ -124,7 +124,7 @@ def test_a_path_is_taken_from_the_moment_it_is_made(tmp_path: Path) -> None:
     with leaving_nothing():
         first, second = WatchdogPipe(1, path), WatchdogPipe(1, path)
         first.make()
-        with pytest.raises(ValueError, match="somebody reads from that pipe already"):
+        with pytest.raises(ValueError, match="another process already reads from that pipe"):
             second.make()
         second.close()
         write(path, FileTimerRequest(100, "step", time.time() + 60, 9))  # there is still somebody
@@ -165,7 +165,7 @@ def test_an_agent_that_was_stopped_gives_those_who_waited_for_room_a_moment(tmp_
 def test_a_path_that_cannot_be_had_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     for path, words in (
-        (tmp_path / "file", "which is no pipe"),
+        (tmp_path / "file", "which is not a pipe"),
         (tmp_path / "missing" / "timers", "there is no folder"),
         (tmp_path / "file" / "timers", "Not a directory"),
     ):
@@ -341,7 +341,7 @@ def test_a_worker_that_cannot_show_its_stacks_is_not_waited_for(tmp_path: Path) 
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1, stacks_s=3600.0)
         (failure,) = run.run().failures
-        assert "its stacks are not known: it is no Python program" in failure.reason
+        assert "its stacks are not known: it is not a Python program" in failure.reason
 
 
 def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_a_program_without_python_is_ended_without_stacks(bench: Bench) -> None:
     (bench.home / "work.sh").chmod(0o755)
     done = bench.run("--no-python", "./work.sh", env=ON)
     assert done.code == 128 + signal.SIGTERM, done
-    assert "did not leave the scope 'shell' in time (its stacks are not known: it is no Python program" in done.report
+    assert "the scope 'shell' in time (its stacks are not known: it is not a Python program" in done.report
 
 
 # --- where ------------------------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ if __name__ == "__main__":
 """
     env = {"TORCHELASTIC_ENABLE_FILE_TIMER": "yes"}
     done = bench.run(program=[sys.executable, bench.script(program)], env=env)
-    assert done.err.count("TORCHELASTIC_ENABLE_FILE_TIMER is 'yes', and only '1' switches the watchdog on") == 1, done
+    assert done.err.count("TORCHELASTIC_ENABLE_FILE_TIMER is 'yes'; only '1' enables the watchdog") == 1, done
 
 
 # --- functions --------------------------------------------------------------------------------------------------------

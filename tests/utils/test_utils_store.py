@@ -101,7 +101,7 @@ def test_rank_0_says_who_is_missing(connect: Callable[[], Any]) -> None:
 def test_the_others_point_to_rank_0(connect: Callable[[], Any]) -> None:
     store, other = connect(), connect()
     other.set("gate/TRACING_GATE", "rank 0 has looked")
-    with pytest.raises(RuntimeError, match=r"missing_ranks=\[<rank 0 \(host0\) knows>\]"):
+    with pytest.raises(RuntimeError, match=r"missing_ranks=\[<see rank 0 \(host0\)>\]"):
         barrier(store, 5, "gate", SOON_S, 2, lambda rank: f"host{rank}")
     assert other.check(["gate2/TRACE"])
 

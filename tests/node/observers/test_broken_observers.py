@@ -65,7 +65,7 @@ def test_the_port_of_the_page_is_taken_on_one_of_many_nodes(bench: Bench, addres
         page = f"{address}:{taken.getsockname()[1]}"
         done = bench.run(*nodes, *FLAGS, "--dashboard", page, bench.script(RESTARTS_ONCE))
     unharmed(done)
-    assert told(done, rf"--dashboard {page}: .* is taken .*; the job runs without it") == 1
+    assert told(done, rf"--dashboard {page}: .* is taken .*; the job continues without it") == 1
 
 
 def test_a_collector_of_traces_that_is_not_there(bench: Bench, address: str) -> None:  # noqa: F811

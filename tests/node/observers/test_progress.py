@@ -279,5 +279,5 @@ def test_files_that_cannot_be_read_are_complained_of_once(watched: Watched) -> N
     watched.pass_by(20.0)
     watched.is_in(Phase.RUNNING, generation=2)
     watched.pass_by(20.0)
-    assert watched.complaints == ["the steps of workers are not told any more: RuntimeError: of another version"]
+    assert watched.complaints == ["worker progress is no longer reported: RuntimeError: of another version"]
     assert watched.files.looks == 1

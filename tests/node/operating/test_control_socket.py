@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_used_costs_the_door_only(folder: str) -> None:
     door.close()
     loop.close()
     assert len(said) == 1
-    assert said[0].startswith("'tenax status' will not find this run by its id: ")
+    assert said[0].startswith("could not open the control socket: ")
 
 
 def until_readable(loop: Loop, line: Any) -> None:

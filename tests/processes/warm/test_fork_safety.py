@@ -67,12 +67,12 @@ LEFT_OUT = {
     "sets": ("os.environ['LOCAL_RANK'] = '0'", r"it sets LOCAL_RANK when it is imported, .*"),
     "sets_default": ("os.environ.setdefault('RANK', '0')", r"it (reads|sets) RANK when it is imported, .*"),
     "folder": ("os.chdir('/')", r"it changes the working directory \(to /\)"),
-    "mask": ("os.umask(0o27)", r"it changes the file mode creation mask"),
+    "mask": ("os.umask(0o27)", r"it changes the umask"),
     "arguments": ("import sys\nsys.argv.append('more')", r"it changes sys.argv"),
-    "path": ("import sys\nsys.path.insert(0, '/')", r"it puts a folder in front of the script's on the import path"),
+    "path": ("import sys\nsys.path.insert(0, '/')", r"it puts a folder before the script's on sys.path"),
     "failing": ("raise ValueError('not today')", r"it cannot be imported \(ValueError: not today\)"),
     "exiting": ("import sys\nsys.exit('enough')", r"it cannot be imported \(SystemExit: enough\)"),
-    "ending": ("os._exit(5)", r"the process that imported it ended with exit code 5"),
+    "ending": ("os._exit(5)", r"the process that imported it exited with code 5"),
     "killed": ("os.kill(os.getpid(), 9)", r"the process that imported it was killed by SIGKILL"),
     "crashing": (
         "import ctypes, faulthandler\nfaulthandler.disable()\nctypes.string_at(0)",
@@ -454,8 +454,8 @@ def test_a_script_that_chooses_its_modules_gets_them(bench: Bench) -> None:
     script = bench.script("import sys\nsys.path.insert(0, 'vendored')\nimport others_kit\nprint(others_kit.WHO)")
     cold, warm = _both(bench, script, env)
     assert cold.out.split() == warm.out.split() == ["vendored"] * 2
-    why = "others_kit is not preloaded: train.py, line 2, comes before its import and may change it"
-    assert f"{why}; --preload others_kit does it anyway" in warm.err
+    why = "others_kit is not preloaded: train.py, line 2, runs before its import and may affect it"
+    assert f"{why}; --preload others_kit preloads it anyway" in warm.err
 
 
 def test_a_variable_that_the_script_sets_is_there_when_it_imports(bench: Bench) -> None:
@@ -471,7 +471,9 @@ def test_files_of_the_user_are_not_preloaded_by_way_of_others(bench: Bench) -> N
     script = bench.script("import os, others_kit, own_settings\nprint(own_settings.IMPORTED_IN == os.getpid())")
     cold, warm = _both(bench, script, env)
     assert cold.out.split() == warm.out.split() == ["True", "True"]
-    assert f"it imports own_settings ({bench.home}/own_settings.py), a file of yours, which may change" in warm.err
+    assert (
+        f"it imports own_settings ({bench.home}/own_settings.py), which is one of your files and may change" in warm.err
+    )
 
 
 def test_arguments_of_another_worker_are_nobodys(bench: Bench) -> None:
@@ -487,4 +489,4 @@ def test_a_temporary_folder_is_every_workers_own(bench: Bench) -> None:
     env = _installed(bench, "others_kit", source)
     cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.PLACE)"), env)
     assert len(set(cold.out.splitlines())) == len(set(warm.out.splitlines())) == 2
-    assert "it makes a temporary file or folder when it is imported" in warm.err
+    assert "it creates a temporary file or folder when it is imported" in warm.err

@@ -299,7 +299,7 @@ def test_a_profiler_of_the_environment_watches_every_worker(bench: Bench) -> Non
         env = {"PYTHONPATH": str(bench.home / "lib")}
         done = bench.run("--nproc-per-node", "2", "--preload", modules, script, env=env)
         assert done.out.splitlines() == ["counted 3 True"] * 2
-        why = f"this Python has a sitecustomize ({bench.home}/lib/sitecustomize.py), which has to run before"
+        why = f"this Python has a sitecustomize ({bench.home}/lib/sitecustomize.py), which must run before any import"
         assert (f"workers start cold: {why}" in done.err) == (modules != "none")
 
 
