@@ -1,4 +1,4 @@
-"""The client: no call outlives its deadline, whatever the server does, and what was lost is said."""
+"""The client: no call exceeds its timeout, whatever the server does, and lost changes are reported."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.process
-def test_no_call_waits_for_a_frozen_server_longer_than_its_timeout() -> None:
-    """And when the server goes on, so does the client, over a new connection."""
+def test_no_call_to_a_frozen_server_exceeds_its_timeout() -> None:
+    """When the server continues, the client works over a new connection."""
     with our_server() as server, TCPStore(server.host, server.port, timeout=60) as store:
         store.set("k", "1")
         store.set_timeout(0.05)
@@ -90,7 +90,7 @@ def test_amounts_must_fit_into_eight_bytes() -> None:
         assert store.add("n", -(1 << 63)) == -(1 << 63)
 
 
-def test_errors_say_what_was_asked_and_where() -> None:
+def test_errors_name_the_operation_and_the_server() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
         place = f"the store at 127.0.0.1:{server.port}"
         with pytest.raises(StoreTimeoutError) as late:
@@ -107,7 +107,7 @@ def test_errors_say_what_was_asked_and_where() -> None:
     assert isinstance(lost.value, ConnectionError)
 
 
-def test_a_lost_connection_is_made_anew_for_reads_and_told_for_changes() -> None:
+def test_after_a_lost_connection_reads_are_retried_and_changes_fail() -> None:
     with StoreServer.in_thread() as first, TCPStore(first.host, first.port, timeout=60) as store:
         store.set("k", "1")
         first.close()
@@ -125,7 +125,7 @@ def test_a_lost_connection_is_made_anew_for_reads_and_told_for_changes() -> None
             store.set("k", "3")
 
 
-def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+def test_the_client_waits_for_a_server_that_starts_later() -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))  # nobody else can have the port now
         port = place.getsockname()[1]
@@ -146,8 +146,8 @@ def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
         server.close()
 
 
-class Impostor:
-    """Listens, and answers every connection with the same bytes."""
+class FakeServer:
+    """Answers every connection with the same bytes."""
 
     def __init__(self, words: bytes) -> None:
         self._listener = listen("127.0.0.1")
@@ -167,7 +167,7 @@ class Impostor:
                 while peer.recv(1 << 16):
                     pass
 
-    def __enter__(self) -> Impostor:
+    def __enter__(self) -> FakeServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,25 +176,25 @@ class Impostor:
         self._listener.close()
 
 
-def test_what_is_not_a_store_is_found_out() -> None:
+def test_a_server_that_is_not_a_store_is_detected() -> None:
     with (
-        Impostor(b"HTTP/1.1 400 Bad Request\r\n") as impostor,
+        FakeServer(b"HTTP/1.1 400 Bad Request\r\n") as impostor,
         pytest.raises(StoreConnectionError, match="is not a store"),
     ):
         TCPStore("127.0.0.1", impostor.port, timeout=60)
 
 
 @pytest.mark.parametrize("size", [-1, (1 << 30) + 1, (1 << 63) - 1])
-def test_a_server_that_announces_giants_is_not_believed(size: int) -> None:
+def test_giant_lengths_of_a_server_are_rejected(size: int) -> None:
     greeting = struct.pack("<I", os.getpid())
-    with Impostor(greeting + b"\x00" + struct.pack("<q", size)) as impostor:
+    with FakeServer(greeting + b"\x00" + struct.pack("<q", size)) as impostor:
         store = TCPStore("127.0.0.1", impostor.port, timeout=60)
         with pytest.raises(StoreConnectionError, match="announced"):
             store.get("k")
         store.close()
 
 
-def test_threads_may_share_a_store_one_call_at_a_time() -> None:
+def test_threads_share_a_store_with_one_call_at_a_time() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
         threads = [threading.Thread(target=lambda: [store.add("n", 1) for _ in range(100)]) for _ in range(4)]
         for thread in threads:
@@ -268,7 +268,7 @@ def test_a_forked_process_does_not_keep_a_connection_or_a_server_open() -> None:
 # --- a master ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_master_serves_until_its_last_clone_is_gone() -> None:
+def test_a_master_serves_until_its_last_clone_is_closed() -> None:
     with leaving_nothing():
         master = TCPStore("127.0.0.1", 0, is_master=True, timeout=60)
         twin = master.clone()
@@ -303,13 +303,13 @@ def test_a_master_waits_for_its_workers() -> None:
             worker.close()
 
 
-def test_a_master_whose_workers_do_not_come_gives_up() -> None:
+def test_a_master_stops_waiting_for_workers_at_its_timeout() -> None:
     with pytest.raises(StoreTimeoutError, match="not all of 2 came"):
         TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=1)
     TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=60, wait_for_workers=False).close()
 
 
-def test_tenants_of_one_port_share_a_server() -> None:
+def test_multi_tenant_masters_of_one_port_share_a_server() -> None:
     first = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True, timeout=60)
     second = TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True, timeout=60)
     first.set("k", "v")
@@ -320,7 +320,7 @@ def test_tenants_of_one_port_share_a_server() -> None:
     first.close()
 
 
-def test_a_master_takes_a_listener_that_is_open_already() -> None:
+def test_a_master_uses_a_given_listener() -> None:
     listener = listen("127.0.0.1")
     port = listener.getsockname()[1]
     with TCPStore("127.0.0.1", port, is_master=True, timeout=60, master_listen_fd=listener.detach()) as master:
