@@ -77,15 +77,15 @@ def test_a_timeout_may_be_seconds_or_a_timedelta() -> None:
                 store.wait(["never"], timeout)
             with pytest.raises(StoreTimeoutError):
                 store.barrier(f"never {timeout}", 2, timeout)
-        with pytest.raises(ValueError, match="a timeout is"):
+        with pytest.raises(ValueError, match="timeout must be"):
             store.set_timeout(-1)
-        with pytest.raises(ValueError, match="a timeout is"):
+        with pytest.raises(ValueError, match="timeout must be"):
             store.wait(["never"], float("nan"))
 
 
 def test_amounts_must_fit_into_eight_bytes() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
-        with pytest.raises(ValueError, match="eight bytes"):
+        with pytest.raises(ValueError, match="64-bit integer"):
             store.add("n", 1 << 63)
         assert store.add("n", -(1 << 63)) == -(1 << 63)
 
@@ -203,7 +203,7 @@ def test_threads_share_a_store_with_one_call_at_a_time() -> None:
             thread.join(PATIENCE_S)
         assert store.get("n") == b"400"
         store.set_timeout(0.05)
-        with store._mutex, pytest.raises(StoreTimeoutError, match="clone a store for each thread"):
+        with store._mutex, pytest.raises(StoreTimeoutError, match="clone the store for each thread"):
             store.add("n", 1)
 
 
@@ -304,7 +304,7 @@ def test_a_master_waits_for_its_workers() -> None:
 
 
 def test_a_master_stops_waiting_for_workers_at_its_timeout() -> None:
-    with pytest.raises(StoreTimeoutError, match="not all of 2 came"):
+    with pytest.raises(StoreTimeoutError, match="not all 2 workers connected"):
         TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=1)
     TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=60, wait_for_workers=False).close()
 

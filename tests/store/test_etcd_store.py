@@ -502,7 +502,7 @@ def test_an_unreachable_etcd_is_reported() -> None:
         wait_for_change = call  # type: ignore[assignment]
 
     store = EtcdStore(Nobody(), "/run")
-    with pytest.raises(StoreConnectionError, match=r"the store under '/run/' in etcd could not get the key 'a': e1"):
+    with pytest.raises(StoreConnectionError, match=r"the store under '/run/' in etcd: could not get the key 'a': e1"):
         store.get("a")
     with pytest.raises(StoreConnectionError, match=r"could not set 'a': e1:2379: connection refused\.$"):
         store.set("a", "1")

@@ -202,7 +202,7 @@ def test_the_last_closed_handle_of_the_world_removes_the_file(path: Path) -> Non
     assert stores[2].list_keys() == ["k"]
     stores[2].close()
     assert not path.exists()
-    with pytest.raises(StoreError, match="was closed"):
+    with pytest.raises(StoreError, match="is closed"):
         stores[2].set("k", "v")
 
 

@@ -188,7 +188,7 @@ def test_a_rejection_is_reported_with_the_address_the_reason_and_the_option() ->
     serving.join(PATIENCE_S)
     server.close()
     assert notices == [
-        f"the workers' store closed one connection, the last because 127.0.0.1 is a process of uid {NOBODY}, and the "
+        f"the workers' store closed one connection, the last because 127.0.0.1 is a process of uid {NOBODY}, but the "
         "run belongs to uid 0; if it belongs to this run, start every node with --rdzv-conf store_allow=127.0.0.1"
     ]
 

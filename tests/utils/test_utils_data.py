@@ -151,7 +151,7 @@ def test_without_rank_and_environment_the_sampler_raises(run_without_torch) -> N
         except ValueError as error:
             print(error)
     """
-    assert "give num_replicas and rank" in run_without_torch(code)
+    assert "pass num_replicas and rank" in run_without_torch(code)
 
 
 # --- the iterator -----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def test_a_set_variable_is_returned_even_if_it_is_empty() -> None:
 
 
 def test_the_error_names_a_missing_variable() -> None:
-    with pytest.raises(ValueError, match="NOBODY_SETS_THIS is not set"):
+    with pytest.raises(ValueError, match="NOBODY_SETS_THIS is required, but not set"):
         get_env_variable_or_raise("NOBODY_SETS_THIS")
 
 

@@ -121,7 +121,7 @@ def test_without_a_rank_the_stores_error_is_raised(connect: Callable[[], Any]) -
 
 
 def test_a_decoder_without_a_rank_is_rejected() -> None:
-    with pytest.raises(AssertionError, match="rank is needed"):
+    with pytest.raises(AssertionError, match="requires rank"):
         barrier(MemoryStore(), 1, "gate", rank_tracing_decoder=str)
 
 
@@ -171,7 +171,10 @@ def test_too_few_members_time_out() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"is_server": True, "world_size": 2}, "others must know"), ({"is_server": False}, "client must know")],
+    [
+        ({"is_server": True, "world_size": 2}, "other processes need the port"),
+        ({"is_server": False}, "client needs the port"),
+    ],
 )
 def test_a_port_is_required_if_other_processes_need_it(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
