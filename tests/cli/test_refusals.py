@@ -117,11 +117,11 @@ $ --local-ranks-filter 0,1 train.py
 $ --local-ranks-filter 0; train.py
 --local-ranks-filter takes local ranks such as '0' or '0,1,2', not '0;'
 $ --signals-to-handle SIGFOO train.py
---signals-to-handle: 'SIGFOO' is not a signal of this system; write names such as SIGTERM,SIGINT,SIGHUP,SIGQUIT
+--signals-to-handle: unknown signal 'SIGFOO'; use names such as SIGTERM,SIGINT,SIGHUP,SIGQUIT
 $ --signals-to-handle SIGTERM,SIGKILL train.py
---signals-to-handle: SIGKILL cannot be handled by any program; leave it out
+--signals-to-handle: SIGKILL cannot be caught; remove it
 $ --notice-signals SIGFOO train.py
---notice-signals: 'SIGFOO' is not a signal of this system; write names such as SIGTERM,SIGINT,SIGHUP,SIGQUIT
+--notice-signals: unknown signal 'SIGFOO'; use names such as SIGTERM,SIGINT,SIGHUP,SIGQUIT
 $ --notice-signals SIGUSR1,SIGTERM train.py
 SIGTERM is in --notice-signals and in --signals-to-handle, but a signal either announces that this machine will be \
 taken or stops the job; take it out of one of them

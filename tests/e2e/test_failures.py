@@ -128,7 +128,7 @@ def test_a_program_that_vanishes_before_it_starts(bench: Bench) -> None:
     done = bench.run("--no-python", "./program")
     assert done.code == 127, done
     said = " ".join(done.report.split())
-    assert "could not be started: the interpreter that its first line names does not exist: './program'" in said
+    assert "could not be started: the interpreter in its first line does not exist: './program'" in said
     program.write_bytes(b"\x00\x01\x02 not a program")
     done = bench.run("--no-python", "./program")
     assert done.code == 126, done

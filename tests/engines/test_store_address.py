@@ -166,7 +166,7 @@ def test_an_offer_that_is_too_old_is_told_as_a_loss(housed: Callable[..., Housed
     first, *_ = [made.offer().store_port for _ in range(20)]
     assert refused(first)
     made.form(1, first)
-    assert made.said == [f"the workers' store was lost: port {first} is not bound any more"]
+    assert made.said == [f"the workers' store was lost: port {first} is no longer bound"]
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""How long a process may survive SIGKILL: who says it, and what is no number."""
+"""The time that a process may survive SIGKILL: its sources and invalid values."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAME = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 def test_the_argument_then_the_variable_then_ten_seconds(
     given: float | None, variable: str | None, seconds: float
 ) -> None:
-    """TorchElastic takes 0 and less for "do not": clusters that say so have not asked for a time."""
+    """As in TorchElastic, 0 and less count as not given."""
     assert abandon_s_from({} if variable is None else {NAME: variable}, given) == seconds
 
 
 @pytest.mark.parametrize("variable", ["soon", "nan", "inf", "1,5"])
-def test_what_is_no_number_is_refused(variable: str) -> None:
+def test_an_invalid_number_is_rejected(variable: str) -> None:
     with pytest.raises(ValueError, match=f"{NAME} is {variable!r}; expected a number of seconds"):
         abandon_s_from({NAME: variable})

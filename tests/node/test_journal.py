@@ -1,4 +1,4 @@
-"""The journal: every step in order, bounded, never in the way of a run, and read back or refused in words."""
+"""The journal: every step in order, bounded, never fails a run; read back, or rejected with a message."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def notes(steps: list[Step]) -> list[str]:
 
 
 def test_what_was_written_is_read_back(path: str) -> None:
-    """Header, steps with their orders, and the last line: equal values, in order."""
+    """Header, steps with their commands, and footer: equal values, in order."""
     journal = opened(path)
     steps = [
         Step(10.5, events.RunRequested(), [commands.SendMessage(messages.NodeReady(0))]),
@@ -65,8 +65,8 @@ def test_what_was_written_is_read_back(path: str) -> None:
     assert footer == Footer(14.0)
 
 
-def test_what_the_coordinator_says_and_hears_is_read_back(path: str) -> None:
-    """Generations that ended, notices, verdicts of the whole run, fences: whole, with their ends of the wire."""
+def test_every_kind_of_event_is_read_back(path: str) -> None:
+    """Ended generations, notices, verdicts, fences."""
     journal = opened(path)
     verdict = Verdict(
         Outcome.FAILED,
@@ -106,8 +106,8 @@ def test_what_the_coordinator_says_and_hears_is_read_back(path: str) -> None:
     assert (read, footer) == (steps, Footer(17.0))
 
 
-def test_a_journal_of_a_killed_agent_has_no_last_line(path: str) -> None:
-    """What is there is read; that the end is missing can be seen."""
+def test_the_journal_of_a_killed_agent_has_no_footer(path: str) -> None:
+    """Its steps are read, and the footer is None."""
     journal = opened(path)
     note(journal, "one")
     header, steps, footer = read_journal(path)
@@ -117,10 +117,10 @@ def test_a_journal_of_a_killed_agent_has_no_last_line(path: str) -> None:
     journal.close(20.0)
 
 
-def test_it_is_bounded(path: str) -> None:
-    """Past the limit nothing is written but the last line, which counts what is missing: no step in between is."""
-    said: list[str] = []
-    journal = opened(path, limit_bytes=2000, complain=said.append)
+def test_its_size_is_bounded(path: str) -> None:
+    """Past the limit only the footer is written, with the number of missing steps."""
+    warnings: list[str] = []
+    journal = opened(path, limit_bytes=2000, complain=warnings.append)
     for number in range(100):
         note(journal, "long" * 20 if number % 2 else str(number))
     journal.close(20.0)
@@ -129,11 +129,11 @@ def test_it_is_bounded(path: str) -> None:
     assert notes(steps) == ["long" * 20 if number % 2 else str(number) for number in range(len(steps))]
     assert footer is not None
     assert footer.steps_not_written == 100 - len(steps) > 0
-    assert said == [f"the journal {path} ends here: it has reached its limit; the job is not affected"]
+    assert warnings == [f"the journal {path} ends here: it has reached its size limit; the job is not affected"]
 
 
-def test_progress_is_written_once_before_what_happens_next(path: str) -> None:
-    """A word on how far workers are contains those before it: a month of them is one line."""
+def test_only_the_latest_progress_is_written_before_the_next_step(path: str) -> None:
+    """Each progress event replaces the one before, so a month of progress is one line."""
     journal = opened(path)
     note(journal, "one")
     before = os.path.getsize(path)
@@ -156,8 +156,7 @@ def test_progress_is_written_once_before_what_happens_next(path: str) -> None:
     assert steps[1].commands == [commands.SendMessage(messages.NodeProgress(1, 12.0, steps[1].event.workers))]
 
 
-def test_a_limit_below_the_header_leaves_no_nonsense(path: str) -> None:
-    """A journal without room for its header says so when it is read."""
+def test_a_journal_without_room_for_its_header_is_rejected_when_read(path: str) -> None:
     journal = opened(path, limit_bytes=10)
     note(journal, "one")
     journal.close(20.0)
@@ -165,10 +164,10 @@ def test_a_limit_below_the_header_leaves_no_nonsense(path: str) -> None:
         read_journal(path)
 
 
-def test_a_full_disk_costs_steps_and_nothing_else(path: str) -> None:
-    """A write that fails in the middle leaves no half line; when there is room again the last line counts the loss."""
-    said: list[str] = []
-    journal = opened(path, complain=said.append)
+def test_a_full_disk_costs_only_steps(path: str) -> None:
+    """A failed write leaves no partial line; the footer counts the lost steps once there is room again."""
+    warnings: list[str] = []
+    journal = opened(path, complain=warnings.append)
     note(journal, "kept")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it at its start
@@ -184,26 +183,26 @@ def test_a_full_disk_costs_steps_and_nothing_else(path: str) -> None:
     _, steps, footer = read_journal(path)
     assert notes(steps) == ["kept"]
     assert footer == Footer(20.0, steps_not_written=3)
-    assert said == [f"the journal {path} ends here: the disk is full; the job is not affected"], "once"
+    assert warnings == [f"the journal {path} ends here: the disk is full; the job is not affected"], "once"
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    """A run is worth more than its journal: it goes on without one, and the path says that there is none."""
+def test_an_unwritable_path_costs_only_the_journal(tmp_path: Path) -> None:
+    """The run continues without a journal, and the path is empty."""
     with leaving_nothing():
-        said: list[str] = []
-        journal = opened(str(tmp_path / "missing" / "journal.jsonl"), complain=said.append)
+        warnings: list[str] = []
+        journal = opened(str(tmp_path / "missing" / "journal.jsonl"), complain=warnings.append)
         note(journal, "one")
         journal.close(20.0)
         assert journal.path == ""
-        (sentence,) = said
-        assert sentence.startswith("no journal is written: No such file or directory")
+        (sentence,) = warnings
+        assert sentence.startswith("could not open the journal: No such file or directory")
         nowhere = Journal()
         note(nowhere, "one")
         nowhere.close(20.0)
 
 
-def test_text_that_is_no_unicode_does_not_end_the_run(path: str) -> None:
-    """File names and error files may hold anything; what cannot be written as it is, is written as it can be."""
+def test_text_that_is_not_unicode_is_written_escaped(path: str) -> None:
+    """File names and error files may contain surrogates, which JSON cannot encode."""
     journal = Journal(path)
     odd = AgentSettings(run_id="r\udcff", role="trainer", local_world_size=1, max_restarts=0)
     journal.begin(odd, "train\udcff.py", 10.0)
@@ -217,8 +216,8 @@ def test_text_that_is_no_unicode_does_not_end_the_run(path: str) -> None:
     assert footer == Footer(20.0)
 
 
-def test_a_torn_last_line_is_left_out(path: str) -> None:
-    """The agent was killed while it wrote: the lines before count."""
+def test_a_torn_last_line_is_ignored(path: str) -> None:
+    """The agent was killed while writing; the lines before are valid."""
     journal = opened(path)
     note(journal, "one")
     note(journal, "two")
@@ -246,7 +245,7 @@ def test_a_torn_last_line_is_left_out(path: str) -> None:
         (b"[1, 2]\n", "line 1 of .* is not a line"),
     ],
 )
-def test_a_foreign_file_is_refused_in_words(path: str, content: bytes, sentence: str) -> None:
+def test_a_foreign_file_is_rejected_with_a_message(path: str, content: bytes, sentence: str) -> None:
     """The message names the file and the line."""
     Path(path).write_bytes(content)
     with pytest.raises(JournalUnreadable, match=sentence):
@@ -254,7 +253,7 @@ def test_a_foreign_file_is_refused_in_words(path: str, content: bytes, sentence:
 
 
 def test_a_damaged_line_is_named(path: str) -> None:
-    """Where, and what is wrong with it."""
+    """The message has the line number and the error."""
     journal = opened(path)
     note(journal, "one")
     journal.close(20.0)
@@ -264,8 +263,8 @@ def test_a_damaged_line_is_named(path: str) -> None:
         read_journal(path)
 
 
-def test_two_runs_in_one_file_are_not_taken_for_one(path: str) -> None:
-    """A header in the middle is another run's."""
+def test_two_runs_in_one_file_are_rejected(path: str) -> None:
+    """A second header begins another run."""
     for _ in range(2):
         opened(path).close(20.0)
     with pytest.raises(JournalUnreadable, match=r"line 3 of .* begins another run"):
@@ -273,21 +272,21 @@ def test_two_runs_in_one_file_are_not_taken_for_one(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "."])
-def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_file_is_reported_with_the_reason(tmp_path: Path, name: str) -> None:
     """The system's reason is in the message."""
     with pytest.raises(JournalUnreadable, match=r"cannot be read: (No such file|Is a directory)"):
         read_journal(str(tmp_path / name))
 
 
-def test_another_format_is_told_from_a_damaged_one(path: str) -> None:
-    """A newer tenax may write what this one does not know: the message says which version reads it."""
+def test_a_newer_format_is_distinguished_from_damage(path: str) -> None:
+    """The message names the version of tenax that reads it."""
     newer = b'{"line":"header","format":9,"tenax":"9.1","settings":{"something":"new"}}\n{"line":"surprise"}\n'
     Path(path).write_bytes(newer)
     with pytest.raises(JournalUnreadable, match=r"has format 9, this tenax reads format 3; use tenax 9\.1"):
         read_journal(path)
 
 
-def test_the_format_before_this_one_is_refused_in_words(path: str) -> None:
+def test_an_older_format_is_rejected_with_a_message(path: str) -> None:
     """Format 1 knew a policy and its decisions: another agent's journal."""
     older = (
         b'{"line":"header","format":2,"tenax":"0.1.0","settings":{"run_id":"run","role":"r","local_world_size":1,'

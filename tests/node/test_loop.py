@@ -1,4 +1,4 @@
-"""The loop: facts in order, waiting for descriptors and deadlines only."""
+"""The loop: events in order; it waits only for descriptors and deadlines."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def never() -> None:
     return None
 
 
-class Ear:
-    """Something to watch: a socket pair; what arrives is posted as a fact."""
+class Receiver:
+    """A watched socket pair; received bytes are posted as an event."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -52,7 +52,7 @@ class Ear:
         self._loop.post(events.Tick())
 
     def replace(self) -> None:
-        """Close the descriptor and take another one, which gets the same number."""
+        """Close the descriptor and open another one, which gets the same number."""
         before = self.fileno()
         self.close()
         self.ours, self.theirs = socket.socketpair()
@@ -64,53 +64,53 @@ class Ear:
 
 
 @pytest.fixture
-def ear(loop: Loop) -> Iterator[Ear]:
-    made = Ear(loop)
+def receiver(loop: Loop) -> Iterator[Receiver]:
+    made = Receiver(loop)
     loop.watch(made)
     yield made
     made.close()
 
 
-def test_facts_come_out_in_order(loop: Loop) -> None:
-    """First in, first out, and nobody waits while there is one."""
+def test_events_are_delivered_in_order(loop: Loop) -> None:
+    """First in, first out, without waiting while one is pending."""
     loop.post(events.JoinRefused("1"))
     loop.post(events.JoinRefused("2"))
     assert [loop.next_event(lambda: 0.0) for _ in range(3)] == [events.JoinRefused("1"), events.JoinRefused("2"), None]
 
 
-def test_a_readable_descriptor_wakes_it(loop: Loop, ear: Ear) -> None:
-    """What arrives on something watched comes out as a fact; no deadline is needed for that."""
-    ear.theirs.send(b"hello")
+def test_a_readable_descriptor_wakes_the_loop(loop: Loop, receiver: Receiver) -> None:
+    """Received bytes become an event without any deadline."""
+    receiver.theirs.send(b"hello")
     assert loop.next_event(never) == events.JoinRefused("hello")
 
 
-def test_interest_in_writing_is_asked_every_time(loop: Loop, ear: Ear) -> None:
-    """Only who wants to write is told that it can."""
-    ear.theirs.send(b"first")
+def test_interest_in_writing_is_checked_in_every_round(loop: Loop, receiver: Receiver) -> None:
+    """``on_writable`` is called only if ``wants_to_write`` is set."""
+    receiver.theirs.send(b"first")
     loop.next_event(never)
-    assert ear.written == 0
-    ear.wants_to_write = True
+    assert receiver.written == 0
+    receiver.wants_to_write = True
     assert loop.next_event(never) == events.Tick()
-    assert ear.written == 1
+    assert receiver.written == 1
 
 
-def test_a_deadline_ends_the_waiting(loop: Loop, ear: Ear) -> None:
-    """None means that the time has come; it is asked anew after every wake-up."""
+def test_a_deadline_ends_the_wait(loop: Loop, receiver: Receiver) -> None:
+    """``next_event`` then returns None; the deadline is evaluated again after every wakeup."""
     began = loop.now()
     assert loop.next_event(lambda: began + 0.02) is None
     assert loop.now() - began >= 0.02
 
 
 def test_another_thread_can_post(loop: Loop) -> None:
-    """The loop wakes up although it waits for ever."""
+    """It wakes up a loop that waits without a deadline."""
     thread = threading.Thread(target=lambda: loop.post_from_anywhere(events.RunRequested()))
     thread.start()
     assert loop.next_event(never) == events.RunRequested()
     thread.join()
 
 
-def test_many_wake_ups_are_not_too_many(loop: Loop) -> None:
-    """A full pipe of wake-ups neither blocks who posts nor is felt later."""
+def test_a_full_wakeup_pipe_does_not_block(loop: Loop) -> None:
+    """Posting does not block, and surplus wakeups have no later effect."""
     for _ in range(100_000):
         loop.wake()
     loop.post_from_anywhere(events.RunRequested())
@@ -118,43 +118,42 @@ def test_many_wake_ups_are_not_too_many(loop: Loop) -> None:
     assert loop.next_event(loop.now) is None
 
 
-def test_something_closed_is_not_watched_any_more(loop: Loop, ear: Ear) -> None:
-    """Its descriptor is gone, and that disturbs nobody."""
-    ear.theirs.close()
-    assert loop.next_event(lambda: loop.now() if ear.fileno() < 0 else None) is None
+def test_a_closed_descriptor_is_no_longer_watched(loop: Loop, receiver: Receiver) -> None:
+    receiver.theirs.close()
+    assert loop.next_event(lambda: loop.now() if receiver.fileno() < 0 else None) is None
     assert loop.next_event(loop.now) is None
 
 
-def test_a_successor_with_the_same_number_is_watched(loop: Loop, ear: Ear) -> None:
-    """A helper that was started again has a new descriptor, often with the old one's number."""
-    ear.theirs.send(b"old")
+def test_a_new_descriptor_with_the_same_number_is_watched(loop: Loop, receiver: Receiver) -> None:
+    """A restarted helper process has a new descriptor, often with the old number."""
+    receiver.theirs.send(b"old")
     assert loop.next_event(never) == events.JoinRefused("old")
-    ear.replace()
-    ear.theirs.send(b"new")
+    receiver.replace()
+    receiver.theirs.send(b"new")
     assert loop.next_event(lambda: loop.now() + 10) == events.JoinRefused("new")
-    ear.replace()
-    ear.wants_to_write = True
+    receiver.replace()
+    receiver.wants_to_write = True
     assert loop.next_event(lambda: loop.now() + 10) == events.Tick()
 
 
-def test_who_is_not_watched_any_more_is_not_called(loop: Loop, ear: Ear) -> None:
-    """What arrives for it stays unread; the others are served, and watching it again brings it back."""
-    other = Ear(loop)
+def test_an_unwatched_object_is_not_called(loop: Loop, receiver: Receiver) -> None:
+    """Its input stays unread; others are served, and watching it again delivers the input."""
+    other = Receiver(loop)
     loop.watch(other)
-    loop.unwatch(ear)
-    ear.theirs.send(b"unheard")
+    loop.unwatch(receiver)
+    receiver.theirs.send(b"unheard")
     other.theirs.send(b"heard")
     assert loop.next_event(never) == events.JoinRefused("heard")
     assert loop.next_event(loop.now) is None
-    loop.watch(ear)
+    loop.watch(receiver)
     assert loop.next_event(never) == events.JoinRefused("unheard")
     other.close()
 
 
-class Jealous(Ear):
-    """Its first word makes the loop forget another one."""
+class Unwatching(Receiver):
+    """Unwatches another object when it receives its first byte."""
 
-    def __init__(self, loop: Loop, other: Ear) -> None:
+    def __init__(self, loop: Loop, other: Receiver) -> None:
         super().__init__(loop)
         self._other = other
 
@@ -164,10 +163,10 @@ class Jealous(Ear):
         self._other.close()
 
 
-def test_who_is_let_go_while_both_are_ready_is_not_called(loop: Loop) -> None:
-    """A link that another one's words close, in the same round: nobody reads from what is closed."""
-    victim = Ear(loop)
-    jealous = Jealous(loop, victim)
+def test_an_object_unwatched_in_the_same_round_is_not_called(loop: Loop) -> None:
+    """Both were ready; the first closed the second, which must not be read."""
+    victim = Receiver(loop)
+    jealous = Unwatching(loop, victim)
     loop.watch(jealous)
     loop.watch(victim)
     victim.theirs.send(b"too late")
@@ -177,11 +176,11 @@ def test_who_is_let_go_while_both_are_ready_is_not_called(loop: Loop) -> None:
     jealous.close()
 
 
-def test_only_who_is_watched_can_be_let_go(loop: Loop, ear: Ear) -> None:
-    """Letting go twice is a mistake of ours, and is not hidden."""
-    loop.unwatch(ear)
+def test_unwatching_twice_raises(loop: Loop, receiver: Receiver) -> None:
+    """It is a bug and is not hidden."""
+    loop.unwatch(receiver)
     with pytest.raises(KeyError):
-        loop.unwatch(ear)
+        loop.unwatch(receiver)
 
 
 # --- timers -----------------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def timed(clock: FakeClock) -> Iterator[Loop]:
 
 
 def test_timers_run_at_their_time_and_in_order(timed: Loop, clock: FakeClock) -> None:
-    """By time, however they were set; those of the same time in the order in which they were set."""
+    """In order of time; timers of the same time in the order of creation."""
     ran: list[tuple[str, float]] = []
 
     def note(name: str) -> Callable[[], None]:
@@ -214,8 +213,8 @@ def test_timers_run_at_their_time_and_in_order(timed: Loop, clock: FakeClock) ->
     assert clock() == 200.0
 
 
-def test_a_timer_that_was_cancelled_neither_runs_nor_wakes(timed: Loop, clock: FakeClock) -> None:
-    """Nobody waits for it; cancelling it again, or after it ran, changes nothing."""
+def test_a_cancelled_timer_neither_runs_nor_wakes_the_loop(timed: Loop, clock: FakeClock) -> None:
+    """Cancelling it again, or after it ran, has no effect."""
     ran: list[str] = []
     cancelled = timed.at(110.0, lambda: ran.append("cancelled"))
     kept = timed.at(120.0, lambda: timed.post(events.RunRequested()))
@@ -226,8 +225,7 @@ def test_a_timer_that_was_cancelled_neither_runs_nor_wakes(timed: Loop, clock: F
     kept.cancel()
 
 
-def test_a_timer_may_cancel_one_of_the_same_moment_and_set_another(timed: Loop, clock: FakeClock) -> None:
-    """What one does counts for those behind it."""
+def test_a_timer_may_cancel_and_create_timers_of_the_same_time(timed: Loop, clock: FakeClock) -> None:
     ran: list[tuple[str, float]] = []
 
     def first() -> None:
@@ -240,19 +238,19 @@ def test_a_timer_may_cancel_one_of_the_same_moment_and_set_another(timed: Loop, 
     assert ran == [("third", 115.0)]
 
 
-def test_what_has_arrived_is_read_before_a_due_timer_runs(timed: Loop, clock: FakeClock) -> None:
-    """A loop that was late itself does not take for silence what was said in time."""
-    ear = Ear(timed)
-    timed.watch(ear)
+def test_pending_input_is_read_before_a_due_timer_runs(timed: Loop, clock: FakeClock) -> None:
+    """So that the loop's own lag is not taken for a peer's silence."""
+    receiver = Receiver(timed)
+    timed.watch(receiver)
     timed.at(105.0, lambda: timed.post(events.Tick()))
-    ear.theirs.send(b"in time")
+    receiver.theirs.send(b"in time")
     clock.advance(1000.0)  # stopped for a while
     assert [timed.next_event(never) for _ in range(2)] == [events.JoinRefused("in time"), events.Tick()]
-    ear.close()
+    receiver.close()
 
 
-def test_facts_that_wait_come_before_timers(timed: Loop) -> None:
-    """A timer runs when the mailbox is empty: what was said first is heard first."""
+def test_posted_events_come_before_due_timers(timed: Loop) -> None:
+    """Timers run when the mailbox is empty."""
     ran: list[str] = []
     timed.at(90.0, lambda: ran.append("timer"))
     timed.post(events.RunRequested())
@@ -263,7 +261,7 @@ def test_facts_that_wait_come_before_timers(timed: Loop) -> None:
 
 
 def test_a_timer_on_the_real_clock(loop: Loop) -> None:
-    """The loop sleeps exactly until then, for want of anything else."""
+    """The loop sleeps exactly until its time."""
     when = loop.now() + 0.02
     loop.at(when, lambda: loop.post(events.JoinRefused(repr(loop.now() >= when))))
     assert loop.next_event(never) == events.JoinRefused("True")
@@ -279,8 +277,8 @@ def test_close_may_be_repeated(loop: Loop) -> None:
 
 
 @pytest.mark.process
-def test_a_forked_process_holds_nothing_of_it() -> None:
-    """A worker that was forked from the agent does not hold the agent's pipes."""
+def test_a_forked_process_has_no_descriptor_of_the_loop() -> None:
+    """A worker forked from the agent does not keep the agent's pipes open."""
     before = set(descriptors())
     loop = Loop()
     its_own = set(descriptors()) - before
@@ -294,18 +292,18 @@ def test_a_forked_process_holds_nothing_of_it() -> None:
     loop.close()
 
 
-def test_a_loop_on_a_fake_clock_waits_no_time() -> None:
-    """Hours pass at once; what is ready is served first."""
+def test_a_loop_on_a_fake_clock_does_not_wait() -> None:
+    """Hours pass at once; ready descriptors are served first."""
     clock = FakeClock(100.0)
     loop = Loop(clock, selector=clock.selector())
-    ear = Ear(loop)
-    loop.watch(ear)
-    ear.theirs.send(b"ready")
+    receiver = Receiver(loop)
+    loop.watch(receiver)
+    receiver.theirs.send(b"ready")
     assert loop.next_event(lambda: 5000.0) == events.JoinRefused("ready")
     assert clock() == 100.0
     assert loop.next_event(lambda: 5000.0) is None
     assert clock() == 5000.0
-    ear.close()
+    receiver.close()
     loop.close()
 
 
@@ -318,8 +316,8 @@ def test_a_fake_clock_does_not_go_back() -> None:
     assert clock() == 2.5
 
 
-def test_a_call_from_another_thread_is_made_in_the_loop() -> None:
-    """Soon, also while the loop waits; and a loop that was closed calls nothing any more, without complaint."""
+def test_a_call_from_another_thread_runs_in_the_loop() -> None:
+    """It wakes a waiting loop; a closed loop ignores it."""
     loop = Loop()
     made_in: list[int] = []
 
@@ -337,16 +335,16 @@ def test_a_call_from_another_thread_is_made_in_the_loop() -> None:
     assert len(made_in) == 1
 
 
-def test_what_has_arrived_comes_before_a_deadline_that_has_passed(loop: Loop, ear: Ear) -> None:
-    """A process that was stopped reads what waits for it before it acts on the time that went by."""
-    ear.theirs.send(b"in time")
+def test_pending_input_comes_before_a_passed_deadline(loop: Loop, receiver: Receiver) -> None:
+    """A process that was stopped reads pending input before it acts on the elapsed time."""
+    receiver.theirs.send(b"in time")
     assert loop.next_event(lambda: 0.0) == events.JoinRefused("in time")
     assert loop.next_event(lambda: 0.0) is None
 
 
-def test_input_without_end_does_not_delay_a_deadline(loop: Loop, ear: Ear) -> None:
+def test_endless_input_does_not_delay_a_deadline(loop: Loop, receiver: Receiver) -> None:
     """Pending input is read once for each deadline."""
-    ear.theirs.send(b"first")
+    receiver.theirs.send(b"first")
     assert loop.next_event(lambda: 0.0) == events.JoinRefused("first")
-    ear.theirs.send(b"second")
+    receiver.theirs.send(b"second")
     assert loop.next_event(lambda: 0.0) is None

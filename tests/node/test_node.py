@@ -1,4 +1,4 @@
-"""A node: the parts put together, down to the exit code, also where the world does not play along."""
+"""A node: all parts together, down to the exit code, also when the system fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tenax.testing.replay import replay
 pytestmark = [on_linux, pytest.mark.process]
 
 
-class Faked(CommandEntrypoint):
+class FakeEntrypoint(CommandEntrypoint):
     """A command whose processes are fake."""
 
     def __init__(self, processes: FakeProcesses, workers: int) -> None:
@@ -52,10 +52,10 @@ def tidy() -> Iterator[None]:
 
 
 def test_a_process_that_cannot_be_killed_ends_in_72(tmp_path: Path) -> None:
-    """Stuck in the kernel: asked, killed, abandoned, said; the exit code is its own, and the journal replays."""
+    """It is stuck in the kernel: stopped, killed, abandoned and reported; the journal replays."""
     processes = FakeProcesses()
     processes.will_be_stuck(0)
-    node = Node(plan(tmp_path, Faked(processes, 2), workers=2, grace_s=0.0, abandon_s=0.0))
+    node = Node(plan(tmp_path, FakeEntrypoint(processes, 2), workers=2, grace_s=0.0, abandon_s=0.0))
 
     def fail_one(*_: Any) -> None:
         if len([worker for worker in processes.workers.values() if worker.is_alive]) == 2:
@@ -70,7 +70,7 @@ def test_a_process_that_cannot_be_killed_ends_in_72(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_of_a_real_worker(tmp_path: Path) -> None:
-    """From the command to the code, with files where the report will look for them."""
+    """It becomes the exit code of the node, with log files where the report looks for them."""
     node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", "exit 7"]}, "sh")))
     verdict = node.run()
     assert exit_code_for(verdict) == 7
@@ -88,8 +88,8 @@ def test_the_first_causes_of_earlier_generations_are_kept(tmp_path: Path) -> Non
     assert {failure.host for failure in (*verdict.earlier, *verdict.failures)} == {os.uname().nodename}
 
 
-def test_last_words_come_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """After everything that workers wrote, also what their children wrote at the very end."""
+def test_the_final_text_comes_after_all_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also after the last output of the workers' children."""
     script = "echo one >&2; (trap 'echo two >&2; exit' TERM; sleep 60 & wait) & exit 1"
     node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", script]}, "sh"), grace_s=10.0))
     node.run(final_text=lambda verdict: f"it {verdict.outcome.value}")
@@ -98,8 +98,8 @@ def test_last_words_come_last(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert "one" in said
 
 
-def test_no_log_folder_no_journal(tmp_path: Path) -> None:
-    """Nothing is kept: the run works all the same."""
+def test_without_a_log_folder_no_journal_is_written(tmp_path: Path) -> None:
+    """The run works without files."""
     made = plan(tmp_path, CommandEntrypoint({0: ["/bin/true"]}, "true"))
     node = Node(NodePlan(made.settings, made.entrypoint, made.control, DefaultLogsSpecs(log_dir=os.devnull)))
     assert node.run().outcome is Outcome.SUCCEEDED
@@ -108,7 +108,7 @@ def test_no_log_folder_no_journal(tmp_path: Path) -> None:
 
 
 def test_wrong_signal_names_start_nothing(tmp_path: Path) -> None:
-    """They are refused before there is a process."""
+    """They are rejected before any process starts."""
     made = plan(tmp_path, CommandEntrypoint({0: ["/bin/true"]}, "true"))
     node = Node(NodePlan(made.settings, made.entrypoint, made.control, made.logs_specs, signals="SIGNOPE"))
     with pytest.raises(ValueError, match="SIGNOPE"):

@@ -1,4 +1,4 @@
-"""The notice file and ``tenax.preemption``: what the agent writes, a worker reads; no file is no notice."""
+"""The notice file and ``tenax.preemption``: workers read what the agent writes; without a file there is no notice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def notices(tmp_path: Path) -> NoticeFile:
 
 @pytest.fixture(autouse=True)
 def outside() -> Iterator[None]:
-    """These tests are no workers, whoever runs them, and are none afterwards."""
+    """Remove the worker variables for the test, and restore them afterwards."""
     before = {name: os.environ.pop(name, None) for name in (VARIABLE, "TENAX_GENERATION")}
     yield
     for name, value in before.items():
@@ -36,13 +36,13 @@ def become_a_worker(notices: NoticeFile, generation: int) -> None:
 
 
 def test_without_tenax_there_is_no_notice_and_no_generation() -> None:
-    """A script that asks runs anywhere."""
+    """A script that checks for notices runs anywhere."""
     assert preemption.notice() is None
     assert preemption.generation() == 0
 
 
 def test_before_a_notice_there_is_no_file(notices: NoticeFile, tmp_path: Path) -> None:
-    """Only its name is known."""
+    """The variable names a file that does not exist yet."""
     become_a_worker(notices, 3)
     assert os.environ[VARIABLE] == str(tmp_path / "notice-3.json")
     assert preemption.notice() is None
@@ -51,7 +51,7 @@ def test_before_a_notice_there_is_no_file(notices: NoticeFile, tmp_path: Path) -
 
 
 def test_another_node_leaves(notices: NoticeFile) -> None:
-    """Who, why, and how soon, on this host's clock."""
+    """The notice has the host, the reason and the remaining time on this host's clock."""
     become_a_worker(notices, 1)
     before = time.monotonic()
     notices.write(ForwardNotice(1, "gpu-08", "the agent was asked to stop", 30.0))
@@ -66,8 +66,8 @@ def test_another_node_leaves(notices: NoticeFile) -> None:
     assert "gpu-08" in repr(notice)
 
 
-def test_this_node_leaves_and_nobody_knows_when(notices: NoticeFile) -> None:
-    """Our own host by its name."""
+def test_this_node_leaves_at_an_unknown_time(notices: NoticeFile) -> None:
+    """The notice has this host's name."""
     become_a_worker(notices, 1)
     notices.write(ForwardNotice(1, "", "maintenance"))
     notice = preemption.notice()
@@ -76,7 +76,7 @@ def test_this_node_leaves_and_nobody_knows_when(notices: NoticeFile) -> None:
     assert (notice.leaves_at, notice.seconds_left) == (None, None)
 
 
-def test_time_that_is_over_is_not_negative(notices: NoticeFile) -> None:
+def test_the_remaining_time_is_never_negative(notices: NoticeFile) -> None:
     become_a_worker(notices, 1)
     notices.write(ForwardNotice(1, "", "now", 0.0))
     notice = preemption.notice()
@@ -84,8 +84,7 @@ def test_time_that_is_over_is_not_negative(notices: NoticeFile) -> None:
     assert notice.seconds_left == 0.0
 
 
-def test_the_latest_notice_counts_and_is_whole(notices: NoticeFile, tmp_path: Path) -> None:
-    """It replaces the one before; nothing half-written is ever there."""
+def test_the_latest_notice_replaces_the_earlier_atomically(notices: NoticeFile, tmp_path: Path) -> None:
     become_a_worker(notices, 1)
     for number in range(5):
         notices.write(ForwardNotice(1, f"gpu-{number}", "why not" * number, float(number)))
@@ -96,7 +95,7 @@ def test_the_latest_notice_counts_and_is_whole(notices: NoticeFile, tmp_path: Pa
 
 
 def test_a_notice_is_for_its_generation(notices: NoticeFile) -> None:
-    """The next one starts without."""
+    """The next generation starts without one."""
     become_a_worker(notices, 1)
     notices.write(ForwardNotice(1, "gpu-08", "maintenance", 30.0))
     assert preemption.notice() is not None
@@ -104,15 +103,14 @@ def test_a_notice_is_for_its_generation(notices: NoticeFile) -> None:
     assert preemption.notice() is None
 
 
-def test_an_earlier_run_in_the_same_folder_announces_nothing(notices: NoticeFile, tmp_path: Path) -> None:
-    """Log specs may be used again: what the first run was told is not for the second."""
+def test_the_notice_of_an_earlier_run_in_the_same_folder_is_removed(notices: NoticeFile, tmp_path: Path) -> None:
+    """Log specs may be reused for another run."""
     notices.write(ForwardNotice(1, "gpu-08", "maintenance", 30.0))
     become_a_worker(NoticeFile(str(tmp_path)), 1)
     assert preemption.notice() is None
 
 
-def test_any_language_can_read_it(notices: NoticeFile, tmp_path: Path) -> None:
-    """JSON with these names."""
+def test_the_file_is_json_with_documented_names(notices: NoticeFile, tmp_path: Path) -> None:
     notices.write(ForwardNotice(4, "gpu-08", "maintenance", None))
     assert json.loads((tmp_path / "notice-4.json").read_text()) == {
         "version": 1,
@@ -124,16 +122,15 @@ def test_any_language_can_read_it(notices: NoticeFile, tmp_path: Path) -> None:
     }
 
 
-def test_without_a_folder_nothing_is_promised(tmp_path: Path) -> None:
-    """No variable, no file, no error."""
+def test_without_a_folder_there_is_no_variable_and_no_file(tmp_path: Path) -> None:
     nowhere = NoticeFile()
     assert nowhere.env(1) == {}
     nowhere.write(ForwardNotice(1, "", "maintenance"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_notice_that_cannot_be_written_costs_the_notice(tmp_path: Path) -> None:
-    """The folder is gone, or the disk full: the run goes on, and the signal itself will come all the same."""
+def test_a_notice_that_cannot_be_written_is_lost_without_an_error(tmp_path: Path) -> None:
+    """The folder is missing or the disk full: the run continues, and workers still get the stop signal."""
     gone = NoticeFile(str(tmp_path / "gone"))
     gone.write(ForwardNotice(1, "", "maintenance"))
     become_a_worker(gone, 1)

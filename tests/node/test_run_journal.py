@@ -1,4 +1,4 @@
-"""The coordinator's journal: what it heard and said is read back, and follows again from what it heard."""
+"""The coordinator's journal: events and messages are read back, and a replay produces the same messages."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def path(tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "coordinator.jsonl")
 
 
-class Served:
-    """A coordinator whose journal is written as it goes."""
+class Recorded:
+    """A coordinator with a journal."""
 
     def __init__(self, path: str, policy: RestartPolicy | None = None) -> None:
         self.machine = CoordinatorMachine(SETTINGS, policy)
@@ -52,33 +52,33 @@ class Served:
         says = self.machine.step(event, self.now)
         self.journal.run_step(self.now, event, says, self.machine.state)
 
-    def hear(self, node_id: str, *messages: word.FromNode) -> None:
+    def receive(self, node_id: str, *messages: word.FromNode) -> None:
         for message in messages:
             self.step(Received(node_id, message))
 
     def gather(self) -> None:
         for node_id in "ab":
             info = word.NodeInfo(node_id, f"host-{node_id}", min_nodes=2, max_nodes=2)
-            self.hear(node_id, word.NodeJoined(info), word.NodeReady(0))
+            self.receive(node_id, word.NodeJoined(info), word.NodeReady(0))
 
     def fail(self, generation: int) -> None:
         failure = Failure(generation, 0, 1, 77, 3, self.now)
-        self.hear("b", word.FailureSeen(generation, failure, self.now))
-        self.hear("b", word.NodeStopped(generation, self.now, (failure,)), word.NodeReady(generation))
-        self.hear("a", word.NodeStopped(generation, self.now), word.NodeReady(generation))
+        self.receive("b", word.FailureSeen(generation, failure, self.now))
+        self.receive("b", word.NodeStopped(generation, self.now, (failure,)), word.NodeReady(generation))
+        self.receive("a", word.NodeStopped(generation, self.now), word.NodeReady(generation))
 
 
 def test_what_was_written_is_read_back_and_replays(path: str) -> None:
-    """Two nodes, a failure, a lost node that comes back as another, the end: every word follows from the facts."""
-    served = Served(path)
+    """Two nodes, a failure, a lost node that comes back as another, the end."""
+    served = Recorded(path)
     served.gather()
     served.fail(1)
     served.step(NodeLost("b", "its connection was closed"))
-    served.hear("a", word.NodeStopped(2, served.now), word.NodeReady(2))
+    served.receive("a", word.NodeStopped(2, served.now), word.NodeReady(2))
     served.step(Tick())
-    served.hear("c", word.NodeJoined(word.NodeInfo("c", "host-c", min_nodes=2, max_nodes=2)), word.NodeReady(0))
+    served.receive("c", word.NodeJoined(word.NodeInfo("c", "host-c", min_nodes=2, max_nodes=2)), word.NodeReady(0))
     for node_id in "ac":
-        served.hear(node_id, word.NodeSucceeded(3))
+        served.receive(node_id, word.NodeSucceeded(3))
     served.journal.close(500.0)
     header, steps, footer = read_run_journal(path)
     assert (header.settings, header.host, header.at, header.format) == (SETTINGS, os.uname().nodename, 100.0, 3)
@@ -101,7 +101,7 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     assert [at for at, _ in story] == sorted(at for at, _ in story)
 
 
-def test_nodes_of_one_host_are_told_apart_in_the_story() -> None:
+def test_messages_distinguish_nodes_of_one_host() -> None:
     story = RunMessages()
     for node_id, host in (("a", "big"), ("b", "big"), ("c", "small")):
         story.tell(Received(node_id, word.NodeJoined(word.NodeInfo(node_id, host))), [])
@@ -113,8 +113,8 @@ def test_nodes_of_one_host_are_told_apart_in_the_story() -> None:
     ]
 
 
-def test_every_word_of_a_node_has_a_sentence() -> None:
-    """Nobody should have to read the names of classes."""
+def test_every_message_of_a_node_has_a_text() -> None:
+    """A replay prints no class names."""
     failure = Failure(1, 0, 3, 77, -9, 5.0)
     info = word.NodeInfo("a", "host-a", slots=8)
     said = [
@@ -145,7 +145,7 @@ def test_every_word_of_a_node_has_a_sentence() -> None:
 
 
 class Always:
-    """A policy of somebody else's, which says the same every time: the very same object."""
+    """A user's policy that returns the same decision object every time."""
 
     AGAIN = Restart("as ever")
 
@@ -157,9 +157,9 @@ class Always:
         return self.AGAIN if self._left >= 0 else GiveUp("enough")
 
 
-def test_a_policy_whose_code_is_not_here_is_replayed(path: str) -> None:
-    """Its answers are in the journal, each in the step in which it was asked."""
-    served = Served(path, Always(3))
+def test_a_policy_without_its_code_is_replayed(path: str) -> None:
+    """Its decisions are in the journal, each in its step."""
+    served = Recorded(path, Always(3))
     served.gather()
     for generation in range(1, 5):
         served.fail(generation)
@@ -175,8 +175,8 @@ class Pausing:
         return Wait("too hot", seconds=50.0)
 
 
-def test_a_pause_replays_and_an_operators_end_too(path: str) -> None:
-    served = Served(path, Pausing())
+def test_a_pause_and_an_operators_stop_are_replayed(path: str) -> None:
+    served = Recorded(path, Pausing())
     served.gather()
     served.fail(1)
     served.now += 60.0
@@ -191,9 +191,9 @@ def test_a_pause_replays_and_an_operators_end_too(path: str) -> None:
     assert told[-1].endswith(": the run was cancelled: enough")
 
 
-def test_a_changed_word_is_named(path: str) -> None:
-    """The step, what the journal says, and what follows from the facts."""
-    served = Served(path)
+def test_a_changed_message_is_reported(path: str) -> None:
+    """With the step, the recorded message and the replayed one."""
+    served = Recorded(path)
     served.gather()
     served.journal.close(500.0)
     header, steps, _ = read_run_journal(path)
@@ -207,9 +207,9 @@ def _is_formed(event: object) -> bool:
     return isinstance(event, events.GenerationFormed)
 
 
-def test_it_is_told_from_an_agents_journal(path: str, tmp_path: Path) -> None:
-    """By its first line; each reader refuses the other's file."""
-    Served(path).journal.close(500.0)
+def test_it_is_distinguished_from_an_agents_journal(path: str, tmp_path: Path) -> None:
+    """By its first line; each reader rejects the other's file."""
+    Recorded(path).journal.close(500.0)
     other = str(tmp_path / "journal.jsonl")
     agents = Journal(other)
     agents.begin(AgentSettings("run", "trainer", 1, 0), "train.py", 1.0)
@@ -223,24 +223,23 @@ def test_it_is_told_from_an_agents_journal(path: str, tmp_path: Path) -> None:
         read_journal(path)
 
 
-def test_without_a_folder_nothing_is_kept() -> None:
-    """And nothing is in the way."""
+def test_without_a_folder_nothing_is_written() -> None:
     with leaving_nothing():
-        served = Served("")
+        served = Recorded("")
         served.gather()
         served.journal.close(500.0)
         assert served.journal.path == ""
 
 
-def test_progress_of_each_node_is_written_once_before_what_happens_next(path: str) -> None:
-    """Of many nodes that say again and again how far they are, the last word of each; and the end of it replays."""
-    served = Served(path)
+def test_only_the_latest_progress_of_each_node_is_written_before_the_next_step(path: str) -> None:
+    """Nodes report progress repeatedly; the journal with only the latest replays."""
+    served = Recorded(path)
     served.gather()
     size = os.path.getsize(path)
     for step in range(100):
         for node_id in "ab":
             said = word.WorkerProgress(0, 0, step, served.now, served.now)
-            served.hear(node_id, word.NodeProgress(1, served.now, (said,)))
+            served.receive(node_id, word.NodeProgress(1, served.now, (said,)))
     assert os.path.getsize(path) == size
     served.fail(1)
     served.journal.close(500.0)

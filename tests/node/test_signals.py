@@ -1,4 +1,4 @@
-"""Signals as facts: taken while a run lasts, and everything as before afterwards."""
+"""Signals as events: handled during a run, with the handlers restored afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[list[int]]:
-    """What the host program has: handlers of its own, which note what they see."""
+    """Handlers of the host program, which record the signals they receive."""
     seen: list[int] = []
     before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in (USR1, USR2)}
     yield seen
@@ -37,7 +37,7 @@ def handlers() -> Iterator[list[int]]:
 
 
 def take(loop: Loop, source: SignalSource) -> list[int]:
-    """The signals that came until now. (A signal to ourselves is there when ``os.kill`` returns.)"""
+    """Return the signals received so far. (A signal to this process has arrived when ``os.kill`` returns.)"""
     source.on_readable()
     taken = []
     while isinstance(event := loop.next_event(loop.now), SignalReceived):
@@ -45,8 +45,8 @@ def take(loop: Loop, source: SignalSource) -> list[int]:
     return taken
 
 
-def test_names_become_numbers() -> None:
-    """As on the command line: commas, spaces and empty parts are allowed; each signal counts once."""
+def test_signal_names_are_parsed() -> None:
+    """Spaces, empty parts and repeated names are allowed."""
     assert parse_signals(DEFAULT_SIGNALS) == [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
     assert parse_signals(" SIGUSR1 ,, SIGTERM,") == [USR1, signal.SIGTERM]
     assert parse_signals("SIGUSR1,SIGUSR1") == [USR1]
@@ -56,21 +56,21 @@ def test_names_become_numbers() -> None:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        ("SIGNOPE", "'SIGNOPE' is not a signal of this system; write names such as SIGTERM"),
-        ("SIG_IGN", "'SIG_IGN' is not a signal of this system"),
-        ("15", "'15' is not a signal of this system"),
-        ("SIGTERM,SIGKILL", "SIGKILL cannot be handled by any program; leave it out"),
-        ("SIGSTOP", "SIGSTOP cannot be handled"),
+        ("SIGNOPE", "unknown signal 'SIGNOPE'; use names such as SIGTERM"),
+        ("SIG_IGN", "unknown signal 'SIG_IGN'"),
+        ("15", "unknown signal '15'"),
+        ("SIGTERM,SIGKILL", "SIGKILL cannot be caught; remove it"),
+        ("SIGSTOP", "SIGSTOP cannot be caught"),
     ],
 )
-def test_wrong_names_are_refused_in_a_sentence(names: str, sentence: str) -> None:
-    """What is no signal, and what no program can take."""
+def test_invalid_names_are_rejected_with_a_message(names: str, sentence: str) -> None:
+    """Unknown names, and signals that cannot be caught."""
     with pytest.raises(ValueError, match=sentence):
         parse_signals(names)
 
 
-def test_chosen_signals_become_facts(loop: Loop, handlers: list[int]) -> None:
-    """Each one that comes is a fact, in order, and the host's handler does not see it."""
+def test_chosen_signals_become_events(loop: Loop, handlers: list[int]) -> None:
+    """In order; the host's handler is not called."""
     with SignalSource(loop, [USR1, USR2]) as source:
         for number in (USR1, USR2, USR1):
             os.kill(os.getpid(), number)
@@ -79,8 +79,8 @@ def test_chosen_signals_become_facts(loop: Loop, handlers: list[int]) -> None:
 
 
 @pytest.mark.parametrize("notice_s", [None, 60.0])
-def test_a_schedulers_notice_is_another_fact(loop: Loop, handlers: list[int], notice_s: float | None) -> None:
-    """It says that the node will be asked to stop, and how soon if that is known; other signals mean what they did."""
+def test_a_notice_signal_becomes_a_notice_event(loop: Loop, handlers: list[int], notice_s: float | None) -> None:
+    """With the time until the node must leave, if known; other signals are unaffected."""
     with SignalSource(loop, [USR2], notices=[USR1], notice_s=notice_s) as source:
         for number in (USR1, USR2):
             os.kill(os.getpid(), number)
@@ -93,8 +93,7 @@ def test_a_schedulers_notice_is_another_fact(loop: Loop, handlers: list[int], no
     assert handlers == [USR1]
 
 
-def test_a_notice_that_was_ignored_stays_ignored(loop: Loop) -> None:
-    """As every other signal."""
+def test_an_ignored_notice_signal_stays_ignored(loop: Loop) -> None:
     signal.signal(USR1, signal.SIG_IGN)
     with SignalSource(loop, [USR2], notices=[USR1]) as source:
         os.kill(os.getpid(), USR1)
@@ -102,8 +101,8 @@ def test_a_notice_that_was_ignored_stays_ignored(loop: Loop) -> None:
         assert take(loop, source) == [USR2]
 
 
-def test_the_host_has_its_handlers_back(loop: Loop, handlers: list[int]) -> None:
-    """Afterwards its signals are its own again, and its wake-up descriptor too."""
+def test_the_hosts_handlers_are_restored(loop: Loop, handlers: list[int]) -> None:
+    """And its wakeup descriptor."""
     host_reader, host_writer = socket.socketpair()
     for end in (host_reader, host_writer):
         end.setblocking(False)
@@ -120,16 +119,15 @@ def test_the_host_has_its_handlers_back(loop: Loop, handlers: list[int]) -> None
         host_writer.close()
 
 
-def test_a_name_given_twice_does_not_keep_the_host_from_its_handler(loop: Loop, handlers: list[int]) -> None:
-    """What is put back is the host's handler, not our own."""
+def test_a_repeated_name_still_restores_the_hosts_handler(loop: Loop, handlers: list[int]) -> None:
     with SignalSource(loop, [USR1, USR1]):
         pass
     os.kill(os.getpid(), USR1)
     assert handlers == [USR1]
 
 
-def test_signals_of_the_host_are_passed_on(loop: Loop, handlers: list[int]) -> None:
-    """A host that hears of its own signals through a wake-up descriptor (asyncio) misses none of them meanwhile."""
+def test_other_signals_reach_the_hosts_wakeup_descriptor(loop: Loop, handlers: list[int]) -> None:
+    """A host that uses a wakeup descriptor (asyncio) misses none of its signals."""
     host_reader, host_writer = socket.socketpair()
     for end in (host_reader, host_writer):
         end.setblocking(False)
@@ -150,7 +148,7 @@ def test_signals_of_the_host_are_passed_on(loop: Loop, handlers: list[int]) -> N
 
 
 def test_an_ignored_signal_stays_ignored(loop: Loop) -> None:
-    """``nohup``: what was ignored is not taken."""
+    """As with ``nohup``."""
     signal.signal(USR1, signal.SIG_IGN)
     with SignalSource(loop, [USR1, USR2]) as source:
         os.kill(os.getpid(), USR1)
@@ -159,8 +157,8 @@ def test_an_ignored_signal_stays_ignored(loop: Loop) -> None:
     assert signal.getsignal(USR1) is signal.SIG_IGN
 
 
-def test_off_the_main_thread_signals_are_the_hosts(loop: Loop, handlers: list[int]) -> None:
-    """Python allows no handlers there; nothing is touched and there is nothing to watch."""
+def test_off_the_main_thread_no_signal_is_handled(loop: Loop, handlers: list[int]) -> None:
+    """Python allows no handlers there; nothing is changed or watched."""
     wrong: list[object] = []
 
     def run() -> None:

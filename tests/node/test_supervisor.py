@@ -1,6 +1,6 @@
-"""The supervisor on fake processes and a fake clock: every path from the first join to the verdict, in no time.
+"""The supervisor on fake processes and a fake clock: every path from the first join to the verdict, without waiting.
 
-Each run here is also replayed from its journal: the same facts give the same decisions.
+Each run is also replayed from its journal: the same events give the same decisions.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Reply = Callable[[Any, str], None]
 
 
 class QuietLogs:
-    """Implements ``ports.Logs``: keeps what was said, and has what evidence the test gives it."""
+    """Implements ``ports.Logs``: records printed lines and returns the given evidence."""
 
     wants_to_write = False
 
     def __init__(self) -> None:
-        self.said: list[str] = []
-        self.said_after_output: list[str] = []
-        self.evidence: dict[int, Evidence | None] = {}  # None: there will never be an answer
+        self.printed: list[str] = []
+        self.printed_after_output: list[str] = []
+        self.evidence: dict[int, Evidence | None] = {}  # None: no answer ever
         self.refuses = False
         self.steps: tuple[messages.WorkerProgress, ...] = ()
 
@@ -76,13 +76,13 @@ class QuietLogs:
             done(evidence)
 
     def say(self, text: str, *, after_output: bool = False) -> None:
-        self.said.append(text)
+        self.printed.append(text)
         if after_output:
-            self.said_after_output.append(text)
+            self.printed_after_output.append(text)
 
     def live(self, text: str) -> None: ...
 
-    def close(self, last_words: str = "") -> None: ...
+    def close(self, final_text: str = "") -> None: ...
 
     def fileno(self) -> int:
         return -1
@@ -92,8 +92,8 @@ class QuietLogs:
     def on_writable(self) -> None: ...
 
 
-class Named:
-    """Implements ``ports.Entrypoint``: a value for every worker, and what was asked of it."""
+class FakeEntrypoint:
+    """Implements ``ports.Entrypoint``: returns a value for every worker and records the calls."""
 
     name = "train"
 
@@ -135,11 +135,11 @@ class Stage:
         self.settings = AgentSettings(**chosen)
         self.clock = FakeClock(1000.0)
         self.processes = FakeProcesses()
-        self.entrypoint = Named()
+        self.entrypoint = FakeEntrypoint()
         self.logs = QuietLogs()
         self.control: Control = LocalEngine("run")
         self.notices: list[commands.ForwardNotice] = []
-        self.acts: dict[int, Callable[[], None]] = {}  # by generation: what happens when all its workers run
+        self.acts: dict[int, Callable[[], None]] = {}  # by generation: called when all its workers run
         self._path = path
         self._policy = policy
         self._seen: set[int] = set()
@@ -202,7 +202,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
 
 
 def test_all_workers_succeed(stage: Callable[..., Stage]) -> None:
-    """They start once, with their environment and streams; the verdict comes when the node is clear."""
+    """They start once, with their environment and streams; the verdict follows when the node is clear."""
     made = stage()
     verdict = made.run()
     assert (verdict.outcome, verdict.generation, verdict.restarts_used) == (Outcome.SUCCEEDED, 1, 0)
@@ -216,8 +216,8 @@ def test_all_workers_succeed(stage: Callable[..., Stage]) -> None:
     assert exit_code_for(verdict) == 0
 
 
-def test_a_failure_is_tried_again(stage: Callable[..., Stage]) -> None:
-    """The others are asked to end, the node is cleared, the next generation starts and knows its number."""
+def test_a_failed_generation_is_restarted(stage: Callable[..., Stage]) -> None:
+    """The other workers are stopped, the node is cleared, and the next generation has the next number."""
     made = stage(max_restarts=1)
     made.acts[1] = lambda: made.processes.exit(1, 3)
     verdict = made.run()
@@ -225,11 +225,11 @@ def test_a_failure_is_tried_again(stage: Callable[..., Stage]) -> None:
     assert made.processes.workers[1, 0].signals == [signal.SIGTERM]
     counts = [env["TORCHELASTIC_RESTART_COUNT"] for _, env in made.entrypoint.launched]
     assert counts == ["0", "0", "1", "1"]
-    assert made.clock() == 1000.0, "nobody waited for anything"
+    assert made.clock() == 1000.0, "without waiting"
 
 
-def test_the_budget_ends(stage: Callable[..., Stage]) -> None:
-    """After the last restart the run fails with the last generation's first cause and its exit code."""
+def test_the_run_fails_after_the_last_restart(stage: Callable[..., Stage]) -> None:
+    """With the first cause and the exit code of the last generation."""
     made = stage(max_restarts=1)
     made.acts[1] = lambda: made.processes.exit(0, 3)
     made.acts[2] = lambda: made.processes.exit(1, 4)
@@ -241,8 +241,8 @@ def test_the_budget_ends(stage: Callable[..., Stage]) -> None:
     assert exit_code_for(verdict) == 4
 
 
-def test_a_deaf_worker_has_its_grace_and_is_killed(stage: Callable[..., Stage]) -> None:
-    """Asked, given the whole grace period, killed: and nothing longer than that."""
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(stage: Callable[..., Stage]) -> None:
+    """Not earlier and not later."""
     made = stage(grace_s=30.0)
     made.processes.will_ignore(0, signal.SIGTERM)
     made.acts[1] = lambda: made.processes.exit(1, 3)
@@ -252,8 +252,8 @@ def test_a_deaf_worker_has_its_grace_and_is_killed(stage: Callable[..., Stage]) 
     assert [(stopped.local_rank, stopped.exit_code) for stopped in verdict.stopped] == [(0, -signal.SIGKILL)]
 
 
-def test_a_worker_that_nothing_ends_is_abandoned(stage: Callable[..., Stage]) -> None:
-    """After the bound the run ends all the same, names the process, and has an exit code of its own."""
+def test_a_worker_that_survives_sigkill_is_abandoned(stage: Callable[..., Stage]) -> None:
+    """The run ends after the bound with its own exit code and names the process."""
     made = stage(grace_s=30.0, abandon_s=10.0, max_restarts=5)
     made.processes.will_be_stuck(0)
     made.acts[1] = lambda: made.processes.exit(1, 3)
@@ -265,8 +265,8 @@ def test_a_worker_that_nothing_ends_is_abandoned(stage: Callable[..., Stage]) ->
     assert exit_code_for(verdict) == 72
 
 
-def test_what_successful_workers_leave_is_ended_in_time(stage: Callable[..., Stage]) -> None:
-    """A child that stays after its worker's success does not hold up the verdict."""
+def test_leftovers_of_successful_workers_are_killed_at_once(stage: Callable[..., Stage]) -> None:
+    """A child that outlives its worker does not delay the verdict."""
     made = stage()
 
     def leave_and_succeed() -> None:
@@ -278,8 +278,8 @@ def test_what_successful_workers_leave_is_ended_in_time(stage: Callable[..., Sta
     assert made.clock() == 1000.0
 
 
-class Patient:
-    """Waits an hour before the next try, and gives up on exit code 42."""
+class WaitAnHour:
+    """Waits an hour before each restart, and gives up on exit code 42."""
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         if failure.exit_code == 42:
@@ -288,8 +288,8 @@ class Patient:
 
 
 def test_a_policy_may_wait(stage: Callable[..., Stage]) -> None:
-    """The pause is a deadline, not a sleep: on this clock an hour takes no time, and the journal replays."""
-    made = stage(policy=Patient(), max_restarts=0)
+    """The wait is a deadline, not a sleep, so it takes no time on the fake clock."""
+    made = stage(policy=WaitAnHour(), max_restarts=0)
     made.acts[1] = lambda: made.processes.exit(1, 3)
     made.acts[2] = lambda: made.processes.exit(1, 42)
     verdict = made.run()
@@ -298,8 +298,8 @@ def test_a_policy_may_wait(stage: Callable[..., Stage]) -> None:
     assert made.clock() == 1000.0 + HOUR_S
 
 
-def test_an_entrypoint_that_cannot_be_launched(stage: Callable[..., Stage]) -> None:
-    """One worker's arguments cannot be pickled: it could not be started, the others are ended, the reason is told."""
+def test_a_worker_whose_arguments_cannot_be_pickled_fails_the_generation(stage: Callable[..., Stage]) -> None:
+    """It could not be started; the others are stopped, and the reason is reported."""
     made = stage()
     made.entrypoint.cannot_launch.add(0)
     verdict = made.run()
@@ -309,15 +309,14 @@ def test_an_entrypoint_that_cannot_be_launched(stage: Callable[..., Stage]) -> N
     assert 0 in made.entrypoint.released
 
 
-def test_a_start_that_the_system_refuses(stage: Callable[..., Stage]) -> None:
-    """The exit code is the shell's."""
+def test_a_failed_start_has_the_exit_code_of_a_shell(stage: Callable[..., Stage]) -> None:
     made = stage(local_world_size=1)
     made.processes.refuse(0, "No such file or directory: 'train'", 127)
     assert exit_code_for(made.run()) == 127
 
 
-def test_no_streams_no_workers(stage: Callable[..., Stage]) -> None:
-    """When there are no pipes for their output, workers are not started, and that is the reason."""
+def test_without_pipes_for_output_no_worker_starts(stage: Callable[..., Stage]) -> None:
+    """The failure has the reason."""
     made = stage()
     made.logs.refuses = True
     verdict = made.run()
@@ -326,17 +325,17 @@ def test_no_streams_no_workers(stage: Callable[..., Stage]) -> None:
     assert made.processes.workers == {}
 
 
-def test_a_value_that_cannot_be_read_is_a_failure(stage: Callable[..., Stage]) -> None:
-    """Exit code 0 is not enough when the result is missing."""
+def test_an_unreadable_return_value_is_a_failure(stage: Callable[..., Stage]) -> None:
+    """Even with exit code 0."""
     made = stage()
-    made.entrypoint.faults[1] = "its return value cannot be unpickled here"
+    made.entrypoint.faults[1] = "its return value cannot be unpickled in the agent"
     verdict = made.run()
     assert (verdict.outcome, verdict.failures[0].reason) == (Outcome.FAILED, made.entrypoint.faults[1])
     assert exit_code_for(verdict) == 1
 
 
 def test_a_lost_keeper_breaks_the_run(stage: Callable[..., Stage]) -> None:
-    """Without a hold on the workers there is nothing to restart safely."""
+    """Without a keeper no worker can be restarted safely."""
     made = stage(max_restarts=5)
     made.acts[1] = made.processes.lose
     verdict = made.run()
@@ -344,8 +343,8 @@ def test_a_lost_keeper_breaks_the_run(stage: Callable[..., Stage]) -> None:
     assert "it was killed by SIGKILL" in verdict.why
 
 
-def test_evidence_that_never_comes_is_not_waited_for(stage: Callable[..., Stage]) -> None:
-    """Two seconds, then the decision goes on without it."""
+def test_missing_evidence_is_awaited_for_a_bounded_time(stage: Callable[..., Stage]) -> None:
+    """After two seconds the decision is made without it."""
     made = stage(examine_s=2.0)
     made.logs.evidence[1] = None
     made.acts[1] = lambda: made.processes.exit(1, 3)
@@ -353,7 +352,7 @@ def test_evidence_that_never_comes_is_not_waited_for(stage: Callable[..., Stage]
     assert made.clock() == 1002.0
 
 
-def test_every_order_is_in_the_journal_before_it_is_carried_out(stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_every_command_is_in_the_journal_before_it_is_executed(stage: Callable[..., Stage], tmp_path: Path) -> None:
     """The journal of an agent that died shows what it was about to do."""
     made = stage()
     seen: list[list[str]] = []
@@ -369,8 +368,8 @@ def test_every_order_is_in_the_journal_before_it_is_carried_out(stage: Callable[
     assert seen == [["SendMessage", "StartWorkers"]] * 2
 
 
-def test_an_exception_of_ours_still_closes_everything(stage: Callable[..., Stage]) -> None:
-    """Whatever goes wrong inside, nobody is left running."""
+def test_an_internal_exception_closes_everything(stage: Callable[..., Stage]) -> None:
+    """No process is left running."""
     made = stage()
     made.acts[1] = lambda: 1 / 0  # type: ignore[assignment, return-value]
     with pytest.raises(ZeroDivisionError):
@@ -380,24 +379,24 @@ def test_an_exception_of_ours_still_closes_everything(stage: Callable[..., Stage
     assert not any(worker.is_alive for worker in made.processes.workers.values())
 
 
-def test_the_story_is_told_as_it_happens(stage: Callable[..., Stage]) -> None:
-    """Start, failure, what was asked, the next try, the end: one line each, and nothing of what a reader can spare."""
+def test_each_event_prints_one_line(stage: Callable[..., Stage]) -> None:
+    """Start, failure, stop, restart, end; unimportant events print nothing."""
     made = stage(max_restarts=1)
     made.acts[1] = lambda: made.processes.exit(1, 3)
     made.run()
     pid = made.processes.workers[1, 1].pid
-    assert made.logs.said == [
+    assert made.logs.printed == [
         "tenax: generation 1: starting 2 workers, ranks 0 to 1 of 2",
         f"tenax: rank 1 (pid {pid}) exited with code 3",
         f"tenax: asking the workers to end with {signal_in_words(15)}, 30 s of grace: rank 1 failed",
         "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]
-    assert made.logs.said_after_output == made.logs.said[-1:]
+    assert made.logs.printed_after_output == made.logs.printed[-1:]
 
 
-def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
-    """Events of the world that the machine has no use for are in the journal and change nothing."""
+def test_an_irrelevant_event_is_recorded_and_ignored(stage: Callable[..., Stage]) -> None:
+    """It is in the journal and changes nothing."""
     made = stage()
 
     def echo() -> None:
@@ -411,8 +410,8 @@ def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
 # --- a coordinator elsewhere ------------------------------------------------------------------------------------------
 
 
-class Elsewhere:
-    """Implements ``ports.Control``: a coordinator that says what a test wants it to, when it hears a kind of word."""
+class FakeControl:
+    """Implements ``ports.Control``: a coordinator that sends the given event after the first message of a kind."""
 
     def __init__(
         self, answers: dict[type, list[events.AnyEvent]] | None = None, after: list[events.AnyEvent] | None = None
@@ -465,10 +464,10 @@ def formed(generation: int, **fields: Any) -> events.GenerationFormed:
 WELL = Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded", generation=1)
 
 
-def test_a_node_of_several_hears_of_the_end(stage: Callable[..., Stage], tmp_path: Path) -> None:
-    """It says that it is ready and that it succeeded; the verdict is the coordinator's."""
+def test_a_node_of_several_ends_with_the_coordinators_verdict(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """It reports that it is ready and that it succeeded, and waits for the verdict."""
     made = stage()
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
     assert made.run() == WELL
@@ -480,9 +479,9 @@ def test_a_node_of_several_hears_of_the_end(stage: Callable[..., Stage], tmp_pat
 
 
 def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callable[..., Stage]) -> None:
-    """The workers are asked to end, the node clears and is ready again; numbers may be skipped."""
+    """The workers are stopped, the node clears and is ready again; generation numbers may be skipped."""
     made = stage()
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {
             messages.NodeReady: [formed(1), formed(3, why="b joins")],
             messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)],
@@ -498,41 +497,41 @@ def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callab
     assert sorted(made.processes.workers) == [(1, 0), (1, 1), (3, 0), (3, 1)]
 
 
-def test_a_generation_that_is_read_together_with_the_end_of_the_run_is_not_started(stage: Callable[..., Stage]) -> None:
-    """The link had stalled: what it held back arrives at once, and no worker is started for a run that is over."""
+def test_a_generation_received_together_with_the_end_of_the_run_is_not_started(stage: Callable[..., Stage]) -> None:
+    """After a stall of the link both arrive at once."""
     made = stage()
     ended = events.RunEnded(Verdict(Outcome.CANCELLED, "an operator ended the run"), 5.0)
-    made.control = Elsewhere({messages.NodeReady: [formed(1)]}, after=[ended])
+    made.control = FakeControl({messages.NodeReady: [formed(1)]}, after=[ended])
     assert made.run().outcome is Outcome.CANCELLED
     assert made.processes.workers == {}
 
 
-def test_a_verdict_is_told_on_this_nodes_clock(stage: Callable[..., Stage]) -> None:
-    """Nodes have their own clocks: what was seen three seconds before the verdict was so here, too."""
+def test_a_verdict_is_converted_to_this_nodes_clock(stage: Callable[..., Stage]) -> None:
+    """A failure three seconds before the verdict is so on this node's clock, too."""
     made = stage()
     elsewhere = Failure(1, 0, 0, 77, 3, 47.0, evidence=Evidence(message="boom", raised_at=46.5), host="b")
     verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
-    control = made.control = Elsewhere({messages.NodeReady: [formed(1)]})
+    control = made.control = FakeControl({messages.NodeReady: [formed(1)]})
     made.acts[1] = lambda: control.emit(events.RunEnded(verdict, 50.0))
     (failure,) = made.run().failures
     assert (failure.seen_at, failure.evidence.raised_at, failure.host) == (997.0, 996.5, "b")
     assert made.clock() == 1000.0
 
 
-def test_a_refusal_ends_the_node_with_its_reason(stage: Callable[..., Stage]) -> None:
-    """Nothing was started."""
+def test_a_refused_join_ends_the_node_with_the_reason(stage: Callable[..., Stage]) -> None:
+    """No worker was started."""
     made = stage()
-    made.control = Elsewhere({messages.NodeReady: [events.JoinRefused("the run is over")]})
+    made.control = FakeControl({messages.NodeReady: [events.JoinRefused("the run is over")]})
     verdict = made.run()
     assert verdict.outcome is Outcome.BROKEN
     assert verdict.why == "the run is over"
     assert made.processes.workers == {}
 
 
-def test_a_fenced_node_kills_and_comes_back(stage: Callable[..., Stage]) -> None:
-    """No grace for workers whose place others may have taken; then it is ready for another generation."""
+def test_a_fenced_node_kills_its_workers_and_joins_again(stage: Callable[..., Stage]) -> None:
+    """Without a grace period, because other nodes may already have replaced its workers."""
     made = stage(grace_s=30.0)
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {messages.NodeReady: [formed(1), formed(2)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
 
@@ -548,13 +547,13 @@ def test_a_fenced_node_kills_and_comes_back(stage: Callable[..., Stage]) -> None
         *("NodeReady", "WorkersRunning", "NodeSucceeded"),
     ]
     assert [worker.signals for worker in made.processes.workers.values()] == [[9], [9], [], []]
-    assert made.clock() == 1000.0, "nobody waited for anything"
+    assert made.clock() == 1000.0, "without waiting"
 
 
-def test_notices_are_passed_on_before_workers_are_asked(stage: Callable[..., Stage]) -> None:
-    """Another node's leave, our own in advance, our own now: each as it comes, with how soon."""
+def test_notices_are_forwarded_before_workers_are_stopped(stage: Callable[..., Stage]) -> None:
+    """Notices of another node, an advance notice of this node and its stop, each with the remaining time."""
     made = stage(grace_s=30.0)
-    control = made.control = Elsewhere({messages.NodeReady: [formed(1)]})
+    control = made.control = FakeControl({messages.NodeReady: [formed(1)]})
     asked_after: list[int] = []
     signal_workers = made.processes.signal
 
@@ -581,18 +580,18 @@ def test_notices_are_passed_on_before_workers_are_asked(stage: Callable[..., Sta
     assert control.kinds == told
 
 
-def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: Callable[..., Stage]) -> None:
-    """What an engine may ask of its node: limit its workers, tell the person, introduce the node as it is now."""
-    policy = Patient()
+def test_an_engine_can_limit_the_workers_print_and_announce_the_node(stage: Callable[..., Stage]) -> None:
+    """Through ``ControlledNode``: set the lease, print a line, get the messages for a new connection."""
+    policy = WaitAnHour()
     made = stage(policy=policy)
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
     info = messages.NodeInfo("me", "a", slots=2)
-    introduced: list[messages.FromNode] = []
+    announced: list[messages.FromNode] = []
 
     def look() -> None:
-        introduced.extend(control.node.words(info))
+        announced.extend(control.node.words(info))
         control.node.hold(4.3)
         control.node.say("the coordinator was lost\x1b[2J")
         made._succeed()
@@ -602,33 +601,33 @@ def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: 
     assert control.node.settings == made.settings
     assert control.node.policy is policy
     assert control.loop.now() == 1000.0
-    joined, running = introduced
+    joined, running = announced
     assert isinstance(joined, messages.NodeJoined)
     assert running == messages.WorkersRunning(1, tuple(worker.pid for worker in made.processes.workers.values()))
     assert (joined.node, joined.generation, joined.is_running) == (info, 1, True)
     assert (joined.group_rank, joined.group_world_size) == (1, 2)
     assert made.processes.held_s == 4.3
-    (line,) = [line for line in made.logs.said if "lost" in line]
+    (line,) = [line for line in made.logs.printed if "lost" in line]
     assert line.startswith("tenax: the coordinator was lost")
     assert "\x1b" not in line
 
 
-def test_how_far_the_workers_got_is_told_before_their_end(stage: Callable[..., Stage]) -> None:
-    """The ledger can only charge steps to a generation that has not settled."""
+def test_the_final_progress_is_sent_before_the_end_of_the_generation(stage: Callable[..., Stage]) -> None:
+    """Steps can be charged only to a generation that has not ended."""
     made = stage()
     steps = (messages.WorkerProgress(1, 3, 9, 990.0, 999.0),)
     made.logs.steps = steps
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
     made.run()
     assert control.told[-2:] == [messages.NodeProgress(1, 1000.0, steps), messages.NodeSucceeded(1)]
 
 
-def test_what_only_this_node_knows_is_asked_of_its_logs(stage: Callable[..., Stage]) -> None:
-    """The coordinator passes an operator's request on to the node; it is answered once, with the generation of now."""
+def test_a_forwarded_log_request_is_answered_by_the_logs(stage: Callable[..., Stage]) -> None:
+    """Once, with the current generation."""
     made = stage()
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
     answers: list[tuple[Any, str]] = []
@@ -643,7 +642,7 @@ def test_what_only_this_node_knows_is_asked_of_its_logs(stage: Callable[..., Sta
 
 
 def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
-    """As if the agent had got SIGTERM: the workers have their grace, and the run of one node is over with it."""
+    """As with SIGTERM: the workers have their grace period, and the run of one node ends."""
     made = stage()
 
     def drain() -> None:
@@ -661,7 +660,7 @@ def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
 
 
 def test_an_operator_restarts_the_workers(stage: Callable[..., Stage]) -> None:
-    """Free of charge, with no restart in the budget; and the verdict says so, with what the time was spent on."""
+    """Uncharged, even without restarts in the budget; the verdict counts the request."""
     made = stage(max_restarts=0)
     made.acts[1] = lambda: made.control.ask(RestartRequest("new data"), lambda *_: None)
     verdict = made.run()
@@ -670,29 +669,29 @@ def test_an_operator_restarts_the_workers(stage: Callable[..., Stage]) -> None:
     assert verdict.goodput is not None
 
 
-class Serving(Elsewhere):
-    """The coordinator is here, and two nodes are its run."""
+class Serving(FakeControl):
+    """Serves the coordinator in this process."""
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         super().open(loop, emit, node)
         settings = RunSettings("run", max_restarts=node.settings.max_restarts)
-        self.seat = CoordinatorHost(settings, node.policy, loop, self._deliver, node.record_run(settings))
-        self.seat.step(Opened())
+        self.host = CoordinatorHost(settings, node.policy, loop, self._deliver, node.record_run(settings))
+        self.host.step(Opened())
         self.tell(messages.NodeJoined(messages.NodeInfo("me", "a", slots=2)))
 
     def _deliver(self, say: Send) -> None:
         self.emit(say.event)
 
     def tell(self, message: messages.FromNode) -> None:
-        self.seat.step(Received("me", message))
+        self.host.step(Received("me", message))
 
     def close(self) -> None:
         super().close()
-        self.seat.close()
+        self.host.close()
 
 
-def test_who_serves_the_coordinator_keeps_its_journal(stage: Callable[..., Stage], tmp_path: Path) -> None:
-    """A second one, which replays too; who does not serve has none."""
+def test_the_agent_that_serves_the_coordinator_writes_its_journal(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """It replays without differences."""
     made = stage(max_restarts=1)
     made.control = Serving()
     made.acts[1] = lambda: made.processes.exit(1, 3)
@@ -704,10 +703,10 @@ def test_who_serves_the_coordinator_keeps_its_journal(stage: Callable[..., Stage
     assert story[-1] == (0.0, "  to a: the run succeeded: all 2 workers succeeded")
 
 
-def test_an_agent_that_others_need_stays(stage: Callable[..., Stage]) -> None:
-    """The coordinator may live here: after the verdict the loop goes on, until nobody needs it."""
+def test_an_agent_stays_while_others_need_its_coordinator(stage: Callable[..., Stage]) -> None:
+    """After the verdict the loop runs until no other node needs it."""
     made = stage()
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
     control.needed_by_others = 3
@@ -715,7 +714,7 @@ def test_an_agent_that_others_need_stays(stage: Callable[..., Stage]) -> None:
 
     def serve() -> None:
         served.append(made.clock())
-        control.emit(events.Tick())  # somebody has gone
+        control.emit(events.Tick())  # another node has left
 
     def begin() -> None:
         for later_s in (10.0, 20.0, 30.0, 40.0):
@@ -729,9 +728,9 @@ def test_an_agent_that_others_need_stays(stage: Callable[..., Stage]) -> None:
 
 
 def test_a_signal_ends_the_stay(stage: Callable[..., Stage]) -> None:
-    """Whoever asked to stop twice does not wait for others."""
+    """After a second stop request the agent does not wait for other nodes."""
     made = stage()
-    control = made.control = Elsewhere(
+    control = made.control = FakeControl(
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
     control.needed_by_others = 1000
@@ -745,13 +744,12 @@ def test_a_signal_ends_the_stay(stage: Callable[..., Stage]) -> None:
     assert made.clock() == 1050.0
 
 
-class Unopenable(Elsewhere):
+class Unopenable(FakeControl):
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         raise OSError("no such network")
 
 
-def test_a_control_that_cannot_be_opened_still_closes_everything(stage: Callable[..., Stage]) -> None:
-    """It is closed, too."""
+def test_a_control_that_cannot_be_opened_is_closed_with_everything_else(stage: Callable[..., Stage]) -> None:
     made = stage()
     control = made.control = Unopenable()
     with pytest.raises(OSError, match="no such network"):

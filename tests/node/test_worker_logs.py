@@ -1,4 +1,4 @@
-"""Worker logs: streams for each generation, evidence of a failure, and the agent's own lines, with a real scribe."""
+"""Worker logs: streams of each generation, evidence of failures and the agent's lines, with a real log writer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [on_linux, pytest.mark.process]
 
 
 class Bench:
-    """Logs on a real loop, and workers that are only their streams."""
+    """Logs on a real loop; workers are only their streams."""
 
     def __init__(self, specs: LogsSpecs) -> None:
         self.loop = Loop()
@@ -33,7 +33,7 @@ class Bench:
         self.generation = 0
 
     def prepare(self, workers: int = 1) -> list[tuple[int, int]]:
-        """The streams of the next generation's workers."""
+        """Return the streams of the next generation's workers."""
         self.generation += 1
         count = str(self.generation - 1)
         envs = {rank: {"TORCHELASTIC_RESTART_COUNT": count, "RANK": str(rank)} for rank in range(workers)}
@@ -83,7 +83,7 @@ ValueError: boom
 
 
 def test_the_last_lines_are_evidence(bench: Bench) -> None:
-    """What stood on stderr when a worker died is found, with the exception in it and the file that holds it all."""
+    """The end of stderr, with its exception and the path of the complete file."""
     ((out, err),) = bench.prepare()
     os.close(out)
     say(err, "loading\n" + TRACEBACK)
@@ -94,7 +94,7 @@ def test_the_last_lines_are_evidence(bench: Bench) -> None:
 
 
 def test_an_error_file_is_better_evidence(bench: Bench) -> None:
-    """What the worker itself wrote down."""
+    """It is preferred to the output."""
     ((out, err),) = bench.prepare()
     os.close(out)
     say(err, "something else\n")
@@ -107,16 +107,16 @@ def test_an_error_file_is_better_evidence(bench: Bench) -> None:
     assert (evidence.message, evidence.error_file) == ("KeyError: 'x'", str(path))
 
 
-def test_a_worker_that_we_ended_and_that_wrote_nothing_is_not_examined(bench: Bench) -> None:
-    """There is nothing to find out, and nobody waits for it."""
+def test_a_stopped_worker_without_an_error_file_is_not_examined(bench: Bench) -> None:
+    """The evidence is empty and available at once."""
     ((out, err),) = bench.prepare()
     say(out, "")
     say(err, "KeyboardInterrupt\n")
     assert bench.examine(was_stopped=True) == Evidence()
 
 
-def test_a_worker_that_we_ended_shows_the_stacks_that_it_wrote(bench: Bench) -> None:
-    """Somebody was late, and it may be this one that the other waited for. What an earlier one left is not its own."""
+def test_a_stopped_worker_shows_the_stacks_that_it_wrote(bench: Bench) -> None:
+    """Another worker may have waited for this one. Stacks of an earlier worker are ignored."""
     for out, err in bench.prepare():
         say(out, "")
         say(err, "")
@@ -128,24 +128,24 @@ def test_a_worker_that_we_ended_shows_the_stacks_that_it_wrote(bench: Bench) -> 
     assert bench.examine(-15, was_stopped=True) == Evidence()
 
 
-def test_evidence_comes_although_the_scribe_died(bench: Bench) -> None:
-    """A scribe that was killed is started again, has the same pipes, and the loop hears the new one."""
+def test_evidence_arrives_although_the_log_writer_died(bench: Bench) -> None:
+    """A killed log writer is restarted with the same pipes and watched by the loop."""
     ((out, err),) = bench.prepare()
     os.close(out)
-    scribe = bench.logs._writer
+    writer = bench.logs._writer
     assert bench.examine().last_lines == ()
-    first = scribe.pid
+    first = writer.pid
     os.kill(first, signal.SIGKILL)
     assert gone([first])
     os.write(err, TRACEBACK.encode())
     assert bench.examine().message == "ValueError: boom"
-    assert scribe.pid != first
+    assert writer.pid != first
     say(err, "and on\n")
     assert bench.examine().last_lines[-1] == "and on"
 
 
 def test_each_generation_has_its_own_files(bench: Bench) -> None:
-    """An earlier one's are kept."""
+    """The files of earlier generations are kept."""
     for text in ("first\n", "second\n"):
         for out, err in bench.prepare(workers=2):
             say(out, text)
@@ -158,8 +158,8 @@ def test_each_generation_has_its_own_files(bench: Bench) -> None:
     until(lambda: second.exists() and second.read_text() == "second\n", "the second one's file")
 
 
-def test_a_disk_that_takes_no_directory_costs_the_files_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The run goes on; the output is shown instead of kept, and the reason is said."""
+def test_an_unwritable_disk_costs_only_the_log_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The run continues, the output is shown on the console, and the reason is printed."""
     specs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
     (tmp_path / "logs").write_text("in the way")
     with leaving_nothing():
@@ -170,12 +170,12 @@ def test_a_disk_that_takes_no_directory_costs_the_files_only(tmp_path: Path, cap
         bench.close("the last words")
     shown = capfd.readouterr()
     assert shown.out == "to the console\n"
-    assert "tenax: no log files are kept:" in shown.err
+    assert "tenax: could not create log files:" in shown.err
     assert shown.err.endswith("the last words\n")
 
 
-def test_silence_when_nobody_wants_the_story(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A library's runs tell nothing on the console; the workers' own lines are shown."""
+def test_without_messages_only_the_workers_lines_are_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A run started from Python prints no messages of the agent."""
     logs = WorkerLogs(DefaultLogsSpecs(log_dir=str(tmp_path)), role="trainer", show_messages=False)
     with leaving_nothing():
         logs.open()

@@ -1,4 +1,4 @@
-"""What a user may ask for is TorchElastic's: the same names, values and defaults."""
+"""The options of NUMA bindings have TorchElastic's names, values and defaults."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from tenax.numa.binding import AffinityMode, NumaOptions
 
 
-def test_the_modes_are_the_words_of_the_command_line() -> None:
-    """Every mode is its own string, so a flag's value is a mode."""
+def test_every_mode_is_a_value_of_the_flag() -> None:
+    """Every mode equals its string."""
     assert [mode.value for mode in AffinityMode] == ["node", "socket", "exclusive", "core-complex"]
     assert AffinityMode("core-complex") is AffinityMode.CORE_COMPLEX
     assert str.__eq__(AffinityMode.NODE, "node")
 
 
-def test_options_are_a_value() -> None:
-    """Options compare by content, cannot be changed, and survive the way into another process."""
+def test_options_compare_by_value_and_can_be_pickled() -> None:
+    """And cannot be changed."""
     options = NumaOptions(AffinityMode.NODE)
     assert options == NumaOptions(affinity_mode=AffinityMode.NODE, should_fall_back_if_binding_fails=False)
     assert options != NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True)

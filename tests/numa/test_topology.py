@@ -1,4 +1,4 @@
-"""The kernel's description of the processors is read as it is, whatever is missing in it."""
+"""The topology in /sys is read correctly, whatever is missing in it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_lists_are_written_as_the_kernel_writes_them() -> None:
     assert sysfs.parse_list("") == frozenset()
 
 
-def test_an_empty_tree_says_nothing(tmp_path: Path) -> None:
-    """Where there is no /sys (macOS, a bare container) every question has a harmless answer."""
+def test_an_empty_tree_gives_defaults(tmp_path: Path) -> None:
+    """Without /sys, as on macOS or in a bare container."""
     topology = Topology(str(tmp_path / "nothing"))
     assert topology.nodes() == {}
     assert topology.memory_nodes() == frozenset()
@@ -47,7 +47,7 @@ def test_an_empty_tree_says_nothing(tmp_path: Path) -> None:
 
 
 def test_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """Node 10 comes after node 2, and other entries of the folder are no nodes."""
+    """Node 10 comes after node 2; other entries of the folder are ignored."""
     files = {f"devices/system/node/node{n}/cpulist": str(n) for n in (10, 2, 0)}
     files["devices/system/node/possible"] = "0-31"
     files["devices/system/node/power/control"] = "auto"
@@ -55,12 +55,12 @@ def test_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_numa_is_one_node(tmp_path: Path) -> None:
-    """All online CPUs are node 0 where there is no folder of nodes."""
+    """Without a folder of nodes all online CPUs are on node 0."""
     assert write(tmp_path, {"devices/system/cpu/online": "0-2,5"}).nodes() == {0: {0, 1, 2, 5}}
 
 
 def test_cores_keep_only_the_cpus_in_question(tmp_path: Path) -> None:
-    """A core of which one hardware thread is forbidden is still one core, with the other thread."""
+    """A core with one allowed hardware thread is one core with that thread."""
     siblings = {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5"}
     files = {f"devices/system/cpu/cpu{c}/topology/thread_siblings_list": s for c, s in siblings.items()}
     topology = write(tmp_path, files)
@@ -69,7 +69,7 @@ def test_cores_keep_only_the_cpus_in_question(tmp_path: Path) -> None:
 
 
 def test_the_last_level_cache_is_the_highest_that_holds_data(tmp_path: Path) -> None:
-    """Instruction caches do not make a core complex; of the others the highest level does."""
+    """Instruction caches are ignored."""
     files: dict[str, str] = {}
     for cpu in range(4):
         caches = [("1", "Data", str(cpu)), ("1", "Instruction", "0-3"), ("2", "Unified", str(cpu))]
@@ -82,8 +82,8 @@ def test_the_last_level_cache_is_the_highest_that_holds_data(tmp_path: Path) -> 
     assert topology.core_complexes([1, 3]) == [{1}, {3}]
 
 
-def test_a_device_tied_to_no_node_counts_as_node_0(tmp_path: Path) -> None:
-    """The kernel says -1 on machines that do not tell; that is node 0, and a missing device is no node."""
+def test_a_device_without_a_node_is_on_node_0(tmp_path: Path) -> None:
+    """The kernel reports -1; a missing device has no node."""
     topology = write(
         tmp_path,
         {"bus/pci/devices/0000:00:06.0/numa_node": "-1", "bus/pci/devices/0000:81:00.0/numa_node": "3"},
@@ -93,8 +93,8 @@ def test_a_device_tied_to_no_node_counts_as_node_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux describes its processors in /sys")
-def test_the_machine_under_the_test_is_understood() -> None:
-    """The CPUs this very process may use are on nodes and in cores, each exactly once."""
+def test_the_topology_of_this_machine_is_read() -> None:
+    """Each CPU that this process may use is on one node and in one core."""
     allowed = os.sched_getaffinity(0)
     topology = Topology()
     assert allowed <= set().union(*topology.nodes().values())

@@ -1,4 +1,4 @@
-"""Descendants: who is below a process, whoever its parent is now and whatever it calls itself."""
+"""Descendants of a process, regardless of their session, their current parent and their name."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def tree(pipe: Pipe) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
         root.wait()
 
 
-def test_everybody_below_is_found(tree: tuple[subprocess.Popen[bytes], list[int]]) -> None:
-    """Children of any thread and their children, in whatever session, parents first."""
+def test_all_descendants_are_found(tree: tuple[subprocess.Popen[bytes], list[int]]) -> None:
+    """Children of all threads and their children, in any session, parents first."""
     root, (child, grandchild) = tree[0], sorted(tree[1], key=lambda pid: parent_of(pid) != tree[0].pid)
     assert descendants(root.pid) == [child, grandchild]
     assert parent_of(grandchild) == child
     assert {child, grandchild} <= set(descendants(os.getpid()))
 
 
-def test_nobody_is_below_nobody() -> None:
-    """A process that is gone has no descendants and no parent, and is no zombie."""
+def test_a_process_that_is_gone_has_no_descendants() -> None:
+    """It has no parent either, and is not a zombie."""
     process = subprocess.Popen(["/bin/true"])
     process.wait()
     assert descendants(process.pid) == []
@@ -68,8 +68,8 @@ def test_nobody_is_below_nobody() -> None:
     assert not is_zombie(process.pid)
 
 
-def test_a_zombie_is_known() -> None:
-    """Dead, but not reaped."""
+def test_a_zombie_is_recognized() -> None:
+    """A process that is dead but not reaped."""
     process = subprocess.Popen(["/bin/true"])
     assert gone([process.pid])
     assert is_zombie(process.pid)
@@ -77,8 +77,8 @@ def test_a_zombie_is_known() -> None:
     assert not is_zombie(os.getpid())
 
 
-def test_a_strange_name_confuses_nobody(tmp_path: Path) -> None:
-    """A program may call itself anything, also ') R 1 1'."""
+def test_a_process_name_with_parentheses_is_parsed(tmp_path: Path) -> None:
+    """A program may name itself ``) R 1 1``."""
     strange = tmp_path / ") R 1 1 ("
     strange.symlink_to("/bin/sleep")
     process = subprocess.Popen([str(strange), "60"])
@@ -91,8 +91,8 @@ def test_a_strange_name_confuses_nobody(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_bearers_of_a_mark() -> None:
-    """Who was started with it in the environment, and nobody else."""
+def test_marked_processes_are_found() -> None:
+    """Exactly those started with the mark in their environment."""
     mark = f"TENAX_TEST_MARK={os.urandom(8).hex()}"
     name, _, value = mark.partition("=")
     process = subprocess.Popen(["/bin/sleep", "60"], env={name: value})
@@ -104,8 +104,7 @@ def test_bearers_of_a_mark() -> None:
     assert marked_processes(mark.encode()) == []
 
 
-def test_waiting_for_deaths() -> None:
-    """Until all are dead, or nobody dies any more."""
+def test_wait_for_deaths_returns_when_all_are_dead_or_none_dies() -> None:
     with leaving_nothing():
         long, short = (subprocess.Popen(["/bin/sleep", "60"]) for _ in range(2))
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Counting devices without torch: drivers' files built in a temporary folder, and real processes for torch's part."""
+"""Counting devices without torch, on driver files in a temporary folder; torch runs in real processes."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def server(host: Host) -> Host:
     return host
 
 
-def test_no_gpu(host: Host) -> None:
-    """A host without GPUs has none, whatever the variables say."""
+def test_a_host_without_gpus_has_none(host: Host) -> None:
+    """Whatever the variables contain."""
     assert host.gpus() == ()
     assert host.gpus(CUDA_VISIBLE_DEVICES="0,1") == ()
 
 
-def test_all_gpus_in_the_order_of_the_bus(server: Host) -> None:
-    """Device numbers follow the PCI bus, not the numbers of the device nodes; other nodes of the driver are no GPUs."""
+def test_gpus_are_in_the_order_of_the_pci_bus(server: Host) -> None:
+    """Not in the order of the device nodes; other device nodes of the driver are not GPUs."""
     assert server.gpus() == tuple(BUS_IDS)
 
 
@@ -108,32 +108,31 @@ def test_all_gpus_in_the_order_of_the_bus(server: Host) -> None:
         (f"0,{UUIDS[3]}", [0]),
     ],
 )
-def test_cuda_visible_devices_means_what_cuda_says(server: Host, selector: str, numbers: list[int]) -> None:
+def test_cuda_visible_devices_is_parsed_as_cuda_does(server: Host, selector: str, numbers: list[int]) -> None:
     """A list stops at the first invalid entry, a GPU named twice empties it, uuids may be shortened."""
     assert server.gpus(CUDA_VISIBLE_DEVICES=selector) == tuple(BUS_IDS[number] for number in numbers)
 
 
-def test_the_container_runtimes_variable_is_not_ours(server: Host) -> None:
-    """NVIDIA_VISIBLE_DEVICES has done its work before the container started."""
+def test_nvidia_visible_devices_is_ignored(server: Host) -> None:
+    """The container runtime has applied it already."""
     assert len(server.gpus(NVIDIA_VISIBLE_DEVICES="void")) == 4
 
 
-def test_a_container_shows_gpus_it_may_not_open(host: Host) -> None:
-    """The driver lists every GPU of the host in every container; those without a device node do not count."""
+def test_gpus_without_a_device_node_do_not_count(host: Host) -> None:
+    """In a container the driver lists every GPU of the host."""
     host.add_nvidia(BUS_IDS[0], 0, UUIDS[0], node=False)
     host.add_nvidia(BUS_IDS[1], 1, UUIDS[1])
     assert host.gpus() == (BUS_IDS[1],)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
-def test_a_device_node_of_somebody_else(server: Host) -> None:
-    """A GPU whose node this user may not open does not count."""
+def test_a_device_node_without_permission_does_not_count(server: Host) -> None:
     (server.root / "dev/nvidia3").chmod(0)
     assert server.gpus() == tuple(BUS_IDS[1:])
 
 
 def test_device_nodes_alone_are_enough(host: Host) -> None:
-    """Where the driver's list is missing GPUs are counted, without a bus id, and their uuids are believed."""
+    """Without the driver's list GPUs are counted without bus ids, and any uuid is accepted."""
     for minor in range(2):
         host.write(f"dev/nvidia{minor}")
     assert host.gpus() == (None, None)
@@ -141,21 +140,21 @@ def test_device_nodes_alone_are_enough(host: Host) -> None:
     assert host.gpus(CUDA_VISIBLE_DEVICES=f"{UUIDS[0]},{UUIDS[1]}") == (None, None)
 
 
-def test_a_gpu_that_does_not_tell_its_uuid(host: Host) -> None:
-    """The driver writes question marks for a GPU it has not woken up; a single GPU is meant all the same."""
+def test_a_gpu_without_a_known_uuid_can_still_be_selected(host: Host) -> None:
+    """The driver writes question marks for a GPU that is not initialized; a single GPU is unambiguous."""
     host.add_nvidia(BUS_IDS[0], 0, "GPU-????????-????-????-????-????????????")
     assert host.gpus(CUDA_VISIBLE_DEVICES=UUIDS[0]) == (BUS_IDS[0],)
 
 
-def test_a_gpu_that_the_administrator_excluded(host: Host) -> None:
-    """CUDA does not show it, so it does not count."""
+def test_an_excluded_gpu_does_not_count(host: Host) -> None:
+    """CUDA does not show it."""
     host.add_nvidia(BUS_IDS[0], 0, UUIDS[0], excluded="Yes")
     host.add_nvidia(BUS_IDS[1], 1, UUIDS[1])
     assert host.gpus() == (BUS_IDS[1],)
 
 
-def test_slices_of_a_gpu_count(server: Host) -> None:
-    """Each MIG slice is a device; only its older name tells which GPU it is cut from."""
+def test_each_mig_slice_counts_as_a_device(server: Host) -> None:
+    """Only its older name contains its GPU."""
     new = ["MIG-1f0e1a2b-0000-1111-2222-333344445555", "MIG-9c9c9c9c-0000-1111-2222-333344445555"]
     assert server.gpus(CUDA_VISIBLE_DEVICES=",".join(new)) == (None, None)
     assert server.gpus(CUDA_VISIBLE_DEVICES=f"{new[0]},{new[0]}") == ()
@@ -163,8 +162,7 @@ def test_slices_of_a_gpu_count(server: Host) -> None:
     assert server.gpus(CUDA_VISIBLE_DEVICES=old) == (BUS_IDS[2],) * 2
 
 
-def test_a_slice_of_the_only_gpu(host: Host) -> None:
-    """With one GPU there is no doubt whose slice it is."""
+def test_a_mig_slice_belongs_to_the_only_gpu(host: Host) -> None:
     host.add_nvidia(BUS_IDS[0], 0, UUIDS[0])
     assert host.gpus(CUDA_VISIBLE_DEVICES="MIG-1f0e1a2b-0000-1111-2222-333344445555") == (BUS_IDS[0],)
 
@@ -179,8 +177,8 @@ def amd_server(host: Host) -> Host:
     return host
 
 
-def test_amd_gpus_in_the_order_of_the_kernel(amd_server: Host) -> None:
-    """Nodes with SIMD units whose render node may be opened, by node number; the processor's own node is no GPU."""
+def test_amd_gpus_are_in_the_order_of_the_kernel(amd_server: Host) -> None:
+    """Nodes with SIMD units and a render node that can be opened; the CPU's node is not a GPU."""
     assert amd_server.gpus() == ("0001:05:00.0", "0001:26:00.0", "0001:43:01.0")
 
 
@@ -196,60 +194,57 @@ def test_amd_gpus_in_the_order_of_the_kernel(amd_server: Host) -> None:
         ({"HIP_VISIBLE_DEVICES": ""}, []),
     ],
 )
-def test_amd_gpus_are_hidden_in_two_steps(amd_server: Host, environ: dict[str, str], buses: list[str]) -> None:
-    """ROCr's list narrows first, HIP's counts within it, and CUDA's name stands in for HIP's."""
+def test_rocr_and_hip_variables_are_applied_in_order(
+    amd_server: Host, environ: dict[str, str], buses: list[str]
+) -> None:
+    """ROCr's list first, then HIP's within it; CUDA's variable replaces HIP's."""
     assert [str(bus_id)[5:7] for bus_id in amd_server.gpus(**environ)] == buses
 
 
-def test_a_number_is_a_number(host: Host) -> None:
-    """Any whole number from one up."""
+def test_a_positive_number_is_accepted(host: Host) -> None:
     assert host.nproc("8") == 8
     assert host.nproc(" 1 ") == 1
 
 
 @pytest.mark.parametrize("value", ["0", "-2"])
-def test_a_node_without_workers_is_refused(host: Host, value: str) -> None:
-    """Fewer than one worker is no job."""
-    with pytest.raises(ValueError, match=f"^--nproc-per-node={value}: at least one worker must run on each node.$"):
+def test_fewer_than_one_worker_is_rejected(host: Host, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^--nproc-per-node={value}: must be at least 1.$"):
         host.nproc(value)
 
 
 @pytest.mark.parametrize("value", ["2x", "1.5", "", "gpu,cpu", "--help"])
-def test_what_is_no_name_is_refused_at_once(host: Host, value: str) -> None:
-    """Nobody asks torch about a typing error."""
-    with pytest.raises(ValueError, match="is neither a number of workers nor one of auto, cpu, gpu, xpu"):
+def test_an_invalid_backend_name_is_rejected_without_torch(host: Host, value: str) -> None:
+    with pytest.raises(ValueError, match="must be a number, auto, cpu, gpu, xpu or the name of a torch backend"):
         host.nproc(value)
 
 
 def test_gpu_and_auto_count_the_visible_gpus(server: Host) -> None:
-    """One worker per GPU that a worker would see."""
+    """One worker per visible GPU."""
     assert server.nproc("gpu") == 4
     assert server.nproc("auto") == 4
     assert server.nproc("gpu", CUDA_VISIBLE_DEVICES="1,2") == 2
 
 
 def test_auto_without_gpus_counts_cpus(host: Host) -> None:
-    """Without GPUs the CPUs do the work."""
     assert host.nproc("auto") == host.nproc("cpu") == len(devices.allowed_cpus())
 
 
-def test_gpu_without_gpus_says_where_it_looked(host: Host) -> None:
-    """The sentence names the places, so that a user can look there too."""
-    with pytest.raises(ValueError, match="no GPU was found") as caught:
+def test_the_message_without_gpus_names_the_searched_paths(host: Host) -> None:
+    with pytest.raises(ValueError, match="no GPU found") as caught:
         host.nproc("gpu")
     assert f"{host.roots[0]}/nvidia0" in str(caught.value)
     assert f"{host.roots[2]}/class/kfd" in str(caught.value)
 
 
-def test_gpu_with_hidden_gpus_says_who_hides_them(server: Host) -> None:
-    """GPUs that a variable hides are not GPUs that are missing."""
-    with pytest.raises(ValueError, match="4 GPUs are here, but CUDA_VISIBLE_DEVICES='' leaves none visible"):
+def test_the_message_for_hidden_gpus_names_the_variable(server: Host) -> None:
+    """Hidden GPUs are distinguished from missing ones."""
+    with pytest.raises(ValueError, match="found 4 GPUs, but CUDA_VISIBLE_DEVICES='' hides all of them"):
         server.nproc("gpu", CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux lets a process be bound to CPUs")
-def test_cpus_are_those_this_process_may_use(host: Host) -> None:
-    """A process bound to fewer CPUs counts fewer."""
+def test_only_cpus_of_this_process_are_counted(host: Host) -> None:
+    """A process bound to some CPUs counts only these."""
     assert count_cpus(*host.roots[1:]) == len(os.sched_getaffinity(0))
 
 
@@ -290,7 +285,7 @@ def test_cpus_are_those_this_process_may_use(host: Host) -> None:
 def test_the_quota_is_the_tightest_of_the_cgroup_and_its_ancestors(
     host: Host, files: dict[str, str], quota: float | None
 ) -> None:
-    """Both kinds of cgroups, from the process's own folder up to the root that the container shows."""
+    """For both cgroup versions, from the process's cgroup up to the root visible in the container."""
     for name, text in files.items():
         host.write(name, text)
     assert cpu_quota(*host.roots[1:]) == quota
@@ -298,19 +293,19 @@ def test_the_quota_is_the_tightest_of_the_cgroup_and_its_ancestors(
 
 
 def fake_torch(root: Path, source: str) -> dict[str, str]:
-    """An environment whose Python imports this torch."""
+    """Return an environment whose Python imports this fake torch."""
     (root / "torch.py").write_text(source)
     return {**os.environ, "PYTHONPATH": str(root)}
 
 
-def test_other_backends_are_asked_of_torch(tmp_path: Path) -> None:
-    """A backend counts its own devices, in the workers' interpreter, whatever else it prints."""
+def test_other_backends_are_counted_with_torch(tmp_path: Path) -> None:
+    """In the workers' interpreter, whatever else it prints."""
     environ = fake_torch(tmp_path, "class npu:\n    device_count = staticmethod(lambda: 3)\nprint('hello')\n")
     assert parse_nproc("npu", environ) == 3
 
 
-def test_a_gpu_that_only_the_driver_knows_is_asked_of_torch(host: Host, tmp_path: Path) -> None:
-    """WSL has one device node for all GPUs: there torch counts."""
+def test_gpus_without_device_nodes_are_counted_with_torch(host: Host, tmp_path: Path) -> None:
+    """WSL has one device node for all GPUs."""
     host.write("dev/dxg")
     environ = fake_torch(tmp_path, "class cuda:\n    device_count = staticmethod(lambda: 2)\n")
     assert host.nproc("gpu", **environ) == 2
@@ -320,46 +315,46 @@ def test_a_gpu_that_only_the_driver_knows_is_asked_of_torch(host: Host, tmp_path
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("class xpu:\n    device_count = staticmethod(lambda: 0)", "torch finds no xpu device on this host"),
+        ("class xpu:\n    device_count = staticmethod(lambda: 0)", "torch found no xpu device on this host"),
         ("xpu = None", "torch has no backend 'xpu'"),
         (
             "raise OSError('libtorch is broken')",
-            r"could not be asked for its xpu devices \(OSError: libtorch is broken\)",
+            r"could not count xpu devices with torch \(OSError: libtorch is broken\)",
         ),
-        ("import os; os._exit(7)", r"could not be asked for its xpu devices \(exit code 7\)"),
+        ("import os; os._exit(7)", r"could not count xpu devices with torch \(exit code 7\)"),
         ("import no_such_module", r"No module named 'no_such_module'"),
     ],
 )
-def test_what_torch_cannot_answer_is_one_sentence(tmp_path: Path, source: str, sentence: str) -> None:
-    """No device, no backend, a broken torch: each is said as it is."""
+def test_a_failure_of_torch_is_one_line(tmp_path: Path, source: str, sentence: str) -> None:
+    """No device, no backend, a broken torch."""
     with pytest.raises(ValueError, match=f"^--nproc-per-node=xpu: .*{sentence}"):
         parse_nproc("xpu", fake_torch(tmp_path, source))
 
 
-def test_without_torch_the_sentence_says_so(tmp_path: Path) -> None:
-    """The interpreter of the workers is the one that is asked, and it may have no torch."""
+def test_the_message_without_torch_says_so(tmp_path: Path) -> None:
+    """The workers' interpreter may have no torch."""
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(bare.stat().st_mode | stat.S_IXUSR)
-    with pytest.raises(ValueError, match=f"only torch knows xpu devices, and {bare} has no torch"):
+    with pytest.raises(ValueError, match=f"{bare} has no torch to count xpu devices with"):
         parse_nproc("xpu", {**os.environ, "PYTHON_EXEC": str(bare)})
 
 
-def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
-    """PYTHON_EXEC may be wrong."""
-    with pytest.raises(ValueError, match="could not be started to ask torch"):
+def test_a_missing_interpreter_is_reported(tmp_path: Path) -> None:
+    """PYTHON_EXEC may name a missing file."""
+    with pytest.raises(ValueError, match="to count devices with torch"):
         parse_nproc("xpu", {**os.environ, "PYTHON_EXEC": str(tmp_path / "no-python")})
 
 
-def test_torch_is_not_waited_for_without_end(tmp_path: Path) -> None:
-    """A torch that hangs on import (a stuck driver) is given up."""
+def test_the_wait_for_torch_is_bounded(tmp_path: Path) -> None:
+    """Importing torch may hang on a stuck driver."""
     environ = fake_torch(tmp_path, "import signal; signal.pause()")
-    with pytest.raises(ValueError, match=r"torch did not say within 0\.2 s how many xpu devices there are"):
+    with pytest.raises(ValueError, match=r"torch did not count the xpu devices within 0\.2 s"):
         count_with_torch("xpu", environ, timeout_s=0.2)
 
 
-def test_a_folder_called_torch_is_not_torch(tmp_path: Path) -> None:
-    """The folder the user stands in is not searched, as it is not for a script elsewhere."""
+def test_a_folder_named_torch_is_not_imported(tmp_path: Path) -> None:
+    """The current folder is not searched, as for a script in another folder."""
     here = tmp_path / "here"
     here.mkdir()
     (here / "torch.py").write_text("raise RuntimeError('the wrong torch')")

@@ -1,4 +1,4 @@
-"""Entrypoints: from what a user names to something that can be started, and what is held meanwhile."""
+"""Entrypoints: how a command or function becomes a launch, and which descriptors are open meanwhile."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def test_a_string_is_a_program() -> None:
-    """Its arguments become words; ``${local_rank}`` is replaced, and nothing else that looks like it."""
+def test_a_string_is_a_command() -> None:
+    """``${local_rank}`` is replaced in its arguments, and nothing else."""
     args = ("--rank=${local_rank}", "${HOME}", "$$", "${rank}", 3, 1.5, None)
     entrypoint = make_entrypoint("./train", {0: args, 1: args}, "spawn", "train")
     assert isinstance(entrypoint, CommandEntrypoint)
@@ -35,15 +35,15 @@ def test_a_string_is_a_program() -> None:
     assert (launch.env, launch.descriptors, launch.cwd) == ({"A": "b"}, {}, "")
 
 
-def test_anything_else_is_a_function() -> None:
-    """With a name to show, and its exceptions recorded."""
+def test_a_callable_is_a_function_entrypoint() -> None:
+    """It has a name, and its exceptions are recorded."""
     entrypoint = make_entrypoint(double, {0: (1,)}, "fork", "ignored")
     assert isinstance(entrypoint, FunctionEntrypoint)
     assert entrypoint.name == "double"
 
 
-def test_a_program_that_ended_well_returned_none() -> None:
-    """Those that did not are not among the values; a new start forgets the old end."""
+def test_a_successful_command_returns_none() -> None:
+    """Failed ones have no return value; a new start removes the old value."""
     entrypoint = CommandEntrypoint({0: ["a"], 1: ["a"], 2: ["a"]}, "a")
     for rank, code in ((2, 0), (1, 3), (0, 0)):
         entrypoint.launch(rank, {})
@@ -54,7 +54,7 @@ def test_a_program_that_ended_well_returned_none() -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_nothing_is_held_longer_than_needed(method: str) -> None:
+def test_descriptors_are_closed_when_no_longer_needed(method: str) -> None:
     """The payload until the worker was started, the result until it was read, both ends of one barrier for all workers
     of a generation; a restart or the end closes the rest."""
     before = len(descriptors())
@@ -80,8 +80,8 @@ def test_nothing_is_held_longer_than_needed(method: str) -> None:
     assert len(descriptors()) == before
 
 
-def test_a_result_that_is_not_whole_is_told_from_none() -> None:
-    """Empty is None; too short, too long or nonsense is unreadable."""
+def test_an_incomplete_result_is_distinguished_from_none() -> None:
+    """An empty file is None; too short, too long or invalid content is unreadable."""
     for content, is_readable in [
         (b"", True),
         (b"\x04", False),

@@ -1,4 +1,4 @@
-"""Functions as workers: every way in which one can end is defined, for spawn, fork and forkserver alike."""
+"""Functions as workers: every way to end is defined, for spawn, fork and forkserver."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ended(msgspec.Struct):
 
 
 class Caller:
-    """Calls a function in a worker of its own, as the supervisor would."""
+    """Calls a function in its own worker, as the supervisor does."""
 
     def __init__(self, folder: Path, method: str) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class Caller:
     def running(
         self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None
     ) -> Iterator[tuple[Hearing, Callable[[], Ended]]]:
-        """A call that has not ended yet: what is heard of it, and how to wait for its end."""
+        """Start a call; yields its events and a function that waits for its end."""
         error_file = self._folder / f"error-{os.urandom(4).hex()}.json"
         given = {**self._environ, "TORCHELASTIC_ERROR_FILE": str(error_file), **(env or {})}
         with leaving_nothing():
@@ -109,16 +109,16 @@ def add(a: int, b: int) -> dict[str, int]:
     return {"sum": a + b}
 
 
-def test_what_it_returns_comes_back(call: Caller) -> None:
-    """Arguments go in, the value comes out; nothing is printed and no error is recorded."""
+def test_the_return_value_is_delivered(call: Caller) -> None:
+    """Nothing is printed and no error is recorded."""
     assert call(add, 2, 3) == Ended(0, "", {0: {"sum": 5}}, "", "", {})
 
 
 def do_nothing() -> None: ...
 
 
-def test_none_is_a_value(call: Caller) -> None:
-    """A function without a return statement returns None, and its rank is among the results."""
+def test_none_is_a_return_value(call: Caller) -> None:
+    """A function without a return statement has a result."""
     assert call(do_nothing).values == {0: None}
 
 
@@ -126,8 +126,8 @@ def make_bytes(megabytes: int) -> bytes:
     return bytes(megabytes << 20)
 
 
-def test_a_large_value_comes_back(call: Caller) -> None:
-    """Fifty megabytes block nobody."""
+def test_a_large_return_value_is_delivered(call: Caller) -> None:
+    """50 MB do not block the worker or the agent."""
     assert call(make_bytes, 50).values[0] == bytes(50 << 20)
 
 
@@ -147,14 +147,14 @@ class Callable_:
     [(functools.partial(add, 1), "partial"), (Callable_(1), "Callable_"), (Callable_(1).method, "Callable_.method")],
     ids=["partial", "instance", "method"],
 )
-def test_whatever_can_be_called_can_be_a_worker(tmp_path: Path, function: Callable[..., Any], name: str) -> None:
-    """A partial, an instance, a bound method; and each has a name to be shown by."""
+def test_any_callable_can_be_a_worker(tmp_path: Path, function: Callable[..., Any], name: str) -> None:
+    """A partial, an instance, a bound method; each has a name."""
     assert Caller(tmp_path, "spawn")(function, 2).code == 0
     assert FunctionEntrypoint(function, {}, wrap=record).name == name
 
 
-def test_a_lambda_needs_no_pickle_when_it_is_forked(call_fork: Caller) -> None:
-    """What a forked process inherits may be anything: closures, open files, locks."""
+def test_a_forked_function_need_not_be_picklable(call_fork: Caller) -> None:
+    """Closures, open files and locks are inherited."""
     inherited = threading.Lock()
     assert call_fork(lambda word: (word, inherited.locked()), "hello").values == {0: ("hello", False)}
 
@@ -195,20 +195,20 @@ def test_exit_with_a_text(call: Caller) -> None:
 
 
 @pytest.mark.parametrize(("code", "values"), [(0, {0: None}), (7, {})], ids=str)
-def test_exit_without_a_word(call: Caller, code: int, values: dict[int, None]) -> None:
-    """``os._exit`` skips everything; its code alone decides, and the agent does not wait for a value."""
+def test_os_exit_has_only_its_exit_code(call: Caller, code: int, values: dict[int, None]) -> None:
+    """The agent does not wait for a return value."""
     assert call(os._exit, code) == Ended(code, "", values, "", "", {})
 
 
-def kill_myself(number: int) -> None:
+def kill_this_process(number: int) -> None:
     os.kill(os.getpid(), number)
     signal.pause()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_signal(call: Caller, number: int) -> None:
-    """A worker that a signal ends has that signal as its code; SIGINT too, after Python's KeyboardInterrupt."""
-    ended = call(kill_myself, number)
+def test_a_worker_killed_by_a_signal_has_its_negative_number(call: Caller, number: int) -> None:
+    """SIGINT too, after Python's KeyboardInterrupt."""
+    ended = call(kill_this_process, number)
     assert (ended.code, ended.values, ended.error) == (-number, {}, {})
     assert ("KeyboardInterrupt" in ended.err) == (number == signal.SIGINT)
 
@@ -217,15 +217,15 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_keyboard_interrupt(call: Caller) -> None:
-    """Raised by hand it ends the worker as the signal would, as in any Python program."""
+def test_a_raised_keyboard_interrupt_ends_as_sigint(call: Caller) -> None:
+    """As in any Python program."""
     ended = call(interrupt)
     assert (ended.code, ended.error) == (-signal.SIGINT, {})
     assert ended.err.endswith("KeyboardInterrupt\n")
 
 
-def test_a_worker_that_is_asked_before_it_runs(call: Caller) -> None:
-    """SIGTERM that comes while the process is being made is not lost."""
+def test_sigterm_before_the_function_runs_is_not_lost(call: Caller) -> None:
+    """It arrives while the process starts."""
     with call.running(signal.pause) as (hearing, finish):
         hearing.processes.signal(1, signal.SIGTERM)
         assert finish().code == -signal.SIGTERM
@@ -235,13 +235,13 @@ def return_a_lambda() -> object:
     return lambda: 1
 
 
-def test_a_value_that_cannot_be_pickled(call: Caller) -> None:
-    """A failure that says what to do, recorded like an exception of the function's own."""
+def test_a_return_value_that_cannot_be_pickled_is_a_failure(call: Caller) -> None:
+    """It is recorded like an exception of the function, with the next step."""
     ended = call(return_a_lambda)
     assert (ended.code, ended.values) == (1, {})
     text = ended.error["message"]["message"]
     assert text.startswith("TypeError: the return value of return_a_lambda is a function that cannot be pickled")
-    assert text.endswith("return plain data instead")
+    assert text.endswith("return plain data")
 
 
 def return_an_unknown_class() -> object:
@@ -251,12 +251,12 @@ def return_an_unknown_class() -> object:
     return module.Private()
 
 
-def test_a_value_whose_class_is_unknown_to_the_agent(call: Caller) -> None:
-    """The worker ended well, but it is a failure: the value cannot be read, and the reason is named."""
+def test_a_return_value_whose_class_the_agent_cannot_import_is_a_failure(call: Caller) -> None:
+    """Although the exit code is 0; the message has the reason."""
     ended = call(return_an_unknown_class)
     assert ended.code == 0
     assert ended.fault == (
-        "its return value cannot be unpickled here: ModuleNotFoundError: No module named 'only_in_the_worker'"
+        "its return value cannot be unpickled in the agent: ModuleNotFoundError: No module named 'only_in_the_worker'"
     )
     assert ended.values == {}
 
@@ -269,17 +269,17 @@ def write_half_a_result(then: int) -> None:
     os._exit(then)
 
 
-def test_a_worker_that_dies_while_it_hands_over(call: Caller) -> None:
-    """Half a value is no value: a failure in words if the exit code says success, else the code itself."""
+def test_a_worker_that_dies_while_writing_its_result_fails(call: Caller) -> None:
+    """With a message if the exit code is 0, else with the exit code."""
     ended = call(write_half_a_result, 0)
-    assert (ended.code, ended.fault) == (0, "the worker ended while it was handing over its return value")
+    assert (ended.code, ended.fault) == (0, "the worker exited while writing its return value")
     assert ended.values == {}
     assert call(write_half_a_result, -signal.SIGKILL).code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("argument", [lambda: 1, threading.Lock()], ids=["lambda", "lock"])
-def test_an_argument_that_cannot_be_pickled(call_fresh: Caller, argument: object) -> None:
-    """The start fails in the agent, with pickle's own reason, and leaves nothing open."""
+def test_an_argument_that_cannot_be_pickled_fails_the_start(call_fresh: Caller, argument: object) -> None:
+    """In the agent, with pickle's message; no descriptor is left open."""
     entrypoint = FunctionEntrypoint(add, {0: (argument, 1)}, wrap=record, start_method=call_fresh.method)
     with leaving_nothing():
         with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match="pickle"):
@@ -287,8 +287,8 @@ def test_an_argument_that_cannot_be_pickled(call_fresh: Caller, argument: object
         entrypoint.close()
 
 
-def test_a_start_method_that_does_not_exist() -> None:
-    """Refused at once, with the ones that do."""
+def test_an_unknown_start_method_is_rejected() -> None:
+    """The message lists the known ones."""
     with pytest.raises(ValueError, match="start_method is 'teleport'; expected one of spawn, fork, forkserver"):
         FunctionEntrypoint(add, {}, wrap=record, start_method="teleport")
 
@@ -307,7 +307,7 @@ def use(queue: Any, lock: Any, total: Any, pipe: Any, event: Any) -> str:
 
 
 def test_queues_locks_values_and_pipes_as_arguments(call: Caller) -> None:
-    """Whatever a ``multiprocessing.Process`` may be given, a worker may be given, and nothing it puts is lost."""
+    """As for ``multiprocessing.Process``; nothing that a worker puts is lost."""
     context = multiprocessing.get_context(call.method)
     queue, lock, total, event = context.Queue(), context.Lock(), context.Value("i", 1), context.Event()
     ours, theirs = context.Pipe()
@@ -342,8 +342,8 @@ def module(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("module")
-def test_variables_are_there_when_modules_are_imported(call: Caller) -> None:
-    """A module that reads its environment once, at import, sees the worker's; ``sys.path`` is the agent's."""
+def test_variables_are_set_before_modules_are_imported(call: Caller) -> None:
+    """A module that reads the environment at import sees the worker's; ``sys.path`` is the agent's."""
     assert call(read_at_import, env={"WORD": "mine"}).values == {0: "mine"}
 
 
@@ -351,8 +351,8 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def test_the_environment_is_the_given_one(call: Caller) -> None:
-    """What the agent has and the worker was not given is not there."""
+def test_the_environment_is_exactly_the_given_one(call: Caller) -> None:
+    """Other variables of the agent are not inherited."""
     os.environ["ONLY_IN_THE_AGENT"] = "1"
     try:
         seen = call(environment, env={"ONLY_IN_THE_WORKER": "2"}).values[0]
@@ -377,13 +377,13 @@ def finish_in_a_thread() -> None:
     started.set()
 
 
-def test_threads_and_exit_handlers_are_waited_for(call: Caller) -> None:
-    """As in a program: the process ends when its threads have ended, and then what was registered for the end runs."""
+def test_threads_and_exit_handlers_finish_before_the_end(call: Caller) -> None:
+    """As in any Python program: first the threads end, then exit handlers run."""
     assert call(finish_in_a_thread).out == "late\nat exit\n"
 
 
 def test_exit_handlers_of_the_agent_do_not_run_in_its_workers(call: Caller) -> None:
-    """A forked worker does not clean up what is not its own."""
+    """A forked worker does not run the agent's cleanup."""
     said = Pipe()
     handler = functools.partial(os.write, said.writer, b"cleaned up")
     atexit.register(handler)
@@ -400,8 +400,8 @@ def print_to(stream: str) -> None:
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_last_line_without_an_end_is_kept(call: Caller, stream: str) -> None:
-    """Streams are flushed at the end."""
+def test_a_last_line_without_a_newline_is_kept(call: Caller, stream: str) -> None:
+    """Streams are flushed."""
     ended = call(print_to, stream)
     assert {"stdout": ended.out, "stderr": ended.err}[stream] == f"to {stream}"
 
@@ -410,7 +410,7 @@ OPEN_FILES: list[Any] = []
 
 
 def leave_files_open(folder: str) -> None:
-    """One of each kind that has a buffer, with something in it."""
+    """Leave one file of each buffered kind open, with data in its buffer."""
     for name, mode in (("text", "w"), ("bytes", "wb"), ("both", "w+b")):
         file = open(f"{folder}/{name}", mode)  # noqa: SIM115 - stays open
         file.write("last" if mode == "w" else b"last")
@@ -418,7 +418,7 @@ def leave_files_open(folder: str) -> None:
 
 
 def test_files_that_a_fresh_worker_left_open_are_written(tmp_path: Path) -> None:
-    """The interpreter is not torn down at the end, but what is in the buffers of open files is not lost."""
+    """The interpreter is not finalized, but buffers of open files are flushed."""
     assert Caller(tmp_path, "spawn")(leave_files_open, str(tmp_path)).code == 0
     assert [(tmp_path / name).read_text() for name in ("text", "bytes", "both")] == ["last"] * 3
 
@@ -434,11 +434,11 @@ def write_to_a_closed_pipe() -> str:
 
 
 def test_a_broken_pipe_is_an_exception(call: Caller) -> None:
-    """Python ignores SIGPIPE, and so does a forked worker that is Python."""
+    """Python ignores SIGPIPE, also in a forked worker."""
     assert call(write_to_a_closed_pipe).values == {0: "an exception"}
 
 
-def facts_of_the_process() -> dict[str, Any]:
+def process_state() -> dict[str, Any]:
     return {
         "session": os.getsid(0) == os.getpid() == os.getpgrp(),
         "descriptors": sorted(descriptors()),
@@ -451,14 +451,14 @@ def facts_of_the_process() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("from_main_thread", [True, False], ids=["main thread", "other thread"])
-def test_a_function_finds_an_orderly_process(call: Caller, from_main_thread: bool) -> None:
-    """Its own session, no blocked signals, Python's handlers, and of the agent's descriptors only what it must have."""
+def test_a_function_runs_in_a_clean_process(call: Caller, from_main_thread: bool) -> None:
+    """Own session, no blocked signals, Python's signal handlers, no descriptors of the agent beyond the needed ones."""
     before = set(descriptors())
     answers: list[Ended] = []
 
     def ask() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a host may have done that to its threads
-        answers.append(call(facts_of_the_process))
+        answers.append(call(process_state))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
     if from_main_thread:
@@ -483,7 +483,7 @@ def test_a_function_finds_an_orderly_process(call: Caller, from_main_thread: boo
 
 
 def test_files_of_the_agent_are_not_replaced_in_a_forked_worker(call_fork: Caller, tmp_path: Path) -> None:
-    """What the agent has open, whatever its number, is the same file in the worker, and the value still comes back."""
+    """The agent's open files keep their numbers in the worker, and the return value is still delivered."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context((tmp_path / str(number)).open("w")) for number in range(20)]
 
@@ -515,7 +515,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_a_function_of_the_main_script(program: Callable[..., Program], method: str) -> None:
-    """Functions and classes of ``__main__`` work; what the agent had printed but not flushed is printed once."""
+    """Functions and classes of ``__main__`` work; unflushed output of the agent is printed once."""
     done = program(MAIN.replace("{flags}", "42"), method)
     text = done.pipe.rest()
     name = "__main__" if method == "fork" else "__mp_main__"
@@ -524,7 +524,7 @@ def test_a_function_of_the_main_script(program: Callable[..., Program], method: 
 
 
 def test_a_spawned_worker_has_the_interpreters_options(tmp_path: Path) -> None:
-    """``python -O -W error -X dev``: what the agent was started with, its spawned workers are started with."""
+    """``python -O -W error -X dev``: the same options as the agent's."""
     import subprocess
 
     script = tmp_path / "main.py"

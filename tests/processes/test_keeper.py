@@ -1,4 +1,4 @@
-"""The keeper with real processes: what a worker finds when it starts, and that nobody outlives the orders."""
+"""The keeper with real processes: the state in which workers start, and that none survives a kill."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def start(hearing: Hearing, argv: list[str], out: Pipe | None = None, rank: int 
     hearing.processes.start(1, rank, launch(argv, descriptors={**descriptors, **given}, **options))  # type: ignore[arg-type]
 
 
-def said_by(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -> str:
-    """What a worker prints until its end."""
+def output_of(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -> str:
+    """Return what a worker prints until its end."""
     start(hearing, argv, out, **options)
     text = out.rest()
     assert hearing.take(events.WorkerExited).exit_code == 0
@@ -53,14 +53,14 @@ def said_by(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -> 
 
 
 def test_a_worker_leads_its_own_group_and_session(hearing: Hearing, pipe: Pipe) -> None:
-    """So that a Ctrl-C in the agent's terminal does not reach it and its group can be signalled as a whole."""
-    text = said_by(hearing, python("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"), pipe)
+    """So Ctrl-C in the agent's terminal does not reach it, and its group can be signalled."""
+    text = output_of(hearing, python("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"), pipe)
     pid = hearing.take(events.WorkerStarted).pid
     assert text.split() == [str(pid)] * 3
 
 
-def test_a_worker_holds_only_what_it_was_given(hearing: Hearing) -> None:
-    """No descriptor of the keeper, the agent or another worker leaks into a worker."""
+def test_a_worker_has_only_the_given_descriptors(hearing: Hearing) -> None:
+    """None of the keeper, the agent or another worker."""
     pipes = [Pipe() for _ in range(4)]
     argv = python("import os; print(*sorted(map(int, os.listdir('/proc/self/fd'))))")
     for rank, each in enumerate(pipes):
@@ -72,8 +72,8 @@ def test_a_worker_holds_only_what_it_was_given(hearing: Hearing) -> None:
     assert texts == [["0", "1", "2", listing], ["0", "1", "2", listing], ["0", "1", "2", listing, "9"], texts[0]]
 
 
-def test_descriptors_get_the_numbers_that_were_asked_for(hearing: Hearing) -> None:
-    """Whatever numbers they have on the way, also the keeper's own, and also when they are swapped."""
+def test_descriptors_get_the_requested_numbers(hearing: Hearing) -> None:
+    """Also if they are swapped or equal the keeper's own numbers."""
     numbers = [1, 3, 4, 5, 6, 7, 8, 12, 200]
     pipes = {number: Pipe() for number in numbers}
     code = "import os, sys; [os.write(n, b'%d' % n) for n in map(int, sys.argv[1:])]"
@@ -85,9 +85,9 @@ def test_descriptors_get_the_numbers_that_were_asked_for(hearing: Hearing) -> No
 
 
 def test_the_environment_is_exactly_the_given_one(hearing: Hearing, pipe: Pipe) -> None:
-    """Every variable arrives byte for byte, and nothing but the keeper's mark is added."""
+    """Byte for byte; only the keeper's mark is added."""
     given = {"EMPTY": "", "SPACE": " a b ", "EQUALS": "a=b", "LINES": "a\nb", "BYTES": "\udcff\udc80", "Ü": "ü"}
-    text = said_by(hearing, ["/usr/bin/env", "-0"], pipe, env=given)
+    text = output_of(hearing, ["/usr/bin/env", "-0"], pipe, env=given)
     found = dict(variable.split("=", 1) for variable in text.rstrip("\0").split("\0"))
     assert found.pop(MARK)
     assert found == given
@@ -108,8 +108,8 @@ keeper.close()
 """
 
 
-def said_below_an_agent(mood: str, argv: list[str], **variables: bytes) -> bytes:
-    """What a worker prints whose agent is a process of its own, with these variables."""
+def output_below_an_agent(mood: str, argv: list[str], **variables: bytes) -> bytes:
+    """Return what a worker prints whose agent is another process with these variables."""
     env = {**os.environb, b"PYTHONPATH": os.fsencode(Path(__file__).parents[1])}
     env.update((name.encode(), value) for name, value in variables.items())
     done = subprocess.run(python(AGENT, mood, *argv, flags=()), env=env, capture_output=True, timeout=30)
@@ -119,8 +119,8 @@ def said_below_an_agent(mood: str, argv: list[str], **variables: bytes) -> bytes
 
 @pytest.mark.parametrize("word", [b"\xc3\xa4", b"\xe4"])
 def test_the_environment_survives_another_encoding(word: bytes) -> None:
-    """An agent that reads bytes as other text than its keeper still hands them on unchanged."""
-    said = said_below_an_agent("calm", ["/usr/bin/printenv", "WORD"], WORD=word, PYTHONUTF8=b"0", LC_ALL=b"C")
+    """Agent and keeper may decode bytes differently; the worker gets them unchanged."""
+    said = output_below_an_agent("calm", ["/usr/bin/printenv", "WORD"], WORD=word, PYTHONUTF8=b"0", LC_ALL=b"C")
     assert said == word + b"\n"
 
 
@@ -134,30 +134,29 @@ STATUS = ["/bin/cat", "/proc/self/status"]  # not Python, which would change it
 INHERITED = ignored_in(Path("/proc/self/status").read_text()) - {signal.SIGPIPE, signal.SIGXFSZ}
 
 
-def test_signals_are_as_a_program_expects_them(hearing: Hearing, pipe: Pipe) -> None:
-    """What the keeper ignores for itself, and what Python ignores at its start, is not handed down; none is blocked."""
-    status = said_by(hearing, STATUS, pipe)
+def test_workers_start_with_default_signal_handling(hearing: Hearing, pipe: Pipe) -> None:
+    """Signals that the keeper or Python ignores are reset, and none is blocked."""
+    status = output_of(hearing, STATUS, pipe)
     assert ignored_in(status) == INHERITED
     assert "SigBlk:\t0000000000000000" in status
 
 
 def test_an_inherited_ignored_hangup_stays_ignored() -> None:
-    """``nohup``: what was ignored when the agent started is ignored in its workers, and nothing else is."""
-    assert ignored_in(said_below_an_agent("nohup", STATUS).decode()) == INHERITED | {signal.SIGHUP}
+    """As with ``nohup``; no other signal is ignored."""
+    assert ignored_in(output_below_an_agent("nohup", STATUS).decode()) == INHERITED | {signal.SIGHUP}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs to choose from")
 def test_a_worker_runs_on_its_cpus(hearing: Hearing, pipe: Pipe) -> None:
-    """The worker is bound before its first instruction; the keeper is not."""
+    """The worker is bound before its program runs; the keeper is not bound."""
     last = max(os.sched_getaffinity(0))
     argv = python("import os; print(*os.sched_getaffinity(0))")
-    assert said_by(hearing, argv, pipe, cpus=(last,)).split() == [str(last)]
+    assert output_of(hearing, argv, pipe, cpus=(last,)).split() == [str(last)]
     assert os.sched_getaffinity(keeper_of(hearing).pid) == os.sched_getaffinity(0)
 
 
-def test_a_worker_starts_where_it_was_told(hearing: Hearing, pipe: Pipe, tmp_path: Path) -> None:
-    """The working directory is the given one."""
-    assert said_by(hearing, ["/bin/pwd"], pipe, cwd=str(tmp_path)).strip() == str(tmp_path)
+def test_a_worker_starts_in_the_given_directory(hearing: Hearing, pipe: Pipe, tmp_path: Path) -> None:
+    assert output_of(hearing, ["/bin/pwd"], pipe, cwd=str(tmp_path)).strip() == str(tmp_path)
 
 
 # --- what cannot be started -------------------------------------------------------------------------------------------
@@ -169,15 +168,15 @@ def refused(hearing: Hearing, argv: list[str], **options: object) -> tuple[int, 
     return failed.exit_code, failed.reason
 
 
-def test_a_program_that_is_not_there(hearing: Hearing) -> None:
-    """127, as a shell says it, and the name that the user wrote, not one of the places where it was looked for."""
+def test_a_missing_program_fails_with_127(hearing: Hearing) -> None:
+    """As in a shell. The message has the name that the user wrote, not a searched path."""
     assert refused(hearing, ["no-such-program"]) == (127, "No such file or directory: 'no-such-program'")
     assert refused(hearing, ["/no/such"]) == (127, "No such file or directory: '/no/such'")
     assert refused(hearing, ["/dev/null/x"])[0] == 127
 
 
-def test_a_program_that_may_not_run(hearing: Hearing, tmp_path: Path) -> None:
-    """126 for a file without permission, a directory, and a file that is no program."""
+def test_a_program_that_cannot_be_executed_fails_with_126(hearing: Hearing, tmp_path: Path) -> None:
+    """A file without permission, a directory, and a file that is not a program."""
     plain = tmp_path / "plain"
     plain.write_text("#!/bin/sh\n")
     assert refused(hearing, [str(plain)]) == (126, f"Permission denied: {str(plain)!r}")
@@ -187,22 +186,22 @@ def test_a_program_that_may_not_run(hearing: Hearing, tmp_path: Path) -> None:
     assert refused(hearing, [str(plain)]) == (126, f"Exec format error: {str(plain)!r}")
 
 
-def test_a_working_directory_that_is_not_there(hearing: Hearing) -> None:
-    """The reason names the directory, not the program."""
+def test_a_missing_working_directory_is_reported(hearing: Hearing) -> None:
+    """The message has the directory, not the program."""
     assert refused(hearing, ["/bin/true"], cwd="/no/such/place") == (
         127,
         "No such file or directory: '/no/such/place'",
     )
 
 
-def test_words_that_no_program_can_be_given(hearing: Hearing) -> None:
-    """A NUL in an argument or the environment is a start failure with a reason, not the keeper's end."""
+def test_a_nul_in_an_argument_or_variable_fails_the_start(hearing: Hearing) -> None:
+    """With a reason; the keeper continues."""
     assert refused(hearing, ["/bin/echo", "a\0b"]) == (1, "ValueError: embedded null byte")
     assert refused(hearing, ["/bin/true"], env={"A": "\0"}) == (1, "ValueError: embedded null byte")
 
 
-def test_a_keeper_out_of_descriptors_says_so_and_lives(hearing: Hearing) -> None:
-    """Too many open files is a start failure; when there is room again, workers start again."""
+def test_a_keeper_without_free_descriptors_reports_it_and_continues(hearing: Hearing) -> None:
+    """The start fails; later starts succeed when descriptors are free again."""
     keeper = keeper_of(hearing)
     start(hearing, ["/bin/true"])
     hearing.take(events.WorkerExited)
@@ -215,8 +214,8 @@ def test_a_keeper_out_of_descriptors_says_so_and_lives(hearing: Hearing) -> None
     assert hearing.take(events.WorkerExited).exit_code == 0
 
 
-def test_a_keeper_that_cannot_take_descriptors_ends_everything(hearing: Hearing, pipe: Pipe) -> None:
-    """Descriptors that got lost on the way would mix up workers' output: better no keeper than a wrong one."""
+def test_a_keeper_that_loses_descriptors_ends_everything(hearing: Hearing, pipe: Pipe) -> None:
+    """Descriptors lost in transit would mix up the output of workers."""
     keeper = keeper_of(hearing)
     start(hearing, ["/bin/sleep", "60"])
     pid = hearing.take(events.WorkerStarted).pid
@@ -231,15 +230,15 @@ def test_a_keeper_that_cannot_take_descriptors_ends_everything(hearing: Hearing,
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
-def test_a_worker_that_a_signal_ends(hearing: Hearing, number: signal.Signals) -> None:
-    """Whoever sent it: the exit code is the signal's number, negative."""
+def test_a_killed_worker_has_the_negative_signal_as_exit_code(hearing: Hearing, number: signal.Signals) -> None:
+    """Whichever process sent the signal."""
     start(hearing, ["/bin/sleep", "60"])
     os.kill(hearing.take(events.WorkerStarted).pid, number)
     assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -number, before_stop=True)
 
 
-def test_an_end_has_the_time_at_which_it_was_noticed(hearing: Hearing) -> None:
-    """An agent that is stopped reads it later, and still knows which worker ended first."""
+def test_an_exit_has_the_time_of_its_detection(hearing: Hearing) -> None:
+    """So an agent that was stopped still knows which worker exited first."""
     start(hearing, ["/bin/sleep", "60"])
     pid = hearing.take(events.WorkerStarted).pid
     os.kill(pid, signal.SIGKILL)
@@ -249,8 +248,8 @@ def test_an_end_has_the_time_at_which_it_was_noticed(hearing: Hearing) -> None:
     assert hearing.ended_at <= noticed_at
 
 
-def test_a_stopped_worker_can_be_asked(hearing: Hearing) -> None:
-    """A worker in state T obeys a signal all the same: it is continued."""
+def test_a_stopped_worker_receives_signals(hearing: Hearing) -> None:
+    """It is continued after the signal."""
     start(hearing, ["/bin/sleep", "60"])
     pid = hearing.take(events.WorkerStarted).pid
     os.kill(pid, signal.SIGSTOP)
@@ -258,8 +257,8 @@ def test_a_stopped_worker_can_be_asked(hearing: Hearing) -> None:
     assert hearing.take(events.WorkerExited).exit_code == -signal.SIGTERM
 
 
-def test_a_stopped_child_of_an_asked_worker_can_be_asked(hearing: Hearing, pipe: Pipe) -> None:
-    """The rest of its group is continued too, so that it need not be killed."""
+def test_a_stopped_child_of_a_signalled_worker_is_continued(hearing: Hearing, pipe: Pipe) -> None:
+    """So that it can react and need not be killed."""
     start(hearing, ["/bin/sh", "-c", "sleep 60 & echo $!; wait"], pipe)
     child = int(pipe.line())
     os.kill(child, signal.SIGSTOP)
@@ -269,8 +268,8 @@ def test_a_stopped_child_of_an_asked_worker_can_be_asked(hearing: Hearing, pipe:
     hearing.take(events.NodeCleared)
 
 
-def test_a_shell_around_the_real_program(hearing: Hearing, pipe: Pipe) -> None:
-    """``sh -c 'python train.py & wait'``: the shell dies of our signal; the program gets it too, and time to save."""
+def test_a_program_behind_a_shell_gets_the_signal(hearing: Hearing, pipe: Pipe) -> None:
+    """``sh -c 'python train.py & wait'``: the shell dies; the program gets the signal and its grace period."""
     trap = """
     import os, signal, sys
     def save(*_):
@@ -294,7 +293,7 @@ def test_a_shell_around_the_real_program(hearing: Hearing, pipe: Pipe) -> None:
 
 
 def test_a_signal_right_after_the_start_is_not_lost(hearing: Hearing) -> None:
-    """A worker that is asked to end before its program even runs does end: no grace period has to pass."""
+    """A worker that is signalled before its program runs ends without waiting for the grace period."""
     for rank in range(30):
         start(hearing, ["/bin/sleep", "60"], rank=rank)
         hearing.processes.signal(1, signal.SIGTERM)
@@ -303,7 +302,7 @@ def test_a_signal_right_after_the_start_is_not_lost(hearing: Hearing) -> None:
 
 
 def test_sixty_four_workers_at_once(hearing: Hearing) -> None:
-    """All start, all have their own descriptors, all are ended."""
+    """All start with their own descriptors, and all end."""
     pipes = [Pipe() for _ in range(64)]
     for rank, each in enumerate(pipes):
         start(hearing, ["/bin/sh", "-c", f"echo {rank}; exec sleep 60"], each, rank=rank)
@@ -335,8 +334,8 @@ os.wait()
 
 
 @pytest.mark.parametrize("order", ["clear", "kill"])
-def test_a_daemon_of_the_nastiest_kind_is_ended(hearing: Hearing, pipe: Pipe, order: str) -> None:
-    """Double-forked, in a session of its own, orphaned and deaf: it is still below the keeper, and goes."""
+def test_a_double_forked_daemon_in_its_own_session_is_killed(hearing: Hearing, pipe: Pipe, order: str) -> None:
+    """Orphaned and ignoring SIGTERM, it is still a descendant of the keeper."""
     start(hearing, python(DAEMON), pipe)
     daemon = int(pipe.line())
     hearing.take(events.WorkerExited)
@@ -346,8 +345,8 @@ def test_a_daemon_of_the_nastiest_kind_is_ended(hearing: Hearing, pipe: Pipe, or
     assert not is_alive(daemon)
 
 
-def test_a_process_that_runs_away_by_forking_is_caught(hearing: Hearing, pipe: Pipe) -> None:
-    """Each link forks the next one, in a new session, and exits: the chain ends with the first look that sees it."""
+def test_a_chain_of_forking_processes_is_killed(hearing: Hearing, pipe: Pipe) -> None:
+    """Each process forks the next one in a new session and exits."""
     chain = """
     import os
     print("running", flush=True)
@@ -365,14 +364,14 @@ def test_a_process_that_runs_away_by_forking_is_caught(hearing: Hearing, pipe: P
 
 
 def test_orphans_of_a_running_worker_leave_no_zombies(hearing: Hearing, pipe: Pipe) -> None:
-    """Processes that a long-lived worker leaves to the keeper are reaped when they end."""
+    """Orphans of a long-lived worker are reaped by the keeper when they exit."""
     start(hearing, ["/bin/sh", "-c", "(sleep 0 & echo $!); exec sleep 60"], pipe)
     orphan = int(pipe.line())
     until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan to be reaped")
 
 
-def test_a_keeper_that_somebody_killed_takes_everybody_along(hearing: Hearing, pipe: Pipe) -> None:
-    """Its workers die of their death signal, their daemons are found by the mark; the agent hears why."""
+def test_a_killed_keeper_takes_all_its_processes_along(hearing: Hearing, pipe: Pipe) -> None:
+    """Workers die of their death signal, daemons are found by the mark, and the agent gets the reason."""
     start(hearing, python(DAEMON), pipe)
     daemon = int(pipe.line())
     start(hearing, ["/bin/sleep", "60"], rank=1)
@@ -382,8 +381,8 @@ def test_a_keeper_that_somebody_killed_takes_everybody_along(hearing: Hearing, p
     assert gone([worker, daemon], 0)
 
 
-def test_orders_to_a_lost_keeper_are_harmless(hearing: Hearing) -> None:
-    """Between its death and the news of it, orders go nowhere and raise nothing."""
+def test_commands_to_a_lost_keeper_are_ignored(hearing: Hearing) -> None:
+    """Between its death and its detection, commands raise nothing."""
     keeper = keeper_of(hearing)
     os.kill(keeper.pid, signal.SIGKILL)
     assert gone([keeper.pid])
@@ -396,8 +395,8 @@ def test_orders_to_a_lost_keeper_are_harmless(hearing: Hearing) -> None:
     hearing.processes.kill(1)
 
 
-def test_signals_do_not_disturb_the_keeper(hearing: Hearing) -> None:
-    """Whatever a terminal or a scheduler sends around, the keeper stays at its post."""
+def test_the_keeper_ignores_signals(hearing: Hearing) -> None:
+    """Whatever a terminal or a scheduler sends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         until(lambda: "tenax-keeper" in Path(f"/proc/{keeper_of(hearing).pid}/comm").read_text(), "the keeper's start")
         start(hearing, ["/bin/true"])

@@ -1,4 +1,4 @@
-"""What every implementation of ``ports.Processes`` promises: the real keeper and the fake one, by the same tests."""
+"""The contract of ``ports.Processes``: the same tests for the real keeper and the fake one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 
 class World:
-    """How a test makes things happen, for real or not."""
+    """How a test causes events, with real or fake processes."""
 
     processes: Processes
 
@@ -59,18 +59,18 @@ class World:
         raise NotImplementedError
 
     def left_alive(self) -> int:
-        """How many of those that were left behind are alive."""
+        """Return how many leftover processes are alive."""
         raise NotImplementedError
 
     def lose(self) -> None:
         raise NotImplementedError
 
     def end_lease(self) -> None:
-        """The lease runs out, if there is one."""
+        """Let the lease expire, if there is one."""
         raise NotImplementedError
 
-    def is_no_python(self, rank: int) -> None:
-        """This worker cannot be asked for its stacks."""
+    def cannot_dump_stacks(self, rank: int) -> None:
+        """Make this worker unable to dump its stacks."""
 
     def close(self) -> None:
         self.processes.close()
@@ -112,7 +112,7 @@ class Real(World):
         os.kill(self._keeper.pid, signal.SIGKILL)
 
     def end_lease(self) -> None:
-        """By itself: every real lease in these tests is short."""
+        """It expires by itself: every real lease in these tests is short."""
 
     def _forget(self, rank: int) -> None:
         if rank in self._pipes:
@@ -153,7 +153,7 @@ class Fake(World):
     def end_lease(self) -> None:
         self._fake.end_lease()
 
-    def is_no_python(self, rank: int) -> None:
+    def cannot_dump_stacks(self, rank: int) -> None:
         self._fake[rank].shows_stacks = False
 
 
@@ -169,7 +169,7 @@ class TestProcesses:
     """The contract."""
 
     def test_a_started_worker_is_announced_with_its_pid(self, world: World) -> None:
-        """Every start is answered once, with a pid of its own."""
+        """Every start has one answer, with its own pid."""
         hearing = Hearing(world.processes)
         for rank in range(3):
             world.start(rank)
@@ -177,8 +177,8 @@ class TestProcesses:
         assert len({event.pid for event in started}) == 3
         assert min(event.pid for event in started) > 1
 
-    def test_nothing_is_heard_inside_an_order(self, world: World) -> None:
-        """Answers come when the descriptor is served: an order never calls back into whoever gave it."""
+    def test_no_event_is_delivered_inside_a_command(self, world: World) -> None:
+        """Events are delivered when the descriptor is served, so a command never calls back."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.exit(0, 0)
@@ -186,15 +186,15 @@ class TestProcesses:
         hearing.take(events.WorkerStarted)
 
     @pytest.mark.parametrize("code", [0, 1, 3, 255])
-    def test_an_exit_code_comes_back(self, world: World, code: int) -> None:
-        """A worker that exits is announced with its code, as one that nobody had asked to end."""
+    def test_an_exit_is_announced_with_its_code(self, world: World, code: int) -> None:
+        """As an exit without a stop request."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.exit(0, code)
         assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, code, before_stop=True)
 
-    def test_a_start_that_fails_says_why(self, world: World) -> None:
-        """What cannot be started is announced with the system's reason and a shell's code, and never as an exit."""
+    def test_a_failed_start_is_announced_with_its_reason(self, world: World) -> None:
+        """With the system's message and a shell's exit code, and never as an exit."""
         hearing = Hearing(world.processes)
         world.start_impossible(0)
         failed = hearing.take(events.WorkerStartFailed)
@@ -204,8 +204,8 @@ class TestProcesses:
         hearing.take(events.NodeCleared)
         assert not [event for event in hearing.events if isinstance(event, events.WorkerExited)]
 
-    def test_a_signal_reaches_every_living_worker_of_its_generation(self, world: World) -> None:
-        """All of them get it, and those that die of it are announced with the signal's number, as asked."""
+    def test_a_signal_reaches_every_live_worker_of_its_generation(self, world: World) -> None:
+        """Those that die of it are announced with the signal's number, as stopped."""
         hearing = Hearing(world.processes)
         for rank in range(3):
             world.start(rank)
@@ -216,8 +216,8 @@ class TestProcesses:
             exited = hearing.take(events.WorkerExited, local_rank=rank)
             assert exited == events.WorkerExited(1, rank, -signal.SIGTERM, before_stop=False)
 
-    def test_a_signal_to_another_generation_reaches_nobody(self, world: World) -> None:
-        """A late order for workers that are gone does not hit those that came after them."""
+    def test_a_signal_to_another_generation_has_no_effect(self, world: World) -> None:
+        """A late command for an old generation does not affect the new one."""
         hearing = Hearing(world.processes)
         world.start(0, generation=2)
         hearing.take(events.WorkerStarted)
@@ -225,8 +225,7 @@ class TestProcesses:
         world.exit(0, 5)
         assert hearing.take(events.WorkerExited).exit_code == 5
 
-    def test_a_deaf_worker_stays_until_it_is_killed(self, world: World) -> None:
-        """A signal that is ignored changes nothing; kill ends it."""
+    def test_a_worker_that_ignores_the_signal_lives_until_it_is_killed(self, world: World) -> None:
         hearing = Hearing(world.processes)
         world.start(0, ignores=(signal.SIGTERM,))
         hearing.take(events.WorkerStarted)
@@ -236,8 +235,8 @@ class TestProcesses:
         assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGKILL, before_stop=False)
         assert hearing.take(events.NodeCleared) == events.NodeCleared(1)
 
-    def test_one_worker_can_be_ended_alone(self, world: World) -> None:
-        """Only it gets the signal; it is announced as one that we ended, and the other goes on."""
+    def test_a_single_worker_can_be_ended(self, world: World) -> None:
+        """Only it gets the signal; the other continues."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.start(1)
@@ -248,18 +247,18 @@ class TestProcesses:
         world.exit(1, 5)
         assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 1, 5, before_stop=True)
 
-    def test_an_order_to_end_a_worker_of_another_generation_reaches_nobody(self, world: World) -> None:
-        """Nor does a request for its stacks."""
+    def test_ending_a_worker_of_another_generation_has_no_effect(self, world: World) -> None:
+        """Nor has a request for its stacks."""
         hearing = Hearing(world.processes)
         world.start(0, generation=2)
         hearing.take(events.WorkerStarted)
-        world.is_no_python(0)
+        world.cannot_dump_stacks(0)
         world.processes.dump_stacks(1, 0)
         world.processes.end(1, 0, signal.SIGKILL)
         assert hearing.hears_nothing()
 
-    def test_what_a_worker_left_that_was_ended_alone_is_killed_at_once(self, world: World) -> None:
-        """It hung: its children are not worth a grace period."""
+    def test_leftovers_of_a_single_ended_worker_are_killed_at_once(self, world: World) -> None:
+        """It hung, so its children get no grace period."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=True, ignores_term=True)
@@ -269,20 +268,20 @@ class TestProcesses:
         hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
-    def test_a_worker_that_cannot_show_its_stacks_is_not_asked(self, world: World) -> None:
-        """The signal would end it. Instead it is said why there are none, and the worker lives on."""
+    def test_a_worker_that_cannot_dump_its_stacks_gets_no_signal(self, world: World) -> None:
+        """The signal would kill it. The reason is announced, and the worker continues."""
         hearing = Hearing(world.processes)
         world.start(0)
-        world.is_no_python(0)
+        world.cannot_dump_stacks(0)
         world.processes.dump_stacks(1, 0)
         refused = hearing.take(events.StacksRefused)
         assert (refused.generation, refused.local_rank) == (1, 0)
-        assert "it is no Python program" in refused.why
+        assert "it is not a Python program" in refused.why
         world.exit(0, 0)
         assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 0, before_stop=True)
 
-    def test_an_empty_node_is_clear_at_once(self, world: World) -> None:
-        """Whoever asks to clear or kill where nobody is, is answered, once for each order."""
+    def test_an_empty_node_is_cleared_at_once(self, world: World) -> None:
+        """Each clear or kill command is answered once."""
         hearing = Hearing(world.processes)
         world.processes.clear(1)
         hearing.take(events.NodeCleared, generation=1)
@@ -290,8 +289,8 @@ class TestProcesses:
         hearing.take(events.NodeCleared, generation=1)
         assert hearing.hears_nothing()
 
-    def test_clear_comes_after_the_last_exit(self, world: World) -> None:
-        """ "Cleared" is said when nobody is left, after every exit was said."""
+    def test_cleared_comes_after_the_last_exit(self, world: World) -> None:
+        """It is announced when no process is left, after all exits."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.start(1)
@@ -300,8 +299,8 @@ class TestProcesses:
         heard = [event for event in hearing.events if isinstance(event, events.WorkerExited)]
         assert sorted(event.local_rank for event in heard) == [0, 1]
 
-    def test_what_a_worker_that_was_not_stopped_left_is_killed_at_once(self, world: World) -> None:
-        """A worker that ended by itself leaves nobody: not in its group, not in another session, deaf or not."""
+    def test_leftovers_of_a_worker_that_exited_by_itself_are_killed_at_once(self, world: World) -> None:
+        """In its group or another session, whether or not they ignore SIGTERM."""
         hearing = Hearing(world.processes)
         world.start(0)
         for in_group in (True, False):
@@ -314,8 +313,8 @@ class TestProcesses:
         hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
-    def test_the_group_of_an_asked_worker_has_its_grace(self, world: World) -> None:
-        """After we asked a worker to end, its group is asked too; who does not listen stays until kill, others go."""
+    def test_the_group_of_a_stopped_worker_has_the_grace_period(self, world: World) -> None:
+        """Its group gets the signal too; processes that ignore it live until the kill."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=True, ignores_term=False)
@@ -332,8 +331,8 @@ class TestProcesses:
         hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
-    def test_the_next_generation_starts_afresh(self, world: World) -> None:
-        """The same ranks can be started again, and what was asked of the old ones is not held against the new."""
+    def test_the_next_generation_starts_clean(self, world: World) -> None:
+        """The same ranks start again, without the stop requests of the old ones."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.processes.signal(1, signal.SIGTERM)
@@ -347,8 +346,8 @@ class TestProcesses:
         world.processes.clear(2)
         hearing.take(events.NodeCleared, generation=2)
 
-    def test_a_lost_keeper_is_said_once_with_the_reason(self, world: World) -> None:
-        """When the process above the workers dies, that is the last thing heard, and there is nothing to watch."""
+    def test_a_lost_keeper_is_announced_once_with_the_reason(self, world: World) -> None:
+        """It is the last event, and there is no descriptor afterwards."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=False, ignores_term=True)
@@ -360,8 +359,8 @@ class TestProcesses:
         world.processes.on_readable()
         world.processes.close()
 
-    def test_a_lease_that_is_not_renewed_ends_everything(self, world: World) -> None:
-        """Fenced is said, then every worker is killed, as asked; what they left in other sessions goes too."""
+    def test_an_expired_lease_kills_everything(self, world: World) -> None:
+        """``Fenced`` is announced, then every worker is killed, also leftovers in other sessions."""
         hearing = Hearing(world.processes)
         world.start(0, generation=4, ignores=(signal.SIGTERM,))
         world.start(1, generation=4)
@@ -376,8 +375,8 @@ class TestProcesses:
         world.processes.kill(4)
         assert hearing.take(events.NodeCleared) == events.NodeCleared(4)
 
-    def test_a_lease_counts_for_what_dead_workers_left(self, world: World) -> None:
-        """The workers ended by themselves, and are said to have; only their leftovers are alive when it ends."""
+    def test_a_lease_covers_leftovers_of_dead_workers(self, world: World) -> None:
+        """Only leftovers are alive when it expires; the workers' exits are announced as they were."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=True, ignores_term=True)
@@ -389,8 +388,8 @@ class TestProcesses:
         assert hearing.take(events.Fenced).generation == 1
         until(lambda: world.left_alive() == 0, "the end of what was left behind")
 
-    def test_a_lease_of_nobody_ends_in_silence(self, world: World) -> None:
-        """There is nobody to fence; but who is started before it is renewed does not live."""
+    def test_an_expired_lease_without_workers_is_not_announced(self, world: World) -> None:
+        """Workers started before it is renewed are killed."""
         hearing = Hearing(world.processes)
         world.processes.hold(0.001)
         world.end_lease()
@@ -408,7 +407,7 @@ class TestProcesses:
 
     @pytest.mark.parametrize("seconds", [0, 600], ids=["lifted", "renewed"])
     def test_a_lease_can_be_changed(self, world: World, seconds: float) -> None:
-        """What was said last counts; 0 means: no limit."""
+        """The latest value counts; 0 means no limit."""
         hearing = Hearing(world.processes)
         world.start(0)
         hearing.take(events.WorkerStarted)
@@ -421,7 +420,7 @@ class TestProcesses:
         assert hearing.take(events.WorkerExited).exit_code == 0
 
     def test_close_ends_everything_and_may_be_repeated(self, world: World) -> None:
-        """Afterwards nobody is alive, nothing is said any more and there is no descriptor."""
+        """Afterwards no process is alive, no event comes, and there is no descriptor."""
         hearing = Hearing(world.processes)
         world.start(0, ignores=(signal.SIGTERM,))
         world.leave_behind(0, in_group=False, ignores_term=True)

@@ -1,4 +1,4 @@
-"""The lease on real workers' lives: it holds although the agent that should see to it is stopped itself."""
+"""The lease with real workers: it expires even if the agent itself is stopped."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_stopped_agent_loses_its_workers_and_hears_of_it(program: Start) -> None:
-    """Workers and daemons are gone although nobody could give an order; continued, the agent learns it and goes on."""
+def test_a_stopped_agent_loses_its_workers_and_learns_of_it(program: Start) -> None:
+    """The keeper kills workers and daemons; the continued agent gets the event and goes on."""
     agent = program(AGENT.replace("LEASE", "0.05") + THE_NEXT)
     keeper, *job = map(int, agent.pipe.line().split())
     until(lambda: is_stopped(agent.pid), "the agent that stops itself")
@@ -77,8 +77,8 @@ def test_a_stopped_agent_loses_its_workers_and_hears_of_it(program: Start) -> No
     assert agent.wait() == 0, agent.errors
 
 
-def test_an_agent_that_is_stopped_for_less_keeps_its_workers(program: Start) -> None:
-    """Without a limit, or before it is reached, a stop costs nothing."""
+def test_an_agent_that_is_stopped_for_less_than_the_lease_keeps_its_workers(program: Start) -> None:
+    """Or without a lease."""
     agent = program(AGENT.replace("LEASE", "600"))
     keeper, *job = map(int, agent.pipe.line().split())
     until(lambda: is_stopped(agent.pid), "the agent that stops itself")
@@ -91,8 +91,8 @@ def test_an_agent_that_is_stopped_for_less_keeps_its_workers(program: Start) -> 
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_functions_are_held_too(program: Start, method: str) -> None:
-    """Also where the keeper forks what it holds instead of starting a program."""
+def test_the_lease_covers_functions(program: Start, method: str) -> None:
+    """Where the keeper forks instead of starting a program."""
     code = """
     import os, signal, sys
     import msgspec

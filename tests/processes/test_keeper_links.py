@@ -1,4 +1,4 @@
-"""Kept connections: whoever is at the other end sees an agent's death only when nothing that it started is alive."""
+"""Kept connections: the peer sees an agent's death only after all processes of the agent are dead."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def linked(listener: socket.socket) -> socket.socket:
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["nothing unread", "something unread"])
-def test_a_link_outlives_everything_that_its_agent_started(
+def test_the_link_of_a_killed_agent_closes_after_all_its_processes_are_dead(
     program: Start, listener: socket.socket, is_read: bool
 ) -> None:
-    """The agent is killed: when its link ends, all its processes are dead; and it ends in order, not with a reset."""
+    """It closes with an orderly shutdown, not with a reset."""
     agent = program(AGENT + WAIT, listener.getsockname()[1])
     with linked(listener) as link:
         keeper, *job = map(int, agent.pipe.line().split())
@@ -78,8 +78,10 @@ def test_a_link_outlives_everything_that_its_agent_started(
     assert gone([keeper])
 
 
-def test_a_link_outlives_an_agent_that_leaves(program: Start, listener: socket.socket) -> None:
-    """Not only a killed one: whatever closes its end, the order is the same."""
+def test_the_link_of_an_exiting_agent_closes_after_all_its_processes_are_dead(
+    program: Start, listener: socket.socket
+) -> None:
+    """However the agent closes its end."""
     agent = program(AGENT + "\nlink.close()\nkeeper.close()\n", listener.getsockname()[1])
     with linked(listener) as link:
         _, *job = map(int, agent.pipe.line().split())
@@ -88,8 +90,8 @@ def test_a_link_outlives_an_agent_that_leaves(program: Start, listener: socket.s
     assert agent.wait() == 0, agent.errors
 
 
-def test_a_link_that_was_let_go_ends_when_the_agent_ends_it(program: Start, listener: socket.socket) -> None:
-    """The workers hold no copy of it, and live on."""
+def test_a_released_link_closes_with_the_agent(program: Start, listener: socket.socket) -> None:
+    """Workers hold no copy of it and continue."""
     agent = program(AGENT + '\nkeeper.release("link")\nlink.close()\n' + WAIT, listener.getsockname()[1])
     with linked(listener) as link:
         keeper, *job = map(int, agent.pipe.line().split())
@@ -100,8 +102,8 @@ def test_a_link_that_was_let_go_ends_when_the_agent_ends_it(program: Start, list
     assert gone([keeper, *job])
 
 
-def test_a_new_link_takes_the_place_of_the_old_one(program: Start, listener: socket.socket) -> None:
-    """After a reconnect the copy of the first one is nobody's; letting go of what is not kept is no mistake."""
+def test_a_new_link_replaces_the_kept_one(program: Start, listener: socket.socket) -> None:
+    """After a reconnect the first copy is closed; releasing a link that is not kept is allowed."""
     again = """
 new = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 keeper.keep("link", new.fileno())
@@ -121,8 +123,8 @@ link.close()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_functions_hold_no_copy(program: Start, listener: socket.socket, method: str) -> None:
-    """Where the keeper forks what it holds, the worker is a copy of it, and still without the link."""
+def test_forked_functions_hold_no_copy_of_the_link(program: Start, listener: socket.socket, method: str) -> None:
+    """Although a forked worker is a copy of the keeper."""
     code = """
     import os, signal, socket, sys
     import msgspec

@@ -1,4 +1,4 @@
-"""When the agent dies, however it dies, nothing of the job outlives it; and where a keeper has no power."""
+"""No process of the job outlives its agent; and the limits of a keeper."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ PROCESSES = 5  # the keeper, the workers, the daemons
 
 @pytest.mark.parametrize("user", [None, pytest.param(NOBODY, marks=needs_root)], ids=["root", "without root"])
 @pytest.mark.parametrize("attempt", range(3))
-def test_a_killed_agent_leaves_nobody_for_long(program: Start, user: int | None, attempt: int) -> None:
-    """SIGKILL to the agent: a second later nothing of the job is alive, with or without privileges."""
+def test_all_processes_die_with_a_killed_agent(program: Start, user: int | None, attempt: int) -> None:
+    """Within a second, with or without privileges."""
     agent = program(AGENT + WAIT, user=user)
     pids = agent.pipe.numbers(PROCESSES)
     assert all(map(is_alive, pids)), agent.errors
@@ -64,8 +64,8 @@ def _block_usr1() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 
 
-def test_an_agent_that_just_exits_leaves_nobody(program: Start) -> None:
-    """Also an agent that never says goodbye, by ``os._exit`` or a crash."""
+def test_all_processes_die_with_an_agent_that_exits(program: Start) -> None:
+    """By ``os._exit`` or a crash, without closing the keeper."""
     agent = program(AGENT + "\nsignal.sigwait([signal.SIGUSR1])\nos._exit(3)\n", preexec_fn=_block_usr1)
     pids = agent.pipe.numbers(PROCESSES)
     agent.send(signal.SIGUSR1)
@@ -73,8 +73,8 @@ def test_an_agent_that_just_exits_leaves_nobody(program: Start) -> None:
     assert gone(pids, AT_ONCE_S)
 
 
-def test_an_agent_that_dies_while_its_keeper_starts(program: Start) -> None:
-    """Orders that a dead agent has left in the channel start nobody for long."""
+def test_commands_of_a_dead_agent_leave_no_process(program: Start) -> None:
+    """It dies while its keeper starts, with commands in the channel."""
     agent = program(AGENT + "\nos.kill(os.getpid(), signal.SIGKILL)\n")
     agent.wait()
     text = agent.pipe.rest()  # ends when the last of them is gone, for all of them hold this pipe
@@ -82,7 +82,7 @@ def test_an_agent_that_dies_while_its_keeper_starts(program: Start) -> None:
 
 
 def test_a_child_of_the_agent_does_not_hide_its_death(program: Start) -> None:
-    """A process that the agent had forked lives on, with copies of all it had open; the job ends all the same."""
+    """A forked child holds copies of the agent's descriptors; the job still ends."""
     fork = """
 bystander = os.fork()
 if bystander == 0:
@@ -102,8 +102,8 @@ print(-bystander, flush=True)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_functions_end_with_their_agent_too(program: Start, method: str) -> None:
-    """However the process of a function is made: when the agent is killed, it and its daemon are gone."""
+def test_functions_die_with_their_agent(program: Start, method: str) -> None:
+    """With every start method, together with their daemons."""
     code = """
     import os, signal, sys
     def nasty():
@@ -129,8 +129,8 @@ def test_functions_end_with_their_agent_too(program: Start, method: str) -> None
 
 
 @needs_root
-def test_a_full_process_table(program: Start) -> None:
-    """A fork that the system refuses is a start failure in words; the workers that run are untouched."""
+def test_a_full_process_table_fails_only_the_start(program: Start) -> None:
+    """With a message; running workers are not affected."""
     code = """
     import resource
     from kit.processes import Hearing, launch
@@ -154,7 +154,7 @@ def test_a_full_process_table(program: Start) -> None:
 
 @pytest.fixture
 def untouchable() -> Iterator[str]:
-    """A Python that runs as root, whoever starts it."""
+    """A Python that runs as root (setuid)."""
     folder = Path(tempfile.mkdtemp(prefix="tenax-test-"))
     folder.chmod(0o755)
     copy = folder / "python"
@@ -165,8 +165,8 @@ def untouchable() -> Iterator[str]:
 
 
 @needs_root
-def test_a_worker_that_may_not_be_signalled(program: Start, untouchable: str) -> None:
-    """A worker that became another user's (as with sudo) cannot be ended; the keeper goes on and lets go in time."""
+def test_a_worker_of_another_user_is_abandoned(program: Start, untouchable: str) -> None:
+    """A worker that runs as another user (as with sudo) cannot be signalled; the keeper continues."""
     code = """
     import os, signal, sys
     from kit.processes import Hearing, launch

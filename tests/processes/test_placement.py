@@ -1,4 +1,4 @@
-"""Where each worker runs. Machines are /sys trees built in a temporary folder; numbers in brackets cite the law."""
+"""Placement of workers, on /sys trees in a temporary folder. Numbers in brackets cite the invariants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODE, SOCKET, EXCLUSIVE, COMPLEX = AffinityMode
 
 @dataclass(frozen=True)
 class Machine:
-    """A host whose CPUs are numbered as Linux numbers them on x86: first one thread of every core, then the others."""
+    """A host with CPUs numbered as on x86 Linux: first one thread of every core, then the other threads."""
 
     sockets: int = 2
     nodes_per_socket: int = 2
@@ -120,20 +120,20 @@ def sets(placement: Placement) -> list[str]:
 
 
 def test_node_gives_all_cpus_of_the_node_of_the_ranks_gpu(tmp_path: Path) -> None:
-    """Two GPUs on each of four nodes: each pair of workers has its node and memory, and a reason that names the GPU."""
+    """Two GPUs on each of four nodes: each pair of workers gets its node and memory; the reason names the GPU."""
     placement = plan(SERVER, tmp_path, NODE, SERVER.gpus)
     nodes = ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"]
     assert sets(placement) == [node for node in nodes for _ in range(2)]
     assert [binding.memory_nodes for binding in placement.bindings] == [(n,) for n in (0, 0, 1, 1, 2, 2, 3, 3)]
     assert placement.bindings[2].why == f"NUMA node 1 of GPU {SERVER.gpus[2]}, CPUs 4-7,20-23"
     assert placement.why == (
-        "Workers are bound to CPUs (NUMA binding 'node'): local ranks 0-1 to CPUs 0-3,16-19, local ranks 2-3 to "
-        "CPUs 4-7,20-23, local ranks 4-5 to CPUs 8-11,24-27, local ranks 6-7 to CPUs 12-15,28-31."
+        "workers are bound to CPUs (NUMA binding 'node'): local ranks 0-1 to CPUs 0-3,16-19, local ranks 2-3 to "
+        "CPUs 4-7,20-23, local ranks 4-5 to CPUs 8-11,24-27, local ranks 6-7 to CPUs 12-15,28-31"
     )
 
 
 def test_socket_gives_all_nodes_of_the_socket(tmp_path: Path) -> None:
-    """A socket of two nodes is both nodes, their CPUs and their memory."""
+    """The CPUs and the memory of both nodes of a socket."""
     placement = plan(SERVER, tmp_path, SOCKET, SERVER.gpus)
     assert sets(placement) == ["0-7,16-23"] * 4 + ["8-15,24-31"] * 4
     assert placement.bindings[7].memory_nodes == (2, 3)
@@ -148,13 +148,13 @@ def test_exclusive_divides_whole_cores(tmp_path: Path) -> None:
     ]
 
 
-def test_exclusive_gives_what_is_left_over_to_the_first(tmp_path: Path) -> None:
-    """Four cores for three workers of one node: two, one, one."""
+def test_exclusive_gives_remaining_cores_to_the_first_workers(tmp_path: Path) -> None:
+    """Four cores for three workers: two, one, one."""
     assert sets(plan(SERVER, tmp_path, EXCLUSIVE, SERVER.gpus[:1] * 3)) == ["0-1,16-17", "2,18", "3,19"]
 
 
 def test_exclusive_needs_a_core_for_each_worker(tmp_path: Path) -> None:
-    """Hardware threads are not cores: five workers do not fit on four cores with eight threads, in one sentence."""
+    """Hardware threads are not cores: five workers do not fit on four cores with eight threads."""
     with pytest.raises(PlacementError) as caught:
         plan(SERVER, tmp_path, EXCLUSIVE, SERVER.gpus[:1] * 5)
     assert str(caught.value) == (
@@ -163,31 +163,30 @@ def test_exclusive_needs_a_core_for_each_worker(tmp_path: Path) -> None:
     )
 
 
-def test_core_complex_takes_the_largest_first_and_then_takes_turns(tmp_path: Path) -> None:
-    """Of two caches on node 0, the one with more usable cores serves the first worker; a third worker starts again."""
+def test_core_complexes_are_assigned_in_turn_the_largest_first(tmp_path: Path) -> None:
+    """Of two caches the one with more usable cores is first; a third worker gets the first again."""
     placement = plan(SERVER, tmp_path, COMPLEX, SERVER.gpus[:1] * 3, allowed=SERVER.cpus - {1, 17})
     assert sets(placement) == ["2-3,18-19", "0,16", "2-3,18-19"]
 
 
-def test_core_complex_in_order_of_cpus_when_all_are_equal(tmp_path: Path) -> None:
-    """Equal caches are given in order."""
+def test_equal_core_complexes_are_assigned_in_order_of_cpus(tmp_path: Path) -> None:
     assert sets(plan(SERVER, tmp_path, COMPLEX, SERVER.gpus[:2])) == ["0-1,16-17", "2-3,18-19"]
 
 
-def test_gpus_need_not_be_in_the_order_of_the_nodes(tmp_path: Path) -> None:
-    """Only the GPU's own node counts, however the slots are wired."""
+def test_gpus_in_another_order_than_the_nodes(tmp_path: Path) -> None:
+    """Only the node of the GPU counts."""
     machine = Machine(gpu_nodes=(3, 1, 1, 0))
     placement = plan(machine, tmp_path, EXCLUSIVE, machine.gpus)
     assert sets(placement) == ["12-15,28-31", "4-5,20-21", "6-7,22-23", "0-3,16-19"]
 
 
-def test_a_gpu_tied_to_no_node_is_on_node_0(tmp_path: Path) -> None:
-    """-1, as virtual machines say, is node 0."""
+def test_a_gpu_without_a_node_is_on_node_0(tmp_path: Path) -> None:
+    """Virtual machines report -1."""
     machine = Machine(sockets=1, nodes_per_socket=1, gpu_nodes=(-1,))
     assert sets(plan(machine, tmp_path, NODE, machine.gpus)) == ["0-7"]
 
 
-def test_the_true_local_rank_decides(tmp_path: Path) -> None:
+def test_virtual_local_rank_does_not_change_the_placement(tmp_path: Path) -> None:
     """[1] With --virtual-local-rank every worker believes it is rank 0 with one GPU; the plan knows better.
 
     The plan takes the agent's view of the GPUs, and what a worker sees afterwards does not enter into it.
@@ -197,8 +196,8 @@ def test_the_true_local_rank_decides(tmp_path: Path) -> None:
     assert sets(placement) == ["8-11,24-27"] * 2 + ["12-15,28-31"] * 2
 
 
-def test_workers_that_outnumber_the_gpus_take_turns() -> None:
-    """Worker 2 of two GPUs uses GPU 0 again; without GPUs nobody has one."""
+def test_more_workers_than_gpus_share_them_in_turn() -> None:
+    """With two GPUs worker 2 gets GPU 0 again; without GPUs no worker has one."""
     assert devices_of_ranks(3, ["a", "b"]) == ("a", "b", "a")
     assert devices_of_ranks(1, ["a", "b"]) == ("a",)
     assert devices_of_ranks(2, []) == (None, None)
@@ -209,20 +208,20 @@ def test_workers_that_outnumber_the_gpus_take_turns() -> None:
     [(1, [0]), (2, [0, 2]), (4, [0, 1, 2, 3]), (6, [0, 0, 1, 2, 2, 3]), (8, [0, 0, 1, 1, 2, 2, 3, 3])],
 )
 def test_without_gpus_workers_are_spread_over_the_nodes(tmp_path: Path, workers: int, nodes: list[int]) -> None:
-    """Equal nodes get equal numbers of workers, in order of rank, as far apart as they can be."""
+    """Equal nodes get equal numbers of workers, in order of rank."""
     placement = plan(SERVER, tmp_path, NODE, (None,) * workers)
     assert [binding.memory_nodes[0] for binding in placement.bindings] == nodes
 
 
 def test_without_gpus_a_node_with_few_cores_gets_few_workers(tmp_path: Path) -> None:
-    """A cpuset that leaves node 1 one core leaves it one worker of five: an exclusive binding stays possible."""
+    """A node with one usable core gets one of five workers, so an exclusive binding stays possible."""
     allowed = parse_list("0-3,16-19,4,20")
     placement = plan(SERVER, tmp_path, EXCLUSIVE, (None,) * 5, allowed=allowed)
     assert sets(placement) == ["0,16", "1,17", "2,18", "3,19", "4,20"]
 
 
 def test_a_machine_with_one_node(tmp_path: Path) -> None:
-    """NODE is the node, EXCLUSIVE divides its cores, SOCKET and the only cache are the whole machine."""
+    """NODE, SOCKET and CORE_COMPLEX are the whole machine; EXCLUSIVE divides its cores."""
     devices = (None,) * 4
     assert sets(plan(LAPTOP, tmp_path, NODE, devices)) == ["0-15"] * 4
     assert sets(plan(LAPTOP, tmp_path, SOCKET, devices)) == ["0-15"] * 4
@@ -230,62 +229,62 @@ def test_a_machine_with_one_node(tmp_path: Path) -> None:
     assert sets(plan(LAPTOP, tmp_path, EXCLUSIVE, devices)) == ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]
 
 
-def test_offline_cpus_are_nobodys(tmp_path: Path) -> None:
-    """A core with one thread offline is still a core, and one that is wholly offline is none."""
+def test_offline_cpus_are_not_assigned(tmp_path: Path) -> None:
+    """A core with one online thread counts as a core."""
     machine = Machine(offline=frozenset({0, 16, 17}), gpu_nodes=(0, 0))
     assert sets(plan(machine, tmp_path, EXCLUSIVE, machine.gpus)) == ["1-2,18", "3,19"]
 
 
-def test_only_the_cpus_this_process_may_use(tmp_path: Path) -> None:
-    """[2] A cpuset of one thread per core narrows every answer."""
+def test_only_cpus_of_this_process_are_assigned(tmp_path: Path) -> None:
+    """[2] With a cpuset of one thread per core."""
     placement = plan(SERVER, tmp_path, NODE, SERVER.gpus, allowed=frozenset(range(16)))
     assert sets(placement)[0] == "0-3"
 
 
-def test_a_node_that_this_process_may_not_use(tmp_path: Path) -> None:
-    """A GPU whose node is outside the cpuset cannot have its binding, and the sentence says both sides."""
+def test_a_gpu_on_a_node_outside_the_cpuset_is_an_error(tmp_path: Path) -> None:
+    """The message has the CPUs of the node and the allowed CPUs."""
     with pytest.raises(PlacementError) as caught:
         plan(SERVER, tmp_path, NODE, SERVER.gpus, allowed=parse_list("0-7"))
     assert str(caught.value) == (
-        "NUMA binding 'node' is not possible here: local ranks 4-5 would go to NUMA node 2 (CPUs 8-11,24-27), and this "
+        "NUMA binding 'node' is not possible here: local ranks 4-5 would go to NUMA node 2 (CPUs 8-11,24-27), but this "
         "process may use only CPUs 0-7; choose another binding, or none."
     )
 
 
-def test_the_fall_back_binds_nobody_and_says_so(tmp_path: Path) -> None:
-    """[3] When one worker cannot be bound none is, because it would run on the cores of the others."""
+def test_the_fallback_binds_no_worker_and_gives_the_reason(tmp_path: Path) -> None:
+    """[3] If one worker cannot be bound, none is: it would run on the cores of the others."""
     placement = plan(SERVER, tmp_path, NODE, SERVER.gpus, allowed=parse_list("0-7"), fall_back=True)
     assert placement.bindings == ()
-    assert placement.why.startswith("Workers are not bound to CPUs: local ranks 4-5 would go to NUMA node 2 ")
-    assert placement.why.endswith("may use only CPUs 0-7.")
+    assert placement.why.startswith("workers are not bound to CPUs: local ranks 4-5 would go to NUMA node 2 ")
+    assert placement.why.endswith("may use only CPUs 0-7")
 
 
 @pytest.mark.parametrize(
     ("mode", "device", "machine", "sentence"),
     [
-        (NODE, "0000:99:00.0", LAPTOP, "the GPU of local rank 0 is 0000:99:00.0, and "),
+        (NODE, "0000:99:00.0", LAPTOP, "/bus/pci/devices has no NUMA node for GPU 0000:99:00.0 of local rank 0"),
         (NODE, "0000:10:00.0", Machine(gpu_nodes=(9,)), "local rank 0 would go to NUMA node 9 (which has no CPU)"),
-        (SOCKET, None, Machine(hide=frozenset({"socket"})), "the kernel does not say which socket NUMA node 0 is on"),
-        (COMPLEX, None, Machine(hide=frozenset({"cache"})), "does not say which CPUs of NUMA node 0 share a cache"),
+        (SOCKET, None, Machine(hide=frozenset({"socket"})), "the kernel does not report the socket of NUMA node 0"),
+        (COMPLEX, None, Machine(hide=frozenset({"cache"})), "does not report which CPUs of NUMA node 0 share a cache"),
     ],
 )
-def test_what_the_kernel_does_not_say_is_an_error(
+def test_information_missing_in_sysfs_is_an_error(
     tmp_path: Path, mode: AffinityMode, device: str | None, machine: Machine, sentence: str
 ) -> None:
-    """A binding is never guessed: what it would need and is not told is named."""
+    """A binding is never guessed; the message names the missing information."""
     with pytest.raises(PlacementError) as caught:
         plan(machine, tmp_path, mode, (device,))
     assert sentence in str(caught.value)
 
 
-def test_a_system_that_describes_no_processors(tmp_path: Path) -> None:
-    """Without /sys, as on macOS, a binding is impossible, not a crash."""
+def test_without_sysfs_a_binding_is_an_error(tmp_path: Path) -> None:
+    """As on macOS."""
     with pytest.raises(PlacementError, match="does not describe CPUs 0-1 that this process may use"):
         plan_placement(NumaOptions(NODE), (None,), {0, 1}, Topology(str(tmp_path)))
 
 
-def test_memory_that_is_not_told_is_left_alone(tmp_path: Path) -> None:
-    """Where the kernel does not say which nodes have memory, none is advised."""
+def test_unknown_memory_nodes_are_left_empty(tmp_path: Path) -> None:
+    """If the kernel does not report which nodes have memory."""
     placement = plan(Machine(hide=frozenset({"memory"})), tmp_path, NODE, (None,))
     assert placement.bindings[0].memory_nodes == ()
 
@@ -308,8 +307,8 @@ def topologies(tmp_path_factory: pytest.TempPathFactory) -> list[Topology]:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(data=st.data())
-def test_any_plan_keeps_the_law(topologies: list[Topology], data: st.DataObject) -> None:
-    """[2, 4] On any machine, for any cpuset: non-empty, allowed, equal or disjoint, exclusive to the core."""
+def test_every_plan_satisfies_the_invariants(topologies: list[Topology], data: st.DataObject) -> None:
+    """[2, 4] On any machine and cpuset: non-empty, allowed, equal or disjoint, whole cores if exclusive."""
     number = data.draw(st.integers(0, len(MACHINES) - 1), label="machine")
     machine, topology = MACHINES[number], topologies[number]
     allowed = data.draw(st.frozensets(st.sampled_from(sorted(machine.cpus)), min_size=1), label="allowed")
@@ -351,7 +350,7 @@ def test_any_plan_keeps_the_law(topologies: list[Topology], data: st.DataObject)
 
 @pytest.mark.parametrize("mode", list(AffinityMode))
 def test_the_order_of_folders_does_not_matter(tmp_path: Path, mode: AffinityMode) -> None:
-    """[5] The same machine written to disk in five random orders gives the same plan."""
+    """[5] The same machine, written in five random orders, gives the same plan."""
     plans = []
     for seed in range(5):
         topology = SERVER.build(tmp_path / str(seed), random.Random(seed))
@@ -359,24 +358,23 @@ def test_the_order_of_folders_does_not_matter(tmp_path: Path, mode: AffinityMode
     assert all(other == plans[0] for other in plans)
 
 
-def test_threads_are_the_share_of_the_physical_cores(tmp_path: Path) -> None:
-    """Sixteen cores with two threads each for four workers are four threads each, said in one line."""
+def test_threads_are_an_equal_share_of_the_physical_cores(tmp_path: Path) -> None:
+    """16 cores for four workers are four threads each, reported in one line."""
     shares = share_threads({}, 4, SERVER.cpus, SERVER.build(tmp_path))
     assert shares is not None
     assert shares.per_rank == (4, 4, 4, 4)
     assert shares.why == (
-        "OMP_NUM_THREADS=4 for each worker: 4 workers share 16 cores; set OMP_NUM_THREADS to choose otherwise."
+        "OMP_NUM_THREADS=4 for each worker: 4 workers share 16 cores; set OMP_NUM_THREADS to override"
     )
 
 
 @pytest.mark.parametrize(("environ", "workers"), [({"OMP_NUM_THREADS": "7"}, 4), ({"OMP_NUM_THREADS": ""}, 4), ({}, 1)])
-def test_threads_are_left_alone(tmp_path: Path, environ: dict[str, str], workers: int) -> None:
-    """What the user has set stays, and a single worker shares with nobody."""
+def test_a_set_variable_or_a_single_worker_gets_no_share(tmp_path: Path, environ: dict[str, str], workers: int) -> None:
     assert share_threads(environ, workers, SERVER.cpus, SERVER.build(tmp_path)) is None
 
 
 def test_threads_are_at_least_one(tmp_path: Path) -> None:
-    """More workers than cores still get a thread each."""
+    """Also with more workers than cores."""
     shares = share_threads({}, 40, SERVER.cpus, SERVER.build(tmp_path))
     assert shares is not None
     assert set(shares.per_rank) == {1}
@@ -384,15 +382,15 @@ def test_threads_are_at_least_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "each"), [(NODE, 2), (SOCKET, 2), (EXCLUSIVE, 2), (COMPLEX, 2)])
 def test_bound_workers_share_the_cores_of_their_binding(tmp_path: Path, mode: AffinityMode, each: int) -> None:
-    """Two workers on one node of four cores have two threads each, whichever way they are bound to it."""
+    """Two workers on one node of four cores have two threads each, in every mode."""
     placement = plan(SERVER, tmp_path, mode, SERVER.gpus)
     shares = share_threads({}, 8, SERVER.cpus, Topology(str(tmp_path)), placement)
     assert shares is not None
     assert shares.per_rank == (each,) * 8
 
 
-def test_unequal_shares_are_told_apart(tmp_path: Path) -> None:
-    """Where three workers divide four cores, the sentence says who has more."""
+def test_unequal_shares_are_listed_by_rank(tmp_path: Path) -> None:
+    """Three workers on four cores."""
     placement = plan(SERVER, tmp_path, EXCLUSIVE, SERVER.gpus[:1] * 3)
     shares = share_threads({}, 3, SERVER.cpus, Topology(str(tmp_path)), placement)
     assert shares is not None
@@ -403,20 +401,19 @@ def test_unequal_shares_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_threads_stay_within_the_quota_of_the_container(tmp_path: Path) -> None:
-    """Four and a half CPUs of time for two workers are two threads each; a generous quota changes nothing."""
+    """4.5 CPUs for two workers are two threads each; a larger quota has no effect."""
     topology = SERVER.build(tmp_path)
     tight = share_threads({}, 2, SERVER.cpus, topology, cpu_quota=4.5)
     assert tight is not None
     assert tight.per_rank == (2, 2)
-    assert "2 workers share the 4.5 CPUs that this container's quota allows" in tight.why
+    assert "2 workers share the 4.5 CPUs of this container's quota" in tight.why
     generous = share_threads({}, 2, SERVER.cpus, topology, cpu_quota=64.0)
     assert generous == share_threads({}, 2, SERVER.cpus, topology)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux binds processes to CPUs")
 @pytest.mark.parametrize("mode", [NODE, SOCKET])
-def test_the_machine_under_the_test_can_be_bound(mode: AffinityMode) -> None:
-    """A real process takes the planned CPUs of this real machine."""
+def test_a_real_process_runs_on_its_planned_cpus(mode: AffinityMode) -> None:
     allowed = allowed_cpus()
     gpus = devices_of_ranks(2, gpu_pci_bus_ids(os.environ))
     placement = plan_placement(NumaOptions(mode, True), gpus, allowed, Topology())

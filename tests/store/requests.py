@@ -1,4 +1,4 @@
-"""Requests as bytes, for tests that speak the wire themselves."""
+"""Requests as bytes, for tests that use the wire protocol directly."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def barrier(key: bytes, world_size: int) -> bytes:
 
 
 class Peer:
-    """A raw connection to a server. It greets unless told not to; nothing it does blocks for more than its patience."""
+    """A raw connection to a server. It sends the greeting by default; no call blocks longer than its timeout."""
 
     def __init__(self, port: int, *, greets: bool = True, patience_s: float = 60.0, host: str = "127.0.0.1") -> None:
         self.sock = socket.create_connection((host, port), timeout=patience_s)
@@ -113,7 +113,7 @@ class Peer:
         return received
 
     def answers(self) -> bytes | None:
-        """All that the server has sent by the time it answers a ping. None: it has closed the connection."""
+        """Return what the server has sent until it answers a ping. None: it closed the connection."""
         self._nonce += 1
         nonce = struct.pack("<I", 0xA5000000 + self._nonce)
         received = b""
@@ -129,7 +129,7 @@ class Peer:
         return received[: -len(nonce)]
 
     def is_closed_by_the_server(self) -> bool:
-        """Waits until it is; fails by its patience if it never is."""
+        """Wait until it is; fail at the timeout."""
         try:
             while self.sock.recv(1 << 16):
                 pass

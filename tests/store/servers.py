@@ -1,6 +1,6 @@
-"""Servers for tests: ours in a process of its own, and torch's, whose threads are not Python's.
+"""Servers for tests: tenax's in its own process, and torch's, whose threads are not Python's.
 
-(A torch client may hold the interpreter's lock while it waits. A server of ours in a thread of the same process would
+(A torch client may hold the interpreter lock while it waits, so a tenax server in a thread of the same process would
 never answer it.)
 """
 
@@ -40,13 +40,13 @@ class Server:
         self.process = process
         self.pid = process.pid
 
-    def most_memory(self) -> int:
-        """Resident bytes, at the most so far."""
+    def peak_memory(self) -> int:
+        """The peak of its resident memory, in bytes."""
         with open(f"/proc/{self.pid}/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
     def counted(self, name: str) -> int:
-        """What the server has counted under this name."""
+        """Return a counter of the server."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(b"\n")
@@ -63,7 +63,7 @@ def our_server(
     peers: Mapping[str, list[str]] | None = None,
     **limits: float,
 ) -> Iterator[Server]:
-    """With ``descriptors``, the process may have no more than so many open files; ``peers`` is for ``PeerRules``."""
+    """``descriptors``: its maximum number of open files; ``peers``: arguments of ``PeerRules``."""
     command = [sys.executable, "-c", OURS, host, repr(limits), repr(dict(peers or {})), str(descriptors)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -74,7 +74,7 @@ def our_server(
 
 
 def torch_server(kind: str) -> Any:
-    """A store of torch that serves, with the backend ``libuv`` or ``legacy``; has a ``port``."""
+    """Return a torch store that serves with the backend ``libuv`` or ``legacy``; it has a ``port``."""
     import torch.distributed as dist
 
     return dist.TCPStore(

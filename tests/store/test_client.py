@@ -1,4 +1,4 @@
-"""The client: no call outlives its deadline, whatever the server does, and what was lost is said."""
+"""The client: no call exceeds its timeout, whatever the server does, and lost changes are reported."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.process
-def test_no_call_waits_for_a_frozen_server_longer_than_its_timeout() -> None:
-    """And when the server goes on, so does the client, over a new connection."""
+def test_no_call_to_a_frozen_server_exceeds_its_timeout() -> None:
+    """When the server continues, the client works over a new connection."""
     with our_server() as server, TCPStore(server.host, server.port, timeout=60) as store:
         store.set("k", "1")
         store.set_timeout(0.05)
@@ -60,7 +60,7 @@ def test_no_call_waits_for_a_frozen_server_longer_than_its_timeout() -> None:
             for call in CALLS.values():
                 with pytest.raises(StoreTimeoutError):
                     call(store)
-            with pytest.raises(StoreTimeoutError, match=r"could not be reached within 0\.05 s"):
+            with pytest.raises(StoreTimeoutError, match=r"could not connect to .* within 0\.05 s"):
                 TCPStore(server.host, server.port, timeout=0.05)
         store.set_timeout(60)
         store.set("k", "2")
@@ -77,37 +77,37 @@ def test_a_timeout_may_be_seconds_or_a_timedelta() -> None:
                 store.wait(["never"], timeout)
             with pytest.raises(StoreTimeoutError):
                 store.barrier(f"never {timeout}", 2, timeout)
-        with pytest.raises(ValueError, match="a timeout is"):
+        with pytest.raises(ValueError, match="timeout must be"):
             store.set_timeout(-1)
-        with pytest.raises(ValueError, match="a timeout is"):
+        with pytest.raises(ValueError, match="timeout must be"):
             store.wait(["never"], float("nan"))
 
 
 def test_amounts_must_fit_into_eight_bytes() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
-        with pytest.raises(ValueError, match="eight bytes"):
+        with pytest.raises(ValueError, match="64-bit integer"):
             store.add("n", 1 << 63)
         assert store.add("n", -(1 << 63)) == -(1 << 63)
 
 
-def test_errors_say_what_was_asked_and_where() -> None:
+def test_errors_name_the_operation_and_the_server() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
         place = f"the store at 127.0.0.1:{server.port}"
         with pytest.raises(StoreTimeoutError) as late:
             store.wait([f"key{number}" for number in range(7)], 0.01)
         assert str(late.value) == (
-            f"waited 0.01 s in vain for the keys 'key0', 'key1', 'key2', 'key3', 'key4' and 2 more in {place}."
+            f"timed out after 0.01 s waiting for the keys 'key0', 'key1', 'key2', 'key3', 'key4' and 2 more in {place}."
         )
         store.set("word", "hello")
         with pytest.raises(StoreConnectionError) as lost:
             store.add("word", 1)
-        assert str(lost.value) == f"{place} was lost when asked to add to 'word': it closed the connection."
+        assert str(lost.value) == f"{place}: could not add to 'word': the server closed the connection."
         assert store.get("word") == b"hello"
     assert isinstance(late.value, TimeoutError)
     assert isinstance(lost.value, ConnectionError)
 
 
-def test_a_lost_connection_is_made_anew_for_reads_and_told_for_changes() -> None:
+def test_after_a_lost_connection_reads_are_retried_and_changes_fail() -> None:
     with StoreServer.in_thread() as first, TCPStore(first.host, first.port, timeout=60) as store:
         store.set("k", "1")
         first.close()
@@ -125,7 +125,7 @@ def test_a_lost_connection_is_made_anew_for_reads_and_told_for_changes() -> None
             store.set("k", "3")
 
 
-def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+def test_the_client_waits_for_a_server_that_starts_later() -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))  # nobody else can have the port now
         port = place.getsockname()[1]
@@ -146,8 +146,8 @@ def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
         server.close()
 
 
-class Impostor:
-    """Listens, and answers every connection with the same bytes."""
+class FakeServer:
+    """Answers every connection with the same bytes."""
 
     def __init__(self, words: bytes) -> None:
         self._listener = listen("127.0.0.1")
@@ -167,7 +167,7 @@ class Impostor:
                 while peer.recv(1 << 16):
                     pass
 
-    def __enter__(self) -> Impostor:
+    def __enter__(self) -> FakeServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,25 +176,25 @@ class Impostor:
         self._listener.close()
 
 
-def test_what_is_not_a_store_is_found_out() -> None:
+def test_a_server_that_is_not_a_store_is_detected() -> None:
     with (
-        Impostor(b"HTTP/1.1 400 Bad Request\r\n") as impostor,
+        FakeServer(b"HTTP/1.1 400 Bad Request\r\n") as impostor,
         pytest.raises(StoreConnectionError, match="is not a store"),
     ):
         TCPStore("127.0.0.1", impostor.port, timeout=60)
 
 
 @pytest.mark.parametrize("size", [-1, (1 << 30) + 1, (1 << 63) - 1])
-def test_a_server_that_announces_giants_is_not_believed(size: int) -> None:
+def test_giant_lengths_of_a_server_are_rejected(size: int) -> None:
     greeting = struct.pack("<I", os.getpid())
-    with Impostor(greeting + b"\x00" + struct.pack("<q", size)) as impostor:
+    with FakeServer(greeting + b"\x00" + struct.pack("<q", size)) as impostor:
         store = TCPStore("127.0.0.1", impostor.port, timeout=60)
         with pytest.raises(StoreConnectionError, match="announced"):
             store.get("k")
         store.close()
 
 
-def test_threads_may_share_a_store_one_call_at_a_time() -> None:
+def test_threads_share_a_store_with_one_call_at_a_time() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
         threads = [threading.Thread(target=lambda: [store.add("n", 1) for _ in range(100)]) for _ in range(4)]
         for thread in threads:
@@ -203,7 +203,7 @@ def test_threads_may_share_a_store_one_call_at_a_time() -> None:
             thread.join(PATIENCE_S)
         assert store.get("n") == b"400"
         store.set_timeout(0.05)
-        with store._mutex, pytest.raises(StoreTimeoutError, match="clone a store for each thread"):
+        with store._mutex, pytest.raises(StoreTimeoutError, match="clone the store for each thread"):
             store.add("n", 1)
 
 
@@ -222,8 +222,8 @@ def test_closing_a_store_ends_the_wait_of_another_thread() -> None:
         waiting.start()
         store.close()
         waiting.join(PATIENCE_S)
-        assert "it was closed here" in str(errors[0])
-        with pytest.raises(StoreConnectionError, match="it was closed here"):
+        assert "this store object is closed" in str(errors[0])
+        with pytest.raises(StoreConnectionError, match="this store object is closed"):
             store.add("n", 1)
 
 
@@ -268,7 +268,7 @@ def test_a_forked_process_does_not_keep_a_connection_or_a_server_open() -> None:
 # --- a master ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_master_serves_until_its_last_clone_is_gone() -> None:
+def test_a_master_serves_until_its_last_clone_is_closed() -> None:
     with leaving_nothing():
         master = TCPStore("127.0.0.1", 0, is_master=True, timeout=60)
         twin = master.clone()
@@ -303,24 +303,24 @@ def test_a_master_waits_for_its_workers() -> None:
             worker.close()
 
 
-def test_a_master_whose_workers_do_not_come_gives_up() -> None:
-    with pytest.raises(StoreTimeoutError, match="not all of 2 came"):
+def test_a_master_stops_waiting_for_workers_at_its_timeout() -> None:
+    with pytest.raises(StoreTimeoutError, match="not all 2 workers connected"):
         TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=1)
     TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=60, wait_for_workers=False).close()
 
 
-def test_tenants_of_one_port_share_a_server() -> None:
+def test_multi_tenant_masters_of_one_port_share_a_server() -> None:
     first = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True, timeout=60)
     second = TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True, timeout=60)
     first.set("k", "v")
     assert second.get("k") == b"v"
-    with pytest.raises(RuntimeError, match="cannot be served at port"):
+    with pytest.raises(RuntimeError, match="could not serve a store at port"):
         TCPStore("127.0.0.1", first.port, is_master=True, timeout=60)
     second.close()
     first.close()
 
 
-def test_a_master_takes_a_listener_that_is_open_already() -> None:
+def test_a_master_uses_a_given_listener() -> None:
     listener = listen("127.0.0.1")
     port = listener.getsockname()[1]
     with TCPStore("127.0.0.1", port, is_master=True, timeout=60, master_listen_fd=listener.detach()) as master:

@@ -1,4 +1,4 @@
-"""Every store keeps the same contract: ours, ours over torch's servers, and torch's client over our server."""
+"""All stores satisfy one contract: tenax's, tenax's client with torch's servers, torch's client with tenax's server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 
 
 class Makers:
-    """How to make each kind of store; what they hold is released after the test."""
+    """Creates each kind of store, and releases it after the test."""
 
     def __init__(self, folder: Path, resources: ExitStack) -> None:
         self._folder = folder
@@ -64,13 +64,13 @@ class OurContract(StoreContract):
         return self.make()
 
 
-def skip_what_torchs_client_does_not_do(request: pytest.FixtureRequest) -> None:
+def skip_unsupported_by_torchs_client(request: pytest.FixtureRequest) -> None:
     if request.function.__name__ == "test_every_pushed_value_goes_to_one_waiting_client":
         pytest.skip("who waits in torch's client has an error when somebody else was faster")
 
 
 class TestOurs(OurContract):
-    """Alone, and as a part of another under a prefix that has a slash of its own."""
+    """Without a prefix, and with one that contains a slash."""
 
     @pytest.fixture(autouse=True, params=["memory", "file", "ours", "libuv"])
     def _kind(self, makers: Makers, request: pytest.FixtureRequest) -> None:
@@ -82,7 +82,7 @@ class TestUnderAPrefix(OurContract):
     def _kind(self, makers: Makers, request: pytest.FixtureRequest) -> None:
         if request.param == "torch":
             self.error = self.timeout_error = self.queue_empty_error = RuntimeError
-            skip_what_torchs_client_does_not_do(request)
+            skip_unsupported_by_torchs_client(request)
         self.make = lambda: PrefixStore("some/part", getattr(makers, request.param)())
 
 
@@ -102,5 +102,5 @@ class TestTorchsClientWithOurServer(OurContract):
 
     @pytest.fixture(autouse=True)
     def _kind(self, makers: Makers, request: pytest.FixtureRequest) -> None:
-        skip_what_torchs_client_does_not_do(request)
+        skip_unsupported_by_torchs_client(request)
         self.make = makers.torch

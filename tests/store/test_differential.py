@@ -1,4 +1,4 @@
-"""Our server answers, byte for byte, what torch's libuv server answers to the same requests."""
+"""The server's answers equal those of torch's libuv server, byte for byte."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Conversation:
         return self._random.choice([b"", b"1", b"-12", b" 3x", b"hello", b"x" * 40, bytes(range(256)) * 20])
 
     def _queue(self) -> bytes:
-        """One that never ended a wait."""
+        """Return a queue that never ended a wait."""
         name = b"/queue%d" % self._queues
         if name in self._spent or name in self._awaited() or self._random.random() < 0.1:
             self._queues += 1
@@ -125,7 +125,7 @@ class Conversation:
 
 
 def _sorted(answer: bytes | None) -> object:
-    """A list of keys without its order, and what else came."""
+    """Return the answer with its list of keys sorted."""
     if answer is None:
         return None
     (count,) = struct.unpack_from("<q", answer)
@@ -145,7 +145,7 @@ def ports() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_requests_have_the_answers_of_torchs_server(seed: int, ports: tuple[int, int]) -> None:
+def test_random_requests_have_the_same_answers_as_torchs_server(seed: int, ports: tuple[int, int]) -> None:
     conversation = Conversation(seed, *ports)
     try:
         for _ in range(OPERATIONS):

@@ -1,4 +1,4 @@
-"""The store in etcd: the contract of stores, and what it says beyond it: exactly once, whatever becomes of answers."""
+"""The store in etcd: the contract of stores, and exactly-once changes whatever answers are lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def store(client: BlockingEtcd, prefix: str) -> EtcdStore:
 
 
 def names_under(client: BlockingEtcd, prefix: str) -> list[bytes]:
-    """All keys in etcd that begin so, without the prefix."""
+    """Return all keys in etcd under the prefix, without it."""
     start = prefix.encode()
     found = client.call(Range(start, prefix_end(start), keys_only=True))
     return [kv.key.removeprefix(start) for kv in found.kvs]
@@ -73,8 +73,8 @@ class TestContractUnderAPrefix(TestContract):
 # --- exactly once -----------------------------------------------------------------------------------------------------
 
 
-class Bad(BlockingEtcd):
-    """A client to whose transactions something happens on their way. The others go through."""
+class FaultyClient(BlockingEtcd):
+    """A client with faults in its transactions; other operations pass through."""
 
     def __init__(self, client: BlockingEtcd, way: Callable[[Callable[[], Any]], Any]) -> None:
         self._inner = client
@@ -89,8 +89,8 @@ class Bad(BlockingEtcd):
         return self._inner.wait_for_change(*args)
 
 
-def asked_twice(send: Callable[[], Any]) -> Any:
-    """The first answer is lost, and the client asks again."""
+def retried(send: Callable[[], Any]) -> Any:
+    """Lose the first answer; the client retries."""
     send()
     return send()
 
@@ -101,7 +101,7 @@ def answer_lost_for_good(send: Callable[[], Any]) -> Any:
 
 
 def test_a_change_whose_answer_was_lost_happens_once(client: BlockingEtcd, prefix: str) -> None:
-    store = EtcdStore(Bad(client, asked_twice), prefix)
+    store = EtcdStore(FaultyClient(client, retried), prefix)
     assert [store.add("n", 1) for _ in range(5)] == [1, 2, 3, 4, 5]
     store.append("text", "a")
     store.append("text", "b")
@@ -122,7 +122,7 @@ def test_many_writers_whose_answers_are_lost_lose_no_count(client: BlockingEtcd,
     counted: list[int] = []
 
     def count() -> None:
-        store = EtcdStore(Bad(client, asked_twice), prefix)
+        store = EtcdStore(FaultyClient(client, retried), prefix)
         counted.extend(store.add("n", 1) for _ in range(20))
 
     threads = [threading.Thread(target=count) for _ in range(4)]
@@ -136,27 +136,27 @@ def test_many_writers_whose_answers_are_lost_lose_no_count(client: BlockingEtcd,
 def test_the_result_is_that_of_the_change_even_if_others_have_written_since(
     client: BlockingEtcd, store: EtcdStore, prefix: str
 ) -> None:
-    """Nothing under the key shows any more that it happened."""
+    """The key no longer shows that the change happened."""
 
     def overtaken(send: Callable[[], Any]) -> Any:
         send()
         store.add("n", 10)
         return send()
 
-    bad = EtcdStore(Bad(client, overtaken), prefix)
+    bad = EtcdStore(FaultyClient(client, overtaken), prefix)
     assert bad.add("n", 1) == 1
     assert store.get("n") == b"11"
 
 
-def test_a_key_that_was_deleted_does_not_come_back(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
-    """It looks as if it had never been there, and the change would happen a second time."""
+def test_a_retried_set_does_not_restore_a_deleted_key(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
+    """The key looks unset, and the retry would set it a second time."""
 
     def deleted(send: Callable[[], Any]) -> Any:
         send()
         assert store.delete_key("key")
         return send()
 
-    bad = EtcdStore(Bad(client, deleted), prefix)
+    bad = EtcdStore(FaultyClient(client, deleted), prefix)
     assert bad.compare_set("key", "", "claimed") == b"claimed"
     bad.set("key", "value")
     assert bad.add("key", 1) == 1
@@ -172,9 +172,9 @@ def test_a_change_that_raised_an_error_does_not_happen_after_the_next_one(
         held.append(send)
         raise EtcdUnavailable("nobody answered")
 
-    unlucky = Bad(client, hold)
+    unlucky = FaultyClient(client, hold)
     bad = EtcdStore(unlucky, prefix)
-    with pytest.raises(StoreConnectionError, match="whether it happened is not known"):
+    with pytest.raises(StoreConnectionError, match="it may have taken effect"):
         bad.set("key", "old")
     unlucky.way = None
     bad.set("other", "new")
@@ -182,9 +182,9 @@ def test_a_change_that_raised_an_error_does_not_happen_after_the_next_one(
     assert not store.check(["key"])
 
 
-def test_after_a_lost_answer_the_writer_goes_on(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
-    """The change before did happen, which it learns with the next one."""
-    unlucky = Bad(client, answer_lost_for_good)
+def test_a_writer_continues_after_a_lost_answer(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
+    """The change took effect, which the writer learns with the next one."""
+    unlucky = FaultyClient(client, answer_lost_for_good)
     bad = EtcdStore(unlucky, prefix)
     with pytest.raises(StoreConnectionError):
         bad.add("n", 1)
@@ -193,10 +193,8 @@ def test_after_a_lost_answer_the_writer_goes_on(client: BlockingEtcd, store: Etc
     assert store.get("n") == b"2"
 
 
-def test_nothing_is_said_not_to_have_happened_that_still_can(
-    client: BlockingEtcd, store: EtcdStore, prefix: str
-) -> None:
-    """A claim that lost, while one of its copies is still on its way, is excluded before that is said."""
+def test_a_reported_failure_cannot_take_effect_later(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
+    """A copy of a failed compare_set that is still in transit is excluded before the result is returned."""
     copies: list[Callable[[], Any]] = []
 
     def late(send: Callable[[], Any]) -> Any:
@@ -205,14 +203,14 @@ def test_nothing_is_said_not_to_have_happened_that_still_can(
             store.set("leader", "another")
         return send()
 
-    bad = EtcdStore(Bad(client, late), prefix)
+    bad = EtcdStore(FaultyClient(client, late), prefix)
     assert bad.compare_set("leader", "", "me") == b"another"
     store.delete_key("leader")
     assert copies[0]().succeeded is False
     assert not store.check(["leader"])
 
 
-def test_a_writer_survives_that_etcd_forgot_everything(client: BlockingEtcd, prefix: str) -> None:
+def test_a_writer_survives_the_loss_of_all_keys_in_etcd(client: BlockingEtcd, prefix: str) -> None:
     store = EtcdStore(client, prefix)
     assert store.add("n", 5) == 5
     client.call(Delete(prefix.encode(), prefix_end(prefix.encode())))
@@ -220,7 +218,7 @@ def test_a_writer_survives_that_etcd_forgot_everything(client: BlockingEtcd, pre
 
 
 def test_no_count_is_lost_or_doubled_when_leaders_die(make_etcd: Callable[..., EtcdCluster]) -> None:
-    """The leader is killed while writers count and claim, twice. Members come back in between."""
+    """The leader is killed twice while writers add and compare_set; members restart in between."""
     cluster = make_etcd(3, heartbeat_ms=30, election_ms=300)
     client = BlockingEtcd(cluster.settings())
     sums: list[int] = []
@@ -259,7 +257,7 @@ def test_no_count_is_lost_or_doubled_when_leaders_die(make_etcd: Callable[..., E
         client.close()
 
 
-def test_a_forked_process_is_a_writer_of_its_own(etcd: EtcdCluster, prefix: str) -> None:
+def test_a_forked_process_is_another_writer(etcd: EtcdCluster, prefix: str) -> None:
     code = """
         import os, sys
         from tenax.etcd import BlockingEtcd
@@ -290,7 +288,7 @@ def test_a_forked_process_is_a_writer_of_its_own(etcd: EtcdCluster, prefix: str)
 
 
 class Watched(BlockingEtcd):
-    """A client that does something before it watches."""
+    """A client that calls a function before it watches."""
 
     def __init__(self, client: BlockingEtcd, before: Callable[[], None]) -> None:
         self._inner = client
@@ -308,7 +306,7 @@ class Watched(BlockingEtcd):
         return self._inner.wait_for_change(*args)
 
 
-def test_a_key_that_was_set_and_deleted_again_has_been_set(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
+def test_a_wait_sees_a_key_that_was_set_and_deleted(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
     def come_and_go() -> None:
         store.multi_set(["a", "b"], ["1", "2"])
         store.delete_key("a")
@@ -318,7 +316,7 @@ def test_a_key_that_was_set_and_deleted_again_has_been_set(client: BlockingEtcd,
     assert store.list_keys() == []
 
 
-def test_a_past_that_etcd_has_forgotten_does_not_matter(make_etcd: Callable[..., EtcdCluster]) -> None:
+def test_a_wait_survives_the_compaction_of_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd()
     client = BlockingEtcd(cluster.settings())
     store = EtcdStore(client, "/run")
@@ -343,11 +341,13 @@ def test_the_timeout_of_wait_has_two_names(store: EtcdStore) -> None:
         lambda: store.wait(["never"], override_timeout=soon),
         lambda: store.wait(["never"], timeout=0.05),
     ):
-        with pytest.raises(StoreTimeoutError, match=r"waited 0\.05 s in vain for the key 'never' in the store under"):
+        with pytest.raises(
+            StoreTimeoutError, match=r"timed out after 0\.05 s waiting for the key 'never' in the store"
+        ):
             wait()
 
 
-def test_waiting_for_more_keys_than_fit_into_one_question(store: EtcdStore) -> None:
+def test_waiting_for_more_keys_than_fit_in_one_transaction(store: EtcdStore) -> None:
     keys = [str(number) for number in range(150)]
     store.multi_set(keys[:-1], keys[:-1])
     late = threading.Thread(target=store.set, args=(keys[-1], "late"))
@@ -359,7 +359,7 @@ def test_waiting_for_more_keys_than_fit_into_one_question(store: EtcdStore) -> N
     assert store.multi_get(keys) == [key.encode() for key in keys[:-1]] + [b"late"]
 
 
-def test_who_waits_holds_up_nobody_who_uses_the_same_handle(store: EtcdStore) -> None:
+def test_a_waiting_thread_does_not_block_others_of_the_same_handle(store: EtcdStore) -> None:
     found: list[bytes] = []
     waiting = threading.Thread(target=lambda: found.append(store.get("late")))
     waiting.start()
@@ -369,8 +369,8 @@ def test_who_waits_holds_up_nobody_who_uses_the_same_handle(store: EtcdStore) ->
     assert found == [b"here"]
 
 
-def test_a_wait_outlives_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
-    """Its members are killed and come back, and what was set then is seen."""
+def test_a_wait_survives_a_restart_of_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
+    """Its members are killed and restart; a key that is set afterwards ends the wait."""
     cluster = make_etcd()
     client = BlockingEtcd(cluster.settings(), patience_s=PATIENCE_S)
 
@@ -389,7 +389,7 @@ def test_a_wait_outlives_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
 # --- large values -----------------------------------------------------------------------------------------------------
 
 
-def test_a_value_stands_in_etcd_as_it_is(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
+def test_a_value_is_stored_in_etcd_unchanged(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
     store.set("some/key", "value")
     store.set("a\0b%c", b"\0")
     assert client.call(Range(prefix.encode() + b"some/key")).kvs[0].value == b"value"
@@ -417,7 +417,7 @@ def test_large_values_leave_nothing_behind(client: BlockingEtcd, store: EtcdStor
     assert names_under(client, prefix) == [b"key"]
 
 
-def test_large_values_of_many_writers_come_out_whole(client: BlockingEtcd, store: EtcdStore) -> None:
+def test_large_values_of_concurrent_writers_are_complete(client: BlockingEtcd, store: EtcdStore) -> None:
     values = [bytes([letter]) * (PART_BYTES + letter) for letter in b"abc"]
     store.set("key", values[0])
     seen: set[bytes] = set()
@@ -435,14 +435,14 @@ def test_large_values_of_many_writers_come_out_whole(client: BlockingEtcd, store
     assert seen <= set(values)
 
 
-def test_what_somebody_else_has_spoilt_is_said(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
+def test_keys_damaged_by_another_client_are_reported(client: BlockingEtcd, store: EtcdStore, prefix: str) -> None:
     store.set("key", BIG)
     parts = prefix.encode() + b"\0values/"
     client.call(Delete(parts, prefix_end(parts)))
     with pytest.raises(StoreError, match=r"parts of the value of .*key.* are missing in etcd"):
         store.get("key")
     client.call(Put(prefix.encode() + b"key", b"\xff\0tenax value in parts: nonsense"))
-    with pytest.raises(StoreError, match="begins like one of a store of tenax"):
+    with pytest.raises(StoreError, match="has an invalid header"):
         store.get("key")
 
 
@@ -465,7 +465,7 @@ def test_a_closed_store_leaves_the_values_and_the_client(client: BlockingEtcd, s
     store.close()
     store.close()
     assert names_under(client, prefix) == [b"key"]
-    with pytest.raises(StoreConnectionError, match="was closed here"):
+    with pytest.raises(StoreConnectionError, match="is closed"):
         store.get("key")
 
 
@@ -478,7 +478,7 @@ def test_a_store_can_own_its_client(etcd: EtcdCluster, prefix: str) -> None:
         own.call(Range(b"x"))
 
 
-def test_what_etcd_refuses_is_an_error_that_says_so(make_etcd: Callable[..., EtcdCluster]) -> None:
+def test_a_rejection_of_etcd_is_reported(make_etcd: Callable[..., EtcdCluster]) -> None:
     from kit.etcd import ALLOWED, USER, USER_PASSWORD
 
     cluster = make_etcd(users=True)
@@ -491,7 +491,7 @@ def test_what_etcd_refuses_is_an_error_that_says_so(make_etcd: Callable[..., Etc
         client.close()
 
 
-def test_when_nobody_answers_that_is_said() -> None:
+def test_an_unreachable_etcd_is_reported() -> None:
     class Nobody(BlockingEtcd):
         def __init__(self) -> None:
             return
@@ -502,7 +502,7 @@ def test_when_nobody_answers_that_is_said() -> None:
         wait_for_change = call  # type: ignore[assignment]
 
     store = EtcdStore(Nobody(), "/run")
-    with pytest.raises(StoreConnectionError, match=r"the store under '/run/' in etcd could not get the key 'a': e1"):
+    with pytest.raises(StoreConnectionError, match=r"the store under '/run/' in etcd: could not get the key 'a': e1"):
         store.get("a")
     with pytest.raises(StoreConnectionError, match=r"could not set 'a': e1:2379: connection refused\.$"):
         store.set("a", "1")

@@ -1,4 +1,4 @@
-"""The agent's hold on the workers' store: a real loop, a real process, real clients."""
+"""``StoreHost``, which runs the workers' store for the agent: a real loop, process and clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HERE = "127.0.0.1"
 
 
 class Agent:
-    """As much of an agent as a store needs: a loop that runs while something else happens."""
+    """A loop that runs during other calls, as in an agent."""
 
     def __init__(self, **options: object) -> None:
         self.lost: list[str] = []
@@ -57,10 +57,10 @@ class Agent:
     def run_until(self, fact: Callable[[], bool]) -> None:
         deadline = self.loop.now() + PATIENCE_S
         while not fact():
-            assert self.loop.next_event(lambda: deadline) is not None, "waited in vain"
+            assert self.loop.next_event(lambda: deadline) is not None, "timed out"
 
     def run_while(self, function: Callable[[], T]) -> T:
-        """Call something that blocks, in a thread, and serve the loop meanwhile."""
+        """Run a blocking call in a thread, and the loop meanwhile."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -146,7 +146,7 @@ def test_every_generation_has_its_own_port_and_keys_and_the_same_process(agent: 
     assert len(set(pids)) == 1
 
 
-def test_the_end_of_a_generation_resets_who_is_still_connected(agent: Agent) -> None:
+def test_the_end_of_a_generation_resets_its_connections(agent: Agent) -> None:
     port = agent.store.bind(HERE)
     agent.store.serve(1)
     agent.client(port).close()
@@ -181,8 +181,8 @@ def test_a_fixed_port_can_be_bound_again_at_once(agent: Agent) -> None:
         peer.close()
 
 
-def test_all_ports_that_were_offered_are_kept_until_one_of_them_is_served(agent: Agent) -> None:
-    """The generation may have been told of an earlier offer than the last one."""
+def test_all_bound_ports_stay_open_until_one_is_served(agent: Agent) -> None:
+    """A generation may use an earlier port than the last one."""
     first = agent.store.bind(HERE)
     second = agent.store.bind(HERE)
     third = agent.store.bind(HERE)
@@ -194,7 +194,7 @@ def test_all_ports_that_were_offered_are_kept_until_one_of_them_is_served(agent:
     assert is_open(second)
 
 
-def test_a_process_that_dies_is_told_once_and_the_next_generation_gets_another(agent: Agent) -> None:
+def test_a_dead_process_is_reported_once_and_replaced_for_the_next_generation(agent: Agent) -> None:
     port = agent.store.bind(HERE)
     agent.store.serve(1)
     agent.client(port).close()
@@ -212,7 +212,7 @@ def test_a_process_that_dies_is_told_once_and_the_next_generation_gets_another(a
     assert len(agent.lost) == 1
 
 
-def test_a_process_that_dies_between_generations_is_replaced_without_a_word(agent: Agent) -> None:
+def test_a_process_that_dies_between_generations_is_replaced_silently(agent: Agent) -> None:
     port = agent.store.bind(HERE)
     agent.store.serve(1)
     agent.client(port).close()
@@ -228,7 +228,7 @@ def test_a_process_that_dies_between_generations_is_replaced_without_a_word(agen
     assert agent.lost == []
 
 
-def test_signals_are_for_the_agent(agent: Agent) -> None:
+def test_the_process_ignores_signals(agent: Agent) -> None:
     port = agent.store.bind(HERE)
     agent.store.serve(1)
     with agent.client(port) as store:
@@ -238,20 +238,20 @@ def test_signals_are_for_the_agent(agent: Agent) -> None:
     assert agent.lost == []
 
 
-def test_strangers_are_noticed(agent: Agent) -> None:
+def test_invalid_clients_are_reported(agent: Agent) -> None:
     port = agent.store.bind(HERE)
     agent.store.serve(1)
     with Peer(port, greets=False) as stranger:
         stranger.send(b"hello?")
         agent.run_until(lambda: bool(agent.notices))
     assert agent.notices == [
-        "the workers' store closed one connection, the last because it did not greet as a client of a store does"
+        "the workers' store closed one connection, the last because it did not send the greeting of a store client"
     ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
 def test_what_an_operator_allows_reaches_the_process_and_rejections_come_back() -> None:
-    """By default only the run's user is served on this host."""
+    """By default only the user of the run is served on this host."""
     for allow in ((), ("127.0.0.0/8",)):
         with leaving_nothing():
             agent = Agent(allow=allow)
@@ -266,7 +266,7 @@ def test_what_an_operator_allows_reaches_the_process_and_rejections_come_back() 
 
 
 @forks_with_threads
-def test_a_forked_copy_of_the_agent_does_not_keep_the_port(agent: Agent) -> None:
+def test_a_forked_copy_of_the_agent_does_not_keep_the_port_open(agent: Agent) -> None:
     port = agent.store.bind(HERE)
     agent.store.serve(1)
     descriptor = agent.store.fileno()
@@ -312,8 +312,8 @@ def test_the_death_of_the_agent_ends_the_process(program: Callable[..., Program]
         until(lambda: not is_open(port), "the port to be closed")
 
 
-def test_a_process_that_cannot_be_started_is_told(program: Callable[..., Program]) -> None:
-    """No descriptor is left for its channel."""
+def test_a_process_that_cannot_be_started_is_reported(program: Callable[..., Program]) -> None:
+    """No descriptor is free for its channel."""
     agent = program(
         """
         import os, resource, socket
@@ -343,8 +343,8 @@ def test_a_process_that_cannot_be_started_is_told(program: Callable[..., Program
     assert agent.wait() == 0
 
 
-def test_without_a_server_the_client_gives_up(agent: Agent) -> None:
-    """Nobody runs the loop, so nobody hands the listener over: the kernel takes the connection, and nothing answers."""
+def test_a_client_times_out_if_the_agent_does_not_run(agent: Agent) -> None:
+    """The listener is not handed over: the kernel accepts the connection, and no process answers."""
     port = agent.store.bind(HERE)
     agent.store.serve(1)
     with pytest.raises(StoreTimeoutError):

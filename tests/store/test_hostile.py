@@ -1,6 +1,6 @@
-"""Strangers, liars, the slow and the many: none of them costs more than its own connection.
+"""Invalid, slow and many clients: each costs no more than its own connection.
 
-Each test keeps an honest client next to them, which is served meanwhile. Memory is that of the server's own process.
+In each test a valid client is served meanwhile. Memory is that of the server's process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """This process may open as many files as the system lets it."""
+    """Raise this process's limit of open files to the maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -45,7 +45,7 @@ def is_served(peer: Peer) -> bool:
     return peer.answers() == ask.text(b"value")
 
 
-def test_strangers_are_closed_at_once_and_change_nothing(resources: ExitStack) -> None:
+def test_clients_without_the_greeting_are_closed_at_once(resources: ExitStack) -> None:
     server = resources.enter_context(our_server())
     honest = resources.enter_context(Peer(server.port))
     noise = random.Random(7)
@@ -59,11 +59,11 @@ def test_strangers_are_closed_at_once_and_change_nothing(resources: ExitStack) -
     assert is_served(honest)
 
 
-def test_noise_after_a_right_greeting_costs_only_that_connection(resources: ExitStack) -> None:
+def test_noise_after_a_valid_greeting_closes_only_that_connection(resources: ExitStack) -> None:
     server = resources.enter_context(our_server())
     honest = resources.enter_context(Peer(server.port))
     assert is_served(honest)
-    before = server.most_memory()
+    before = server.peak_memory()
     noise = random.Random(8)
     for _ in range(300):
         with Peer(server.port) as liar:
@@ -71,25 +71,25 @@ def test_noise_after_a_right_greeting_costs_only_that_connection(resources: Exit
             liar.sock.shutdown(socket.SHUT_WR)
             assert liar.is_closed_by_the_server()
     assert is_served(honest)
-    assert server.most_memory() - before < 32 * MIB
+    assert server.peak_memory() - before < 32 * MIB
 
 
 @pytest.mark.parametrize("length", [(8 << 20) + 1, 1 << 31, 1 << 40, (1 << 64) - 1])
-def test_a_giant_length_is_refused_before_anything_is_kept_for_it(length: int, resources: ExitStack) -> None:
+def test_a_giant_length_is_refused_before_memory_is_used(length: int, resources: ExitStack) -> None:
     server = resources.enter_context(our_server())
     honest = resources.enter_context(Peer(server.port))
     assert is_served(honest)
-    before = server.most_memory()
+    before = server.peak_memory()
     size = length.to_bytes(8, "little")
     for command in (b"\x01", b"\x01" + ask.text(b"/k"), b"\x02" + ask.text(b"/k"), b"\x03", b"\x05", b"\x06", b"\x0b"):
         with Peer(server.port) as liar:
             liar.send(command + size)
             assert liar.is_closed_by_the_server()
     assert is_served(honest)
-    assert server.most_memory() - before < 8 * MIB
+    assert server.peak_memory() - before < 8 * MIB
 
 
-def test_half_requests_hold_up_nobody_else(resources: ExitStack) -> None:
+def test_incomplete_requests_do_not_delay_other_clients(resources: ExitStack) -> None:
     server = resources.enter_context(our_server())
     honest = resources.enter_context(Peer(server.port))
     request = ask.multi_set((b"/a", b"x" * 1000), (b"/b", b"y" * 1000))
@@ -101,7 +101,7 @@ def test_half_requests_hold_up_nobody_else(resources: ExitStack) -> None:
     assert honest.answers() == b"\x01"
 
 
-def test_who_does_not_greet_in_time_is_closed_and_who_did_may_be_silent(resources: ExitStack) -> None:
+def test_a_client_without_a_greeting_is_closed_and_one_with_it_may_be_idle(resources: ExitStack) -> None:
     server = resources.enter_context(our_server(handshake_s=0.2))
     honest = resources.enter_context(Peer(server.port))
     assert is_served(honest)
@@ -115,7 +115,7 @@ def test_who_does_not_greet_in_time_is_closed_and_who_did_may_be_silent(resource
 
 @pytest.mark.usefixtures("many_files")
 def test_a_thousand_clients_are_served(resources: ExitStack) -> None:
-    """Everyone sets a key, waits for all keys, and reads them all: what starting a big job does."""
+    """Each sets a key, waits for all keys and reads them, as at the start of a large job."""
     server = resources.enter_context(our_server())
     count = 1000
     peers = [resources.enter_context(Peer(server.port)) for _ in range(count)]
@@ -138,8 +138,8 @@ def test_a_thousand_clients_are_served(resources: ExitStack) -> None:
     assert all(peer.receive(1) == b"\x00" for peer in peers)
 
 
-def test_without_descriptors_those_who_are_in_are_served_and_the_others_wait(resources: ExitStack) -> None:
-    """And it does not spin: a loop that tried again in every round would fail thousands of times here."""
+def test_without_free_descriptors_connected_clients_are_served_and_others_wait(resources: ExitStack) -> None:
+    """The server does not spin: accepting in every round would fail thousands of times here."""
     server = resources.enter_context(our_server(descriptors=40))
     honest = resources.enter_context(Peer(server.port))
     assert is_served(honest)
@@ -157,7 +157,7 @@ def test_without_descriptors_those_who_are_in_are_served_and_the_others_wait(res
     assert is_served(crowd[-1])
 
 
-def test_who_comes_when_all_places_are_taken_is_served_when_one_is_free(resources: ExitStack) -> None:
+def test_a_client_beyond_the_connection_limit_is_served_when_one_closes(resources: ExitStack) -> None:
     server = resources.enter_context(our_server(connections=3))
     first, second, third = (resources.enter_context(Peer(server.port)) for _ in range(3))
     assert all(is_served(peer) for peer in (first, second, third))
@@ -169,32 +169,32 @@ def test_who_comes_when_all_places_are_taken_is_served_when_one_is_free(resource
     assert waiting.receive(8) == ask.number(1)
 
 
-def test_who_does_not_read_is_not_read_either(resources: ExitStack) -> None:
-    """100 MiB of answers that nobody takes; when the slow one reads at last, it gets every byte."""
+def test_requests_of_a_client_that_reads_no_answers_are_not_read(resources: ExitStack) -> None:
+    """100 MiB of unread answers; when the client reads, it gets every byte."""
     server = resources.enter_context(our_server())
     honest = resources.enter_context(Peer(server.port))
     slow = resources.enter_context(Peer(server.port))
     value = random.Random(9).randbytes(MIB)
     honest.send(ask.set_(b"/big", value))
     assert is_served(honest)
-    before = server.most_memory()
+    before = server.peak_memory()
     slow.send(ask.get(b"/big") * 100)
     for _ in range(100):
         assert is_served(honest)
-    assert server.most_memory() - before < 24 * MIB
+    assert server.peak_memory() - before < 24 * MIB
     for _ in range(100):
         assert slow.receive(8 + MIB) == ask.text(value)
     assert slow.answers() == b""
 
 
-def test_when_all_together_hold_too_much_whoever_holds_most_is_dropped(resources: ExitStack) -> None:
+def test_the_largest_holder_is_dropped_at_the_memory_limit(resources: ExitStack) -> None:
     server = resources.enter_context(our_server(held_bytes=40 * MIB, value_bytes=16 * MIB))
     honest = resources.enter_context(Peer(server.port))
     assert is_served(honest)
     small = resources.enter_context(Peer(server.port))
     small.send(ask.set_(b"/k", b"x" * MIB)[:-1])
     hogs = [resources.enter_context(Peer(server.port)) for _ in range(8)]
-    before = server.most_memory()
+    before = server.peak_memory()
     for hog in hogs:
         try:
             hog.send(ask.set_(b"/k", b"x" * (12 * MIB))[:-1])
@@ -204,7 +204,7 @@ def test_when_all_together_hold_too_much_whoever_holds_most_is_dropped(resources
     assert is_served(honest)
     small.send(b"x")
     assert small.answers() == b""
-    assert server.most_memory() - before < 160 * MIB
+    assert server.peak_memory() - before < 160 * MIB
 
 
 def test_a_full_store_refuses_the_writer_and_serves_the_readers(resources: ExitStack) -> None:
@@ -229,7 +229,7 @@ CALLERS = [f"127.0.0.{number}" for number in range(1, 201)]
 
 
 def flood(port: int, count: int, resources: ExitStack, sent: bytes = b"") -> list[socket.socket]:
-    """So many connections from several addresses of this host, none of which waits for the other side."""
+    """Open ``count`` connections from several addresses of this host without waiting for the server."""
     made = []
     for number in range(count):
         sock = resources.enter_context(socket.socket())
@@ -246,7 +246,7 @@ def flood(port: int, count: int, resources: ExitStack, sent: bytes = b"") -> lis
 
 
 def seconds_to_serve_a_torch_client(port: int) -> float:
-    """How long torch's own client needs to connect, set and get, once it is imported."""
+    """Return how long torch's client takes to connect, set and get, without its import."""
     import torch.distributed  # noqa: F401
 
     begin = time.monotonic()
@@ -258,14 +258,14 @@ def seconds_to_serve_a_torch_client(port: int) -> float:
 
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("sent", [b"", ask.GREETING + ask.ping(b"abcd")], ids=["silent", "greeted"])
-def test_ten_thousand_silent_connections_keep_nobody_out(sent: bytes, resources: ExitStack) -> None:
-    """Those who are in are served, a newcomer is served in less than a second, and memory is bounded."""
+def test_ten_thousand_silent_connections_do_not_keep_others_out(sent: bytes, resources: ExitStack) -> None:
+    """Connected clients and a new one are served, and memory is bounded."""
     server = resources.enter_context(our_server())
     honest = resources.enter_context(Peer(server.port))
     idle = resources.enter_context(Peer(server.port))  # as a worker's spare connection: used hours later
     assert is_served(honest)
     assert idle.answers() == b""
-    before = server.most_memory()
+    before = server.peak_memory()
     for _ in range(10):
         flood(server.port, 1000, resources, sent)
         assert is_served(honest)
@@ -273,12 +273,12 @@ def test_ten_thousand_silent_connections_keep_nobody_out(sent: bytes, resources:
     assert seconds_to_serve_a_torch_client(server.port) < 1.0
     assert is_served(honest)
     assert is_served(idle)
-    assert server.most_memory() - before < 64 * MIB
+    assert server.peak_memory() - before < 64 * MIB
     assert server.counted("evicted_idle" if sent else "evicted_silent") > 5000
 
 
-def test_idle_connections_that_take_all_descriptors_give_way(resources: ExitStack) -> None:
-    """A connection that has sent no request is closed for a newcomer; one that has is never."""
+def test_idle_connections_are_closed_for_new_ones(resources: ExitStack) -> None:
+    """Only those that have sent no request."""
     server = resources.enter_context(our_server(descriptors=300))
     workers = [resources.enter_context(Peer(server.port)) for _ in range(50)]
     assert all(is_served(worker) for worker in workers)
@@ -289,8 +289,8 @@ def test_idle_connections_that_take_all_descriptors_give_way(resources: ExitStac
     assert server.counted("out_of_room") == 0
 
 
-def test_of_too_many_idle_connections_those_in_the_middle_go(resources: ExitStack) -> None:
-    """Those that were there first stay, because workers keep spare connections; and so do those that have just come."""
+def test_of_too_many_idle_connections_the_middle_ones_are_closed(resources: ExitStack) -> None:
+    """The first stay, because workers keep spare connections, and so do the latest."""
     server = resources.enter_context(our_server(idle_per_address=4))
     made = []
     for _ in range(10):

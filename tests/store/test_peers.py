@@ -1,6 +1,6 @@
-"""Who may use a store: this user and root on this host, the given addresses on other hosts, and nobody else.
+"""Allowed clients: this user and root on this host, and the given addresses on other hosts.
 
-A connection that is rejected is closed at once, with nothing sent; what was asked on it has no effect.
+A rejected connection is closed at once, nothing is sent, and its requests have no effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def resources() -> Iterator[ExitStack]:
     ("host", "callers"), [("127.0.0.1", ["127.0.0.1"]), ("::1", ["::1"]), ("", ["127.0.0.1", "::1"])]
 )
 def test_another_user_of_the_host_is_rejected(host: str, callers: list[str], resources: ExitStack) -> None:
-    """Over IPv4, IPv6, and IPv4 at a socket for both; root and the run's own user are served."""
+    """Over IPv4, IPv6, and IPv4 at a dual-stack socket; root and the run's user are served."""
     if not socket.has_dualstack_ipv6() and ":" in "".join([host, *callers]):
         pytest.skip("there is no IPv6 here")
     server = resources.enter_context(our_server(host))
@@ -54,8 +54,8 @@ def test_another_user_of_the_host_is_rejected(host: str, callers: list[str], res
 
 
 @as_root
-def test_what_an_operator_allowed_is_served_whatever_its_user(resources: ExitStack) -> None:
-    """An address, a network, or any; other addresses are still served by user."""
+def test_an_allowed_address_is_served_whatever_its_user(resources: ExitStack) -> None:
+    """An address, a network, or any; other addresses are still checked by user."""
     for allow in (["any"], ["127.0.0.1"], ["10.0.0.0/8", "127.0.0.0/30"]):
         server = resources.enter_context(our_server("", peers={"hosts": [], "allow": allow}))
         assert answer_to("127.0.0.1", server.port, NOBODY) == b"abcd"
@@ -65,8 +65,8 @@ def test_what_an_operator_allowed_is_served_whatever_its_user(resources: ExitSta
 
 @as_root
 @pytest.mark.parametrize("uses_netlink", [True, False])
-def test_a_socket_that_its_process_has_closed_is_not_taken_for_one_of_root(uses_netlink: bool) -> None:
-    """The kernel reports uid 0 for it. So a request that is sent and closed at once would be believed to be root's."""
+def test_a_socket_that_its_process_has_closed_is_rejected(uses_netlink: bool) -> None:
+    """The kernel reports uid 0 for it, so its request would be taken for one of root."""
     listener = listen("127.0.0.1")
     port = listener.getsockname()[1]
     leave = CLIENT.replace("print(sock.recv(4).hex())", "pass")
@@ -84,8 +84,8 @@ def test_a_socket_that_its_process_has_closed_is_not_taken_for_one_of_root(uses_
 @pytest.mark.parametrize(
     ("host", "caller"), [("127.0.0.1", "127.0.0.1"), ("", "127.0.0.1"), ("", "::1"), ("::1", "::1")]
 )
-def test_the_kernel_says_whose_the_other_end_is(uses_netlink: bool, host: str, caller: str) -> None:
-    """By netlink, and by the tables below /proc where that is missing; a pair of no connection is on no host."""
+def test_the_owner_of_a_peer_socket_is_found(uses_netlink: bool, host: str, caller: str) -> None:
+    """With netlink, or with the tables in /proc; unconnected addresses have no owner."""
     if not socket.has_dualstack_ipv6() and ":" in host + caller:
         pytest.skip("there is no IPv6 here")
     with closing(listen(host)) as listener, closing(SocketOwners(uses_netlink=uses_netlink)) as owners:
@@ -101,8 +101,8 @@ def test_the_kernel_says_whose_the_other_end_is(uses_netlink: bool, host: str, c
                 assert owners.find(ours, (address[0], port, *address[2:])) == ELSEWHERE
 
 
-def test_a_socket_for_both_families_that_calls_an_ipv4_address_is_found() -> None:
-    """The kernel lists it among those of IPv6."""
+def test_a_dual_stack_socket_connected_to_an_ipv4_address_is_found() -> None:
+    """The kernel lists it as IPv6."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("there is no IPv6 here")
     for uses_netlink in (True, False):
@@ -113,8 +113,8 @@ def test_a_socket_for_both_families_that_calls_an_ipv4_address_is_found() -> Non
                 assert owners.find(accepted.getsockname(), address) == os.geteuid()
 
 
-def test_a_socket_that_is_bound_to_an_interface_is_found() -> None:
-    """Else a process could hide its user, and pass for another host where all of them are served."""
+def test_a_socket_bound_to_an_interface_is_found() -> None:
+    """Otherwise a process could hide its user and be taken for another host."""
     with closing(listen("127.0.0.1")) as listener, socket.socket() as caller:
         try:
             caller.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
@@ -126,7 +126,7 @@ def test_a_socket_that_is_bound_to_an_interface_is_found() -> None:
             assert owners.find(accepted.getsockname(), address) == os.geteuid()
 
 
-def test_where_the_kernel_does_not_answer_only_this_hosts_addresses_count() -> None:
+def test_without_kernel_tables_only_addresses_are_checked() -> None:
     """Without netlink and /proc, as on macOS: a loopback peer is served, and so is one with our own address."""
     with closing(listen("127.0.0.1")) as listener:
         with socket.create_connection(listener.getsockname(), PATIENCE_S):
@@ -160,7 +160,7 @@ class NoOwners(SocketOwners):
     ],
 )
 def test_a_peer_on_another_host_is_served_by_its_address(peer: str, is_served: bool) -> None:
-    """However it is printed, and from whichever interface; no other host can have one of our loopback addresses."""
+    """In any notation and from any interface; other hosts cannot have loopback addresses."""
     rules = PeerRules(["10.0.0.2", "fd00::2", "fe80::2%eth1"], ["192.168.0.0/16"], NoOwners())
     with socket.socket() as sock:
         _, why_not = rules.judge(sock, (peer, 4242))
@@ -169,14 +169,14 @@ def test_a_peer_on_another_host_is_served_by_its_address(peer: str, is_served: b
 
 
 def test_without_a_list_every_other_host_is_served() -> None:
-    """A store of a user's own, of which nobody knows the clients' addresses."""
+    """For a store created by user code, whose clients are unknown."""
     with socket.socket() as sock:
         assert PeerRules(owners=NoOwners()).judge(sock, ("10.0.0.3", 4242)) == ("10.0.0.3", "")
 
 
 @as_root
 def test_a_rejection_is_reported_with_the_address_the_reason_and_the_option() -> None:
-    """A worker that was rejected by mistake leaves a line that says what to do."""
+    """So a wrongly rejected worker can be allowed."""
     notices: list[str] = []
     listener = listen("127.0.0.1")
     server = StoreServer(listener, peers=PeerRules([]), on_notice=notices.append)
@@ -188,14 +188,14 @@ def test_a_rejection_is_reported_with_the_address_the_reason_and_the_option() ->
     serving.join(PATIENCE_S)
     server.close()
     assert notices == [
-        f"the workers' store closed one connection, the last because 127.0.0.1 is a process of uid {NOBODY}, and the "
+        f"the workers' store closed one connection, the last because 127.0.0.1 is a process of uid {NOBODY}, but the "
         "run belongs to uid 0; if it belongs to this run, start every node with --rdzv-conf store_allow=127.0.0.1"
     ]
 
 
 @pytest.mark.parametrize("make", [lambda: struct.pack("ii", 1, 0), lambda: None])
-def test_a_peer_that_has_gone_again_is_rejected_without_harm(make: Callable[[], bytes | None]) -> None:
-    """Closed or reset between the kernel's handshake and our accept."""
+def test_a_peer_that_disconnects_before_accept_is_rejected(make: Callable[[], bytes | None]) -> None:
+    """It closes or resets after the kernel's handshake."""
     linger = make()
     with closing(listen("127.0.0.1")) as listener, closing(SocketOwners()) as owners:
         for _ in range(3):

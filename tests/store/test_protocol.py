@@ -1,4 +1,4 @@
-"""The protocol without sockets: any cut, any bytes, every limit, and who is woken by what. (P1 to P6: protocol.py)"""
+"""The protocol without sockets: any fragmentation, any bytes, limits and wakeups. (P1 to P6: _protocol.py)"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sessions(count: int, limits: Limits | None = None) -> list[Session]:
 
 
 def woken(session: Session) -> list[Session]:
-    """Who has an answer because of somebody's request."""
+    """Return the sessions that a request has woken."""
     found = list(session._table.woken)
     session._table.woken.clear()
     return found
@@ -46,7 +46,7 @@ def woken(session: Session) -> list[Session]:
 # --- the greeting -----------------------------------------------------------------------------------------------------
 
 
-def test_the_greeting_may_come_byte_by_byte() -> None:
+def test_the_greeting_may_arrive_byte_by_byte() -> None:
     """P1"""
     session = Session(KeyValues(Limits()))
     for byte in ask.GREETING:
@@ -61,8 +61,8 @@ def test_the_greeting_may_come_byte_by_byte() -> None:
     [b"GET / HTTP/1.1\r\n", ask.set_(b"/k", b"v"), b"\x00\x3c\x85\xf7\xce", b"\x00\xce\xf7\x85\x3d", b"\xff"],
     ids=["http", "a request", "big-endian", "wrong number", "noise"],
 )
-def test_a_stranger_is_refused_at_the_first_wrong_byte(words: bytes) -> None:
-    """P1, P2: and what it sends afterwards is not looked at."""
+def test_a_wrong_greeting_is_refused_at_the_first_wrong_byte(words: bytes) -> None:
+    """P1, P2: later input is ignored."""
     table = KeyValues(Limits())
     session = Session(table)
     for byte in words:
@@ -119,7 +119,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.lists(one_request, max_size=30), st.lists(st.integers(0, 1 << 20), max_size=40))
-def test_answers_do_not_depend_on_where_requests_are_cut(requests: list[bytes], cuts: list[int]) -> None:
+def test_answers_do_not_depend_on_fragmentation(requests: list[bytes], cuts: list[int]) -> None:
     """P3, P5"""
     data = ask.GREETING + b"".join(requests)
     whole, cut = Session(KeyValues(Limits())), Session(KeyValues(Limits()))
@@ -132,8 +132,8 @@ def test_answers_do_not_depend_on_where_requests_are_cut(requests: list[bytes], 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), one_request), max_size=60))
-def test_what_is_counted_is_given_back(conversation: list[tuple[int, bytes]]) -> None:
-    """Whatever three clients did: when the keys are deleted and the clients gone, nothing is counted any more."""
+def test_accounted_memory_is_released(conversation: list[tuple[int, bytes]]) -> None:
+    """After any requests of three clients, when all keys are deleted and all clients closed."""
     peers = sessions(3)
     table = peers[0]._table
     for who, request in conversation:
@@ -150,7 +150,7 @@ def test_what_is_counted_is_given_back(conversation: list[tuple[int, bytes]]) ->
 
 
 @given(st.lists(st.binary(max_size=64), max_size=20))
-def test_noise_is_refused_or_waited_for_and_never_more(noise: list[bytes]) -> None:
+def test_noise_is_refused_or_incomplete(noise: list[bytes]) -> None:
     """P2, P4"""
     (session,) = sessions(1, SMALL)
     for data in noise:
@@ -162,7 +162,7 @@ def test_noise_is_refused_or_waited_for_and_never_more(noise: list[bytes]) -> No
 @given(st.lists(st.tuples(one_request, st.binary(max_size=3), st.integers(0, 1 << 10)), max_size=10))
 @settings(max_examples=200)
 def test_damaged_requests_never_pass_a_limit(damaged: list[tuple[bytes, bytes, int]]) -> None:
-    """Real requests with bytes replaced in the middle, which get further than noise does."""
+    """Valid requests with replaced bytes get further than noise."""
     (session,) = sessions(1, SMALL)
     for request, splinter, place in damaged:
         at = place % len(request)
@@ -192,8 +192,8 @@ SETS = st.lists(
 
 @settings(max_examples=300)
 @given(SETS, st.lists(st.integers(0, 2000), max_size=4))
-def test_a_run_of_sets_means_what_each_of_them_means(requests: list[bytes], cuts: list[int]) -> None:
-    """In one piece, in some, and one request at a time: the same table and the same answers, P3 and P5."""
+def test_a_run_of_sets_equals_single_sets(requests: list[bytes], cuts: list[int]) -> None:
+    """P3, P5: in one piece, in several, and one request at a time: the same table and answers."""
     (alone,) = sessions(1)
     answers = b"".join(alone.receive(request) for request in requests)
     data = b"".join(requests)
@@ -215,8 +215,8 @@ def test_a_run_of_sets_means_what_each_of_them_means(requests: list[bytes], cuts
         ask.get(b"a"),
     ],
 )
-def test_a_run_of_sets_ends_before_what_only_looks_like_them(other: bytes) -> None:
-    """Another command, or the same with other lengths, in the middle of a run."""
+def test_a_run_of_sets_ends_at_a_different_request(other: bytes) -> None:
+    """Another command, or other lengths."""
     requests = [ask.set_(b"a", b"1")] * 6 + [other] + [ask.set_(b"b", b"1")] * 6
     alone, together = sessions(1) + sessions(1)
     answers = b"".join(alone.receive(request) for request in requests)
@@ -224,8 +224,8 @@ def test_a_run_of_sets_ends_before_what_only_looks_like_them(other: bytes) -> No
     assert together._table.values == alone._table.values
 
 
-def test_a_run_of_sets_wakes_who_waits_once() -> None:
-    """However often the key is set in it, and wherever in the run it is."""
+def test_a_run_of_sets_wakes_a_waiter_once() -> None:
+    """However often and wherever the key is set in it."""
     first, second, setter = sessions(3)
     first.receive(ask.wait(b"k7"))
     second.receive(ask.wait(b"k7", b"k9"))
@@ -236,8 +236,8 @@ def test_a_run_of_sets_wakes_who_waits_once() -> None:
     assert woken(setter) == []
 
 
-def test_a_run_of_sets_is_refused_where_the_store_is_full() -> None:
-    """What came before has its effect; what came after has none, P2."""
+def test_a_run_of_sets_is_refused_from_where_the_store_is_full() -> None:
+    """P2: earlier sets take effect, later ones do not."""
     (session,) = sessions(1, SMALL)
     session.receive(b"".join(ask.set_(b"%02d" % number, b"v") for number in range(30)))
     assert "20 keys" in session.fault
@@ -245,7 +245,7 @@ def test_a_run_of_sets_is_refused_where_the_store_is_full() -> None:
     assert session.receive(ask.get(b"00")) == b""
 
 
-def test_a_long_list_may_come_byte_by_byte() -> None:
+def test_a_long_list_may_arrive_byte_by_byte() -> None:
     """P5"""
     (session,) = sessions(1)
     request = ask.multi_set(*((b"/%d" % number, b"x" * 10) for number in range(2000)))
@@ -290,14 +290,14 @@ HUGE = (1 << 63) + 5
     ],
 )
 def test_more_than_the_limits_is_refused(request_: bytes) -> None:
-    """P4: at the announcement, before anything of it is kept."""
+    """P4: at the announced length, before memory is used."""
     (session,) = sessions(1, SMALL)
     session.receive(request_)
     assert session.fault
     assert session.held_bytes == 0
 
 
-def test_a_refused_change_leaves_no_trace() -> None:
+def test_a_refused_change_has_no_effect() -> None:
     """P3: of a list that does not fit, not even the first key is stored."""
     (session,) = sessions(1, Limits(total_bytes=2000))
     session.receive(ask.set_(b"/old", b"1"))
@@ -308,7 +308,7 @@ def test_a_refused_change_leaves_no_trace() -> None:
     assert session._table.used_bytes == used
 
 
-def test_who_waits_is_counted_too() -> None:
+def test_waiting_keys_are_accounted() -> None:
     table = KeyValues(Limits(total_bytes=10_000))
     faults = 0
     for number in range(200):
@@ -319,8 +319,8 @@ def test_who_waits_is_counted_too() -> None:
     assert table.used_bytes <= 10_000
 
 
-def test_a_session_pauses_when_its_answers_are_long_and_goes_on_when_asked() -> None:
-    """P4: thousands of small requests for a big value do not pile up thousands of big values."""
+def test_a_session_with_long_answers_pauses_until_it_is_resumed() -> None:
+    """P4: many small requests for a large value do not queue as many large answers."""
     (session,) = sessions(1, Limits(unread_bytes=1000))
     session.receive(ask.set_(b"/big", b"x" * 400))
     answer = session.receive(ask.get(b"/big") * 100 + ask.add(b"/n", 1))
@@ -360,14 +360,14 @@ def test_a_wait_ends_when_the_key_appears(change: bytes) -> None:
     assert not other._table.waiters
 
 
-def test_a_compare_set_that_stores_nothing_wakes_nobody() -> None:
+def test_a_compare_set_that_stores_nothing_wakes_no_waiter() -> None:
     waiting, other = sessions(2)
     waiting.receive(ask.wait(b"/k"))
     other.receive(ask.compare_set(b"/k", b"something", b"v"))
     assert woken(other) == []
 
 
-def test_every_key_is_counted_off_once_even_if_it_is_deleted_again() -> None:
+def test_an_awaited_key_counts_once_even_if_it_is_deleted_again() -> None:
     waiting, other = sessions(2)
     waiting.receive(ask.wait(b"/a", b"/b", b"/a"))
     other.receive(ask.set_(b"/a", b"") + ask.delete(b"/a") + ask.set_(b"/a", b""))
@@ -376,8 +376,8 @@ def test_every_key_is_counted_off_once_even_if_it_is_deleted_again() -> None:
     assert woken(other) == [waiting]
 
 
-def test_a_pushed_value_wakes_the_first_that_it_completes() -> None:
-    """And who needs more than the queue is counted off, once, for good."""
+def test_a_pushed_value_wakes_the_first_waiter_that_it_completes() -> None:
+    """A waiter with more keys counts the queue once."""
     needs_more, first, second, other = sessions(4)
     needs_more.receive(ask.wait(b"/q", b"/key"))
     first.receive(ask.wait(b"/q"))
@@ -403,7 +403,7 @@ def test_a_wait_that_was_cancelled_or_closed_is_forgotten() -> None:
     assert cancelled.take() == b""
 
 
-def test_a_later_wait_takes_the_place_of_an_earlier() -> None:
+def test_a_later_wait_replaces_an_earlier_one() -> None:
     """P6"""
     waiting, other = sessions(2)
     waiting.receive(ask.wait(b"/a") + ask.wait(b"/b"))
@@ -413,7 +413,7 @@ def test_a_later_wait_takes_the_place_of_an_earlier() -> None:
     assert woken(other) == [waiting]
 
 
-def test_a_barrier_answers_all_when_the_last_one_comes() -> None:
+def test_a_barrier_answers_all_when_the_last_one_arrives() -> None:
     first, second, third = sessions(3)
     assert first.receive(ask.barrier(b"/b", 3)) == b""
     assert second.receive(ask.barrier(b"/b", 3)) == b""

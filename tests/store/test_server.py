@@ -1,4 +1,4 @@
-"""The server's own life: stop, close, notices, addresses."""
+"""The server: stop, close, notices, addresses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_server_in_a_thread_leaves_nothing_behind() -> None:
         server.close()  # once more does no harm
 
 
-def test_closing_the_server_resets_everybody() -> None:
+def test_closing_the_server_resets_all_connections() -> None:
     with StoreServer.in_thread() as server:
         peer = Peer(server.port)
         peer.send(ask.wait(b"/never"))
@@ -35,8 +35,8 @@ def test_closing_the_server_resets_everybody() -> None:
     peer.close()
 
 
-def test_a_listener_that_somebody_else_shuts_down_is_left_alone() -> None:
-    """Who holds a copy of it can close the port; those who are connected are served on, and nothing spins."""
+def test_a_listener_shut_down_by_another_process_is_no_longer_watched() -> None:
+    """Connected clients are still served, and the server does not spin."""
     listener = listen("127.0.0.1")
     copy = socket.socket(fileno=socket.dup(listener.fileno()))
     server = StoreServer(listener)
@@ -54,7 +54,7 @@ def test_a_listener_that_somebody_else_shuts_down_is_left_alone() -> None:
     copy.close()
 
 
-def test_strangers_are_told_in_one_line_and_not_again_for_a_while() -> None:
+def test_rejected_connections_are_reported_in_one_line_at_most_once_per_interval() -> None:
     now = [1000.0]
     notices: list[str] = []
     listener = listen("127.0.0.1")
@@ -77,8 +77,8 @@ def test_strangers_are_told_in_one_line_and_not_again_for_a_while() -> None:
     serving.join(PATIENCE_S)
     server.close()
     assert notices == [
-        "the workers' store closed one connection, the last because it did not greet as a client of a store does",
-        "the workers' store closed 10 connections, the last because it did not greet as a client of a store does",
+        "the workers' store closed one connection, the last because it did not send the greeting of a store client",
+        "the workers' store closed 10 connections, the last because it did not send the greeting of a store client",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Real torch over our server: a process group as workers of an agent make it, and clients of all that they do."""
+"""Real torch with the server: a process group, prefix stores, clones and cancelled waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WORLD = """
 """
 
 
-def test_four_workers_make_a_process_group_over_our_server() -> None:
+def test_four_workers_create_a_process_group_over_the_server() -> None:
     with our_server() as server:
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(WORLD), "4"],
@@ -71,7 +71,7 @@ def test_four_workers_make_a_process_group_over_our_server() -> None:
         assert server.counted("refused_requests") == 0
 
 
-def test_torchs_prefix_stores_and_clones_work_over_our_server() -> None:
+def test_torchs_prefix_stores_and_clones_work_over_the_server() -> None:
     import torch.distributed as dist
 
     with our_server() as server:
@@ -83,8 +83,8 @@ def test_torchs_prefix_stores_and_clones_work_over_our_server() -> None:
         assert part.list_keys() == ["key"]
 
 
-def test_torchs_client_may_give_up_waiting_and_go_on() -> None:
-    """It cancels the wait on the same connection, and the answers that follow are not out of step."""
+def test_torchs_client_works_after_a_cancelled_wait() -> None:
+    """The wait is cancelled on the same connection, and later answers stay in sync."""
     from datetime import timedelta
 
     with our_server() as server:

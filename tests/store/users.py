@@ -1,4 +1,4 @@
-"""Clients of other users, in processes of their own. Needs root."""
+"""Clients that run as other users, in separate processes. Requires root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
 
 
 def answer_to(host: str, port: int, uid: int) -> bytes:
-    """What a process of this user gets for a greeting, a SET and a PING."""
+    """Return the answer to a greeting, a SET and a PING from a process of this user."""
     asked = ask.GREETING + ask.set_(b"/key", b"%d" % uid) + ask.ping(b"abcd")
     command = [sys.executable, "-S", "-c", CLIENT, host, str(port), str(uid), asked.hex()]
     return bytes.fromhex(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -1,4 +1,4 @@
-"""Probes of the real program get a bench, which proves afterwards that nothing was left behind."""
+"""A bench for real runs; it checks that no process or file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``expires`` and the clients' side: what is acquired and released, when, and under which name."""
+"""``expires`` and the clients: which scopes are acquired and released, when, and under which name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
 pytestmark = pytest.mark.process
 
 
-class Notebook(TimerClient):
-    """Writes down what it is told."""
+class RecordingClient(TimerClient):
+    """Records acquisitions and releases."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, float]] = []
@@ -32,7 +32,7 @@ class Notebook(TimerClient):
 
 
 @pytest.fixture
-def nobody_is_configured():
+def no_client_is_configured():
     before = timer_api._timer_client
     timer_api._timer_client = None
     yield
@@ -40,8 +40,8 @@ def nobody_is_configured():
 
 
 def test_a_block_acquires_and_releases() -> None:
-    """The expiration is so many seconds from the moment the block is entered, on the wall clock."""
-    notes = Notebook()
+    """The expiration is the entry time plus the timeout, on the wall clock."""
+    notes = RecordingClient()
     before = time.time()
     with timer.expires(after=60, scope="step", client=notes):
         ((verb, scope, expires_at),) = notes.told
@@ -50,16 +50,16 @@ def test_a_block_acquires_and_releases() -> None:
     assert notes.told[1] == ("release", "step", 0.0)
 
 
-def test_a_block_that_raises_is_left_too() -> None:
-    notes = Notebook()
+def test_a_block_that_raises_is_released() -> None:
+    notes = RecordingClient()
     with pytest.raises(ZeroDivisionError), timer.expires(1, "step", notes):
         raise ZeroDivisionError
     assert [verb for verb, *_ in notes.told] == ["acquire", "release"]
 
 
-def test_blocks_of_one_name_do_not_cancel_each_other() -> None:
-    """Recursion, or the same line in two threads: the earliest deadline stands until its own block is left."""
-    notes = Notebook()
+def test_nested_blocks_with_one_name_keep_the_earliest_deadline() -> None:
+    """Recursion, or the same line in two threads: until the block of that deadline is left."""
+    notes = RecordingClient()
     with timer.expires(60, "step", notes):
         with timer.expires(10, "step", notes):
             pass
@@ -68,9 +68,9 @@ def test_blocks_of_one_name_do_not_cancel_each_other() -> None:
     assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "acquire", "release"]
 
 
-def test_a_later_deadline_of_the_same_name_changes_nothing_before_the_earlier_block_is_left() -> None:
-    """Blocks need not be left in the order in which they were entered."""
-    notes = Notebook()
+def test_a_later_deadline_of_the_same_name_takes_effect_when_the_earlier_block_is_left() -> None:
+    """Blocks may be left in any order."""
+    notes = RecordingClient()
     first, second = timer.expires(10, "step", notes), timer.expires(60, "step", notes)
     first.__enter__()
     second.__enter__()
@@ -83,17 +83,17 @@ def test_a_later_deadline_of_the_same_name_changes_nothing_before_the_earlier_bl
     assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "release"]
 
 
-def test_scopes_of_two_clients_have_nothing_to_do_with_each_other() -> None:
-    notes, others = Notebook(), Notebook()
+def test_scopes_of_two_clients_are_independent() -> None:
+    notes, others = RecordingClient(), RecordingClient()
     with timer.expires(60, "step", notes), timer.expires(60, "step", others):
         assert len(notes.told) == len(others.told) == 1
     assert notes.told[-1][0] == others.told[-1][0] == "release"
 
 
-def test_a_block_that_could_not_be_entered_is_not_open() -> None:
-    """The next one of its name is released as if the first had never been."""
+def test_a_block_whose_acquisition_failed_is_not_open() -> None:
+    """The next block of that name is released normally."""
 
-    class Refusing(Notebook):
+    class Refusing(RecordingClient):
         def acquire(self, scope_id: str, expiration_time: float) -> None:
             super().acquire(scope_id, expiration_time)
             if len(self.told) == 1:
@@ -111,7 +111,7 @@ FORKS = """
 import os, signal, threading
 from tenax.timer import TimerClient, api, expires
 
-class Notebook(TimerClient):
+class RecordingClient(TimerClient):
     told = []
     def acquire(self, scope_id, expiration_time):
         self.told.append("acquire")
@@ -123,30 +123,30 @@ def hold():
     with api._lock:
         held.set()
         done.wait()
-with expires(60, "step", Notebook()):
+with expires(60, "step", RecordingClient()):
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
     child = os.fork()
     if child == 0:
         signal.alarm(20)
-        with expires(70, "step", Notebook()):
+        with expires(70, "step", RecordingClient()):
             pass
-        os._exit(Notebook.told != ["acquire", "acquire", "release"])
+        os._exit(RecordingClient.told != ["acquire", "acquire", "release"])
     done.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_a_child_that_was_forked_in_a_block_knows_nothing_of_it() -> None:
-    """Its own blocks of that name are its own, also if a thread of its parent was just entering one."""
+def test_a_child_forked_in_a_block_does_not_inherit_it() -> None:
+    """Its own blocks work, even if a thread of its parent was entering one during the fork."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], check=True, timeout=60)
 
 
-def test_without_a_name_a_block_is_named_by_its_place() -> None:
-    """File and line of the ``with``, so that a report says where the program hung."""
-    notes = Notebook()
+def test_without_a_name_a_block_is_named_by_file_and_line() -> None:
+    """Of the ``with``, so that a report shows where the program hung."""
+    notes = RecordingClient()
     line = sys._getframe().f_lineno + 1
     with timer.expires(after=1, client=notes):
         pass
@@ -154,8 +154,8 @@ def test_without_a_name_a_block_is_named_by_its_place() -> None:
 
 
 def test_a_function_can_be_decorated() -> None:
-    """The client is looked for when it is called, not when the module is imported."""
-    notes = Notebook()
+    """The client is looked up at the call, not at import."""
+    notes = RecordingClient()
 
     @timer.expires(after=1, scope="step", client=notes)
     def step() -> int:
@@ -165,15 +165,15 @@ def test_a_function_can_be_decorated() -> None:
     assert (step(), step()) == (1, 3)
 
 
-def test_the_configured_client_is_used(nobody_is_configured) -> None:
-    notes = Notebook()
+def test_the_configured_client_is_used(no_client_is_configured) -> None:
+    notes = RecordingClient()
     timer.configure(notes)
     with timer.expires(after=1):
         pass
     assert len(notes.told) == 2
 
 
-def test_without_a_client_it_is_said_what_to_do(nobody_is_configured) -> None:
+def test_without_a_client_the_error_has_the_next_step(no_client_is_configured) -> None:
     with pytest.raises(RuntimeError, match=r"tenax\.timer\.configure"), timer.expires(after=1):
         pass
 
@@ -188,7 +188,7 @@ def test_requests_are_equal_by_value() -> None:
 
 
 def test_expired_timers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """At INFO, and nothing is logged when nothing has expired."""
+    """At INFO; without expired timers nothing is logged."""
     caplog.set_level("INFO")
     log_debug_info_for_expired_timers("run", {})
     assert caplog.records == []
@@ -209,7 +209,7 @@ NAMES = {
 
 
 def test_names_and_parameters_are_torchelastics() -> None:
-    """Whatever is called by position or by name there is called the same way here."""
+    """Calls by position and by name work as in TorchElastic."""
     pytest.importorskip("torch")
     for module, names in NAMES.items():
         theirs = importlib.import_module(f"torch.distributed.elastic.timer{module}")

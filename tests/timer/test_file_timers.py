@@ -1,4 +1,4 @@
-"""Timers through a named pipe, standalone: our client and server, TorchElastic's, and real processes that hang."""
+"""Timers through a named pipe, standalone: tenax's and TorchElastic's client and server, real processes that hang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG_S = 3600.0
 
 
 class Events:
-    """What a server says of itself."""
+    """Records the events that a server logs."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
@@ -52,7 +52,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def serve(path: str) -> Iterator[Callable[..., FileTimerServer]]:
-    """Makes and starts servers, and stops them."""
+    """Creates, starts and stops servers."""
     made: list[FileTimerServer] = []
 
     def make(max_interval: float = LONG_S, **options: object) -> FileTimerServer:
@@ -92,7 +92,7 @@ for _ in range(100):
 
 
 def test_a_process_that_does_not_leave_its_scope_is_killed(path: str, serve) -> None:
-    """By the signal that it asked for; the server says what it did and lives on."""
+    """With the requested signal; the server logs it and continues."""
     events = Events()
     serve(log_event=events)
     hanging = worker(path, HANGS)
@@ -114,8 +114,8 @@ def test_a_process_that_leaves_in_time_is_left_alone(path: str, serve) -> None:
     assert server._timers == {}
 
 
-def test_other_processes_live_on(path: str, serve) -> None:
-    """Above all the one that the server lives in: TorchElastic's signals that too."""
+def test_other_processes_are_not_signalled(path: str, serve) -> None:
+    """Above all the server's own, which TorchElastic's server signals too."""
     serve()
     hanging = worker(path, HANGS)
     other = worker(path, "expires(after=3600, client=client).__enter__(); hang()")
@@ -126,7 +126,7 @@ def test_other_processes_live_on(path: str, serve) -> None:
 
 
 def test_the_servers_own_process_is_never_signalled(path: str, serve, caplog: pytest.LogCaptureFixture) -> None:
-    """A timer of its own that expires is said and forgotten."""
+    """An expired timer of its own is logged and removed."""
     events = Events()
     server = serve(log_event=events)
     FileTimerClient(path).acquire("own", time.time() - 1)
@@ -136,7 +136,7 @@ def test_the_servers_own_process_is_never_signalled(path: str, serve, caplog: py
     assert ("kill worker process", "own") not in events.heard
 
 
-def test_without_a_signal_the_timer_is_only_said(path: str, serve) -> None:
+def test_without_a_signal_an_expired_timer_is_only_logged(path: str, serve) -> None:
     events = Events()
     server = serve(log_event=events)
     FileTimerClient(path, signal=0).acquire("soft", time.time() - 1)
@@ -144,8 +144,8 @@ def test_without_a_signal_the_timer_is_only_said(path: str, serve) -> None:
     until(lambda: not server._timers, "the timer to be forgotten")
 
 
-def test_a_malformed_line_costs_only_itself(path: str, serve, caplog: pytest.LogCaptureFixture) -> None:
-    """The requests in the same batch count: with TorchElastic's a lost release is a false kill."""
+def test_a_malformed_line_is_ignored_alone(path: str, serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Other requests in the same batch count; in TorchElastic a lost release kills a process."""
     server = serve()
     client = FileTimerClient(path)
     client.acquire("kept", time.time() + 60)
@@ -156,12 +156,12 @@ def test_a_malformed_line_costs_only_itself(path: str, serve, caplog: pytest.Log
     os.close(writer)
     until(lambda: server._request_count == 3, "all requests")
     assert [scope for _, scope in server._timers] == ["other"]
-    until(lambda: "no timer requests" in caplog.text, "a word about it")
+    until(lambda: "not timer requests" in caplog.text, "a log line about it")
 
 
 @pytest.mark.parametrize("pid", [0, -1])
-def test_a_number_that_means_many_processes_is_no_pid(path: str, serve, pid: int) -> None:
-    """Signals to these would reach a whole group, or everybody."""
+def test_pids_that_mean_many_processes_are_ignored(path: str, serve, pid: int) -> None:
+    """Signals to these would reach a process group or all processes."""
     server = serve()
     writer = os.open(path, os.O_WRONLY)
     os.write(writer, FileTimerRequest(pid, "step", 1.0, signal.SIGKILL).to_json().encode() + b"\n")
@@ -171,8 +171,8 @@ def test_a_number_that_means_many_processes_is_no_pid(path: str, serve, pid: int
     assert [scope for _, scope in server._timers] == ["after"]
 
 
-def test_a_callback_that_raises_does_not_end_the_watch(path: str, serve, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged; the next process that hangs is ended all the same."""
+def test_a_callback_that_raises_does_not_end_the_server(path: str, serve, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged; the next process that hangs is still killed."""
 
     def fail(name: str, _: FileTimerRequest | None) -> None:
         raise OSError("the log is full")
@@ -186,7 +186,7 @@ def test_a_callback_that_raises_does_not_end_the_watch(path: str, serve, caplog:
 
 @pytest.mark.parametrize("has_client", [False, True])
 def test_stop_is_prompt_and_leaves_nothing(path: str, has_client: bool) -> None:
-    """No thread that hangs in ``open``, no pipe, whatever the interval is."""
+    """No thread blocked in ``open``, no pipe, whatever the interval."""
     with leaving_nothing():
         server = FileTimerServer(path, "run", LONG_S)
         server.start()
@@ -204,8 +204,8 @@ def test_a_server_that_was_never_started_can_be_stopped(path: str) -> None:
     assert not os.path.exists(path)
 
 
-def test_run_once_takes_what_is_there_and_stops(path: str) -> None:
-    """Requests that were sent before it count, also expired ones."""
+def test_run_once_handles_pending_requests_and_stops(path: str) -> None:
+    """Also expired ones."""
     with leaving_nothing():
         events = Events()
         server = FileTimerServer(path, "run", LONG_S, log_event=events)
@@ -220,8 +220,8 @@ def test_run_once_takes_what_is_there_and_stops(path: str) -> None:
         assert not os.path.exists(path)
 
 
-def test_the_pipe_is_ours_alone(path: str, serve) -> None:
-    """Whoever can write to it can have processes of ours ended."""
+def test_only_the_owner_can_access_the_pipe(path: str, serve) -> None:
+    """A process that can write to it can have processes of this user killed."""
     Path(path).write_text("left behind")
     serve()
     mode = os.stat(path).st_mode
@@ -230,7 +230,7 @@ def test_the_pipe_is_ours_alone(path: str, serve) -> None:
 
 
 def test_last_progress_is_now_before_the_first_client(path: str, serve) -> None:
-    """And afterwards the time of the last look."""
+    """Afterwards it is the time of the last round."""
     server = FileTimerServer(path, "run", 0.01)
     assert abs(server.get_last_progress_time() - time.time()) < 5
     server.start()
@@ -241,8 +241,8 @@ def test_last_progress_is_now_before_the_first_client(path: str, serve) -> None:
     server.stop()
 
 
-def test_timers_can_be_asked_for_and_cleared(path: str) -> None:
-    """Without a thread: registered, released, expired, cleared; timers of the dead are forgotten on the way."""
+def test_timers_are_registered_listed_and_cleared(path: str) -> None:
+    """Without a thread; timers of dead processes are removed."""
     server = FileTimerServer(path, "run")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -273,8 +273,8 @@ def test_timers_can_be_asked_for_and_cleared(path: str) -> None:
 # --- the client -------------------------------------------------------------------------------------------------------
 
 
-def test_the_line_is_torchelastics(tmp_path: Path) -> None:
-    """Key for key, in its order."""
+def test_a_request_line_equals_torchelastics(tmp_path: Path) -> None:
+    """With the same keys in the same order."""
     path = str(tmp_path / "pipe")
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -294,8 +294,8 @@ def test_the_line_is_torchelastics(tmp_path: Path) -> None:
     assert (json.loads(second)["expiration_time"], json.loads(second)["signal"]) == (-1, 0)
 
 
-def test_a_client_that_is_early_waits_a_little(path: str) -> None:
-    """The server may still be coming up."""
+def test_a_client_waits_a_little_for_its_server(path: str) -> None:
+    """The server may still be starting."""
     with leaving_nothing():
         server = FileTimerServer(path, "run", LONG_S)
         starter = threading.Timer(0.2, server.start)
@@ -306,13 +306,13 @@ def test_a_client_that_is_early_waits_a_little(path: str) -> None:
         assert server._request_count == 1
 
 
-def test_without_a_server_a_client_says_so(path: str) -> None:
+def test_without_a_server_a_client_raises(path: str) -> None:
     os.mkfifo(path)
-    with pytest.raises(BrokenPipeError, match="there is no timer server at"):
+    with pytest.raises(BrokenPipeError, match="no timer server at"):
         FileTimerClient(path).acquire("step", 1.0)
 
 
-def test_a_request_that_could_be_torn_is_refused(path: str, serve) -> None:
+def test_a_request_too_long_for_an_atomic_write_is_rejected(path: str, serve) -> None:
     serve()
     with pytest.raises(RuntimeError, match="shorter name"):
         FileTimerClient(path).acquire("x" * select.PIPE_BUF, 1.0)
@@ -320,7 +320,7 @@ def test_a_request_that_could_be_torn_is_refused(path: str, serve) -> None:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """A pipe in which there is no room, and its reader."""
+    """A full pipe and its reader."""
     path = str(tmp_path / "pipe")
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -333,7 +333,7 @@ def full(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 
 def waits(path: str, act: Callable[[FileTimerClient], None]) -> threading.Thread:
-    """A thread that is in the middle of it: it has the pipe open."""
+    """Start a thread that waits for room; return when it has the pipe open."""
     thread = threading.Thread(target=act, args=(FileTimerClient(path),))
     thread.start()
     until(lambda: openings(path) == 3, "the client to open the pipe")  # with the reader and what filled it
@@ -349,8 +349,8 @@ def openings(path: str) -> int:
 
 
 @on_linux
-def test_a_client_waits_for_room_however_long_that_takes(full: tuple[str, int]) -> None:
-    """An agent that was stopped for a while costs no request and no worker. Nothing here looks at a clock."""
+def test_a_client_waits_for_room_in_the_pipe_without_a_limit(full: tuple[str, int]) -> None:
+    """A stopped agent loses no request and fails no worker."""
     path, reader = full
     thread = waits(path, lambda client: client.release("step"))
     assert thread.is_alive()
@@ -362,7 +362,7 @@ def test_a_client_waits_for_room_however_long_that_takes(full: tuple[str, int]) 
 
 
 @on_linux
-def test_a_client_that_waits_for_room_is_told_when_the_last_reader_goes(full: tuple[str, int]) -> None:
+def test_a_client_that_waits_for_room_fails_when_the_last_reader_closes(full: tuple[str, int]) -> None:
     path, reader = full
     raised: list[BaseException] = []
 
@@ -376,7 +376,7 @@ def test_a_client_that_waits_for_room_is_told_when_the_last_reader_goes(full: tu
     os.close(reader)
     thread.join(30)
     assert not thread.is_alive()
-    assert "nobody reads" in str(raised[0])
+    assert "no process reads" in str(raised[0])
 
 
 # --- with TorchElastic's ----------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_torchelastics_client_works_with_our_server(path: str, serve) -> None:
 
 
 def test_our_client_works_with_torchelastics_server(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Both lines of ours are understood: the release leaves no timer."""
+    """It parses both lines: after the release no timer is left."""
     theirs = pytest.importorskip("torch.distributed.elastic.timer")
     caplog.set_level(logging.CRITICAL)
     server = theirs.FileTimerServer(path, "run", max_interval=0.05)
@@ -404,8 +404,7 @@ def test_our_client_works_with_torchelastics_server(path: str, caplog: pytest.Lo
     assert request.signal == signal.SIGKILL
 
 
-def test_nothing_of_a_killed_process_is_left(path: str, serve) -> None:
-    """Its timers are forgotten with it."""
+def test_timers_of_a_killed_process_are_removed(path: str, serve) -> None:
     server = serve()
     hanging = worker(path, HANGS)
     assert gone([hanging.pid])

@@ -46,7 +46,7 @@ def leaves(queue: Any, times: int) -> None:
 
 
 def test_a_process_that_hangs_is_killed_and_others_are_not(queue: Any) -> None:
-    """As in the documentation, with an interval that is far too long: expiry is waited for, not looked for."""
+    """As documented; expiry does not depend on the interval."""
     server = LocalTimerServer(queue, max_interval=LONG_S)
     server.start()
     hanging = SPAWN.Process(target=hangs, args=(queue,))
@@ -62,12 +62,12 @@ def test_a_process_that_hangs_is_killed_and_others_are_not(queue: Any) -> None:
 
 
 def test_stop_is_prompt_and_the_server_can_start_again(queue: Any) -> None:
-    """No thread outlives it, whatever the interval is."""
+    """No thread is left, whatever the interval."""
     with leaving_nothing():
         server = LocalTimerServer(queue, max_interval=LONG_S)
         for _ in range(2):
             server.start()
-            with pytest.raises(RuntimeError, match="was started already"):
+            with pytest.raises(RuntimeError, match="is already started"):
                 server.start()
             begun = time.monotonic()
             server.stop()
@@ -75,7 +75,7 @@ def test_stop_is_prompt_and_the_server_can_start_again(queue: Any) -> None:
         server.stop()
 
 
-def test_its_own_process_is_never_killed(queue: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_servers_own_process_is_never_killed(queue: Any, caplog: pytest.LogCaptureFixture) -> None:
     server = LocalTimerServer(queue)
     server.start()
     queue.put(TimerRequest(os.getpid(), "own", time.time() - 1))
@@ -94,8 +94,8 @@ def test_timers_are_registered_released_and_cleared(queue: Any) -> None:
     assert server._timers == {}
 
 
-def test_a_queue_gives_what_it_has_and_waits_no_longer_than_it_may(queue: Any) -> None:
-    """A timeout of 0 is a look."""
+def test_a_queue_returns_pending_requests_within_its_timeout(queue: Any) -> None:
+    """A timeout of 0 does not wait."""
     requests = MultiprocessingRequestQueue(queue)
     assert requests.get(1, timeout=0) == []
     for number in range(3):
@@ -107,7 +107,7 @@ def test_a_queue_gives_what_it_has_and_waits_no_longer_than_it_may(queue: Any) -
 
 
 class Listed(RequestQueue):
-    """A queue of somebody else's, which can only be asked."""
+    """A third-party queue with only the documented methods."""
 
     def __init__(self, requests: list[TimerRequest]) -> None:
         self.requests = requests
@@ -125,7 +125,7 @@ class Listed(RequestQueue):
 
 
 class Reaper(TimerServer):
-    """A server of somebody else's: the base class drives it."""
+    """A third-party server that the base class runs."""
 
     def __init__(self, requests: list[TimerRequest], max_interval: float = LONG_S) -> None:
         self.queue = Listed(requests)
@@ -149,8 +149,8 @@ class Reaper(TimerServer):
         return worker_id != 3 or self.tried.count(3) > 2
 
 
-def test_a_server_of_others_is_driven_by_the_base_class() -> None:
-    """Who was reaped, or cannot be, is forgotten; who was not is tried again. Stopping does not take the interval."""
+def test_the_base_class_runs_a_third_party_server() -> None:
+    """Reaped workers are removed, failed ones retried; stop does not wait for the interval."""
     with leaving_nothing():
         server = Reaper([TimerRequest(worker_id, "step", 1.0) for worker_id in (1, 2, 3)])
         server.start()
@@ -160,7 +160,7 @@ def test_a_server_of_others_is_driven_by_the_base_class() -> None:
     assert max(server.queue.timeouts) < 1
 
 
-def test_an_error_in_a_round_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_a_round_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
     class Stumbles(Reaper):
         def register_timers(self, timer_requests: list[TimerRequest]) -> None:
             if any(request.scope_id == "bad" for request in timer_requests):

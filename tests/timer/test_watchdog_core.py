@@ -1,4 +1,4 @@
-"""The watchdog machine: bytes and facts in, scopes that were not left in time out. No pipe, no process, no clock."""
+"""The watchdog machine: bytes and events in, expired scopes out. No pipe, no process, no clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIGKILL, SIGTERM = 9, 15
 
 
 def acquire(pid: int, scope: str, expires_at: float, signal: int = SIGKILL) -> bytes:
-    """A line as TorchElastic's client writes it; ``expires_at`` on the agent's clock."""
+    """Return a line as TorchElastic's client writes it; ``expires_at`` on the agent's clock."""
     return line(pid=pid, scope_id=scope, expiration_time=WALL + expires_at, signal=signal)
 
 
@@ -31,8 +31,8 @@ def line(**fields: object) -> bytes:
     return json.dumps({"version": 1, **fields}).encode() + b"\n"
 
 
-class Kennel:
-    """A watchdog and the facts that it hears."""
+class Harness:
+    """A watchdog with helpers for its events."""
 
     def __init__(self, workers: int = 2, generation: int = 1, *, are_started: bool = True) -> None:
         self.dog = Watchdog(workers)
@@ -55,67 +55,67 @@ class Kennel:
         return [(expired.local_rank, expired.scope) for expired in self.dog.expired(now)]
 
 
-def test_a_scope_that_is_not_left_in_time_is_said_once() -> None:
-    """With everything that somebody who must act on it, or tell of it, wants to know."""
-    kennel = Kennel()
-    kennel.take(acquire(101, "step", 60.0, SIGTERM), now=0.25)
-    assert kennel.dog.next_deadline() == pytest.approx(60.0)
-    assert kennel.late(59.9) == []
-    (expired,) = kennel.dog.expired(60.1)
+def test_an_expired_scope_is_reported_once() -> None:
+    """With all fields that the machine and the report need."""
+    harness = Harness()
+    harness.take(acquire(101, "step", 60.0, SIGTERM), now=0.25)
+    assert harness.dog.next_deadline() == pytest.approx(60.0)
+    assert harness.late(59.9) == []
+    (expired,) = harness.dog.expired(60.1)
     assert expired == fact.ScopeExpired(1, 1, 101, "step", 59.75, WALL + 60, SIGTERM)
-    assert kennel.late(1e6) == []
-    assert kennel.dog.next_deadline() is None
+    assert harness.late(1e6) == []
+    assert harness.dog.next_deadline() is None
 
 
-def test_a_scope_that_is_left_is_forgotten() -> None:
-    """So is one of which the release arrives together with the acquisition."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "a", 1.0))
-    kennel.take(release(100, "a"))
-    kennel.take(acquire(101, "b", 1.0), release(101, "b"))
-    assert kennel.dog.next_deadline() is None
-    assert kennel.late(1e6) == []
+def test_a_released_scope_does_not_expire() -> None:
+    """Also if the release arrives together with the acquisition."""
+    harness = Harness()
+    harness.take(acquire(100, "a", 1.0))
+    harness.take(release(100, "a"))
+    harness.take(acquire(101, "b", 1.0), release(101, "b"))
+    assert harness.dog.next_deadline() is None
+    assert harness.late(1e6) == []
 
 
-def test_a_scope_belongs_to_the_process_that_entered_it() -> None:
-    """A worker does not leave another one's, though it has the same name."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", 1.0), acquire(101, "step", 1.0), release(101, "step"))
-    assert kennel.late(2.0) == [(0, "step")]
+def test_a_scope_belongs_to_the_worker_that_entered_it() -> None:
+    """A worker does not release another one's scope of the same name."""
+    harness = Harness()
+    harness.take(acquire(100, "step", 1.0), acquire(101, "step", 1.0), release(101, "step"))
+    assert harness.late(2.0) == [(0, "step")]
 
 
 def test_a_scope_that_is_entered_again_has_the_new_deadline() -> None:
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", 1.0))
-    kennel.take(acquire(100, "step", 5.0))
-    assert kennel.late(4.0) == []
-    assert kennel.late(5.0) == [(0, "step")]
+    harness = Harness()
+    harness.take(acquire(100, "step", 1.0))
+    harness.take(acquire(100, "step", 5.0))
+    assert harness.late(4.0) == []
+    assert harness.late(5.0) == [(0, "step")]
 
 
-def test_entering_and_leaving_a_scope_are_beats() -> None:
-    """W6: of living workers of this generation; a scope that has expired is not one that somebody is in."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", 9.0, signal=0), now=1.0)
-    kennel.take(release(100, "step"), acquire(100, "step", 9.0, signal=0), acquire(999, "of nobody", 9.0), now=3.0)
-    assert kennel.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=True)}
-    assert kennel.late(10.0) == [(0, "step")]
-    assert kennel.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=False)}
-    kennel.form(2)
-    assert kennel.dog.scopes() == {}
+def test_entering_and_leaving_a_scope_count_as_progress() -> None:
+    """W6: of live workers of this generation; an expired scope is not open."""
+    harness = Harness()
+    harness.take(acquire(100, "step", 9.0, signal=0), now=1.0)
+    harness.take(release(100, "step"), acquire(100, "step", 9.0, signal=0), acquire(999, "of nobody", 9.0), now=3.0)
+    assert harness.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=True)}
+    assert harness.late(10.0) == [(0, "step")]
+    assert harness.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=False)}
+    harness.form(2)
+    assert harness.dog.scopes() == {}
 
 
-def test_the_wall_clock_may_jump_after_the_request() -> None:
-    """W4: it is looked at once."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", 10.0), now=0.0, wall=WALL)
-    kennel.take(acquire(101, "other", 10.0), now=1.0, wall=WALL - 3600)  # it was set back an hour
-    assert kennel.late(10.0) == [(0, "step")]
+def test_a_jump_of_the_wall_clock_after_the_request_has_no_effect() -> None:
+    """W4: it is read once."""
+    harness = Harness()
+    harness.take(acquire(100, "step", 10.0), now=0.0, wall=WALL)
+    harness.take(acquire(101, "other", 10.0), now=1.0, wall=WALL - 3600)  # it was set back an hour
+    assert harness.late(10.0) == [(0, "step")]
 
 
 def test_a_request_that_arrives_too_late_expires_at_once() -> None:
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", -5.0))
-    (expired,) = kennel.dog.expired(0.0)
+    harness = Harness()
+    harness.take(acquire(100, "step", -5.0))
+    (expired,) = harness.dog.expired(0.0)
     assert expired.after_s == 0.0
 
 
@@ -132,60 +132,60 @@ def test_a_request_that_arrives_too_late_expires_at_once() -> None:
         (60, 4.2, 55.8),
     ],
 )
-def test_the_sentence_has_the_number_that_was_written(after_s: float, on_the_way_s: float, said: float) -> None:
-    """What the request spent on its way to us is not held against the reader."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", after_s), now=on_the_way_s)
-    (expired,) = kennel.dog.expired(after_s + 1)
+def test_the_message_has_the_requested_timeout(after_s: float, on_the_way_s: float, said: float) -> None:
+    """Without the time that the request took to arrive."""
+    harness = Harness()
+    harness.take(acquire(100, "step", after_s), now=on_the_way_s)
+    (expired,) = harness.dog.expired(after_s + 1)
     assert expired.after_s == said
 
 
 # --- whose ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_is_counted_and_ignored() -> None:
-    """W2: whatever process it names, nothing comes of it; a person hears of it once."""
-    kennel = Kennel()
+def test_requests_of_other_processes_are_counted_and_ignored() -> None:
+    """W2: whatever pid they contain; one warning is printed."""
+    harness = Harness()
     for pid in (4711, 1, 4712):
-        kennel.take(acquire(pid, "step", 0.0))
-    assert kennel.dog.next_deadline() is None
-    assert kennel.dog.strangers == 3
-    (note,) = kennel.dog.take_notes()
+        harness.take(acquire(pid, "step", 0.0))
+    assert harness.dog.next_deadline() is None
+    assert harness.dog.strangers == 3
+    (note,) = harness.dog.take_notes()
     assert "process 4711" in note
     assert "no worker of this node" in note
 
 
-def test_a_worker_may_be_faster_than_the_news_of_its_start() -> None:
-    """Its requests wait for the news, in order, and count from when they arrived."""
-    kennel = Kennel(2, are_started=False)
-    kennel.take(acquire(100, "step", 10.0), acquire(101, "load", 10.0), release(101, "load"), now=0.0)
-    kennel.take(acquire(4711, "step", 0.0))
-    assert kennel.dog.next_deadline() is None
-    kennel.start(0)
-    assert kennel.dog.next_deadline() == pytest.approx(10.0)
-    assert kennel.dog.strangers == 0
-    kennel.start(1)
-    assert kennel.late(1e6) == [(0, "step")]
-    assert kennel.dog.strangers == 1
+def test_requests_before_the_workers_start_is_known_wait_for_it() -> None:
+    """In order; they count from their arrival."""
+    harness = Harness(2, are_started=False)
+    harness.take(acquire(100, "step", 10.0), acquire(101, "load", 10.0), release(101, "load"), now=0.0)
+    harness.take(acquire(4711, "step", 0.0))
+    assert harness.dog.next_deadline() is None
+    harness.start(0)
+    assert harness.dog.next_deadline() == pytest.approx(10.0)
+    assert harness.dog.strangers == 0
+    harness.start(1)
+    assert harness.late(1e6) == [(0, "step")]
+    assert harness.dog.strangers == 1
 
 
-def test_a_worker_that_could_not_be_started_is_not_waited_for() -> None:
-    kennel = Kennel(2, are_started=False)
-    kennel.start(0)
-    kennel.dog.heard(fact.WorkerStartFailed(1, 1, "no such file"), [])
-    kennel.take(acquire(101, "step", 0.0))
-    assert kennel.dog.strangers == 1
+def test_requests_do_not_wait_for_a_worker_that_could_not_be_started() -> None:
+    harness = Harness(2, are_started=False)
+    harness.start(0)
+    harness.dog.heard(fact.WorkerStartFailed(1, 1, "no such file"), [])
+    harness.take(acquire(101, "step", 0.0))
+    assert harness.dog.strangers == 1
 
 
-def test_the_timers_of_a_worker_die_with_it() -> None:
-    """What it wrote before, and comes late, is neither done nor called strange."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", 1.0))
-    kennel.dog.heard(fact.WorkerExited(1, 0, 0), [])
-    kennel.take(acquire(100, "step", 1.0))
-    assert kennel.late(1e6) == []
-    assert kennel.dog.strangers == 0
-    assert kennel.dog.take_notes() == []
+def test_the_timers_of_a_worker_end_with_it() -> None:
+    """Its late requests are ignored without a warning."""
+    harness = Harness()
+    harness.take(acquire(100, "step", 1.0))
+    harness.dog.heard(fact.WorkerExited(1, 0, 0), [])
+    harness.take(acquire(100, "step", 1.0))
+    assert harness.late(1e6) == []
+    assert harness.dog.strangers == 0
+    assert harness.dog.take_notes() == []
 
 
 @pytest.mark.parametrize(
@@ -198,27 +198,27 @@ def test_the_timers_of_a_worker_die_with_it() -> None:
     ],
     ids=lambda command: type(command).__name__,
 )
-def test_who_is_being_ended_is_not_watched(command: commands.AnyCommand) -> None:
-    """The kill ladder is at work: a scope that expires now says nothing new."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", 1.0))
-    kennel.dog.heard(fact.Tick(), [command])
-    kennel.take(acquire(101, "step", 1.0))
-    assert kennel.dog.next_deadline() is None
-    assert kennel.late(1e6) == []
+def test_a_worker_that_is_being_stopped_is_not_watched(command: commands.AnyCommand) -> None:
+    """Its expired scopes are not reported."""
+    harness = Harness()
+    harness.take(acquire(100, "step", 1.0))
+    harness.dog.heard(fact.Tick(), [command])
+    harness.take(acquire(101, "step", 1.0))
+    assert harness.dog.next_deadline() is None
+    assert harness.late(1e6) == []
 
 
-def test_timers_die_with_their_generation() -> None:
-    """The next generation's workers are others, and an old one's request is nobody's."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "step", 1.0))
-    kennel.form(2)
-    kennel.start(0, 2)
-    kennel.start(0, 1)  # an echo
-    kennel.start(1, 2)
-    assert kennel.late(1e6) == []
-    kennel.take(acquire(100, "step", 1.0), acquire(200, "step", 1.0))
-    (expired,) = kennel.dog.expired(2.0)
+def test_timers_end_with_their_generation() -> None:
+    """A late request of an old worker is ignored."""
+    harness = Harness()
+    harness.take(acquire(100, "step", 1.0))
+    harness.form(2)
+    harness.start(0, 2)
+    harness.start(0, 1)  # an echo
+    harness.start(1, 2)
+    assert harness.late(1e6) == []
+    harness.take(acquire(100, "step", 1.0), acquire(200, "step", 1.0))
+    (expired,) = harness.dog.expired(2.0)
     assert (expired.generation, expired.pid) == (2, 200)
 
 
@@ -226,32 +226,32 @@ def test_timers_die_with_their_generation() -> None:
 
 
 def test_a_worker_is_late_once() -> None:
-    """W5: the first scope with a signal, in the order of expiry, says it all."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "later", 2.0), acquire(100, "first", 1.0, SIGTERM), acquire(101, "other", 3.0))
-    assert kennel.late(10.0) == [(0, "first"), (1, "other")]
-    kennel.take(acquire(100, "again", 1.0))
-    assert kennel.late(1e6) == []
+    """W5: only the first expired scope with a signal is reported."""
+    harness = Harness()
+    harness.take(acquire(100, "later", 2.0), acquire(100, "first", 1.0, SIGTERM), acquire(101, "other", 3.0))
+    assert harness.late(10.0) == [(0, "first"), (1, "other")]
+    harness.take(acquire(100, "again", 1.0))
+    assert harness.late(1e6) == []
 
 
 @pytest.mark.parametrize("signal", [0, -1])
-def test_a_scope_without_a_signal_is_only_said(signal: int) -> None:
-    """The worker lives on, and so do its other scopes."""
-    kennel = Kennel()
-    kennel.take(acquire(100, "soft", 1.0, signal), acquire(100, "hard", 2.0))
-    (soft,) = kennel.dog.expired(1.0)
+def test_a_scope_without_a_signal_is_only_reported(signal: int) -> None:
+    """The worker and its other scopes continue."""
+    harness = Harness()
+    harness.take(acquire(100, "soft", 1.0, signal), acquire(100, "hard", 2.0))
+    (soft,) = harness.dog.expired(1.0)
     assert (soft.scope, soft.signal) == ("soft", 0)
-    assert kennel.late(2.0) == [(0, "hard")]
+    assert harness.late(2.0) == [(0, "hard")]
 
 
-def test_the_last_request_is_remembered_for_health_checks() -> None:
-    """Of a worker, that is: strangers prove nothing."""
-    kennel = Kennel()
-    assert kennel.dog.last_request_at is None
-    kennel.take(acquire(4711, "step", 1.0), now=1.0)
-    assert kennel.dog.last_request_at is None
-    kennel.take(release(100, "step"), now=2.0)
-    assert kennel.dog.last_request_at == WALL + 2.0
+def test_the_time_of_the_last_request_is_kept_for_health_checks() -> None:
+    """Only requests of workers count."""
+    harness = Harness()
+    assert harness.dog.last_request_at is None
+    harness.take(acquire(4711, "step", 1.0), now=1.0)
+    assert harness.dog.last_request_at is None
+    harness.take(release(100, "step"), now=2.0)
+    assert harness.dog.last_request_at == WALL + 2.0
 
 
 # --- garbage ----------------------------------------------------------------------------------------------------------
@@ -281,44 +281,44 @@ GOOD = acquire(100, "step", 1.0)
         json.dumps([1] * 30).encode() + b"\n",
     ],
 )
-def test_a_line_that_is_no_request_costs_only_itself(garbage: bytes) -> None:
-    """W1: what stands before and after it in the same read counts."""
-    kennel = Kennel()
-    kennel.take(acquire(101, "left", 1.0), garbage, release(101, "left"), GOOD)
-    assert kennel.dog.malformed >= 1
-    assert kennel.late(1e6) == [(0, "step")]
-    (note,) = kennel.dog.take_notes()
+def test_an_invalid_line_is_ignored_alone(garbage: bytes) -> None:
+    """W1: requests before and after it in the same read count."""
+    harness = Harness()
+    harness.take(acquire(101, "left", 1.0), garbage, release(101, "left"), GOOD)
+    assert harness.dog.malformed >= 1
+    assert harness.late(1e6) == [(0, "step")]
+    (note,) = harness.dog.take_notes()
     assert "no request" in note
 
 
 @pytest.mark.parametrize("length", [1, 50, MAX_LINE - 1, MAX_LINE, 10 * MAX_LINE])
-def test_what_is_written_without_a_newline_does_not_spoil_the_next_request(length: int) -> None:
-    kennel = Kennel()
-    kennel.take(b"x" * length)
-    kennel.take(GOOD)
-    assert kennel.late(1e6) == [(0, "step")]
-    assert kennel.dog.malformed == 1
+def test_a_line_without_a_newline_does_not_damage_the_next_request(length: int) -> None:
+    harness = Harness()
+    harness.take(b"x" * length)
+    harness.take(GOOD)
+    assert harness.late(1e6) == [(0, "step")]
+    assert harness.dog.malformed == 1
 
 
-def test_newlines_alone_are_nothing() -> None:
-    kennel = Kennel()
-    kennel.take(b"\n" * 65536, GOOD)
-    assert kennel.dog.malformed == 0
-    assert kennel.late(1e6) == [(0, "step")]
+def test_empty_lines_are_ignored() -> None:
+    harness = Harness()
+    harness.take(b"\n" * 65536, GOOD)
+    assert harness.dog.malformed == 0
+    assert harness.late(1e6) == [(0, "step")]
 
 
 def test_a_scope_with_odd_characters_is_a_scope() -> None:
-    """Also one that looks like a request."""
+    """Also if the name looks like a request."""
     scopes = ["", "a\nb", "\u2603", '{"version": 1}', "\\", "\x00"]
-    kennel = Kennel()
-    kennel.take(*(acquire(100, scope, 1.0, 0) for scope in scopes))
-    assert sorted(scope for _, scope in kennel.late(2.0)) == sorted(scopes)
+    harness = Harness()
+    harness.take(*(acquire(100, scope, 1.0, 0) for scope in scopes))
+    assert sorted(scope for _, scope in harness.late(2.0)) == sorted(scopes)
 
 
 @given(st.lists(st.sampled_from([GOOD, acquire(101, "a", 9.0), release(101, "a")]), max_size=20), st.data())
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
-def test_it_does_not_matter_how_the_bytes_are_cut(lines: list[bytes], data: st.DataObject) -> None:
-    """Requests are the same in one piece, in bytes, and in anything between."""
+def test_requests_do_not_depend_on_fragmentation(lines: list[bytes], data: st.DataObject) -> None:
+    """In one piece, byte by byte, and anything between."""
     whole = b"".join(lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=10)))
     pieces = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -342,33 +342,33 @@ events = st.one_of(
 
 @given(st.lists(st.tuples(requests | events, st.floats(0, 5)), max_size=60))
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
-def test_promises_hold_whatever_comes(soup) -> None:
-    """W2, W5: what expires belongs to a worker that lives then, each worker is late once, and nothing ever raises."""
-    kennel = Kennel(2, are_started=False)
+def test_invariants_hold_for_any_input(soup) -> None:
+    """W2, W5: expired scopes belong to live workers, each worker is late once, and nothing raises."""
+    harness = Harness(2, are_started=False)
     living: dict[int, set[int]] = {}  # by rank
     late: set[int] = set()
     now = 0.0
     for thing, later in soup:
         now += later
         if isinstance(thing, bytes):
-            kennel.take(thing, now=now)
+            harness.take(thing, now=now)
         else:
-            kennel.dog.heard(thing, [])
+            harness.dog.heard(thing, [])
             if thing.generation == 1:
                 alive = living.setdefault(thing.local_rank, set())
                 if isinstance(thing, fact.WorkerStarted):
                     alive.add(thing.pid)
                 else:
                     alive.clear()
-        due = kennel.dog.next_deadline()
-        for expired in kennel.dog.expired(now):
+        due = harness.dog.next_deadline()
+        for expired in harness.dog.expired(now):
             assert due is not None
             assert due <= now
             assert expired.pid in living[expired.local_rank]
             assert expired.local_rank not in late
             if expired.signal:
                 late.add(expired.local_rank)
-        after = kennel.dog.next_deadline()
+        after = harness.dog.next_deadline()
         assert after is None or after > now
 
 
@@ -376,32 +376,32 @@ def test_promises_hold_whatever_comes(soup) -> None:
 
 
 def test_the_timers_of_one_worker_are_bounded() -> None:
-    """W3: beyond the limit they are counted and said once; those that are there go on, and so do other workers."""
-    kennel = Kennel()
-    kennel.take(*(acquire(100, f"scope {number}", 50.0 + number) for number in range(1_000)))
-    kennel.take(acquire(101, "step", 1.0), acquire(100, "scope 0", 2.0))
-    assert kennel.dog.too_many == 1_000 - 256
-    assert kennel.late(2.0) == [(1, "step"), (0, "scope 0")]
-    assert len(kennel.dog.take_notes()) == 1
+    """W3: beyond the limit they are counted and reported once; existing ones and other workers continue."""
+    harness = Harness()
+    harness.take(*(acquire(100, f"scope {number}", 50.0 + number) for number in range(1_000)))
+    harness.take(acquire(101, "step", 1.0), acquire(100, "scope 0", 2.0))
+    assert harness.dog.too_many == 1_000 - 256
+    assert harness.late(2.0) == [(1, "step"), (0, "scope 0")]
+    assert len(harness.dog.take_notes()) == 1
 
 
-def test_what_waits_for_news_is_bounded() -> None:
-    kennel = Kennel(1, are_started=False)
-    kennel.take(*(acquire(7, f"scope {number}", 50.0) for number in range(1_000)))
-    assert kennel.dog.strangers == 1_000 - 256
+def test_requests_that_wait_for_a_start_are_bounded() -> None:
+    harness = Harness(1, are_started=False)
+    harness.take(*(acquire(7, f"scope {number}", 50.0) for number in range(1_000)))
+    assert harness.dog.strangers == 1_000 - 256
 
 
 def test_expiries_without_a_signal_are_bounded() -> None:
     """A worker cannot fill the journal with warnings."""
-    kennel = Kennel()
+    harness = Harness()
     said = 0
     for number in range(1_000):
-        kennel.take(acquire(100, f"scope {number}", 0.0, 0))
-        said += len(kennel.late(1.0))
+        harness.take(acquire(100, f"scope {number}", 0.0, 0))
+        said += len(harness.late(1.0))
     assert said == 100
 
 
-def test_a_beginning_that_never_ends_is_bounded() -> None:
+def test_an_unfinished_line_is_bounded() -> None:
     lines = RequestLines()
     for _ in range(100):
         assert list(lines.feed(b"x" * 65536)) == []

@@ -1,4 +1,4 @@
-"""The agent's end of the pipe: a real pipe, a real loop and a supervisor, with workers that exist only here."""
+"""The agent's end of the pipe: a real pipe, a real loop and a supervisor, with fake workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[WatchdogPipe]:
-    """One whose workers have the pids 100 and 101."""
+    """A pipe whose workers have the pids 100 and 101."""
     with leaving_nothing():
         made = WatchdogPipe(2, str(tmp_path / "timers"))
         made.make()
@@ -59,8 +59,8 @@ def late(pid: int, scope: str = "step", number: int = SIGKILL) -> FileTimerReque
     return FileTimerRequest(pid, scope, time.time() - 1, number)
 
 
-def test_it_never_waits_and_has_no_end(pipe: WatchdogPipe) -> None:
-    """Opening, reading from an empty one, and clients that come and go."""
+def test_opening_and_reading_never_block(pipe: WatchdogPipe) -> None:
+    """An empty pipe, and clients that connect and disconnect."""
     pipe.on_readable()
     for _ in range(3):
         write(pipe.path, FileTimerRequest(100, "step", time.time() + 60, 9))
@@ -70,8 +70,8 @@ def test_it_never_waits_and_has_no_end(pipe: WatchdogPipe) -> None:
     assert pipe.watchdog.malformed == 0
 
 
-def test_what_has_arrived_is_read_before_anything_expires(pipe: WatchdogPipe) -> None:
-    """An agent that was busy, or stopped, when the release came does not hold that against the worker."""
+def test_pending_input_is_read_before_scopes_expire(pipe: WatchdogPipe) -> None:
+    """So that a busy or stopped agent does not miss a release."""
     write(pipe.path, late(100), late(101))
     pipe.on_readable()
     deadline = pipe.next_deadline()
@@ -81,8 +81,8 @@ def test_what_has_arrived_is_read_before_anything_expires(pipe: WatchdogPipe) ->
     assert [expired.local_rank for expired in pipe.expired()] == [1]
 
 
-def test_a_full_pipe_is_read_in_one_turn(pipe: WatchdogPipe) -> None:
-    """So the release that stands at its end is not behind anything."""
+def test_a_full_pipe_is_read_in_one_round(pipe: WatchdogPipe) -> None:
+    """Including a release at its end."""
     write(pipe.path, late(100))
     filler = late(4711).to_json().encode().ljust(127) + b"\n"
     write(pipe.path, *[filler] * 400, FileTimerRequest(100, "step", -1))
@@ -90,8 +90,8 @@ def test_a_full_pipe_is_read_in_one_turn(pipe: WatchdogPipe) -> None:
     assert pipe.watchdog.strangers == 400
 
 
-def test_what_was_left_in_the_pipe_does_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
-    """Its workers may have got the numbers of the old ones."""
+def test_leftover_requests_do_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
+    """Its workers may have the same pids."""
     pipe.heard(events.Tick(), [commands.KillNode(1, "cut off")])
     write(pipe.path, late(200), b"half a line")
     begin(pipe, 2)
@@ -100,7 +100,7 @@ def test_what_was_left_in_the_pipe_does_not_reach_the_next_generation(pipe: Watc
     assert [expired.pid for expired in pipe.expired()] == [201]
 
 
-def test_a_deadline_in_a_distant_future_is_no_longer_than_a_system_can_wait(pipe: WatchdogPipe) -> None:
+def test_a_distant_deadline_is_limited_to_what_the_system_can_wait(pipe: WatchdogPipe) -> None:
     write(pipe.path, FileTimerRequest(100, "step", 1e300, 9))
     pipe.on_readable()
     deadline = pipe.next_deadline()
@@ -108,7 +108,7 @@ def test_a_deadline_in_a_distant_future_is_no_longer_than_a_system_can_wait(pipe
     assert 0 < deadline - time.monotonic() <= 86_400
 
 
-def test_a_pipe_that_was_made_and_never_opened_is_removed(tmp_path: Path) -> None:
+def test_a_pipe_that_was_created_and_never_opened_is_removed(tmp_path: Path) -> None:
     with leaving_nothing():
         pipe = WatchdogPipe(1)
         path = pipe.make()
@@ -118,13 +118,13 @@ def test_a_pipe_that_was_made_and_never_opened_is_removed(tmp_path: Path) -> Non
         assert not os.path.exists(os.path.dirname(path))
 
 
-def test_a_path_is_taken_from_the_moment_it_is_made(tmp_path: Path) -> None:
-    """Not only when its agent begins to read: until then another one could have replaced it."""
+def test_a_path_is_in_use_from_its_creation(tmp_path: Path) -> None:
+    """Not only from the first read, so another agent cannot replace the pipe."""
     path = str(tmp_path / "timers")
     with leaving_nothing():
         first, second = WatchdogPipe(1, path), WatchdogPipe(1, path)
         first.make()
-        with pytest.raises(ValueError, match="somebody reads from that pipe already"):
+        with pytest.raises(ValueError, match="another process already reads from that pipe"):
             second.make()
         second.close()
         write(path, FileTimerRequest(100, "step", time.time() + 60, 9))  # there is still somebody
@@ -132,7 +132,7 @@ def test_a_path_is_taken_from_the_moment_it_is_made(tmp_path: Path) -> None:
         assert not os.path.exists(path)
 
 
-def test_what_another_agent_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
+def test_a_pipe_replaced_by_another_agent_is_not_removed(tmp_path: Path) -> None:
     path = str(tmp_path / "timers")
     with leaving_nothing():
         pipe = WatchdogPipe(1, path)
@@ -143,8 +143,8 @@ def test_what_another_agent_put_in_its_place_is_not_removed(tmp_path: Path) -> N
     assert os.path.exists(path)
 
 
-def test_an_agent_that_was_stopped_gives_those_who_waited_for_room_a_moment(tmp_path: Path) -> None:
-    """The pipe was full, so a release may not be in it yet. But no flood can keep anybody from being late for ever."""
+def test_after_a_full_pipe_expiry_is_delayed_once(tmp_path: Path) -> None:
+    """A release may still wait for room. A continuous flood does not delay expiry further."""
     clock = [100.0]
     with leaving_nothing():
         pipe = WatchdogPipe(2, str(tmp_path / "timers"))
@@ -162,10 +162,10 @@ def test_an_agent_that_was_stopped_gives_those_who_waited_for_room_a_moment(tmp_
         pipe.close()
 
 
-def test_a_path_that_cannot_be_had_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unusable_path_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     for path, words in (
-        (tmp_path / "file", "which is no pipe"),
+        (tmp_path / "file", "which is not a pipe"),
         (tmp_path / "missing" / "timers", "there is no folder"),
         (tmp_path / "file" / "timers", "Not a directory"),
     ):
@@ -178,8 +178,8 @@ def test_a_path_that_cannot_be_had_is_refused_in_a_sentence(tmp_path: Path) -> N
 
 
 @needs_root
-def test_a_folder_that_is_not_ours_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    """As somebody who may not make or remove anything there."""
+def test_an_unwritable_folder_is_rejected_with_a_message(tmp_path: Path) -> None:
+    """As a user without write permission."""
     tmp_path.chmod(0o755)
     folder = tmp_path / "theirs"
     folder.mkdir(0o755)
@@ -195,7 +195,7 @@ def test_a_folder_that_is_not_ours_is_refused_in_a_sentence(tmp_path: Path) -> N
 
 
 class SilentLogs:
-    """Shows nothing, keeps what is said, and finds nothing out."""
+    """Implements ``ports.Logs``: records printed lines, and has no evidence."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -256,7 +256,7 @@ class Program:
 
 
 class Run:
-    """A run on fake processes; ``on`` says what the workers do when the machine has taken a step."""
+    """A run on fake processes; ``on`` is called after each step of the machine."""
 
     def __init__(self, tmp_path: Path, on: Callable[[Run, Any], None], *, workers: int = 2, **settings: Any) -> None:
         self.processes = FakeProcesses()
@@ -304,8 +304,8 @@ def hangs(*ranks: int, number: int = SIGKILL) -> Callable[[Run, Any], None]:
     return on
 
 
-def test_a_worker_that_hangs_shows_its_stacks_and_is_ended_alone(tmp_path: Path) -> None:
-    """The other one is stopped as after any failure; the verdict names the scope, and carries the stacks."""
+def test_a_worker_that_hangs_dumps_its_stacks_and_is_killed(tmp_path: Path) -> None:
+    """The other worker is stopped as after any failure; the verdict has the scope and the stacks."""
     with leaving_nothing():
         run = Run(tmp_path, hangs(1))
         verdict = run.run()
@@ -330,8 +330,8 @@ def test_a_worker_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
         assert run.processes[0].signals == [SIGTERM, SIGKILL]
 
 
-def test_a_worker_that_cannot_show_its_stacks_is_not_waited_for(tmp_path: Path) -> None:
-    """Though it might have had an hour for them."""
+def test_a_worker_that_cannot_dump_its_stacks_is_killed_at_once(tmp_path: Path) -> None:
+    """Without waiting for the time limit of stack dumps."""
 
     def on(run: Run, event: Any) -> None:
         if isinstance(event, events.WorkerStarted):
@@ -341,11 +341,11 @@ def test_a_worker_that_cannot_show_its_stacks_is_not_waited_for(tmp_path: Path) 
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1, stacks_s=3600.0)
         (failure,) = run.run().failures
-        assert "its stacks are not known: it is no Python program" in failure.reason
+        assert "its stacks are not known: it is not a Python program" in failure.reason
 
 
 def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
-    """Its timers, and those of others, keep nobody from the end."""
+    """Open timers do not delay the end of the run."""
 
     def on(run: Run, event: Any) -> None:
         if isinstance(event, events.WorkerStarted):
@@ -359,8 +359,8 @@ def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
         assert run.orders(commands.DumpStacks) == []
 
 
-def test_time_is_told_to_the_machine_only_when_it_waits_for_it(tmp_path: Path) -> None:
-    """A scope's deadline is the watchdog's own: a journal is not filled with moments in which nothing was due."""
+def test_the_machine_gets_ticks_only_for_its_own_deadlines(tmp_path: Path) -> None:
+    """Deadlines of scopes add no ticks to the journal."""
 
     def on(run: Run, event: Any) -> None:
         if isinstance(event, events.WorkerStarted):
@@ -375,7 +375,7 @@ def test_time_is_told_to_the_machine_only_when_it_waits_for_it(tmp_path: Path) -
         assert not any(isinstance(step.event, events.Tick) for step in run.steps)
 
 
-def test_nonsense_is_said_once(tmp_path: Path) -> None:
+def test_invalid_input_is_reported_once(tmp_path: Path) -> None:
     def on(run: Run, event: Any) -> None:
         if isinstance(event, events.WorkerStarted):
             for _ in range(10):

@@ -1,4 +1,4 @@
-"""The watchdog in real runs: scripts that hang in every way, under the real program."""
+"""The watchdog in real runs, with scripts that hang in different ways."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def script(bench: Bench, body: str) -> str:
 
 
 def stacks_of(done: Done) -> str:
-    """The part of the report that shows them."""
+    """Return the part of the report with the stacks."""
     heading = "  Where its threads were when it was late, the innermost call of each first:\n"
     assert heading in done.report, done
     return done.report.partition(heading)[2].partition("\nWhat was done")[0]
@@ -59,8 +59,8 @@ HANGS = {
 
 
 @pytest.mark.parametrize("body", HANGS.values(), ids=HANGS)
-def test_a_worker_that_hangs_is_ended_and_the_report_shows_where(bench: Bench, body: str) -> None:
-    """One sentence says what happened; the stacks say where; the exit code is the signal's."""
+def test_a_worker_that_hangs_is_killed_and_the_report_shows_where(bench: Bench, body: str) -> None:
+    """With its scope and stacks; the exit code is the signal's."""
     done = bench.run("--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert LATE.search(done.report.splitlines()[1])
@@ -86,7 +86,7 @@ wait_for_it()
 
 
 def test_the_main_thread_is_shown_however_many_threads_there_are(bench: Bench) -> None:
-    """faulthandler stops after the newest hundred, and the main thread is the oldest."""
+    """faulthandler shows only the newest hundred threads, and the main thread is the oldest."""
     body = """
 for _ in range(150):
     threading.Thread(target=stay, daemon=True).start()
@@ -100,7 +100,7 @@ hang_in_here(stay)
 
 @pytest.mark.parametrize("culprit", ["enters later", "does not enter"])
 def test_the_report_shows_where_the_others_were(bench: Bench, culprit: str) -> None:
-    """Whoever is late first may only wait for another one; that is late a moment later, or not at all."""
+    """The first late worker may only wait for another one."""
     body = f"""
 def all_reduce():
     stay()
@@ -127,8 +127,8 @@ load_data()
         assert "  rank 1, not late:\n" in done.report
 
 
-def test_after_a_restart_the_run_goes_on(bench: Bench) -> None:
-    """Siblings are stopped and started again as after any failure; the second attempt succeeds."""
+def test_the_run_continues_after_a_restart(bench: Bench) -> None:
+    """All workers are restarted as after any failure."""
     body = """
 note("pid", os.getpid())
 if ATTEMPT == 0:
@@ -150,7 +150,7 @@ with timer.expires(after=600):
 
 
 def test_the_journal_replays(bench: Bench) -> None:
-    """The fact, what was decided about it, and everything that events want to know are in it."""
+    """It contains the event, the decision, and all fields of the recorded events."""
     bench.run("--log-dir=logs", "--max-restarts=1", script(bench, "ATTEMPT or hang_in_here(stay)"), env=ON)
     header, steps, footer = read_journal(str(bench.run_dir() / "journal.jsonl"))
     replayed = replay(header, steps, footer)
@@ -164,7 +164,7 @@ def test_the_journal_replays(bench: Bench) -> None:
     assert (ended.pid, ended.signal) == (late.event.pid, 9)
 
 
-def test_a_worker_that_ignores_the_signal_it_asked_for_is_killed_after_the_grace(bench: Bench) -> None:
+def test_a_worker_that_ignores_its_signal_is_killed_after_the_grace_period(bench: Bench) -> None:
     body = """
 ignore("SIGTERM")
 timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal.SIGTERM))
@@ -177,7 +177,7 @@ hang_in_here(stay)
 
 
 def test_a_worker_that_leaves_its_scopes_is_left_alone(bench: Bench) -> None:
-    """Thousands of them, some nested, some in threads; and nothing is left on the disk."""
+    """Thousands of scopes, nested and in threads; no file is left."""
     body = """
 def work():
     for _ in range(300):
@@ -194,8 +194,8 @@ for thread in threads:
     assert not list((bench.home / "tmp").glob("tenax-watchdog-*"))
 
 
-def test_torchelastics_own_client_works_with_our_agent(bench: Bench) -> None:
-    """A script that was written for TorchElastic, and does not know tenax."""
+def test_torchelastics_client_works_with_the_agent(bench: Bench) -> None:
+    """In a script that does not import tenax."""
     pytest.importorskip("torch")
     body = """
 import os, time
@@ -216,7 +216,7 @@ with timer.expires(after=0.3, scope="the step"):
 
 
 def test_garbage_and_a_flood_do_no_harm(bench: Bench) -> None:
-    """One worker writes megabytes of nonsense; the other one's scopes are watched all the same."""
+    """One worker writes megabytes of invalid data; the scopes of the other are still watched."""
     body = """
 if RANK == 0:
     pipe = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY)
@@ -239,8 +239,8 @@ hang_in_here(stay)
     assert sum("is no request" in line for line in done.said) == 1
 
 
-def test_a_request_for_a_foreign_process_kills_nobody(bench: Bench) -> None:
-    """Neither a process of somebody else, nor the agent, nor a child of the worker; a person hears of it."""
+def test_a_request_for_a_foreign_process_kills_no_process(bench: Bench) -> None:
+    """Neither a foreign process, nor the agent, nor a child of the worker; a warning is printed."""
     foreign = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     body = f"""
 import json, subprocess
@@ -264,8 +264,8 @@ print(child.poll())
         foreign.wait()
 
 
-def test_a_program_without_python_is_ended_without_stacks(bench: Bench) -> None:
-    """It would die of the question. It is ended at once, and the report says why there are none."""
+def test_a_program_without_python_is_killed_without_stacks(bench: Bench) -> None:
+    """The dump signal would kill it. The report has the reason for the missing stacks."""
     bench.script(
         """\
         #!/bin/sh
@@ -278,7 +278,7 @@ def test_a_program_without_python_is_ended_without_stacks(bench: Bench) -> None:
     (bench.home / "work.sh").chmod(0o755)
     done = bench.run("--no-python", "./work.sh", env=ON)
     assert done.code == 128 + signal.SIGTERM, done
-    assert "did not leave the scope 'shell' in time (its stacks are not known: it is no Python program" in done.report
+    assert "the scope 'shell' in time (its stacks are not known: it is not a Python program" in done.report
 
 
 # --- where ------------------------------------------------------------------------------------------------------------
@@ -291,8 +291,8 @@ def test_without_a_log_folder_the_stacks_are_on_stderr(bench: Bench) -> None:
     assert "in hang_in_here" in done.report
 
 
-def test_stacks_leave_no_trace_for_what_a_worker_starts(bench: Bench) -> None:
-    """No variable, no descriptor, no signal that is caught."""
+def test_child_processes_inherit_nothing_of_the_stack_dumps(bench: Bench) -> None:
+    """No variable, no descriptor, no signal handler."""
     body = """
 import subprocess
 note("own", open("/proc/self/status").read())
@@ -313,8 +313,8 @@ def catches(status: str) -> bool:
     return bool(int(caught.split()[1], 16) >> (stacks_signal() - 1) & 1)
 
 
-def test_the_pipe_can_be_where_the_user_wants_it(bench: Bench) -> None:
-    """Only its owner may use it. One that a killed agent left there is replaced; ours is gone afterwards."""
+def test_the_pipe_can_be_at_a_given_path(bench: Bench) -> None:
+    """Only its owner may use it. A leftover pipe is replaced, and the pipe is removed at the end."""
     path = bench.home / "my timers"
     os.mkfifo(path, 0o666)
     body = """
@@ -329,8 +329,8 @@ ATTEMPT or hang_in_here(stay)
     assert not path.exists()
 
 
-def test_by_default_the_pipe_is_in_a_folder_of_its_own(bench: Bench) -> None:
-    """That nobody else may enter, with a name that no other agent has."""
+def test_by_default_the_pipe_is_in_a_private_folder(bench: Bench) -> None:
+    """With a unique name."""
     body = """
 path = os.environ["TORCHELASTIC_TIMER_FILE"]
 note("path", path)
@@ -346,8 +346,8 @@ note("modes", f"{os.stat(path).st_mode:o} {os.stat(os.path.dirname(path)).st_mod
 
 
 @pytest.mark.parametrize("place", ["a file", "no folder", "in use"])
-def test_a_pipe_that_cannot_be_had_is_refused_before_anything_starts(bench: Bench, place: str) -> None:
-    """Two agents on one pipe would each read half of what both should hear."""
+def test_an_unusable_pipe_is_rejected_before_the_run_starts(bench: Bench, place: str) -> None:
+    """Two agents on one pipe would each read half of the requests."""
     path = bench.home / ("missing/timers" if place == "no folder" else "timers")
     reader = -1
     if place == "a file":
@@ -365,8 +365,8 @@ def test_a_pipe_that_cannot_be_had_is_refused_before_anything_starts(bench: Benc
         os.close(reader)
 
 
-def test_a_run_inside_a_worker_has_a_pipe_of_its_own(bench: Bench) -> None:
-    """It inherits both variables, and does not take the pipe of the agent above it."""
+def test_a_run_inside_a_worker_has_its_own_pipe(bench: Bench) -> None:
+    """It inherits both variables, and does not use the pipe of its parent agent."""
     bench.script(HEAD + 'note("inner", os.environ["TORCHELASTIC_TIMER_FILE"])', "inner.py")
     body = """
 import subprocess
@@ -379,8 +379,8 @@ sys.exit(subprocess.run([sys.executable, "-m", "tenax", "run", "inner.py"]).retu
 
 
 @pytest.mark.parametrize("value", [None, "0", "true"])
-def test_it_is_off_unless_it_is_asked_for(bench: Bench, value: str | None) -> None:
-    """No pipe, no variable, no signal that is caught, and nothing of it is even imported."""
+def test_the_watchdog_is_off_by_default(bench: Bench, value: str | None) -> None:
+    """No pipe, no variable, no signal handler, and no import."""
     body = """
 import os
 from worker_kit import note
@@ -400,8 +400,8 @@ note("status", open("/proc/self/status").read())
     assert ("TORCHELASTIC_ENABLE_FILE_TIMER is 'true'" in done.err) == (value == "true")
 
 
-def test_an_agent_with_hooks_says_too_that_a_value_switches_nothing_on(bench: Bench) -> None:
-    """Once, however many attempts there are."""
+def test_an_agent_with_hooks_warns_once_about_an_unknown_value(bench: Bench) -> None:
+    """However many attempts there are."""
     program = """
 from tenax.agent.server import LocalElasticAgent, WorkerSpec
 class Looking(LocalElasticAgent):
@@ -412,7 +412,7 @@ if __name__ == "__main__":
 """
     env = {"TORCHELASTIC_ENABLE_FILE_TIMER": "yes"}
     done = bench.run(program=[sys.executable, bench.script(program)], env=env)
-    assert done.err.count("TORCHELASTIC_ENABLE_FILE_TIMER is 'yes', and only '1' switches the watchdog on") == 1, done
+    assert done.err.count("TORCHELASTIC_ENABLE_FILE_TIMER is 'yes'; only '1' enables the watchdog") == 1, done
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -444,8 +444,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_functions_are_watched_too(bench: Bench, method: str) -> None:
-    """However their processes are made."""
+def test_functions_are_watched(bench: Bench, method: str) -> None:
+    """With every start method."""
     done = bench.run(program=[sys.executable, bench.script(FUNCTIONS), method], env=ON)
     assert done.code == 0, done
     assert re.fullmatch(rf"1 -9 {LATE.pattern}\n", done.out), done
@@ -471,8 +471,8 @@ if __name__ == "__main__":
 )
 
 
-def test_an_agent_with_hooks_of_its_own_watches_too(bench: Bench) -> None:
-    """Each attempt has a pipe of its own, and none is left."""
+def test_an_agent_with_hooks_watches_scopes(bench: Bench) -> None:
+    """Each attempt has its own pipe, and none is left."""
     done = bench.run(program=[sys.executable, bench.script(OLD_HOOKS), "1"], env=ON)
     assert done.code == 0, done
     assert re.fullmatch(rf"\[1\] {LATE.pattern}\n", done.out), done
@@ -480,7 +480,7 @@ def test_an_agent_with_hooks_of_its_own_watches_too(bench: Bench) -> None:
     assert not list((bench.home / "tmp").glob("tenax-watchdog-*"))
 
 
-def test_an_agent_with_hooks_tells_the_same_events(bench: Bench) -> None:
+def test_an_agent_with_hooks_records_the_same_events(bench: Bench) -> None:
     """TorchElastic's four, for each attempt."""
     body = OLD_HOOKS.replace("max_restarts=int(sys.argv[1])", 'max_restarts=0, event_log_handler="jsonl:events.jsonl"')
     done = bench.run(program=[sys.executable, bench.script(body)], env=ON)
@@ -520,16 +520,15 @@ if __name__ == "__main__":
 """
 
 
-def test_a_server_of_the_users_own_beside_the_agent(bench: Bench) -> None:
-    """As TorchElastic documents it: the server kills who hangs, and the agent starts them again."""
+def test_a_timer_server_in_user_code_works_beside_the_agent(bench: Bench) -> None:
+    """As TorchElastic documents it: the server kills workers that hang, and the agent restarts them."""
     bench.leaves_within_s = 1.0  # multiprocessing has a process of its own, which ends after the program
     done = bench.run(program=[sys.executable, bench.script(DOCUMENTED)])
     assert done.code == 0, done
     assert done.out == "{0: 'done', 1: 'done'}\n", done
 
 
-def test_the_keeper_asks_a_worker_that_is_prepared(tmp_path: Path) -> None:
-    """It writes its stacks and goes on; only then the question was harmless."""
+def test_a_prepared_worker_dumps_its_stacks_and_continues(tmp_path: Path) -> None:
     file = tmp_path / "stacks.txt"
     code = f"""
         import faulthandler, signal, sys

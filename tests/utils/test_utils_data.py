@@ -30,8 +30,8 @@ has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason
 @has_torch
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_the_order_is_torchs(data: st.DataObject) -> None:
-    """Where TorchElastic's sampler works, ours gives the same indices; where it fails, an even share."""
+def test_the_indices_equal_torchelastics(data: st.DataObject) -> None:
+    """Where TorchElastic's sampler fails, the shares are even."""
     from torch.distributed.elastic.utils.data import ElasticDistributedSampler as Theirs
 
     from tenax.utils.data import ElasticDistributedSampler as Ours
@@ -59,8 +59,8 @@ def test_the_order_is_torchs(data: st.DataObject) -> None:
 
 
 @has_torch
-def test_where_torch_is_installed_the_sampler_is_torchs_kind() -> None:
-    """A DataLoader takes it, and it can be pickled to a worker of the loader."""
+def test_with_torch_the_sampler_is_a_torch_sampler() -> None:
+    """A DataLoader accepts it, and it can be pickled."""
     from torch.utils.data import DataLoader, DistributedSampler
 
     from tenax.utils.data import ElasticDistributedSampler
@@ -76,7 +76,7 @@ def test_where_torch_is_installed_the_sampler_is_torchs_kind() -> None:
 
 @has_torch
 @pytest.mark.parametrize("start", [10, 11, -1])
-def test_a_start_outside_of_the_dataset_is_refused(start: int) -> None:
+def test_a_start_outside_of_the_dataset_is_rejected(start: int) -> None:
     from tenax.utils.data import ElasticDistributedSampler
 
     for kind in (ElasticDistributedSampler, PlainSampler):
@@ -85,10 +85,8 @@ def test_a_start_outside_of_the_dataset_is_refused(start: int) -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 5), st.data())
-def test_without_torch_everybody_gets_an_even_share_of_the_rest(
-    size: int, replicas: int, epoch: int, data: st.DataObject
-) -> None:
-    """All indices from the start on are dealt out, none from before it, and all shares are equally long."""
+def test_without_torch_every_rank_gets_an_even_share(size: int, replicas: int, epoch: int, data: st.DataObject) -> None:
+    """Of all indices from the start on; all shares are equally long."""
     start = data.draw(st.integers(0, size - 1))
     samplers = [PlainSampler(range(size), replicas, rank, start) for rank in range(replicas)]
     for sampler in samplers:
@@ -98,8 +96,8 @@ def test_without_torch_everybody_gets_an_even_share_of_the_rest(
     assert set(itertools.chain(*shares)) == set(range(start, size))
 
 
-def test_the_order_without_torch_is_the_same_for_ever() -> None:
-    """It depends on nothing that Python may change: these numbers are those of every version."""
+def test_the_order_without_torch_never_changes() -> None:
+    """It is the same in every version of Python."""
     assert order_of(0, 0, 10) == [3, 7, 5, 2, 8, 4, 9, 1, 6, 0]
     assert order_of(3, 5, 12) == [11, 10, 5, 7, 6, 8, 9]
 
@@ -109,7 +107,7 @@ def test_an_epoch_has_its_own_order() -> None:
     assert order_of(1, 0, 50) == order_of(1, 0, 50)
 
 
-def test_a_share_repeats_the_beginning_as_often_as_it_takes() -> None:
+def test_a_small_dataset_is_repeated_to_fill_the_shares() -> None:
     assert [share_of([7, 8], rank, 5) for rank in range(5)] == [[7], [8], [7], [8], [7]]
     assert [share_of([7, 8, 9], rank, 2) for rank in range(2)] == [[7, 9], [8, 7]]
 
@@ -134,7 +132,7 @@ def run_without_torch(tmp_path: Path) -> Iterator[object]:
     return run
 
 
-def test_where_torch_is_not_installed_the_environment_says_who_we_are(run_without_torch) -> None:
+def test_without_torch_rank_and_world_size_come_from_the_environment(run_without_torch) -> None:
     code = """
         import pickle, sys
         from tenax.utils.data import ElasticDistributedSampler
@@ -145,7 +143,7 @@ def test_where_torch_is_not_installed_the_environment_says_who_we_are(run_withou
     assert run_without_torch(code, RANK="1", WORLD_SIZE="3") == "1 3 2 False"
 
 
-def test_who_says_nothing_is_asked(run_without_torch) -> None:
+def test_without_rank_and_environment_the_sampler_raises(run_without_torch) -> None:
     code = """
         from tenax.utils.data import ElasticDistributedSampler
         try:
@@ -153,7 +151,7 @@ def test_who_says_nothing_is_asked(run_without_torch) -> None:
         except ValueError as error:
             print(error)
     """
-    assert "give num_replicas and rank" in run_without_torch(code)
+    assert "pass num_replicas and rank" in run_without_torch(code)
 
 
 # --- the iterator -----------------------------------------------------------------------------------------------------
@@ -163,20 +161,20 @@ def test_epochs_follow_each_other() -> None:
     assert list(CyclingIterator(3, lambda epoch: iter([epoch] * 2))) == [0, 0, 1, 1, 2, 2]
 
 
-def test_it_begins_at_any_epoch() -> None:
+def test_it_starts_at_any_epoch() -> None:
     assert list(CyclingIterator(3, lambda epoch: iter([epoch]), start_epoch=1)) == [1, 2]
     assert list(CyclingIterator(3, lambda epoch: iter([epoch]), start_epoch=7)) == [7]
 
 
-def test_anything_that_can_be_iterated_will_do() -> None:
+def test_any_iterable_works() -> None:
     assert list(CyclingIterator(2, lambda _: [1, 2, 3])) == [1, 2, 3, 1, 2, 3]
 
 
-def test_empty_epochs_are_passed_over() -> None:
+def test_empty_epochs_are_skipped() -> None:
     """However many there are."""
     assert list(CyclingIterator(5000, lambda epoch: [epoch] if epoch == 4999 else [])) == [4999]
 
 
-def test_it_is_over_for_good() -> None:
+def test_it_stays_exhausted() -> None:
     cycling = CyclingIterator(1, lambda _: [1])
     assert [*cycling, *cycling] == [1]

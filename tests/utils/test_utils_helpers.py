@@ -17,7 +17,7 @@ from tenax.utils.process_state import is_uninterruptible_state, read_proc_state
 
 
 def ran(code: str, **env: str) -> str:
-    """What a program prints."""
+    """Return what a program prints."""
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60
     )
@@ -26,13 +26,13 @@ def ran(code: str, **env: str) -> str:
 
 
 @pytest.mark.process
-def test_a_variable_that_is_there_is_returned_even_if_it_is_empty() -> None:
+def test_a_set_variable_is_returned_even_if_it_is_empty() -> None:
     code = "from tenax.utils import get_env_variable_or_raise as get; print([get('A_NAME'), get('NOTHING_IN_IT')])"
     assert ran(code, A_NAME="text", NOTHING_IN_IT="") == "['text', '']"
 
 
-def test_a_variable_that_is_missing_is_named() -> None:
-    with pytest.raises(ValueError, match="NOBODY_SETS_THIS is not set"):
+def test_the_error_names_a_missing_variable() -> None:
+    with pytest.raises(ValueError, match="NOBODY_SETS_THIS is required, but not set"):
         get_env_variable_or_raise("NOBODY_SETS_THIS")
 
 
@@ -48,13 +48,13 @@ def test_a_free_port_can_be_bound() -> None:
 
 
 def test_only_the_macro_is_replaced() -> None:
-    """Two dollars, other braces and what is not text are the user's own."""
+    """Double dollars, other braces and values that are not strings are unchanged."""
     args = ["--rank=${local_rank}", "a$$b", "${HOME}", "$local_rank", 7, "${local_rank}${local_rank}"]
     assert macros.substitute(args, "3") == ["--rank=3", "a$$b", "${HOME}", "$local_rank", 7, "33"]
     assert macros.local_rank == "${local_rank}"
 
 
-def test_the_macro_is_the_one_that_workers_get_replaced() -> None:
+def test_the_macro_is_replaced_in_the_arguments_of_workers() -> None:
     from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 
     assert macros.local_rank == LOCAL_RANK_MACRO
@@ -65,8 +65,8 @@ def test_the_macro_is_the_one_that_workers_get_replaced() -> None:
     ("said", "level"),
     [(None, "WARNING"), ("", "WARNING"), ("DEBUG", "DEBUG"), ("info", "INFO"), ("40", "ERROR")],
 )
-def test_loglevel_decides(said: str | None, level: str) -> None:
-    """A name in any case or a number; nothing means WARNING."""
+def test_loglevel_sets_the_level(said: str | None, level: str) -> None:
+    """A name in any case or a number; the default is WARNING."""
     code = "import logging; from tenax.utils.logging import get_logger as g; print(logging.getLevelName(g('a').level))"
     env = {key: value for key, value in os.environ.items() if key != "LOGLEVEL"}
     if said is not None:
@@ -76,7 +76,7 @@ def test_loglevel_decides(said: str | None, level: str) -> None:
 
 
 @pytest.mark.process
-def test_a_level_that_does_not_exist_is_refused_in_words() -> None:
+def test_an_unknown_level_is_rejected_with_a_message() -> None:
     code = "from tenax.utils.logging import get_logger\ntry: get_logger()\nexcept ValueError as error: print(error)"
     assert "LOGLEVEL is 'LOUD'; expected a name" in ran(code, LOGLEVEL="LOUD")
 
@@ -97,8 +97,8 @@ def test_the_default_level() -> None:
 
 @pytest.mark.process
 @on_linux
-def test_the_state_of_a_process() -> None:
-    """Ours runs; one that nobody has waited for is a zombie, whatever it is called; one that is gone has none."""
+def test_the_state_of_a_process_is_read() -> None:
+    """Running, a zombie with any name, and none for a process that is gone."""
     assert read_proc_state(os.getpid()) == "R"
     with subprocess.Popen(["/bin/sh", "-c", "read _; echo ') D ' > /proc/self/comm"], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
@@ -114,8 +114,8 @@ def test_only_d_is_uninterruptible(state: str | None, is_stuck: bool) -> None:
 
 
 @pytest.mark.process
-def test_importing_utils_costs_nothing() -> None:
-    """Neither sockets nor loggers nor torch come with it."""
+def test_importing_utils_imports_almost_nothing() -> None:
+    """Neither socket nor logging nor torch."""
     heavy = "['torch', 'socket', 'logging', 'msgspec', 'typing']"
     code = f"import sys; seen = set(sys.modules); import tenax.utils; print(set({heavy}) & set(sys.modules) - seen)"
     assert ran(code) == "set()"

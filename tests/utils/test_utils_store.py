@@ -1,4 +1,4 @@
-"""Meeting in a store: the same with a store of ours and with one of torch's."""
+"""Synchronization through a store: the same with tenax's and torch's stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ours() -> Iterator[Callable[[], Any]]:
 
 @contextmanager
 def torchs() -> Iterator[Callable[[], Any]]:
-    """Torch's server and clients. They wait for each other outside of Python."""
+    """Torch's server and clients, which wait outside of Python."""
     dist = pytest.importorskip("torch.distributed", reason="torch is not installed")
     patience = timedelta(seconds=MEANWHILE_S)
     server = dist.TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)
@@ -44,7 +44,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
 
 
 def at_once(actions: list[Callable[[], Any]]) -> list[Any]:
-    """What each of them returns or raises, each in a thread of its own."""
+    """Call each in its own thread; return the results and exceptions."""
     results: list[Any] = [None] * len(actions)
 
     def act(number: int) -> None:
@@ -63,7 +63,7 @@ def at_once(actions: list[Callable[[], Any]]) -> list[Any]:
 
 
 @pytest.mark.process
-def test_synchronize_gives_everybody_everything_in_the_order_of_ranks(connect: Callable[[], Any]) -> None:
+def test_synchronize_returns_all_values_in_order_of_ranks(connect: Callable[[], Any]) -> None:
     stores = [connect() for _ in range(3)]
     actions = [lambda r=r: synchronize(stores[r], f"data {r}".encode(), r, 3, "here/") for r in (2, 0, 1)]
     assert at_once(actions) == [[b"data 0", b"data 1", b"data 2"]] * 3
@@ -71,7 +71,7 @@ def test_synchronize_gives_everybody_everything_in_the_order_of_ranks(connect: C
 
 @pytest.mark.process
 def test_rank_0_leaves_last(connect: Callable[[], Any]) -> None:
-    """It has to wait until the others have read, because it may be the one that serves."""
+    """It waits until the others have read, because it may host the store."""
     store, other = connect(), connect()
     for rank in range(2):
         store.set(f"x{rank}", str(rank))
@@ -87,8 +87,8 @@ def test_a_barrier_opens_for_all(connect: Callable[[], Any]) -> None:
 
 
 @pytest.mark.process
-def test_rank_0_says_who_is_missing(connect: Callable[[], Any]) -> None:
-    """It names those who gave no sign, in order."""
+def test_rank_0_names_the_missing_ranks(connect: Callable[[], Any]) -> None:
+    """In order."""
     store, other = connect(), connect()
     other.set("gate2/TRACE", "rank 2 gave up waiting as well")
     with pytest.raises(RuntimeError) as caught:
@@ -101,39 +101,39 @@ def test_rank_0_says_who_is_missing(connect: Callable[[], Any]) -> None:
 def test_the_others_point_to_rank_0(connect: Callable[[], Any]) -> None:
     store, other = connect(), connect()
     other.set("gate/TRACING_GATE", "rank 0 has looked")
-    with pytest.raises(RuntimeError, match=r"missing_ranks=\[<rank 0 \(host0\) knows>\]"):
+    with pytest.raises(RuntimeError, match=r"missing_ranks=\[<see rank 0 \(host0\)>\]"):
         barrier(store, 5, "gate", SOON_S, 2, lambda rank: f"host{rank}")
     assert other.check(["gate2/TRACE"])
 
 
 @pytest.mark.process
-def test_when_rank_0_is_missing_itself_the_stores_own_error_comes_through(connect: Callable[[], Any]) -> None:
+def test_if_rank_0_is_missing_the_stores_error_is_raised(connect: Callable[[], Any]) -> None:
     with pytest.raises(RuntimeError) as caught:
         barrier(connect(), 5, "gate", SOON_S, 2)
     assert "missing_ranks" not in str(caught.value)
 
 
 @pytest.mark.process
-def test_without_a_rank_the_stores_own_error_comes_through(connect: Callable[[], Any]) -> None:
+def test_without_a_rank_the_stores_error_is_raised(connect: Callable[[], Any]) -> None:
     with pytest.raises(RuntimeError) as caught:
         barrier(connect(), 2, "gate", barrier_timeout=SOON_S)
     assert "missing_ranks" not in str(caught.value)
 
 
-def test_a_decoder_without_a_rank_is_refused() -> None:
-    with pytest.raises(AssertionError, match="rank is needed"):
+def test_a_decoder_without_a_rank_is_rejected() -> None:
+    with pytest.raises(AssertionError, match="requires rank"):
         barrier(MemoryStore(), 1, "gate", rank_tracing_decoder=str)
 
 
 def test_many_missing_ranks_are_not_all_named() -> None:
-    """Sixteen say enough, and nobody waits for the others."""
+    """At most 16."""
     with pytest.raises(StoreTimeoutError) as caught:
         barrier(MemoryStore(), 1000, "gate", barrier_timeout=SOON_S, rank=0, trace_timeout=SOON_S)
     assert str(caught.value).endswith(f"missing_ranks=[{', '.join(map(str, range(1, 17)))}]")
 
 
 @pytest.mark.process
-def test_the_timeout_is_put_back_whatever_happens(connect: Callable[[], Any]) -> None:
+def test_the_timeout_is_restored(connect: Callable[[], Any]) -> None:
     """Also after an error inside the block."""
     store = connect()
     before = store.timeout
@@ -143,7 +143,7 @@ def test_the_timeout_is_put_back_whatever_happens(connect: Callable[[], Any]) ->
     assert store.timeout == before
 
 
-def test_who_made_the_store_and_who_came_meet() -> None:
+def test_a_server_and_a_client_connect() -> None:
     port = get_free_port()
     server, client = at_once(
         [
@@ -164,16 +164,19 @@ def test_a_server_alone_chooses_its_port() -> None:
             assert other.get("key") == b"value"
 
 
-def test_too_few_members_are_a_timeout() -> None:
+def test_too_few_members_time_out() -> None:
     with pytest.raises(TimeoutError):
         create_c10d_store(True, "127.0.0.1", get_free_port(), world_size=2, timeout=SOON_S)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"is_server": True, "world_size": 2}, "others must know"), ({"is_server": False}, "client must know")],
+    [
+        ({"is_server": True, "world_size": 2}, "other processes need the port"),
+        ({"is_server": False}, "client needs the port"),
+    ],
 )
-def test_a_port_that_somebody_needs_must_be_given(options: dict[str, Any], words: str) -> None:
+def test_a_port_is_required_if_other_processes_need_it(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         create_c10d_store(server_addr="127.0.0.1", **options)
 
@@ -187,8 +190,8 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 
 
 @pytest.mark.process
-def test_members_of_both_kinds_meet_in_one_store() -> None:
-    """TorchElastic's own helper in another process, ours here: one barrier, one exchange."""
+def test_torchelastics_helper_and_tenaxs_share_one_store() -> None:
+    """In two processes: one barrier, one exchange."""
     pytest.importorskip("torch", reason="torch is not installed")
     theirs = """
         import sys
@@ -237,8 +240,8 @@ for create in (theirs, ours):
 
 
 @pytest.mark.process
-def test_errors_are_also_torchs_where_torch_is_imported() -> None:
-    """A port in use, a server that is not there, a worker that does not come: the types of the real torch."""
+def test_errors_have_torchs_types_if_torch_is_imported() -> None:
+    """A port in use, a missing server, a missing worker."""
     pytest.importorskip("torch", reason="torch is not installed")
     done = subprocess.run([sys.executable, "-c", BOTH], stdout=subprocess.PIPE, text=True, timeout=100, check=True)
     theirs, ours = done.stdout.splitlines()

@@ -133,7 +133,8 @@ class ControlSocket:
             self._answer(AgentRequest(), self._write_note)  # before the socket: clients read both
             self._listener = _listen(self.path)
         except OSError as error:
-            self._warn(f"'tenax status' will not find this run by its id: {error.strerror or error}")
+            reason = error.strerror or error
+            self._warn(f"could not open the control socket: {reason}; 'tenax status' will not find this run")
             return
         loop.watch(self)
 
@@ -182,7 +183,7 @@ class ControlSocket:
             sock.close()
             if not self._has_warned:
                 self._has_warned = True
-                self._warn(f"this run cannot be asked any more: {type(error).__name__}: {error}; it is not affected")
+                self._warn(f"could not answer a request: {type(error).__name__}: {error}; the job is not affected")
 
     def _watch_again(self) -> None:
         self._pause = None
@@ -196,7 +197,7 @@ class ControlSocket:
         def on_body(body: bytes) -> None:
             frame = wire.decode_from_agent(body)
             if not isinstance(frame, wire.Ask):
-                raise wire.WireError("only requests are taken here")
+                raise wire.WireError("only requests are accepted here")
             if isinstance(frame.request, LogsRequest) and frame.request.wait_s > 0:
                 self._followers.add(link)
 

@@ -88,7 +88,7 @@ class Journal:
                 self._size = os.fstat(self._descriptor).st_size
             except OSError as error:  # the run does not depend on its journal
                 self.path = ""
-                warn(f"no journal is written: {error.strerror}: {path}; the job is not affected")
+                warn(f"could not open the journal: {error.strerror}: {path}; the job is not affected")
 
     def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
         host = os.uname().nodename
@@ -129,7 +129,7 @@ class Journal:
         if self._lost > 0 and not isinstance(line, Footer):
             self._lost += 1
             return
-        trouble = "it has reached its limit" if len(data) > self._left else self._append(data)
+        trouble = "it has reached its size limit" if len(data) > self._left else self._append(data)
         if trouble:
             self._lost += 1
             if not isinstance(line, Footer):
@@ -171,7 +171,7 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
     except OSError as error:
         raise JournalUnreadable(f"{path!r} cannot be read: {error.strerror}") from error
     if len(data) > _MAX_READ_BYTES:
-        raise JournalUnreadable(f"{path!r} is longer than any journal: more than {_MAX_READ_BYTES >> 20} MiB")
+        raise JournalUnreadable(f"{path!r} is too large for a journal: more than {_MAX_READ_BYTES >> 20} MiB")
     raw_lines = data.split(b"\n")
     torn = raw_lines.pop()
     _check_format(path, raw_lines)
@@ -186,7 +186,7 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
         raise JournalUnreadable(f"{path!r} {what}; expected the journal.jsonl of a run")
     for number, line in enumerate(lines[1:], 2):
         if isinstance(line, header):
-            raise JournalUnreadable(f"line {number} of {path!r} begins another run; expected one run in each file")
+            raise JournalUnreadable(f"line {number} of {path!r} begins another run; expected one run per file")
     return lines
 
 

@@ -67,7 +67,7 @@ class LiveSteps:
             progress = self._source.progress()
         except Exception as error:  # training does not depend on this
             self._timer, self._is_broken = None, True
-            self._warn(f"the steps of workers are not told any more: {type(error).__name__}: {error}")
+            self._warn(f"worker progress is no longer reported: {type(error).__name__}: {error}")
             return
         if progress and progress != self._posted:
             self._posted = progress

@@ -65,7 +65,7 @@ class Cursor(msgspec.Struct, frozen=True):
                 tuple(int(each, 16) if each else 0 for each in positions.split(",")) if positions else (),
             )
         except ValueError:
-            raise InvalidRequest(f"{text!r} is no cursor; give back that of an answer, or none") from None
+            raise InvalidRequest(f"invalid cursor {text!r}; pass the cursor of an answer, or none") from None
 
     def position(self, local_rank: int, number: int) -> int:
         index = 2 * local_rank + number - 1
@@ -82,7 +82,7 @@ class RankSet:
             is_valid = first.isdecimal() and (last.isdecimal() or not dash)
             low, high = (int(first), int(last) if dash else int(first)) if is_valid else (1, 0)
             if not low <= high < _MAX_RANK:
-                raise InvalidRequest(f"{text!r} does not say which ranks are meant: write them as 0,3-5")
+                raise InvalidRequest(f"invalid ranks {text!r}; write them as 0,3-5")
             self._ranges.append((low, high))
 
     def __contains__(self, rank: int) -> bool:
@@ -156,7 +156,7 @@ class LogQueries:
 
     def _query(self, request: LogsRequest, reply: Reply) -> None:
         if request.stream not in ("", *STREAMS.values()):
-            raise InvalidRequest(f"there is no stream {request.stream!r}; there are stdout and stderr")
+            raise InvalidRequest(f"unknown stream {request.stream!r}; use stdout or stderr")
         cursor = self._start(request)
         generation = self._latest if cursor is None else cursor.generation
         if request.generation > 0:

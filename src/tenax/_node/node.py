@@ -232,7 +232,7 @@ class Node:
             import shlex
 
             command = shlex.join(["tenax", "ask", self._sockets.folder])
-            logs.say(f"tenax: workers that use worker_main can be asked with: {command}")
+            logs.say(f"tenax: to query workers that use worker_main: {command}")
 
     def _warn(self, line: str, logs: WorkerLogs) -> None:
         """Report a lost feature, on stderr if messages are off."""
@@ -254,11 +254,11 @@ class Node:
         self._notice.directory = self.log_dir
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
-            logs.say(f"tenax: note: every user of this host may replace logs in {root}; restrict it (chmod o-w {root})")
+            logs.say(f"tenax: note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}")
         for note in plan.placements.notes:
             logs.say(f"tenax: {note}")
         if self._cold_reason:
-            logs.say(f"tenax: workers start cold, because {self._cold_reason}")
+            logs.say(f"tenax: workers start cold: {self._cold_reason}")
         if plan.watchdog is not None:
             self._open_scopes(plan.watchdog)
         elif note := watchdog_note(os.environ):
@@ -363,7 +363,7 @@ class Node:
             if chosen := getattr(self._plan.logs_specs, "chosen_log_dir", ""):
                 raise RequestRefused(
                     f"--log-dir {chosen}: {error.filename or chosen} cannot be created: {error.strerror}; "
-                    "name a folder that can be created and written"
+                    "choose a writable folder"
                 ) from error
             return Journal()  # reported by the worker logs, which need the same directory
         path = _unused_path(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""

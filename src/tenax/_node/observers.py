@@ -56,7 +56,7 @@ class Observers:
 
             return Sampler(self._plan.settings, self._loop, self._logs, self._scopes)
         except Exception as error:
-            self._print(f"workers are not sampled: {type(error).__name__}: {error}")
+            self._print(f"could not start sampling workers for hangs: {type(error).__name__}: {error}")
             return None
 
     def observe(self, step: Step, state: AgentState) -> None:
@@ -66,7 +66,7 @@ class Observers:
                 self._sampler.observe(step, state)
             except Exception as error:
                 self._sampler = None
-                self._print(f"workers are not sampled any more: {type(error).__name__}: {error}")
+                self._print(f"stopped sampling workers for hangs: {type(error).__name__}: {error}")
 
     def serves(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
         """Open the dashboard and the trace if this process now serves the coordinator; close them if it stopped."""
@@ -92,13 +92,13 @@ class Observers:
             failure = f"{flag} {value}: {reason or type(error).__name__}"
             if not self._plan.control.where:  # the only node
                 raise RequestRefused(failure) from error
-            self._print(f"{failure}; the job runs without it")
+            self._print(f"{failure}; the job continues without it")
 
     def _open_dashboard(self, make_operator_api: Callable[[], OperatorApi]) -> None:
         from tenax._observe.dashboard.live import Dashboard
 
         self._dashboard = Dashboard(self._plan.dashboard, make_operator_api(), self._loop, self._print)
-        self._print(f"the page of this run: {self._dashboard.link}")
+        self._print(f"dashboard: {self._dashboard.link}")
 
     def _open_trace(self, make_operator_api: Callable[[], OperatorApi]) -> None:
         from tenax._observe.tracing.run_trace import RunTrace
@@ -112,7 +112,7 @@ class Observers:
                 if part is not None:
                     part.close()
             except Exception as error:
-                self._print(f"what showed this run did not end well: {type(error).__name__}: {error}")
+                self._print(f"could not close the dashboard or the trace: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         self._close_served()

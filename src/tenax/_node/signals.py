@@ -29,9 +29,9 @@ def parse_signals(names: str) -> list[signal.Signals]:
     for name in filter(None, (part.strip() for part in names.split(","))):
         number = getattr(signal, name, None)
         if not isinstance(number, signal.Signals):
-            raise ValueError(f"{name!r} is not a signal of this system; write names such as {DEFAULT_SIGNALS}")
+            raise ValueError(f"unknown signal {name!r}; use names such as {DEFAULT_SIGNALS}")
         if number in (signal.SIGKILL, signal.SIGSTOP):
-            raise ValueError(f"{name} cannot be handled by any program; leave it out")
+            raise ValueError(f"{name} cannot be caught; remove it")
         if number not in chosen:
             chosen.append(number)
     return chosen

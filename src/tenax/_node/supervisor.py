@@ -355,7 +355,7 @@ class Supervisor:
         try:
             outputs = self._logs.prepare(generation, added)
         except OSError as error:
-            reason = f"there is no pipe for its output: {error.strerror} (see 'ulimit -n')"
+            reason = f"could not create a pipe for its output: {error.strerror} (see 'ulimit -n')"
             for rank in added:
                 self._loop.post(events.WorkerStartFailed(generation, rank, reason))
             return

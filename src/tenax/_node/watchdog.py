@@ -37,6 +37,5 @@ def watchdog_note(environ: Mapping[str, str]) -> str:
     if value.strip().lower() in ("", "0", "1", "false", "no", "off") and value.strip() == value:
         return ""
     return (
-        f"{TORCHELASTIC_ENABLE_FILE_TIMER} is {value[:40]!r}, and only '1' switches the watchdog on: nobody watches "
-        "whether workers leave their scopes"
+        f"{TORCHELASTIC_ENABLE_FILE_TIMER} is {value[:40]!r}; only '1' enables the watchdog, so scopes are not watched"
     )

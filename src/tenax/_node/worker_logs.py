@@ -133,7 +133,7 @@ class WorkerLogs:
         try:
             return self._specs.reify(envs)
         except OSError as error:
-            self._writer.say(f"tenax: no log files are kept: {error.strerror}: {error.filename!r}")
+            self._writer.say(f"tenax: could not create log files: {error.strerror}: {error.filename!r}")
             return LogsDest()
 
     def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str], to: LogsDest) -> int:

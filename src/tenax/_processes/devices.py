@@ -108,7 +108,7 @@ def parse_nproc(
     word = value.strip()
     if re.fullmatch(r"[+-]?[0-9]+", word):
         if int(word) < 1:
-            raise ValueError(f"--nproc-per-node={word}: at least one worker must run on each node.")
+            raise ValueError(f"--nproc-per-node={word}: must be at least 1.")
         return int(word)
     if word == "cpu":
         return count_cpus(proc_root, sys_root)
@@ -123,14 +123,11 @@ def parse_nproc(
         return count
     if not word.isidentifier():
         raise ValueError(
-            f"--nproc-per-node={value!r} is neither a number of workers nor one of auto, cpu, gpu, xpu or the name of "
-            "a torch backend."
+            f"--nproc-per-node={value!r}: must be a number, auto, cpu, gpu, xpu or the name of a torch backend."
         )
     count = count_with_torch(word, environ)
     if not count:
-        raise ValueError(
-            f"--nproc-per-node={word}: torch finds no {word} device on this host; give a number, or 'cpu'."
-        )
+        raise ValueError(f"--nproc-per-node={word}: torch found no {word} device on this host; pass a number or 'cpu'.")
     return count
 
 
@@ -153,18 +150,20 @@ def count_with_torch(backend: str, environ: Mapping[str, str], timeout_s: float 
         )
     except subprocess.TimeoutExpired:
         raise ValueError(
-            f"{flag}: torch did not say within {timeout_s:g} s how many {backend} devices there are; give a number."
+            f"{flag}: torch did not count the {backend} devices within {timeout_s:g} s; pass a number."
         ) from None
     except OSError as error:
-        raise ValueError(f"{flag}: {python} could not be started to ask torch ({error}); give a number.") from None
+        raise ValueError(
+            f"{flag}: could not start {python} to count devices with torch ({error}); pass a number."
+        ) from None
     results = re.findall(r"^tenax: (\S+)$", answer.stdout, re.MULTILINE)
     if not results:
         last = (answer.stderr.strip() or f"exit code {answer.returncode}").splitlines()[-1]
-        raise ValueError(f"{flag}: torch could not be asked for its {backend} devices ({last}); give a number.")
+        raise ValueError(f"{flag}: could not count {backend} devices with torch ({last}); pass a number.")
     if results[-1] == "no-torch":
-        raise ValueError(f"{flag}: only torch knows {backend} devices, and {python} has no torch; give a number.")
+        raise ValueError(f"{flag}: {python} has no torch to count {backend} devices with; pass a number.")
     if results[-1] == "no-backend":
-        raise ValueError(f"{flag}: torch has no backend '{backend}'; use a number, auto, cpu, gpu or xpu.")
+        raise ValueError(f"{flag}: torch has no backend '{backend}'; pass a number, auto, cpu, gpu or xpu.")
     return int(results[-1])
 
 
@@ -189,11 +188,11 @@ def _no_gpu(environ: Mapping[str, str], dev_root: str, proc_root: str, sys_root:
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     settings = ", ".join(f"{name}={environ[name]!r}" for name in names if name in environ)
     if hidden and settings:
-        count = "1 GPU is" if len(hidden) == 1 else f"{len(hidden)} GPUs are"
-        return f"--nproc-per-node=gpu: {count} here, but {settings} leaves none visible; change it, or give a number."
+        count = "1 GPU" if len(hidden) == 1 else f"{len(hidden)} GPUs"
+        return f"--nproc-per-node=gpu: found {count}, but {settings} hides all of them; change it or pass a number."
     return (
-        f"--nproc-per-node=gpu: no GPU was found (looked for {dev_root}/nvidia0 and the like, and for AMD GPUs in "
-        f"{sys_root}/class/kfd); give a number, or 'cpu'."
+        f"--nproc-per-node=gpu: no GPU found (looked for NVIDIA devices such as {dev_root}/nvidia0, and for AMD "
+        f"GPUs in {sys_root}/class/kfd); pass a number or 'cpu'."
     )
 
 

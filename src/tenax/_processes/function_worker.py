@@ -143,12 +143,12 @@ def read_result(descriptor: int) -> Any:
     with open(descriptor, "rb", closefd=False) as file:
         header = file.read(_LENGTH.size)
         if len(header) < _LENGTH.size or size != _LENGTH.size + _LENGTH.unpack(header)[0]:
-            raise ResultUnreadable("the worker ended while it was handing over its return value")
+            raise ResultUnreadable("the worker exited while writing its return value")
         try:
             return pickle.load(file)  # noqa: S301 - written by the worker into an anonymous file
         except Exception as error:
             raise ResultUnreadable(
-                f"its return value cannot be unpickled here: {type(error).__name__}: {error}"
+                f"its return value cannot be unpickled in the agent: {type(error).__name__}: {error}"
             ) from error
 
 
@@ -183,7 +183,7 @@ def _run_payload(descriptor: int) -> None:
             wrap, function, args = pickle.load(file)  # noqa: S301 - as above
         except AttributeError as error:
             raise RuntimeError(
-                f"what this worker should run cannot be found in a fresh interpreter ({error}); define it at the top "
+                f"a fresh interpreter cannot import this worker's function ({error}); define it at the top level "
                 "of its module, and put the code that starts the run under: if __name__ == '__main__':"
             ) from error
     os.set_inheritable(RESULT_DESCRIPTOR, False)
@@ -221,7 +221,7 @@ def deliver(
         except Exception as error:
             raise TypeError(
                 f"the return value of {getattr(function, '__qualname__', function)!s} is a {type(value).__name__} "
-                f"that cannot be pickled ({error}); return plain data instead"
+                f"that cannot be pickled ({error}); return plain data"
             ) from error
         _write_result(result, data)
 

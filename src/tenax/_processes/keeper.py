@@ -240,7 +240,7 @@ def _event(message: tuple[Any, ...]) -> events.AnyEvent:
         case ("cleared", generation):
             return events.NodeCleared(generation)
         case ("fenced", generation):
-            return events.Fenced(generation, "this node was cut off from the others for too long")
+            return events.Fenced(generation, "this node was disconnected from the coordinator for too long")
     raise AssertionError(f"unknown message from the keeper: {message!r}")
 
 

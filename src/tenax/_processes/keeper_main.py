@@ -288,7 +288,7 @@ class Keeper:
             spec["numbers"] = [*spec["numbers"], 1, 2, CHANNEL_DESCRIPTOR]
             pid, error_reader = self._fork_worker(spec, opened)
         except OSError as error:
-            self._channel.send(("cold", {"": f"a template cannot be started ({error.strerror})"}))
+            self._channel.send(("cold", {"": f"could not start the template ({error.strerror})"}))
             return
         finally:
             for descriptor in opened:
@@ -346,7 +346,7 @@ class Keeper:
                     os.kill(worker.pid, number)
                 os.kill(worker.pid, signal.SIGCONT)
             except PermissionError:
-                why = "it runs a program of another user"
+                why = "it runs as another user"
         if why:
             self._channel.send(("dump_refused", generation, local_rank, why))
 
@@ -505,7 +505,7 @@ class Keeper:
         except OSError as error:
             text = os.strerror(error.errno) if error.errno else str(error)
             if error.errno == errno.ENOENT and os.path.isfile(trying):
-                text = "the interpreter that its first line names does not exist"
+                text = "the interpreter in its first line does not exist"
             os.write(error_writer, f"{error.errno or 0} {text}: {trying!r}".encode(errors="replace"))
             os._exit(127)
         except BaseException as error:
@@ -601,11 +601,11 @@ def _status(pid: int) -> dict[bytes, bytes]:
 def _why_no_dump(status: dict[bytes, bytes], number: int) -> str:
     """Return why this process cannot dump its stacks at that signal, or an empty string."""
     if not number:
-        return "this system has no signal for that"
+        return "this system has no signal for stack dumps"
     if b"SigCgt" not in status:
-        return "the system does not tell which signals it catches"
+        return "/proc does not show which signals it catches"
     is_caught = int(status[b"SigCgt"], 16) >> (number - 1) & 1
-    return "" if is_caught else "it is no Python program, or not one that tenax prepared"
+    return "" if is_caught else "it is not a Python program prepared for stack dumps"
 
 
 def _signal_main_thread(pid: int, number: int) -> None:

@@ -79,7 +79,7 @@ def plan_placement(
         bindings = _Planner(mode, devices, allowed_cpus, topology).bindings()
     except _Impossible as reason:
         if options.should_fall_back_if_binding_fails:
-            return Placement((), f"Workers are not bound to CPUs: {reason}.")
+            return Placement((), f"workers are not bound to CPUs: {reason}")
         raise PlacementError(
             f"NUMA binding '{mode.value}' is not possible here: {reason}; choose another binding, or none."
         ) from None
@@ -110,7 +110,7 @@ def share_threads(
     available = _count(sum(cores.values()), "core")
     if cpu_quota is not None and cpu_quota < sum(cores.values()):
         shares = [min(share, int(cpu_quota // local_world_size)) for share in shares]
-        available = f"the {cpu_quota:g} CPUs that this container's quota allows"
+        available = f"the {cpu_quota:g} CPUs of this container's quota"
     per_rank = tuple(max(share, 1) for share in shares)
     return ThreadShares(per_rank, _describe_threads(per_rank, available))
 
@@ -166,8 +166,7 @@ class _Planner:
             node = spread[rank] if device is None else self.topology.node_of_device(device)
             if node is None:
                 raise _Impossible(
-                    f"the GPU of local rank {rank} is {device}, and {self.topology.sysfs_root}/bus/pci/devices does "
-                    "not say which NUMA node it is on"
+                    f"{self.topology.sysfs_root}/bus/pci/devices has no NUMA node for GPU {device} of local rank {rank}"
                 )
             homes.append(node)
         return homes
@@ -184,7 +183,7 @@ class _Planner:
         sockets = {node: self.topology.socket_of(min(cpus)) for node, cpus in self.nodes.items() if cpus}
         socket = sockets.get(home)
         if socket is None:
-            raise _Impossible(f"the kernel does not say which socket NUMA node {home} is on")
+            raise _Impossible(f"the kernel does not report the socket of NUMA node {home}")
         return tuple(node for node, other in sockets.items() if other == socket)
 
     def _cpu_sets(self, home: int, nodes: Sequence[int], ranks: Sequence[int]) -> Sequence[frozenset[int]]:
@@ -193,7 +192,7 @@ class _Planner:
         if not usable:
             there = _union(self.nodes.get(node, _NO_CPUS) for node in nodes)
             raise _Impossible(
-                f"{_ranks(ranks)} would go to {_name(nodes)} ({_cpus(there) if there else 'which has no CPU'}), and "
+                f"{_ranks(ranks)} would go to {_name(nodes)} ({_cpus(there) if there else 'which has no CPU'}), but "
                 f"this process may use only {_cpus(self.allowed)}"
             )
         if self.mode is AffinityMode.EXCLUSIVE:
@@ -218,7 +217,7 @@ class _Planner:
         """Return the groups of CPUs that share a last-level cache, those with the most cores first."""
         complexes = self.topology.core_complexes(cpus)
         if not complexes:
-            raise _Impossible(f"the kernel does not say which CPUs of NUMA node {home} share a cache")
+            raise _Impossible(f"the kernel does not report which CPUs of NUMA node {home} share a cache")
         return sorted(complexes, key=lambda group: (-len(self.topology.cores(group)), -len(group), min(group)))
 
 
@@ -250,7 +249,7 @@ def _describe_bindings(mode: AffinityMode, bindings: Iterable[Binding]) -> str:
     for rank, binding in enumerate(bindings):
         together.setdefault(binding.cpus, []).append(rank)
     parts = [f"{_ranks(ranks)} to {_cpus(cpus)}" for cpus, ranks in together.items()]
-    return f"Workers are bound to CPUs (NUMA binding '{mode.value}'): {', '.join(parts)}."
+    return f"workers are bound to CPUs (NUMA binding '{mode.value}'): {', '.join(parts)}"
 
 
 def _describe_threads(per_rank: tuple[int, ...], available: str) -> str:
@@ -261,4 +260,4 @@ def _describe_threads(per_rank: tuple[int, ...], available: str) -> str:
         for rank, threads in enumerate(per_rank):
             ranks_of.setdefault(threads, []).append(rank)
         value = ", ".join(f"OMP_NUM_THREADS={n} for {_ranks(ranks)}" for n, ranks in ranks_of.items())
-    return f"{value}: {len(per_rank)} workers share {available}; set OMP_NUM_THREADS to choose otherwise."
+    return f"{value}: {len(per_rank)} workers share {available}; set OMP_NUM_THREADS to override"

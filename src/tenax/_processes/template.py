@@ -45,7 +45,7 @@ def template_of(
     if why:
         return why
     if "OMP_NUM_THREADS" in late:
-        return "each of them has an OMP_NUM_THREADS of its own, which libraries read when they are loaded"
+        return "each has its own OMP_NUM_THREADS, which libraries read when they are imported"
     names = [name.strip() for name in modules.split(",")]
     if names == [AUTO] and not _imports_third_party(argv, launch.cwd):
         return ""
@@ -83,14 +83,14 @@ def _imports_third_party(argv: Sequence[str], cwd: str) -> bool:
 
 def _why_not(argv: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return "that takes Linux 5.3 or later"
+        return "preloading requires Linux 5.3 or later"
     if not _is_python(argv):
-        return f"{argv[0] if argv else 'a function'} is not a Python interpreter that tenax could prepare"
+        return f"{argv[0] if argv else 'a function'} is not a Python interpreter"
     first = _script_at(argv)
     if first < 0:
-        return "their interpreter is given flags that tenax does not know"
+        return "their interpreter has flags that --preload does not support"
     if any(list(other[: first + 1]) != list(argv[: first + 1]) for other in others):
-        return "they do not all run the same script"
+        return "they run different scripts"
     return ""
 
 
@@ -127,7 +127,7 @@ def texts_for_user(message: tuple[Any, ...]) -> list[str]:
             whole = left_out.pop("", "")
             return [*_left_out(left_out), *([f"workers start cold: {whole}"] if whole else [])]
         case ("slow", waited, most):
-            return [f"the import takes long: workers have waited {waited:g} s for it, and start cold after {most:g} s"]
+            return [f"preloading is slow: workers have waited {waited:g} s and will start cold after {most:g} s"]
         case ("printed", text):
             return [f"while importing: {line}" for line in text.splitlines() if line.strip()]
     raise AssertionError(f"unknown message from the keeper: {message!r}")

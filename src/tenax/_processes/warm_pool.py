@@ -42,7 +42,7 @@ def _how_it_ended(exit_code: int) -> str:
     try:
         return f"was killed by {signal.Signals(number).name}"
     except ValueError:  # not a signal, or one without a name
-        return f"ended with exit code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
+        return f"exited with code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
 
 
 class WarmPool:
@@ -93,7 +93,7 @@ class WarmPool:
         waited = now - self._waiting_since
         if self._is_ready:
             if waited >= _MAX_FORK_S:
-                self._close("the process that forks them does not answer")
+                self._close("the template does not respond")
             return waited >= _MAX_FORK_S
         if waited >= _REPORT_SLOW_AFTER_S and not self._has_reported_slow:
             self._has_reported_slow = True
@@ -183,7 +183,7 @@ class WarmPool:
             sock.close()
             self._lost += 1
             if self._lost > 2 * self._target + _MAX_LOST:
-                self._close("processes that stand by die by themselves")
+                self._close("too many standbys exited")
             elif self.is_open and self._target:
                 self._refill_at = time.monotonic() + _REFILL_DELAY_S
         elif pid != self._pid:
@@ -192,7 +192,7 @@ class WarmPool:
         else:
             self._pid = 0
             self.receive()
-            self._close(f"the process that forks them {_how_it_ended(exit_code)}")
+            self._close(f"the template {_how_it_ended(exit_code)}")
 
     def children(self) -> set[int]:
         """Return the template and the standbys: children of the keeper that no worker left behind."""
@@ -225,7 +225,7 @@ class WarmPool:
                     sock.close()
                 self._forking = []
                 if is_short:  # retrying would not help, and cold starts will report the error
-                    self._close("the template cannot fork any more; see the limit on processes (ulimit -u)")
+                    self._close("the template cannot fork more processes; check the limit (ulimit -u)")
 
     def _fork_standbys(self, count: int) -> None:
         count = min(count, _MAX_SOCKETS)

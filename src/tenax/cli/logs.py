@@ -157,7 +157,7 @@ def choice_of(arguments: Arguments) -> Choice:
     try:
         RankSet(ranks)
     except InvalidRequest as error:
-        raise UsageError(f"--rank {error}") from None
+        raise UsageError(f"--rank: {error}") from None
     if stream and stream not in STREAMS.values():
         raise UsageError(f"--stream is stdout or stderr, not {stream!r}")
     since = _since(values["--since"]) if "--since" in values else 0.0

@@ -108,7 +108,7 @@ class EtcdServer:
         output, or ``EtcdUnusable`` if there is no usable etcd program.
         """
         if self._server is not None:
-            raise RuntimeError("this etcd server was started already; stop it first")
+            raise RuntimeError("this etcd server is already started; stop it first")
         self._loop = Loop()
         self._server = ServerProcess(self._loop, self._on_end)
         atexit.register(self.stop)

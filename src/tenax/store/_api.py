@@ -155,7 +155,7 @@ def seconds(timeout: Timeout) -> float:
     """Return a timeout as a number of seconds."""
     value = timeout if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
-        raise ValueError(f"a timeout is a number of seconds from 0 on, or a timedelta, not {timeout!r}")
+        raise ValueError(f"timeout must be a non-negative number of seconds or a timedelta, not {timeout!r}")
     return float(value)
 
 
@@ -169,7 +169,7 @@ def as_bytes(value: str | bytes) -> bytes:
 def as_amount(amount: int) -> int:
     """Check the argument of ``add``."""
     if not -(1 << 63) <= amount < 1 << 63:
-        raise ValueError(f"add takes a number that fits into eight bytes, not {amount}")
+        raise ValueError(f"add takes a signed 64-bit integer, not {amount}")
     return amount
 
 
@@ -181,7 +181,7 @@ def as_text(key: bytes) -> str:
 def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> list[tuple[str, str | bytes]]:
     """Check and pair the arguments of ``multi_set``."""
     if len(keys) != len(values):
-        raise ValueError(f"multi_set takes one value for each key, not {len(values)} values for {len(keys)} keys")
+        raise ValueError(f"multi_set takes one value per key, not {len(values)} values for {len(keys)} keys")
     return list(zip(keys, values, strict=True))
 
 

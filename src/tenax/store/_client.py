@@ -183,7 +183,7 @@ class TCPStore(Store):
         def receive(answer: Connection) -> list[bytes]:
             count = answer.receive_number(deadline)
             if not 0 <= count <= _MAX_LISTED:
-                raise StoreConnectionError(f"it announced {count} keys")
+                raise StoreConnectionError(f"the server announced {count} keys")
             return [answer.receive_text(deadline) for _ in range(count)]
 
         names = self._request(bytes([wire.LIST_KEYS]), "list the keys", receive, deadline)
@@ -212,7 +212,7 @@ class TCPStore(Store):
                 raise QueueEmptyError(f"the queue {key!r} is empty.")
 
     def queue_len(self, key: str) -> int:
-        return self._request_number(bytes([wire.QUEUE_LEN]) + _name(key), f"measure the queue {key!r}")
+        return self._request_number(bytes([wire.QUEUE_LEN]) + _name(key), f"get the length of the queue {key!r}")
 
     # --- barriers -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class TCPStore(Store):
         limit_s = self._limit_s(timeout)
         deadline = time.monotonic() + limit_s
         request = bytes([wire.BARRIER]) + _name(key) + wire.I64.pack(world_size)
-        timeout_message = f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s."
+        timeout_message = f"timed out after {limit_s:g} s: not all {world_size} reached the barrier {key!r} of {self}."
         self._request(
             request,
             f"wait at {key!r}",
@@ -236,7 +236,7 @@ class TCPStore(Store):
         return self._timeout_s if timeout is None else seconds(timeout)
 
     def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
-        timeout_message = f"waited {limit_s:g} s in vain for {format_keys(keys)} in {self}."
+        timeout_message = f"timed out after {limit_s:g} s waiting for {format_keys(keys)} in {self}."
         self._request(
             bytes([wire.WAIT]) + _names(keys),
             f"wait for {format_keys(keys)}",
@@ -267,10 +267,10 @@ class TCPStore(Store):
         timeout_message: str = "",
     ) -> T:
         """Send a request and return its answer."""
-        timeout_message = timeout_message or f"{self} did not answer in time when asked to {what}."
+        timeout_message = timeout_message or f"{self}: could not {what}: no answer in time."
         self._detach_after_fork()
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise StoreTimeoutError(f"another thread used {self} for too long; clone a store for each thread.")
+            raise StoreTimeoutError(f"timed out: another thread uses {self}; clone the store for each thread.")
         try:
             was_connected = self._connection is not None
             try:
@@ -282,13 +282,13 @@ class TCPStore(Store):
         except StoreTimeoutError as error:
             raise StoreTimeoutError(timeout_message) from error
         except StoreConnectionError as error:
-            raise StoreConnectionError(f"{self} was lost when asked to {what}: {error}.") from error
+            raise StoreConnectionError(f"{self}: could not {what}: {error}.") from error
         finally:
             self._mutex.release()
 
     def _request_once(self, request: bytes, receive: Callable[[Connection], T], deadline: float) -> T:
         if self._is_closed:
-            raise StoreConnectionError("it was closed here")
+            raise StoreConnectionError("this store object is closed")
         try:
             if self._connection is None:
                 self._connection = Connection.open(self.host, self.port, deadline, retries=False)
@@ -316,15 +316,17 @@ class TCPStore(Store):
         try:
             self._connection = Connection.open(self.host, self.port, deadline, retries=True)
         except StoreTimeoutError as error:
-            raise StoreTimeoutError(f"{self} could not be reached within {self._timeout_s:g} s: {error}.") from error
+            raise StoreTimeoutError(f"could not connect to {self} within {self._timeout_s:g} s: {error}.") from error
         except StoreConnectionError as error:
-            raise StoreConnectionError(f"{self} could not be reached: {error}.") from error
+            raise StoreConnectionError(f"could not connect to {self}: {error}.") from error
 
     def _register_worker(self, world_size: int, deadline: float) -> None:
         request = bytes([wire.ADD]) + wire.text(wire.WORKER_COUNT_KEY) + wire.I64.pack(1)
-        self._request(request, "count us in", lambda answer: answer.receive_number(deadline), deadline, is_read=False)
+        self._request(
+            request, "register this worker", lambda answer: answer.receive_number(deadline), deadline, is_read=False
+        )
         if self._server is not None and world_size and not self._server.wait_for_workers(deadline):
-            raise StoreTimeoutError(f"not all of {world_size} came to {self} within {self._timeout_s:g} s.")
+            raise StoreTimeoutError(f"not all {world_size} workers connected to {self} within {self._timeout_s:g} s.")
 
 
 def _name(key: str) -> bytes:

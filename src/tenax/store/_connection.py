@@ -72,7 +72,7 @@ class Connection:
         nonce = wire.U32.pack(os.getpid())
         self.send(wire.GREETING + bytes([wire.PING]) + nonce, deadline)
         if self.receive(len(nonce), deadline) != nonce:
-            raise NotAStore("what answers there is not a store")
+            raise NotAStore("the process listening there is not a store server")
 
     def send(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
@@ -96,7 +96,7 @@ class Connection:
             except OSError as error:
                 raise _lost(error) from error
             if not data:
-                raise StoreConnectionError("it closed the connection")
+                raise StoreConnectionError("the server closed the connection")
             received += data
         answer = bytes(received[:size])
         del received[:size]
@@ -109,7 +109,7 @@ class Connection:
     def receive_text(self, deadline: float) -> bytes:
         size = self.receive_number(deadline)
         if not 0 <= size <= _MAX_ANSWER_BYTES:
-            raise StoreConnectionError(f"it announced a value of {size} bytes")
+            raise StoreConnectionError(f"the server announced a value of {size} bytes")
         return self.receive(size, deadline)
 
     def interrupt(self) -> None:
@@ -139,7 +139,7 @@ class Connection:
             finally:
                 if events != select.POLLIN:
                     self._poll.modify(self._sock.fileno(), select.POLLIN)
-        raise StoreTimeoutError("it did not answer in time")
+        raise StoreTimeoutError("no answer in time")
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
@@ -152,7 +152,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
         except (StoreError, OSError):
             if index == len(addresses) - 1:
                 raise
-    raise StoreConnectionError("it has no address")
+    raise StoreConnectionError("the host name has no address")
 
 
 def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socket.socket:
@@ -164,7 +164,7 @@ def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socke
             poll = select.poll()
             poll.register(sock.fileno(), select.POLLOUT)
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1):
-                raise StoreTimeoutError("it does not answer")
+                raise StoreTimeoutError("no answer")
             failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not failure and sock.getsockname() == sock.getpeername():
             failure = errno.ECONNREFUSED  # no listener: the kernel connected the socket to itself
@@ -195,7 +195,7 @@ def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, tuple[Any
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
     if not found:
-        raise StoreTimeoutError("the resolver does not answer")
+        raise StoreTimeoutError("the host name was not resolved in time")
     if isinstance(found[0], OSError):
         raise found[0]
     return found[0]

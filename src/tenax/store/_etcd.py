@@ -141,7 +141,7 @@ class EtcdStore(Store):
         try:
             return self._writer.change(self._caller(f"add to {key!r}"), Range(name), count)
         except NotANumber as error:
-            raise StoreError(f"the key {key!r} cannot be counted up: {error}.") from error
+            raise StoreError(f"cannot add to the key {key!r}: {error}.") from error
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         name, expected, desired = self._keys.value(key), as_bytes(expected_value), as_bytes(desired_value)
@@ -287,11 +287,13 @@ class EtcdStore(Store):
                     raise QueueEmptyError(f"the queue {key!r} is empty.")
                 if not self._has_changed((start, end), revision, deadline):
                     raise StoreTimeoutError(
-                        f"nobody pushed anything into the queue {key!r} of {self} within {self._timeout_s:g} s."
+                        f"timed out after {self._timeout_s:g} s waiting for an item in the queue {key!r} of {self}."
                     )
 
     def queue_len(self, key: str) -> int:
-        count: int = self._caller(f"measure the queue {key!r}")(Range(*self._keys.queue(key), count_only=True)).count
+        count: int = self._caller(f"get the length of the queue {key!r}")(
+            Range(*self._keys.queue(key), count_only=True)
+        ).count
         return count
 
     # --- barriers -----------------------------------------------------------------------------------------------------
@@ -308,10 +310,10 @@ class EtcdStore(Store):
                 number = as_number(found.kvs[0].value if found.kvs else b"0")
                 if number < world_size and not self._has_changed((name, b""), found.revision, deadline):
                     raise StoreTimeoutError(
-                        f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s."
+                        f"timed out after {limit_s:g} s: not all {world_size} reached the barrier {key!r} of {self}."
                     )
         except NotANumber as error:
-            raise StoreError(f"the barrier {key!r} was spoilt by somebody who set it: {error}.") from error
+            raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
@@ -341,7 +343,7 @@ class EtcdStore(Store):
             if not missing or missing[0] not in batch:
                 continue
             if not self._has_changed(self._keys.existence(missing[0]), since, deadline):
-                raise StoreTimeoutError(f"waited {limit_s:g} s in vain for {format_keys(missing)} in {self}.")
+                raise StoreTimeoutError(f"timed out after {limit_s:g} s waiting for {format_keys(missing)} in {self}.")
             del missing[0]
 
     def _has_changed(self, key_range: tuple[bytes, bytes], since: int, deadline: float) -> bool:
@@ -380,13 +382,13 @@ class EtcdStore(Store):
 
     def _failure(self, what: str, error: EtcdError) -> StoreError:
         if not isinstance(error, EtcdUnavailable):
-            return StoreError(f"{self} could not {what}: {error}.")
-        outcome = "" if error.is_certain else "; whether it happened is not known"
-        return StoreConnectionError(f"{self} could not {what}: {error}{outcome}.")
+            return StoreError(f"{self}: could not {what}: {error}.")
+        outcome = "" if error.is_certain else "; it may have taken effect"
+        return StoreConnectionError(f"{self}: could not {what}: {error}{outcome}.")
 
     def _usable_client(self) -> BlockingEtcd:
         if self._is_closed:
-            raise StoreConnectionError(f"{self} was closed here.")
+            raise StoreConnectionError(f"{self} is closed.")
         return self._client
 
     @property

@@ -54,7 +54,7 @@ class EtcdValues:
         if len(parts) == count and len(value) == length:
             return value
         if self._torn == kv.value:  # the head is still there, although parts are deleted together with their head
-            raise StoreError(f"parts of the value of {kv.key!r} are missing in etcd: somebody else has deleted them.")
+            raise StoreError(f"parts of the value of {kv.key!r} are missing in etcd: another client deleted them.")
         self._torn = kv.value
         return None
 
@@ -97,7 +97,7 @@ def _parse_head(head: bytes) -> tuple[bytes, int, int]:
         value_id, count, length = head[len(_HEAD) :].split()
         return value_id, int(count), int(length)
     except ValueError:
-        raise StoreError(f"a value in etcd begins like one of a store of tenax, but is none: {head[:80]!r}.") from None
+        raise StoreError(f"a value in etcd has an invalid header: {head[:80]!r}.") from None
 
 
 def _part(name: bytes, number: int) -> bytes:

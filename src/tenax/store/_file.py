@@ -50,7 +50,7 @@ class FileStore(LocalStore):
         try:
             self._file = LogFile(self.path)
         except OSError as error:
-            raise StoreError(f"the store {self.path!r} cannot be opened: {error.strerror}.") from error
+            raise StoreError(f"could not open the store {self.path!r}: {error.strerror}.") from error
 
     def __str__(self) -> str:
         return f"the store {self.path!r}"
@@ -78,7 +78,9 @@ class FileStore(LocalStore):
     def _change(self, change: Callable[[Table], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
         with self._open_file(deadline) as file:
-            _retry(file.try_lock, deadline, f"another process has kept {self} locked for {self._timeout_s:g} s.")
+            _retry(
+                file.try_lock, deadline, f"timed out after {self._timeout_s:g} s: another process has locked {self}."
+            )
             try:
                 result = change(file.table)
                 file.commit()
@@ -111,20 +113,20 @@ class FileStore(LocalStore):
     def _open_file(self, deadline: float) -> Iterator[LogFile]:
         """Yield the file, locked for this thread."""
         if self._is_closed:
-            raise StoreError(f"{self} was closed.")
+            raise StoreError(f"{self} is closed.")
         if self._process != os.getpid():  # a forked process shares its parent's lock until it reopens the file
             self._process = os.getpid()
             self._mutex = threading.Lock()
             self._file.close()
             self._file = LogFile(self.path)
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise StoreTimeoutError(f"another thread has kept {self} for {self._timeout_s:g} s.")
+            raise StoreTimeoutError(f"timed out after {self._timeout_s:g} s: another thread uses {self}.")
         try:
             yield self._file
         except StoreError:
             raise
         except OSError as error:
-            raise StoreError(f"{self} cannot be used any more: {error.strerror}.") from error
+            raise StoreError(f"could not access {self}: {error.strerror}.") from error
         finally:
             self._mutex.release()
 

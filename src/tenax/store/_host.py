@@ -89,7 +89,7 @@ class StoreHost:
         self._listener = self._bound.pop(port or next(reversed(self._bound)), None)
         self._close_bound()
         if self._listener is None:
-            self._lose(f"port {port} is not bound any more")
+            self._lose(f"port {port} is no longer bound")
         elif self._channel is not None:
             self._hand_over()
 
@@ -185,7 +185,7 @@ class StoreHost:
         code = self._stop_process()
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process ended with exit code {code}"
+        return f"its process exited with code {code}"
 
     def _stop_process(self) -> int:
         """Close the channel, kill the process and reap it. Return its exit code."""

@@ -67,7 +67,7 @@ class KeyValues(Table):
         old = self.values.get(key)
         if old is None:
             if len(self.values) >= self.limits.total_keys:
-                raise Refused(f"there are {len(self.values)} keys already")
+                raise Refused(f"the store already has the maximum of {len(self.values)} keys")
             more = len(key) + len(value) + _KEY_COST
         else:
             more = len(value) - len(old)
@@ -87,7 +87,7 @@ class KeyValues(Table):
             else:
                 more += len(value) - len(old)
         if len(values) + new_keys > self.limits.total_keys:
-            raise Refused(f"{new_keys} more keys would be too many")
+            raise Refused(f"{new_keys} more keys would exceed the maximum")
         self._use(more)
         values.update(pairs)
         if self.waiters:
@@ -96,7 +96,7 @@ class KeyValues(Table):
 
     def append(self, key: bytes, value: bytes) -> None:
         if len(value) + len(self.values.get(key, b"")) > self.limits.value_bytes:
-            raise Refused("the value would grow too long")
+            raise Refused("the value would become too long")
         super().append(key, value)
 
     def drop(self, key: bytes) -> bool:

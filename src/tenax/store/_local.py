@@ -64,7 +64,7 @@ class LocalStore(Store):
         try:
             return self._change(lambda table: table.add(name, amount))
         except NotANumber as error:
-            raise StoreError(f"the key {key!r} cannot be counted up: {error}.") from error
+            raise StoreError(f"cannot add to the key {key!r}: {error}.") from error
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         name, expected, desired = _name(key), as_bytes(expected_value), as_bytes(desired_value)
@@ -140,7 +140,7 @@ class LocalStore(Store):
                 raise QueueEmptyError(f"the queue {key!r} is empty.")
             if not self._wait_until(lambda table: table.queue_length(name) or None, deadline):
                 raise StoreTimeoutError(
-                    f"nobody pushed anything into the queue {key!r} of {self} within {self._timeout_s:g} s."
+                    f"timed out after {self._timeout_s:g} s waiting for an item in the queue {key!r} of {self}."
                 )
         return value
 
@@ -163,8 +163,10 @@ class LocalStore(Store):
             if self._wait_until(is_complete, deadline):
                 return
         except NotANumber as error:
-            raise StoreError(f"the barrier {key!r} was spoilt by somebody who set it: {error}.") from error
-        raise StoreTimeoutError(f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s.")
+            raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
+        raise StoreTimeoutError(
+            f"timed out after {limit_s:g} s: not all {world_size} reached the barrier {key!r} of {self}."
+        )
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class LocalStore(Store):
         return self._timeout_s if timeout is None else seconds(timeout)
 
     def _timed_out(self, keys: Sequence[str], limit_s: float) -> StoreTimeoutError:
-        return StoreTimeoutError(f"waited {limit_s:g} s in vain for {format_keys(keys)} in {self}.")
+        return StoreTimeoutError(f"timed out after {limit_s:g} s waiting for {format_keys(keys)} in {self}.")
 
 
 def _name(key: str) -> bytes:

@@ -82,9 +82,9 @@ class RecordedTable(Table):
             elif kind == _POP:
                 super().pop(key)
             else:
-                raise ValueError(f"there is no kind {kind}")
+                raise ValueError(f"unknown kind {kind}")
         if at != len(payload):
-            raise ValueError("the last entry is cut off")
+            raise ValueError("the last entry is truncated")
 
     def snapshot(self) -> Iterator[bytes]:
         """Yield the entries that turn an empty table into this one."""
@@ -168,7 +168,9 @@ class LogFile:
             header = os.pread(self._descriptor, len(_HEADER), 0)
             if header != _HEADER:
                 if not _HEADER.startswith(header):
-                    raise StoreError(f"{self.path!r} is not a store of this version of tenax: name another file.")
+                    raise StoreError(
+                        f"{self.path!r} is not a store file of this version of tenax; choose another file."
+                    )
                 return False
             self._offset = len(_HEADER)
         data = os.pread(self._descriptor, _READ_BYTES, self._offset)
@@ -196,7 +198,7 @@ class LogFile:
         return at > 0
 
     def _damaged(self) -> StoreError:
-        return StoreError(f"the store {self.path!r} is damaged at byte {self._offset}: name another file.")
+        return StoreError(f"the store {self.path!r} is damaged at byte {self._offset}; choose another file.")
 
     # --- writing, with the lock ---------------------------------------------------------------------------------------
 
@@ -231,7 +233,7 @@ class LogFile:
         except BaseException as error:
             self._reset()  # the table has changes that the file lacks
             if isinstance(error, OSError):
-                raise StoreError(f"the store {self.path!r} cannot be written: {error.strerror}.") from error
+                raise StoreError(f"could not write to the store {self.path!r}: {error.strerror}.") from error
             raise
         if self._offset > self._compact_at:
             self._compact()
@@ -264,7 +266,7 @@ class LogFile:
     def _write(self, descriptor: int, entries: list[bytes], offset: int) -> int:
         payload = b"".join(entries)
         if len(payload) > _MAX_RECORD_BYTES or offset + len(payload) > _MAX_FILE_BYTES:
-            raise StoreError(f"{len(payload)} bytes more are too much for the store {self.path!r}.")
+            raise StoreError(f"{len(payload)} more bytes are too many for the store {self.path!r}.")
         record = memoryview(_RECORD.pack(len(payload), crc32(payload)) + payload)
         written = 0
         while written < len(record):

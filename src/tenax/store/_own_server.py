@@ -59,7 +59,7 @@ class OwnServer:
             if error.errno == errno.EADDRINUSE and multi_tenant:
                 return None
             reason = error.strerror or str(error)
-            raise StoreError(f"a store cannot be served at port {port} of {host}: {reason}.") from error
+            raise StoreError(f"could not serve a store at port {port} of {host}: {reason}.") from error
 
     def wait_for_workers(self, deadline: float) -> bool:
         return self._worker_count.is_complete.wait(max(0.0, deadline - time.monotonic()))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ANY = "any"
 THIS_HOST = "this host"  # the group of all peers on this host, which may use any of its addresses
 ELSEWHERE, GONE, UNKNOWN = -1, -2, -3  # instead of a uid: on another host; already closed; cannot be determined
-CLOSED = "it had closed its socket before its user could be found out"
+CLOSED = "it closed its socket before its user could be determined"
 _ROOT = 0
 _MAPPED = "::ffff:"  # how an IPv6 socket prints an IPv4 peer
 
@@ -82,7 +82,7 @@ class PeerRules:
             return THIS_HOST, CLOSED
         if owner in (self._user, _ROOT):
             return THIS_HOST, ""
-        return THIS_HOST, f"{peer} is a process of uid {owner}, and the run belongs to uid {self._user}{_remedy(peer)}"
+        return THIS_HOST, f"{peer} is a process of uid {owner}, but the run belongs to uid {self._user}{_remedy(peer)}"
 
     def close(self) -> None:
         self._owners.close()

@@ -195,7 +195,7 @@ class Session(Waiter):
     def _check_greeting(self, data: bytes) -> int:
         greeting = wire.GREETING
         if data[: len(greeting)] != greeting[: len(data)]:
-            raise Refused("it did not greet as a client of a store does")
+            raise Refused("it did not send the greeting of a store client")
         if len(data) < len(greeting):
             raise _Incomplete(len(greeting))
         self.has_greeted = True
@@ -489,7 +489,7 @@ class Session(Waiter):
         return at + 8
 
     def _unknown(self, data: bytes, at: int) -> int:
-        raise Refused(f"there is no command {data[at - 1]:#04x}")
+        raise Refused(f"unknown command {data[at - 1]:#04x}")
 
     def _answer_strings(self, strings: list[bytes]) -> None:
         size = sum(map(len, strings)) + 8 * len(strings)

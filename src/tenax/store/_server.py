@@ -326,10 +326,10 @@ class StoreServer:
             connection = self._connections[descriptor]
             if connection.stage == _SILENT:
                 self.counters.evicted_silent += 1
-                what = "had not greeted"
+                what = "had sent no greeting"
             else:
                 self.counters.evicted_idle += 1
-                what = "had greeted and sent no request"
+                what = "had sent no request"
             self._last_fault = f"too many connections of {connection.group} {what}"
             self._report_fault()
             self._drop(connection)
@@ -372,7 +372,7 @@ class StoreServer:
         while self.table.held_bytes > self._limits.held_bytes:
             largest = max(self._connections.values(), key=_held)
             self.counters.dropped_for_memory += 1
-            self._last_fault = f"it made us keep {_held(largest)} bytes"
+            self._last_fault = f"it held {_held(largest)} bytes of the server's memory"
             self._drop(largest)
         self._report_fault()
 
@@ -455,7 +455,7 @@ class StoreServer:
         now = self._clock()
         for descriptor in self._silent.expired(now, self._limits.handshake_s):
             connection = self._connections[descriptor]
-            connection.fault = "it did not greet in time"
+            connection.fault = "it sent no greeting in time"
             self._refuse(connection)
         if not self._is_listening and self._listen_again_at and now >= self._listen_again_at:
             self._listen()

@@ -100,5 +100,5 @@ def as_number(value: bytes) -> int:
         raise NotANumber(f"{value[:40]!r} is not a number")
     number = sign * int(significant or b"0")
     if not _MIN <= number <= _MAX:
-        raise NotANumber(f"{value[:40]!r} is not a number of eight bytes")
+        raise NotANumber(f"{value[:40]!r} is not a 64-bit number")
     return number

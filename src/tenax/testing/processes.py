@@ -156,7 +156,7 @@ class FakeProcesses:
         if worker.shows_stacks:
             worker.dumps += 1
         else:
-            self._queue(events.StacksRefused(generation, local_rank, "it is no Python program"))
+            self._queue(events.StacksRefused(generation, local_rank, "it is not a Python program"))
 
     def end(self, generation: int, local_rank: int, number: int) -> None:
         worker = self.workers.get((generation, local_rank))

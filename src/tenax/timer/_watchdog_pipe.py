@@ -82,8 +82,8 @@ class WatchdogPipe:
         except OSError as error:
             self.close()
             raise ValueError(
-                f"the watchdog's pipe cannot be made at {self.path!r}: {error.strerror}; set "
-                "TORCHELASTIC_TIMER_FILE to a path where a pipe can be made"
+                f"could not create the watchdog's pipe at {self.path!r}: {error.strerror}; set "
+                "TORCHELASTIC_TIMER_FILE to another path"
             ) from error
         return self.path
 
@@ -186,20 +186,22 @@ def check_path(path: str) -> None:
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
-            raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: there is no folder {folder!r}; make it") from None
+            raise ValueError(
+                f"TORCHELASTIC_TIMER_FILE is {path!r}: the folder {folder!r} does not exist; create it"
+            ) from None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ValueError(
-                f"TORCHELASTIC_TIMER_FILE is {path!r}: {folder!r} may not be written to; name another path"
+                f"TORCHELASTIC_TIMER_FILE is {path!r}: the folder {folder!r} is not writable; choose another path"
             ) from None
         return
     except OSError as error:
-        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: {error.strerror}; name another path") from error
+        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: {error.strerror}; choose another path") from error
     if not stat.S_ISFIFO(mode):
-        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}, which is no pipe; name a path that is free")
+        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}, which is not a pipe; choose an unused path")
     if _has_reader(path):
         raise ValueError(
-            f"TORCHELASTIC_TIMER_FILE is {path!r}, and somebody reads from that pipe already; give each agent its own "
-            "path, or leave the variable unset"
+            f"TORCHELASTIC_TIMER_FILE is {path!r}, and another process already reads from that pipe; give each "
+            "agent its own path, or leave the variable unset"
         )
 
 

@@ -105,7 +105,7 @@ class TimerServer(ABC):
 
     def start(self) -> None:
         if self._watchdog_thread is not None:
-            raise RuntimeError(f"this {type(self).__name__} was started already; stop it first")
+            raise RuntimeError(f"this {type(self).__name__} is already started; stop it first")
         self._stop_signaled = False
         self._watchdog_thread = threading.Thread(
             target=self._watchdog_loop, name=f"tenax {type(self).__name__}", daemon=self._daemon
@@ -129,7 +129,7 @@ class TimerServer(ABC):
                 self._run_watchdog()
             except Exception:
                 # One bad request must not end the watching of all processes.
-                logger.exception("%s could not do its round", type(self).__name__)
+                logger.exception("%s could not check its timers", type(self).__name__)
 
     def _run_watchdog(self) -> None:
         self.register_timers(self._wait_for_requests())
@@ -140,7 +140,7 @@ class TimerServer(ABC):
             if self._reap_worker_no_throw(worker_id):
                 reaped.add(worker_id)
             else:
-                logger.error("worker %s could not be reaped; trying again", worker_id)
+                logger.error("could not reap worker %s; retrying", worker_id)
         self.clear_timers(reaped)
 
     def _wait_for_requests(self) -> list[TimerRequest]:
@@ -151,7 +151,7 @@ class TimerServer(ABC):
         try:
             return self._reap_worker(worker_id)
         except Exception:
-            logger.exception("reaping worker %s failed; it is not tried again", worker_id)
+            logger.exception("could not reap worker %s; giving up", worker_id)
             return True
 
 
@@ -196,7 +196,7 @@ os.register_at_fork(after_in_child=_new_lock)
 def _held(after: float, scope: str, client: TimerClient | None) -> Iterator[None]:
     used = client if client is not None else _timer_client
     if used is None:
-        raise RuntimeError("there is no timer client; call tenax.timer.configure(client) first, or pass client=")
+        raise RuntimeError("no timer client is configured; call tenax.timer.configure(client) first, or pass client=")
     deadline = time.time() + after
     _enter(used, scope, deadline)
     try:

@@ -87,15 +87,15 @@ class FileTimerClient(TimerClient):
         line = request.to_json().encode() + b"\n"
         if len(line) > select.PIPE_BUF:
             raise RuntimeError(
-                f"a timer request of {len(line)} bytes is longer than {select.PIPE_BUF} and could mix with others; "
-                f"give the scope a shorter name than {request.scope_id[:50]!r}..."
+                f"the timer request has {len(line)} bytes, and only {select.PIPE_BUF} can be written atomically; "
+                f"shorten the name of the scope {request.scope_id[:50]!r}..."
             )
         descriptor = self._open()
         try:
             _write_when_there_is_room(descriptor, line)
         except BrokenPipeError as error:
             raise BrokenPipeError(
-                f"the timer request could not be sent: nobody reads from {self._file_path!r}"
+                f"could not send the timer request: no process reads from {self._file_path!r}"
             ) from error
         finally:
             os.close(descriptor)
@@ -112,8 +112,8 @@ class FileTimerClient(TimerClient):
             except OSError as error:
                 if attempt == _TRIES - 1:
                     raise BrokenPipeError(
-                        f"the timer request could not be sent: there is no timer server at {self._file_path!r} "
-                        f"({error.strerror}); set TORCHELASTIC_ENABLE_FILE_TIMER=1 for the agent, or start one"
+                        f"could not send the timer request: no timer server at {self._file_path!r} ({error.strerror}); "
+                        "set TORCHELASTIC_ENABLE_FILE_TIMER=1 for the agent, or start a timer server"
                     ) from error
             time.sleep(_PAUSE_S)
         raise AssertionError("unreachable")
@@ -171,7 +171,7 @@ class FileTimerServer:
 
     def start(self) -> None:
         if self._watchdog_thread is not None:
-            raise RuntimeError("this FileTimerServer was started already; stop it first")
+            raise RuntimeError("this FileTimerServer is already started; stop it first")
         self._pipe = os.open(self._file_path, os.O_RDONLY | os.O_NONBLOCK)
         self._writer = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)  # so that it never ends when a client does
         self._wake_reader, self._wake_writer = os.pipe()
@@ -285,7 +285,7 @@ class FileTimerServer:
             for each in self._lines.feed(data)
         ]
         if self._lines.malformed > malformed:
-            logger.warning("%d lines were no timer requests and are ignored", self._lines.malformed - malformed)
+            logger.warning("ignored %d lines that are not timer requests", self._lines.malformed - malformed)
         self.register_timers(requests)
 
     def _forget_after(self, expired: dict[int, list[FileTimerRequest]]) -> None:
@@ -294,7 +294,7 @@ class FileTimerServer:
         for pid, requests in expired.items():
             reason = self._reason(requests)
             if pid == os.getpid():
-                logger.error("a timer of the timer server's own process expired; it is not ended")
+                logger.error("a timer of the timer server's own process expired; it is not killed")
             elif reason is not None:
                 if not self._reap_worker(pid, reason.signal):
                     continue
@@ -316,15 +316,15 @@ class FileTimerServer:
             self._log_event(name, request)
         except Exception:
             # The callback is user code; processes that hang are ended whatever it raises.
-            logger.exception("the event %r could not be logged", name)
+            logger.exception("could not log the event %r", name)
 
     def _reap_worker(self, worker_pid: int, signal: int) -> bool:
         """Whether it got the signal, or does not need it any more."""
         try:
             os.kill(worker_pid, signal)
         except ProcessLookupError:
-            logger.info("process %s has ended by itself", worker_pid)
+            logger.info("process %s has already exited", worker_pid)
         except OSError:
-            logger.exception("process %s could not be ended with signal %s", worker_pid, signal)
+            logger.exception("could not kill process %s with signal %s", worker_pid, signal)
             return False
         return True

@@ -122,14 +122,14 @@ class LocalTimerServer(TimerServer):
 
     def _reap_worker(self, worker_id: int) -> bool:
         if worker_id <= 0 or worker_id == os.getpid():
-            logger.error("process %s is not reaped: it is this server's own, or none", worker_id)
+            logger.error("process %s is not reaped: it is this server's own process, or not a pid", worker_id)
             return True
         try:
             os.kill(worker_id, signal.SIGKILL)
         except ProcessLookupError:
-            logger.info("process %s has ended by itself", worker_id)
+            logger.info("process %s has already exited", worker_id)
         except OSError:
-            logger.exception("process %s could not be killed", worker_id)
+            logger.exception("could not kill process %s", worker_id)
             self._stubborn.add(worker_id)
             return False
         return True

@@ -17,7 +17,7 @@ def get_env_variable_or_raise(env_name: str) -> str:
     """The value of an environment variable, which may be empty. Raises ValueError if it is not set."""
     value = os.environ.get(env_name)
     if value is None:
-        raise ValueError(f"the environment variable {env_name} is not set, but it is needed here; set it")
+        raise ValueError(f"the environment variable {env_name} is required, but not set; set it")
     return value
 
 
@@ -40,7 +40,7 @@ def get_socket_with_port() -> socket.socket:
             failure = error
         else:
             return listener
-    raise RuntimeError(f"no address of localhost can be listened at: {failure}; check the hosts file") from failure
+    raise RuntimeError(f"could not listen on any address of localhost: {failure}; check the hosts file") from failure
 
 
 class macros:

@@ -34,9 +34,9 @@ def create_c10d_store(
     also torch's: ``DistStoreError`` if workers are missing, else ``DistNetworkError``.
     """
     if server_port == -1 and world_size > 1:
-        raise ValueError(f"world_size is {world_size}, so others must know where to connect; give a server_port")
+        raise ValueError(f"world_size is {world_size}, so other processes need the port; pass a server_port")
     if server_port == -1 and not is_server:
-        raise ValueError("a client must know where to connect; give a server_port")
+        raise ValueError("a client needs the port; pass a server_port")
     from tenax.store._api import StoreError
     from tenax.store._client import TCPStore
     from tenax.utils.store import barrier

@@ -25,8 +25,8 @@ _NONE = 0
 _ACTIONS = {
     1: ("gpu reset", "it must be reset: end the processes that use it, then nvidia-smi --gpu-reset"),
     2: ("node reboot", "the node must be rebooted"),
-    3: ("drain p2p", "its peer-to-peer traffic must be drained: end the processes that use it, then look again"),
-    4: ("drain and reset", "it works at reduced capacity: give it no more work, then reset it"),
+    3: ("drain p2p", "its peer-to-peer traffic must be drained: end the processes that use it, then check again"),
+    4: ("drain and reset", "it works at reduced capacity: start no more work on it, then reset it"),
     5: ("gpu reset bus", "it must be reset together with its bus"),
 }
 # By NVML: uninitialized, not supported, no permission, driver not loaded, library not found, function not found,
@@ -66,7 +66,7 @@ class PynvmlMixin:
                 self.pynvml.nvmlInit()
                 self.pynvml.nvmlShutdown()
             except self.pynvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver does not answer: {error}"
+                self.why_not = f"the NVIDIA driver does not respond: {error}"
                 return False
         self.why_not = ""
         return True
@@ -119,13 +119,13 @@ class GPUHealthCheck(PynvmlMixin):
             try:
                 self.pynvml.nvmlInit()
             except self.pynvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver does not answer: {error}"
+                self.why_not = f"the NVIDIA driver does not respond: {error}"
                 return []
             self.why_not = ""
             try:
                 return [self._health_of(index) for index in self._indices()]
             except self.pynvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver does not say how many GPUs there are: {error}"
+                self.why_not = f"the NVIDIA driver did not report the number of GPUs: {error}"
                 return []
             finally:
                 self.pynvml.nvmlShutdown()
@@ -145,8 +145,8 @@ class GPUHealthCheck(PynvmlMixin):
                 raise nvml.NVMLError(value.nvmlReturn)
         except nvml.NVMLError as error:
             if error.value in _NOT_THE_GPU:
-                return GpuHealth(index, None, why=f"GPU {index}: its driver cannot say: {error}")
-            return GpuHealth(index, False, "unreachable", f"GPU {index} does not answer: {error}")
+                return GpuHealth(index, None, why=f"GPU {index}: its driver reported no health: {error}")
+            return GpuHealth(index, False, "unreachable", f"GPU {index} does not respond: {error}")
         return _judge(index, int(value.value.uiVal))
 
     def _driver_is_new_enough(self) -> bool:
@@ -159,13 +159,13 @@ class GPUHealthCheck(PynvmlMixin):
                 finally:
                     nvml.nvmlShutdown()
             except nvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver does not say its version: {error}"
+                self.why_not = f"the NVIDIA driver did not report its version: {error}"
                 return False
         written = version.decode() if isinstance(version, bytes) else str(version)
         major = written.partition(".")[0]
         if major.isdecimal() and int(major) >= _FIRST_DRIVER:
             return True
-        self.why_not = f"the NVIDIA driver is {written}; GPU health can be asked for from {_FIRST_DRIVER} on"
+        self.why_not = f"the NVIDIA driver is {written}; GPU health checks require {_FIRST_DRIVER} or later"
         return False
 
 
@@ -173,7 +173,7 @@ def _judge(index: int, action: int) -> GpuHealth:
     """From the driver's number to words."""
     if action == _NONE:
         return GpuHealth(index, True)
-    name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver asks for the recovery action {action}"))
+    name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver requests the recovery action {action}"))
     return GpuHealth(index, False, name, f"GPU {index}: {advice}")
 
 

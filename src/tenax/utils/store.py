@@ -75,7 +75,7 @@ def barrier(
     ``rank_tracing_decoder`` names a rank in that error, for example by its host.
     """
     if rank is None and rank_tracing_decoder is not None:
-        raise AssertionError("rank_tracing_decoder names the ranks that are missing, for which rank is needed; give it")
+        raise AssertionError("rank_tracing_decoder requires rank, to find the missing ranks; pass it")
     all_there = _count_in(store, world_size, key_prefix)
     # Only this wait has the barrier's time. The store itself has its own, to do what it is asked.
     patience = timedelta(seconds=barrier_timeout)
@@ -88,11 +88,11 @@ def barrier(
         if rank == 0:
             missing = _who_is_missing(store, world_size, key_prefix, name, trace_timeout)
         elif _rank_0_knows(store, key_prefix, rank, patience):
-            missing = [f"<rank 0 ({name(0)}) knows>"]
+            missing = [f"<see rank 0 ({name(0)})>"]
         else:
             raise
         raise type(error)(
-            f"rank {rank} waited {barrier_timeout:g} s in vain at the barrier {key_prefix!r} for all {world_size}; "
+            f"rank {rank} timed out after {barrier_timeout:g} s at the barrier {key_prefix!r} of {world_size} ranks; "
             f"missing_ranks=[{', '.join(missing)}]"
         ) from None
 

@@ -103,10 +103,10 @@ def test_who_said_what(node: Node) -> None:
 
 
 def test_what_cannot_be_asked(node: Node) -> None:
-    assert node.refusal(stream="both") == "there is no stream 'both'; there are stdout and stderr"
-    assert node.refusal(ranks="1-") == "'1-' does not say which ranks are meant: write them as 0,3-5"
+    assert node.refusal(stream="both") == "unknown stream 'both'; use stdout or stderr"
+    assert node.refusal(ranks="1-") == "invalid ranks '1-'; write them as 0,3-5"
     for cursor in ("x", "0:1", "0:1:zz", "0:1:2:3", "::"):
-        assert "is no cursor" in node.refusal(cursor=cursor)
+        assert "invalid cursor" in node.refusal(cursor=cursor)
 
 
 def test_a_node_without_workers(node: Node) -> None:

@@ -349,7 +349,7 @@ def test_on_a_terminal_ranks_have_colours(run: Run) -> None:
 
 def test_wrong_words(run: Run, tmp_path: Path) -> None:
     for words, said in (
-        (["--rank", "x"], "--rank 'x' does not say which ranks are meant: write them as 0,3-5"),
+        (["--rank", "x"], "--rank: invalid ranks 'x'; write them as 0,3-5"),
         (["--rank", "5-3"], "--rank '5-3' does not say"),
         (["--stream", "both"], "--stream is stdout or stderr, not 'both'"),
         (["--last", "-1"], "--last takes a number or 'all', not '-1'"),

@@ -1,4 +1,4 @@
-"""Whatever shows a run may break, in every way: the job does not notice, and the person is told once."""
+"""A failing observer (dashboard, trace, journal, status) does not affect the job and is reported once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from e2e.conftest import bench  # noqa: F401 - a fixture
 from kit.addresses import own_address
 from kit.jobs import TENAX, Bench, Done, needs_root, until
 
-# One restart, so that there is something to show; the sum of all that the job must do in spite of everything.
+# One restart, so that observers have something to show.
 RESTARTS_ONCE = """
     import sys, worker_kit as kit
     from tenax import progress
@@ -36,7 +36,7 @@ def address() -> str:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which directories can be made, and nothing be written."""
+    """A folder where directories can be created but no data can be written."""
     folder = tmp_path / "full"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], check=True)
@@ -48,50 +48,50 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def unharmed(done: Done) -> None:
+def assert_succeeded(done: Done) -> None:
     assert done.code == 0, done
     assert "generation 2 (restart 1 of 1)" in done.err
     assert "the run succeeded: all 2 workers succeeded" in done.err
 
 
-def told(done: Done, pattern: str) -> int:
+def count_lines(done: Done, pattern: str) -> int:
     return len(re.findall(pattern, done.err))
 
 
-def test_the_port_of_the_page_is_taken_on_one_of_many_nodes(bench: Bench, address: str) -> None:  # noqa: F811
-    """Which node serves the page may change while the run lasts: there a taken port is reported once, and no more."""
+def test_a_taken_dashboard_port_is_reported_once_with_many_nodes(bench: Bench, address: str) -> None:  # noqa: F811
+    """The node that serves the dashboard may change during a run, so a taken port does not reject the run."""
     nodes = ("--nnodes", "1:2", "--rdzv-endpoint", f"{address}:29400", "--rdzv-conf", "last_call_timeout=0")
     with socket.create_server((address, 0)) as taken:
         page = f"{address}:{taken.getsockname()[1]}"
         done = bench.run(*nodes, *FLAGS, "--dashboard", page, bench.script(RESTARTS_ONCE))
-    unharmed(done)
-    assert told(done, rf"--dashboard {page}: .* is taken .*; the job runs without it") == 1
+    assert_succeeded(done)
+    assert count_lines(done, rf"--dashboard {page}: .* is taken .*; the job continues without it") == 1
 
 
-def test_a_collector_of_traces_that_is_not_there(bench: Bench, address: str) -> None:  # noqa: F811
+def test_a_missing_trace_collector_is_reported_once(bench: Bench, address: str) -> None:  # noqa: F811
     done = bench.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", bench.script(RESTARTS_ONCE))
-    unharmed(done)
-    assert told(done, r"tenax: the trace \(--trace\) ") == 1, done.err
+    assert_succeeded(done)
+    assert count_lines(done, r"tenax: the trace \(--trace\) ") == 1, done.err
 
 
-def test_a_collector_of_traces_that_never_answers(bench: Bench, address: str) -> None:  # noqa: F811
-    with socket.create_server((address, 4318)):  # connections are taken, and nothing is read
+def test_a_trace_collector_that_never_answers_is_reported_once(bench: Bench, address: str) -> None:  # noqa: F811
+    with socket.create_server((address, 4318)):  # accepts connections and reads nothing
         done = bench.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", bench.script(RESTARTS_ONCE))
-    unharmed(done)
-    assert told(done, r"tenax: the trace \(--trace\) ") == 1, done.err
+    assert_succeeded(done)
+    assert count_lines(done, r"tenax: the trace \(--trace\) ") == 1, done.err
 
 
 @needs_root
-def test_a_disk_that_is_full(bench: Bench, full_disk: Path) -> None:  # noqa: F811
-    """Neither journal can be written, nor can a worker tell its progress. Each says so once, and no more."""
+def test_a_full_disk_is_reported_once_for_each_journal(bench: Bench, full_disk: Path) -> None:  # noqa: F811
+    """Neither the journals nor the workers' progress files can be written."""
     done = bench.run(*FLAGS, "--log-dir", str(full_disk), bench.script(RESTARTS_ONCE))
-    unharmed(done)
-    assert told(done, r"the journal .*/journal.jsonl ends here: .*; the job is not affected") == 1
-    assert told(done, r"the journal .*/coordinator.jsonl ends here: .*; the job is not affected") == 1
+    assert_succeeded(done)
+    assert count_lines(done, r"the journal .*/journal.jsonl ends here: .*; the job is not affected") == 1
+    assert count_lines(done, r"the journal .*/coordinator.jsonl ends here: .*; the job is not affected") == 1
 
 
-def test_a_browser_that_goes_away_and_one_that_never_reads(bench: Bench) -> None:  # noqa: F811
-    """One has asked for the stream and is gone; another has asked and takes nothing of it. The restart goes on."""
+def test_a_browser_that_disconnects_or_never_reads_does_not_delay_a_restart(bench: Bench) -> None:  # noqa: F811
+    """Both request the event stream; one disconnects, the other reads nothing."""
     script = bench.script("""
         import sys, worker_kit as kit
         kit.ready()
@@ -99,7 +99,7 @@ def test_a_browser_that_goes_away_and_one_that_never_reads(bench: Bench) -> None
         sys.exit(3 if kit.ATTEMPT == 0 and kit.RANK == 1 else 0)
     """)
     job = bench.start(*FLAGS, "--dashboard", "0", script)
-    link = until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/\?key=(\w+)", job.err), "no link was said")
+    link = until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/\?key=(\w+)", job.err), "no link was printed")
     port, key = int(link[1]), link[2]
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
     try:
@@ -113,24 +113,24 @@ def test_a_browser_that_goes_away_and_one_that_never_reads(bench: Bench) -> None
     finally:
         for client in clients:
             client.close()
-    unharmed(done)
+    assert_succeeded(done)
 
 
-# What is imported when somebody asks.
-_ASKED_FOR = ("_engines/operator_api.py", "_engines/tcp/wire.py", "_view/status.py", "_node/log_queries.py")
+# Modules that are imported for the first operator request.
+_IMPORTED_ON_REQUEST = ("_engines/operator_api.py", "_engines/tcp/wire.py", "_view/status.py", "_node/log_queries.py")
 
 
-@pytest.mark.parametrize("replaced", [_ASKED_FOR, _ASKED_FOR[2:], ("_logs/queries.py",)])
-def test_tenax_is_replaced_while_the_run_goes_on(
+@pytest.mark.parametrize("replaced", [_IMPORTED_ON_REQUEST, _IMPORTED_ON_REQUEST[2:], ("_logs/queries.py",)])
+def test_a_run_survives_the_upgrade_of_tenax_on_disk(
     bench: Bench,  # noqa: F811
     tmp_path: Path,
     replaced: tuple[str, ...],
 ) -> None:
-    """Somebody installs another version, and then asks how the run is. What does not fit is no reason to end it."""
+    """A status request then imports modules of another version, which may fail."""
     copy = tmp_path / "installed" / "tenax"
     shutil.copytree(Path(tenax.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    doors = tempfile.mkdtemp(prefix="doors-", dir="/tmp")
-    environ = {"TENAX_PRIVATE_DIR": doors, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    sockets = tempfile.mkdtemp(prefix="sockets-", dir="/tmp")
+    environ = {"TENAX_PRIVATE_DIR": sockets, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     script = bench.script("""
         import worker_kit as kit
         kit.ready()
@@ -138,18 +138,18 @@ def test_tenax_is_replaced_while_the_run_goes_on(
     """)
     try:
         job = bench.start(script, env=environ)
-        until(lambda: any(name.endswith(".sock") for name in os.listdir(doors)), "no door")
+        until(lambda: any(name.endswith(".sock") for name in os.listdir(sockets)), "no control socket")
         for name in replaced:
             (copy / name).write_text("from tenax.of_another_version import nothing\n")
         asked = [
-            bench.start(command, program=TENAX, env={"TENAX_PRIVATE_DIR": doors}).wait()
+            bench.start(command, program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
             for command in ("status", "logs")
         ]
         bench.tell("go", 0, 0)
         done = job.wait()
     finally:
-        shutil.rmtree(doors)
+        shutil.rmtree(sockets)
     assert done.code == 0, done
-    assert any(each.code == 1 for each in asked), asked  # else this is no test
+    assert any(each.code == 1 for each in asked), asked  # otherwise nothing was tested
     assert all("Traceback" not in each.err for each in asked)
     assert "was started again" not in done.err

@@ -1,4 +1,4 @@
-"""tenax.progress: what a script says of its steps, from the worker's call to the ledger."""
+"""tenax.progress: from the worker's call through the progress file to the goodput."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tenax._node.live_steps import LiveSteps
 from tenax._node.progress_file import read_progress
 from tenax.progress import LAYOUT, MAGIC
 
-SAYS = "from tenax import progress\n"
+IMPORT = "from tenax import progress\n"
 
 
 def said(folder: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run this in a process that has its error file in that folder."""
+    """Run this code as a worker with its error file in that folder."""
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"), **environ}
-    return subprocess.run([sys.executable, "-c", SAYS + code], env=env, capture_output=True, text=True, timeout=30)
+    return subprocess.run([sys.executable, "-c", IMPORT + code], env=env, capture_output=True, text=True, timeout=30)
 
 
-def test_steps_and_times(tmp_path: Path) -> None:
+def test_steps_and_their_times_are_recorded(tmp_path: Path) -> None:
     done = said(tmp_path, "import time; a = time.monotonic()\nfor n in range(5, 9): progress.step(n)\nprint(a)")
     found = read_progress(str(tmp_path / "progress"), 3)
     assert found is not None
@@ -52,12 +52,12 @@ def test_a_phase_is_shown_until_it_ends(tmp_path: Path) -> None:
     assert (then.phase, now.phase) == ("checkpoint", "")
 
 
-def test_outside_of_tenax_it_does_nothing(tmp_path: Path) -> None:
+def test_outside_of_a_worker_nothing_is_written(tmp_path: Path) -> None:
     done = said(tmp_path, "progress.step(1)\nwith progress.phase('x'): pass", TORCHELASTIC_ERROR_FILE="")
     assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
 
 
-def test_a_child_of_the_worker_is_not_the_worker(tmp_path: Path) -> None:
+def test_steps_of_a_forked_child_are_ignored(tmp_path: Path) -> None:
     code = "import os\nprogress.step(1)\nif os.fork() == 0:\n    progress.step(77)\n    os._exit(0)\nos.wait()"
     assert said(tmp_path, code).returncode == 0
     found = read_progress(str(tmp_path / "progress"), 0)
@@ -65,14 +65,14 @@ def test_a_child_of_the_worker_is_not_the_worker(tmp_path: Path) -> None:
     assert found.last_step == 1
 
 
-def test_a_folder_that_is_gone_costs_the_progress_and_is_said_once(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_once_and_does_not_fail_the_worker(tmp_path: Path) -> None:
     done = said(tmp_path / "gone", "for n in range(9): progress.step(n)\nwith progress.phase('x'): pass")
     assert done.returncode == 0
     assert done.stderr.count("the progress of this worker cannot be told") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * LAYOUT.size, b"tenaxpr1" + b"\0" * (LAYOUT.size - 8)])
-def test_what_is_not_ours_is_not_read(tmp_path: Path, content: bytes) -> None:
+def test_invalid_and_missing_files_are_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "progress").write_bytes(content)
     assert read_progress(str(tmp_path / "progress"), 0) is None
     assert read_progress(str(tmp_path / "missing"), 0) is None
@@ -101,8 +101,8 @@ FALLS_BACK = """
 """
 
 
-def ledger_of(folder: Path) -> dict[str, Any]:
-    """From the last line that the coordinator's journal has of the verdict."""
+def goodput_of(folder: Path) -> dict[str, Any]:
+    """Return the goodput of the verdict in the coordinator's journal."""
     (journal,) = folder.glob("*/coordinator.jsonl")
     for line in journal.read_text().splitlines():
         for say in json.loads(line).get("says", []):
@@ -111,18 +111,18 @@ def ledger_of(folder: Path) -> dict[str, Any]:
     return goodput
 
 
-def test_steps_that_are_done_again_are_lost_time(bench: Bench) -> None:  # noqa: F811 - the fixture
-    """Steps 4 to 9 are done twice. That is told when the run ends, and is in the coordinator's verdict."""
+def test_repeated_steps_count_as_lost_time(bench: Bench) -> None:  # noqa: F811 - the fixture
+    """Steps 4 to 9 run twice: the final line and the verdict show 6 lost steps."""
     done = bench.run(*("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", "logs"), bench.script(FALLS_BACK))
     assert done.code == 0, done
     assert re.search(r", lost \d+ % \(6 steps done again\)", done.err)
-    goodput = ledger_of(bench.home / "logs")
+    goodput = goodput_of(bench.home / "logs")
     assert goodput["lost_steps"] == 6
     assert 0.04 < goodput["spent"]["lost_s"] < 10
 
 
 @pytest.mark.parametrize("number", ["10**30", "-10**30", "10**5000", "2**53 + 1"])
-def test_a_number_that_is_no_step_costs_the_progress_and_not_the_worker(tmp_path: Path, number: str) -> None:
+def test_an_invalid_step_number_is_reported_once_and_does_not_fail_the_worker(tmp_path: Path, number: str) -> None:
     done = said(tmp_path, f"for _ in range(3): progress.step({number})\nprint('alive')")
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
     assert done.stderr.count("cannot be told") == 1
@@ -132,21 +132,21 @@ def test_a_number_that_is_no_step_costs_the_progress_and_not_the_worker(tmp_path
 @pytest.mark.parametrize(
     "said", [(1 << 62, 2, 0.0, 1.0), (1, -(1 << 62), 0.0, 1.0), (1, 2, float("nan"), 1.0), (1, 2, 0.0, float("inf"))]
 )
-def test_what_could_not_travel_is_not_read(tmp_path: Path, said: tuple[int, int, float, float]) -> None:
-    """The file is the worker's, who may write anything; a frame with such a number would cost this node its link."""
+def test_values_out_of_bounds_are_ignored(tmp_path: Path, said: tuple[int, int, float, float]) -> None:
+    """Workers may write anything there, and a peer closes the link on a frame with such a value."""
     path = tmp_path / "progress"
     path.write_bytes(LAYOUT.pack(MAGIC, *said, 1, b""))
     assert read_progress(str(path), 0) is None
 
 
-def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_named_pipe_instead_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "progress")
     assert read_progress(str(tmp_path / "progress"), 0) is None
 
 
 # --- while they run ---------------------------------------------------------------------------------------------------
 
-SAYS_AND_WAITS = """
+REPORTS_AND_WAITS = """
     import sys, worker_kit as kit
     from tenax import progress
     progress.step(100 * kit.ATTEMPT + 7 + kit.RANK)
@@ -156,18 +156,18 @@ SAYS_AND_WAITS = """
 
 
 @pytest.fixture
-def doors() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder:  # the name of a socket is short
+def sockets() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="sockets-", dir="/tmp") as folder:  # socket paths must be short
         yield folder
 
 
-def test_the_steps_of_a_plain_run_are_shown_while_it_runs(bench: Bench, doors: str) -> None:  # noqa: F811
-    """Without any option: what workers have said is in the status, and after a restart what the new ones say."""
-    script = bench.script(SAYS_AND_WAITS)
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_PRIVATE_DIR": doors})
+def test_the_status_of_a_plain_run_shows_steps(bench: Bench, sockets: str) -> None:  # noqa: F811
+    """No flag is needed; after a restart the status shows the steps of the new workers."""
+    script = bench.script(REPORTS_AND_WAITS)
+    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_PRIVATE_DIR": sockets})
 
     def steps() -> list[int]:
-        told = bench.start("status", "--json", program=TENAX, env={"TENAX_PRIVATE_DIR": doors}).wait()
+        told = bench.start("status", "--json", program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
         return [step for node in json.loads(told.out)["nodes"] for step in node.get("steps", ())] if told.out else []
 
     for attempt, said in ((0, [7, 8]), (1, [107, 108])):
@@ -178,7 +178,7 @@ def test_the_steps_of_a_plain_run_are_shown_while_it_runs(bench: Bench, doors: s
 
 
 class Clock:
-    """Goes on a little whenever it is looked at, and as far as it is told."""
+    """A clock that advances slightly with each reading; tests may set it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -189,33 +189,33 @@ class Clock:
 
 
 class Files:
-    """What workers have written, and how often somebody has looked."""
+    """Progress files with given content; counts the reads."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.reads = 0
         self.said: tuple[WorkerProgress, ...] = ()
         self.trouble: Exception | None = None
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        self.looks += 1
+        self.reads += 1
         if self.trouble is not None:
             raise self.trouble
         return self.said
 
 
-class Watched:
-    """A node whose generation is ``running``, and what is posted of it."""
+class Polled:
+    """``LiveSteps`` on a fake clock, with its posted events."""
 
     def __init__(self) -> None:
         self.clock, self.files = Clock(), Files()
         self.loop = Loop(self.clock)
-        self.complaints: list[str] = []
-        self.steps = LiveSteps(self.loop, self.files, self.complaints.append, is_enabled=True)
+        self.warnings: list[str] = []
+        self.steps = LiveSteps(self.loop, self.files, self.warnings.append, is_enabled=True)
 
-    def is_in(self, phase: Phase, generation: int = 1) -> None:
+    def set_phase(self, phase: Phase, generation: int = 1) -> None:
         self.steps.observe(AgentState(AgentSettings("run", "default", 1, 0), phase, generation=generation))
 
-    def pass_by(self, seconds: float) -> list[ProgressSeen]:
+    def advance(self, seconds: float) -> list[ProgressSeen]:
         until_then = self.clock.now + seconds
         found = []
         while self.clock.now < until_then:
@@ -228,56 +228,55 @@ class Watched:
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
-    made = Watched()
+def polled() -> Iterator[Polled]:
+    made = Polled()
     yield made
     made.loop.close()
 
 
-def test_files_are_looked_at_after_a_second_and_then_every_five(watched: Watched) -> None:
-    """Also of the next generation. What has not changed is not told again."""
-    watched.is_in(Phase.RUNNING)
-    watched.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
-    assert watched.pass_by(0.9) == []
-    assert watched.pass_by(0.2) == [ProgressSeen(1, watched.files.said)]
-    watched.is_in(Phase.RUNNING)
-    assert (watched.pass_by(20.0), watched.files.looks) == ([], 5)
-    watched.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
-    assert watched.pass_by(5.1) == [ProgressSeen(1, watched.files.said)]
-    watched.is_in(Phase.RUNNING, generation=2)
-    assert watched.pass_by(1.1) == [ProgressSeen(2, watched.files.said)]
+def test_progress_is_polled_after_one_second_and_then_every_five(polled: Polled) -> None:
+    """Again in the next generation. Unchanged progress is not posted again."""
+    polled.set_phase(Phase.RUNNING)
+    polled.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
+    assert polled.advance(0.9) == []
+    assert polled.advance(0.2) == [ProgressSeen(1, polled.files.said)]
+    polled.set_phase(Phase.RUNNING)
+    assert (polled.advance(20.0), polled.files.reads) == ([], 5)
+    polled.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
+    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.said)]
+    polled.set_phase(Phase.RUNNING, generation=2)
+    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.said)]
 
 
-def test_nobody_is_looked_at_until_somebody_asks(watched: Watched) -> None:
-    """Then at once, and from then on; also in the next generation."""
-    watched.steps = LiveSteps(watched.loop, watched.files, watched.complaints.append)
-    watched.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
-    watched.is_in(Phase.RUNNING)
-    assert (watched.pass_by(60.0), watched.files.looks) == ([], 0)
-    assert watched.steps.enable()
-    assert watched.pass_by(0.1) == [ProgressSeen(1, watched.files.said)]
-    assert not watched.steps.enable(), "it is known already"
-    watched.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
-    assert watched.pass_by(5.1) == [ProgressSeen(1, watched.files.said)]
-    watched.is_in(Phase.JOINING)
-    watched.is_in(Phase.RUNNING, generation=2)
-    assert watched.pass_by(1.1) == [ProgressSeen(2, watched.files.said)]
+def test_polling_starts_with_the_first_status_request(polled: Polled) -> None:
+    """The first poll is immediate, and polling continues in the next generation."""
+    polled.steps = LiveSteps(polled.loop, polled.files, polled.warnings.append)
+    polled.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
+    polled.set_phase(Phase.RUNNING)
+    assert (polled.advance(60.0), polled.files.reads) == ([], 0)
+    assert polled.steps.enable()
+    assert polled.advance(0.1) == [ProgressSeen(1, polled.files.said)]
+    assert not polled.steps.enable(), "already enabled"
+    polled.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
+    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.said)]
+    polled.set_phase(Phase.JOINING)
+    polled.set_phase(Phase.RUNNING, generation=2)
+    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.said)]
 
 
-def test_nobody_is_looked_at_unless_workers_run(watched: Watched) -> None:
-    """And nothing is left that a loop would wake up for."""
-    watched.is_in(Phase.RUNNING)
-    watched.is_in(Phase.STOPPING)
-    watched.pass_by(20.0)
-    assert watched.files.looks == 0
+def test_progress_is_polled_only_while_workers_run(polled: Polled) -> None:
+    """No timer is left otherwise."""
+    polled.set_phase(Phase.RUNNING)
+    polled.set_phase(Phase.STOPPING)
+    polled.advance(20.0)
+    assert polled.files.reads == 0
 
 
-def test_files_that_cannot_be_read_are_complained_of_once(watched: Watched) -> None:
-    """The run goes on without."""
-    watched.files.trouble = RuntimeError("of another version")
-    watched.is_in(Phase.RUNNING)
-    watched.pass_by(20.0)
-    watched.is_in(Phase.RUNNING, generation=2)
-    watched.pass_by(20.0)
-    assert watched.complaints == ["the steps of workers are not told any more: RuntimeError: of another version"]
-    assert watched.files.looks == 1
+def test_an_error_of_the_source_is_reported_once_and_ends_polling(polled: Polled) -> None:
+    polled.files.trouble = RuntimeError("of another version")
+    polled.set_phase(Phase.RUNNING)
+    polled.advance(20.0)
+    polled.set_phase(Phase.RUNNING, generation=2)
+    polled.advance(20.0)
+    assert polled.warnings == ["worker progress is no longer reported: RuntimeError: of another version"]
+    assert polled.files.reads == 1

@@ -1,4 +1,4 @@
-"""Every test gets an operator with a cluster, which proves afterwards that nothing of it was left behind."""
+"""A fixture with an operator and a cluster; afterwards it checks that no process or file is left."""
 
 from __future__ import annotations
 

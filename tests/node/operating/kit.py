@@ -1,4 +1,4 @@
-"""An operator at work: a cluster of real agents whose doors lie in a folder of the test's own, and real commands."""
+"""An operator: real commands against a cluster of real agents, with control sockets in a folder of the test."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ from tenax._view.status import RunStatus
 
 
 class Operator:
-    """Somebody with a shell on the host of the cluster."""
+    """Runs operator commands on the host of the cluster."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.cluster = Cluster(bench)
         # Short: the path of a socket has at most 107 bytes.
-        self.doors = tempfile.mkdtemp(prefix="doors-", dir="/tmp")
-        bench.environ["TENAX_PRIVATE_DIR"] = self.doors
+        self.sockets = tempfile.mkdtemp(prefix="sockets-", dir="/tmp")
+        bench.environ["TENAX_PRIVATE_DIR"] = self.sockets
         self._terminals: list[Terminal] = []
 
     def tenax(self, *words: str, env: dict[str, str] | None = None) -> Done:
-        """``tenax WORDS``, to its end."""
+        """Run ``tenax WORDS`` to its end."""
         return self.bench.start(*words, program=TENAX, env=env).wait()
 
     def terminal(self, *words: str, **options: Any) -> Terminal:
         self._terminals.append(Terminal([*TENAX, *words], self.bench, **options))
         return self._terminals[-1]
 
-    def door(self, agent: Agent) -> str:
-        """The path of its door, once it is open."""
-        path = os.path.join(self.doors, f"{agent.process.pid}.sock")
-        until(lambda: os.path.exists(path), f"the door of {agent}")
+    def control_socket(self, agent: Agent) -> str:
+        """Return the path of the agent's control socket, once it is open."""
+        path = os.path.join(self.sockets, f"{agent.process.pid}.sock")
+        until(lambda: os.path.exists(path), f"the control_socket of {agent}")
         return path
 
     def until_found(self, *agents: Agent) -> None:
         for agent in agents or self.cluster.agents:
-            self.door(agent)
+            self.control_socket(agent)
 
-    def until_status(self, agent: Agent, fact: Callable[[RunStatus], bool]) -> RunStatus:
-        """The run's status, asked at the door of this agent, once it is so."""
-        line, mark = connect_to_agent(self.door(agent)), ""
+    def until_status(self, agent: Agent, predicate: Callable[[RunStatus], bool]) -> RunStatus:
+        """Return the run's status from this agent, once it satisfies the predicate."""
+        line, mark = connect_to_agent(self.control_socket(agent)), ""
         seen: list[RunStatus] = []
 
-        def is_so() -> bool:
+        def is_satisfied() -> bool:
             nonlocal mark
             seen.append(msgspec.json.decode(line.ask(StatusRequest(mark, 1.0), 30.0), type=RunStatus))
             mark = seen[-1].mark
-            return fact(seen[-1])
+            return predicate(seen[-1])
 
         try:
-            until(is_so, lambda: f"another status than {seen[-1]}")
+            until(is_satisfied, lambda: f"another status than {seen[-1]}")
         finally:
             line.close()
         return seen[-1]
 
     @contextmanager
     def line_at(self, agent: Agent) -> Any:
-        line: OperatorLine = connect_to_agent(self.door(agent))
+        line: OperatorLine = connect_to_agent(self.control_socket(agent))
         try:
             yield line
         finally:
@@ -88,11 +88,11 @@ class Operator:
         try:
             self.cluster.close()
         finally:
-            shutil.rmtree(self.doors)
+            shutil.rmtree(self.sockets)
 
 
-def say_and_hear(endpoint: str, data: bytes) -> bytes:
-    """Send these bytes to a coordinator and read until it closes, or has answered once."""
+def exchange(endpoint: str, data: bytes) -> bytes:
+    """Send bytes to a coordinator and return the first bytes of its answer; empty if it closed the connection."""
     host, _, port = endpoint.rpartition(":")
     with socket.create_connection((host, int(port)), 30.0) as sock:
         sock.sendall(data)
@@ -104,7 +104,7 @@ def greeting(run_id: str, node_id: str = "operator") -> wire.Hello:
 
 
 def self_signed(folder: Path, address: str) -> tuple[str, str]:
-    """A certificate for this address, which is its own authority, and its key."""
+    """Create a self-signed certificate for this address and its key."""
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     words: Sequence[str] = (
         *("openssl", "req", "-x509", *new, "-keyout", "tls.key", "-out", "tls.pem"),

@@ -16,7 +16,7 @@ from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import AccessDenied, connect_to_agent, connect_to_coordinator
 from tenax._io.endpoint import literal
 
-from .kit import Operator, say_and_hear
+from .kit import Operator, exchange
 from .test_many_nodes import start
 
 OTHER_USER = 12345
@@ -43,7 +43,7 @@ def as_another_user(attack: Callable[[], None]) -> None:
 
 
 def handshake(endpoint: str, hello: wire.Hello, secret: bytes) -> tuple[bytes, bytes]:
-    """All bytes of the coordinator's two answers."""
+    """Return all bytes of the coordinator's two answers."""
     host, _, port = endpoint.rpartition(":")
     with socket.create_connection((host, int(port)), 30.0) as sock:
         sock.sendall(wire.encode(hello))
@@ -56,24 +56,24 @@ def handshake(endpoint: str, hello: wire.Hello, secret: bytes) -> tuple[bytes, b
 
 @needs_root
 def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator: Operator) -> None:
-    """Not even with the run id, which the attacker is assumed to know; and the run goes on as if nothing happened."""
+    """Even if the attacker knows the run id. The run is not affected."""
     serving, _ = start(operator)
     workers = operator.cluster.desk.generation(2)
     endpoint = operator.cluster.endpoint
     host, _, port = endpoint.rpartition(":")
-    doors, door = operator.doors, operator.door(serving)
+    sockets, control_socket = operator.sockets, operator.control_socket(serving)
     requests = [wire.encode(wire.Ask(1, request)) for request in (StatusRequest(), LogsRequest("0"), StopRequest("x"))]
-    assert len(user_secret({"TENAX_PRIVATE_DIR": doors}, create=False)) == 32
+    assert len(user_secret({"TENAX_PRIVATE_DIR": sockets}, create=False)) == 32
     handshake(endpoint, wire.Hello(wire.VERSION, "run", "first", b"n" * 16), b"")  # loads what the attack imports
 
     def attack() -> None:
-        for path in (doors, os.path.join(doors, "secret")):
+        for path in (sockets, os.path.join(sockets, "secret")):
             with pytest.raises(PermissionError):
-                os.listdir(path) if path == doors else os.open(path, os.O_RDONLY)
+                os.listdir(path) if path == sockets else os.open(path, os.O_RDONLY)
         with pytest.raises(OSError, match="cannot be kept in"):
-            user_secret({"TENAX_PRIVATE_DIR": doors}, create=False)
+            user_secret({"TENAX_PRIVATE_DIR": sockets}, create=False)
         with pytest.raises(Exception, match="Permission denied"):
-            connect_to_agent(door)
+            connect_to_agent(control_socket)
         answers = set()
         for run_id in ("run", "another"):
             for secret in (b"", b"a guess", os.urandom(32)):
@@ -85,7 +85,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
                     answers.add(answer)
         assert answers == {wire.encode(wire.Refused("", True, wire.VERSION))}
         for request in requests:
-            assert say_and_hear(endpoint, request) == b"", "a request without a handshake closes the connection"
+            assert exchange(endpoint, request) == b"", "a request without a handshake closes the connection"
         with pytest.raises(AccessDenied):
             connect_to_coordinator(literal(host, int(port)), "run", b"")
 

@@ -1,4 +1,4 @@
-"""Runs that are over: operators are led to the files that tell how they ended, wherever they sit."""
+"""Ended runs: operator commands name the log directories that show how a run ended."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Notes:
     """Notes of agents that have ended, and their folders."""
 
     def __init__(self, folder: Path) -> None:
-        self.doors, self.logs = folder / "doors", folder / "logs"
-        self.doors.mkdir(mode=0o700)
-        self.environ = {"TENAX_PRIVATE_DIR": str(self.doors)}
+        self.sockets, self.logs = folder / "sockets", folder / "logs"
+        self.sockets.mkdir(mode=0o700)
+        self.environ = {"TENAX_PRIVATE_DIR": str(self.sockets)}
 
     def add(
         self, pid: int, since: int, until: int, *, coordinated: int = 0, place: str = MEETING, has_logs: bool = True
     ) -> str:
         """An agent of the run 'duo' whose coordinator's journal, if it has one, was last written at that time."""
         log_dir = str(self.logs / f"duo_{pid}") if has_logs else ""
-        note = self.doors / f"{pid}.json"
+        note = self.sockets / f"{pid}.json"
         note.write_text(json.dumps({"run_id": "duo", "pid": pid, "log_dir": log_dir, "coordinator": place}))
         os.utime(note, (since, since))
         if has_logs:
@@ -54,7 +54,7 @@ def notes(tmp_path: Path) -> Notes:
     return Notes(tmp_path)
 
 
-def test_the_folder_with_the_coordinators_last_journal_comes_first(notes: Notes) -> None:
+def test_the_folder_with_the_latest_coordinator_journal_comes_first(notes: Notes) -> None:
     led_first = notes.add(1, 100, 150, coordinated=150)
     led_last = notes.add(2, 100, 300, coordinated=300)
     left_early, stayed = notes.add(3, 120, 130), notes.add(4, 140, 300)
@@ -62,12 +62,12 @@ def test_the_folder_with_the_coordinators_last_journal_comes_first(notes: Notes)
     assert notes.folders("3") == notes.folders(), "by the pid of one of its agents"
 
 
-def test_without_a_coordinators_journal_here_the_last_end_comes_first(notes: Notes) -> None:
+def test_without_a_coordinator_journal_here_the_last_ended_agent_comes_first(notes: Notes) -> None:
     early, late = notes.add(1, 100, 200), notes.add(2, 90, 300)
     assert notes.folders() == (late, early)
 
 
-def test_an_earlier_run_of_the_same_id_is_another(notes: Notes) -> None:
+def test_an_earlier_run_with_the_same_id_is_a_different_run(notes: Notes) -> None:
     yesterday = notes.add(1, 100, 200, coordinated=200)
     notes.add(5, 320, 400, coordinated=400, place="the coordinator at host1:29400")
     alone = notes.add(6, 330, 340, coordinated=500, place="")
@@ -77,7 +77,7 @@ def test_an_earlier_run_of_the_same_id_is_another(notes: Notes) -> None:
     assert notes.folders("6") == (alone,)
 
 
-def test_folders_that_are_gone_are_not_named(notes: Notes) -> None:
+def test_missing_folders_are_not_named(notes: Notes) -> None:
     (Path(notes.add(1, 100, 200)) / "journal.jsonl").unlink()
     (notes.logs / "duo_1").rmdir()
     found = ended_run("duo", notes.environ)
@@ -86,13 +86,13 @@ def test_folders_that_are_gone_are_not_named(notes: Notes) -> None:
     assert ended_run("other", notes.environ) is None
 
 
-def test_an_agent_whose_door_is_still_there_has_not_ended(notes: Notes) -> None:
+def test_an_agent_whose_control_socket_exists_has_not_ended(notes: Notes) -> None:
     notes.add(1, 100, 200)
-    (notes.doors / "1.sock").touch()
+    (notes.sockets / "1.sock").touch()
     assert ended_run("duo", notes.environ) is None
 
 
-def test_of_several_agents_here_the_one_that_led_is_named_first(operator: Operator) -> None:
+def test_the_agent_that_served_the_coordinator_is_named_first(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, nodes=(1, 2), run_id="duo")
     operator.until_found(serving, other)
     operator.cluster.desk.generation(2)
@@ -111,14 +111,14 @@ def test_of_several_agents_here_the_one_that_led_is_named_first(operator: Operat
     assert "the run 'duo' is over; this is from its 2 folders on this host" in logs.err
 
 
-def test_what_operators_hear_of_folders_holds_wherever_they_are(operator: Operator, tmp_path: Path) -> None:
+def test_printed_folders_are_absolute(operator: Operator, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     bench, desk = operator.bench, operator.cluster.desk
     env = {"CLUSTER_DESK": desk.name, "CLUSTER_AGENT": "node0"}
     running = bench.start("--rdzv-id", "near", "--log-dir", "logs", WORKER, env=env)
     (worker,) = desk.generation(1)
-    until(lambda: os.path.exists(f"{operator.doors}/{running.process.pid}.sock"), "its door")
+    until(lambda: os.path.exists(f"{operator.sockets}/{running.process.pid}.sock"), "its control socket")
     listed = bench.start("ps", "--json", program=TENAX, cwd=elsewhere).wait()
     folder = str(bench.run_dir())
     assert os.path.isabs(folder)

@@ -1,4 +1,4 @@
-"""The operator's commands and runs of several nodes: from any of them, or from anywhere with the secret."""
+"""Operator commands for runs of several nodes: from any node, or from elsewhere with the secret."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start(operator: Operator, count: int = 2, **told: object) -> list[Agent]:
     return agents
 
 
-def test_any_node_of_the_run_will_do(operator: Operator) -> None:
+def test_every_node_answers_for_the_run(operator: Operator) -> None:
     serving, other = start(operator)
     workers = operator.cluster.desk.generation(2)
     by_pid = [operator.json("status", str(agent.process.pid)) for agent in (serving, other)]
@@ -55,7 +55,7 @@ def test_any_node_of_the_run_will_do(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
-def test_a_node_is_drained_and_the_others_go_on(operator: Operator) -> None:
+def test_a_node_is_drained_and_the_others_continue(operator: Operator) -> None:
     agents = start(operator, 3, nodes=(2, 3))
     first = operator.cluster.desk.generation(3)
     leaving = next(agent for agent in agents[1:] if agent.name == first[2].agent or agent.name == first[1].agent)
@@ -78,7 +78,7 @@ def test_a_node_is_drained_and_the_others_go_on(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
-def test_a_node_that_is_not_there_is_refused_before_anybody_is_asked(operator: Operator) -> None:
+def test_an_unknown_node_is_rejected_before_the_confirmation(operator: Operator) -> None:
     """A name that the status does not show is known all the same."""
     (named,) = operator.cluster.start(env={"TENAX_NODE_NAME": "first-of-rack-7"})
     named.until_said("this node serves the coordinator")
@@ -99,7 +99,7 @@ def test_a_node_that_is_not_there_is_refused_before_anybody_is_asked(operator: O
     operator.cluster.finish(workers)
 
 
-def test_who_ends_a_run_that_gathers_is_told_that_no_worker_runs(operator: Operator) -> None:
+def test_stopping_a_run_without_workers_says_so(operator: Operator) -> None:
     (agent,) = operator.cluster.start(workers=2)
     operator.until_found(agent)
     terminal = operator.terminal("stop")
@@ -123,7 +123,7 @@ def test_stop_ends_every_node_as_cancelled(operator: Operator) -> None:
     assert f"there is no coordinator to ask at {operator.cluster.endpoint}: Connection refused" in gone.err
 
 
-def test_a_restart_of_all_nodes_is_free(operator: Operator) -> None:
+def test_an_operators_restart_of_all_nodes_is_uncharged(operator: Operator) -> None:
     _, other = start(operator)
     operator.cluster.desk.generation(2)
     assert operator.tenax("restart", str(other.process.pid), "--yes").code == 0
@@ -133,7 +133,7 @@ def test_a_restart_of_all_nodes_is_free(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
-def test_at_an_endpoint_the_secret_is_needed(operator: Operator, tmp_path: Path) -> None:
+def test_an_endpoint_requires_the_secret(operator: Operator, tmp_path: Path) -> None:
     for name, content in (("right", "an open sesame of tests"), ("wrong", "a password of tests")):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o600)
@@ -153,12 +153,12 @@ def test_at_an_endpoint_the_secret_is_needed(operator: Operator, tmp_path: Path)
     other = operator.tenax("stop", "walk", "--yes", *place, *right)
     assert other.code == 1
     assert other.err == done.err, "which of them is wrong is not told"
-    assert operator.json("status", "run")["generation"] == 1  # at the door nobody is asked for it
+    assert operator.json("status", "run")["generation"] == 1  # the control socket needs no secret
     operator.cluster.finish(workers)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
-def test_a_run_with_tls_is_asked_through_tls(operator: Operator, tmp_path: Path) -> None:
+def test_a_run_with_tls_answers_operators_over_tls(operator: Operator, tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path, operator.cluster.endpoint.partition(":")[0])
     conf = {"ssl_cert": cert, "ssl_cert_key": key, "ca_cert": cert}
     start(operator, conf=conf)
@@ -174,7 +174,7 @@ def test_a_run_with_tls_is_asked_through_tls(operator: Operator, tmp_path: Path)
     operator.cluster.finish(workers)
 
 
-def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operator) -> None:
+def test_invalid_input_from_an_operator_does_not_affect_the_run(operator: Operator) -> None:
     serving, _ = start(operator, conf={"token": "a secret of tests"})
     workers = operator.cluster.desk.generation(2)
     endpoint = operator.cluster.endpoint
@@ -203,7 +203,7 @@ def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operato
     operator.cluster.finish(workers)
 
 
-def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Path) -> None:
+def test_a_peer_with_a_wrong_proof_is_rejected(operator: Operator, tmp_path: Path) -> None:
     start(operator)
     workers = operator.cluster.desk.generation(2)
     with pytest.raises(AccessDenied, match="another secret"):
@@ -222,7 +222,9 @@ def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Pat
         challenge = line.receive(FAR)
         assert isinstance(challenge, wire.Challenge)
         line.send_frame(
-            wire.Proof(wire.prove(user_secret({"TENAX_PRIVATE_DIR": operator.doors}), "agent", hello, challenge.nonce))
+            wire.Proof(
+                wire.prove(user_secret({"TENAX_PRIVATE_DIR": operator.sockets}), "agent", hello, challenge.nonce)
+            )
         )
         assert isinstance(line.receive(FAR), wire.Refused)
     operator.cluster.finish(workers)
@@ -253,7 +255,7 @@ def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster,
 def test_through_an_open_etcd_a_run_without_a_secret_is_operated_on_its_nodes_only(
     operator: Operator, etcd: EtcdCluster
 ) -> None:
-    """Anyone who reaches etcd can read the secret of the leader's links there; that does not let an operator in."""
+    """Any client of etcd can read the secret of the links there, so that secret does not admit operators."""
     operator.cluster.use_etcd(etcd)
     run_id = operator.cluster.told["run_id"]
     agents = operator.cluster.start(2)
@@ -269,7 +271,7 @@ def test_through_an_open_etcd_a_run_without_a_secret_is_operated_on_its_nodes_on
 def test_through_etcd_with_tls_and_users(
     operator: Operator, make_etcd: Callable[..., EtcdCluster], tmp_path: Path
 ) -> None:
-    """The operator needs what a node needs: a certificate, and a user's name and password; each lack is named."""
+    """An operator needs the same certificate, user name and password as a node; each missing one is named."""
     etcd = make_etcd(tls="mutual", users=True)
     operator.cluster.use_etcd(etcd)
     run_id = operator.cluster.told["run_id"]

@@ -1,4 +1,4 @@
-"""The operator's commands and a run of one node: found by its id, by its pid, or because it is the only one."""
+"""Operator commands for a run of one node: found by run id, by pid, or because it is the only run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def start(operator: Operator, run_id: str = "solo", workers: int = 2) -> None:
     operator.until_found(agent)
 
 
-def test_the_only_run_needs_no_name_and_shows_what_it_does(operator: Operator) -> None:
+def test_the_only_run_needs_no_name(operator: Operator) -> None:
     start(operator)
     workers = operator.cluster.desk.generation(2)
     agent = operator.cluster.agents[0]
@@ -49,7 +49,7 @@ def test_ps_lists_every_run_of_this_host(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
-def test_two_runs_of_one_name_are_told_apart_by_pid(operator: Operator) -> None:
+def test_two_runs_with_one_name_are_chosen_by_pid(operator: Operator) -> None:
     start(operator, "same", 1)
     start(operator, "same", 1)
     workers = operator.cluster.desk.all(2)
@@ -63,7 +63,7 @@ def test_two_runs_of_one_name_are_told_apart_by_pid(operator: Operator) -> None:
     operator.cluster.finish([worker for worker in workers if worker.agent == "node0"])
 
 
-def test_a_restart_is_free_and_says_why(operator: Operator) -> None:
+def test_an_operators_restart_is_uncharged_and_shows_its_reason(operator: Operator) -> None:
     start(operator)
     operator.cluster.desk.generation(2)
     agent = operator.cluster.agents[0]
@@ -80,7 +80,7 @@ def test_a_restart_is_free_and_says_why(operator: Operator) -> None:
     assert operator.tenax("restart", "--yes").code == 1
 
 
-def test_stop_waits_until_the_agent_is_gone_and_the_run_is_told_as_cancelled(operator: Operator) -> None:
+def test_stop_waits_for_the_agent_and_the_run_is_reported_as_cancelled(operator: Operator) -> None:
     start(operator)
     operator.cluster.desk.generation(2)
     agent = operator.cluster.agents[0]
@@ -92,7 +92,7 @@ def test_stop_waits_until_the_agent_is_gone_and_the_run_is_told_as_cancelled(ope
     assert "the rack is moved" in agent.printed_report
 
 
-def test_without_a_terminal_nothing_is_done_unless_it_is_said_to_be_wanted(operator: Operator) -> None:
+def test_without_a_terminal_nothing_is_done_unless_yes_is_passed(operator: Operator) -> None:
     start(operator)
     workers = operator.cluster.desk.generation(2)
     for words in (("stop",), ("restart",), ("drain", "0")):
@@ -102,7 +102,7 @@ def test_without_a_terminal_nothing_is_done_unless_it_is_said_to_be_wanted(opera
     operator.cluster.finish(workers)
 
 
-def test_a_terminal_is_asked_first(operator: Operator) -> None:
+def test_on_a_terminal_the_command_asks_first(operator: Operator) -> None:
     start(operator)
     operator.cluster.desk.generation(2)
     agent = operator.cluster.agents[0]
@@ -132,7 +132,7 @@ def test_a_terminal_is_asked_first(operator: Operator) -> None:
     assert agent.wait() == 130
 
 
-def test_a_run_that_has_ended_is_not_a_run_that_never_was(operator: Operator) -> None:
+def test_an_ended_run_is_distinguished_from_an_unknown_one(operator: Operator) -> None:
     start(operator, "past")
     operator.cluster.finish(operator.cluster.desk.generation(2))
     done = operator.tenax("status", "past")
@@ -146,11 +146,11 @@ def test_a_run_that_has_ended_is_not_a_run_that_never_was(operator: Operator) ->
     assert "nothing of yours runs on this host" in nothing.err
 
 
-def test_the_door_of_an_agent_that_was_killed_is_removed(operator: Operator) -> None:
+def test_the_control_socket_of_a_killed_agent_is_removed(operator: Operator) -> None:
     start(operator)
     operator.cluster.desk.generation(2)
     agent = operator.cluster.agents[0]
-    path = operator.door(agent)
+    path = operator.control_socket(agent)
     operator.cluster.kill(agent)
     agent.wait()
     assert os.path.exists(path)
@@ -160,7 +160,7 @@ def test_the_door_of_an_agent_that_was_killed_is_removed(operator: Operator) -> 
     assert "not running on this host any more" in operator.tenax("status", "solo").err
 
 
-def test_an_agent_that_is_stopped_is_listed_and_holds_nobody_up(operator: Operator) -> None:
+def test_a_stopped_agent_is_listed_and_does_not_delay_the_command(operator: Operator) -> None:
     start(operator, "well", 1)
     start(operator, "stuck", 1)
     workers = operator.cluster.desk.all(2)
@@ -174,14 +174,14 @@ def test_an_agent_that_is_stopped_is_listed_and_holds_nobody_up(operator: Operat
     operator.cluster.finish(workers)
 
 
-def test_garbage_at_the_door_costs_its_visitor_only(operator: Operator) -> None:
+def test_garbage_on_the_control_socket_closes_only_that_connection(operator: Operator) -> None:
     start(operator, workers=1)
     workers = operator.cluster.desk.generation(1)
     agent = operator.cluster.agents[0]
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\0\0\0\2{}", b"\0\0\0\0", b"\0\0"):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(30.0)
-            sock.connect(operator.door(agent))
+            sock.connect(operator.control_socket(agent))
             sock.sendall(garbage)
             sock.shutdown(socket.SHUT_WR)
             assert sock.recv(100) == b""
@@ -189,12 +189,12 @@ def test_garbage_at_the_door_costs_its_visitor_only(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
-def test_a_folder_that_others_can_enter_is_not_used(operator: Operator) -> None:
-    os.chmod(operator.doors, 0o755)
+def test_a_folder_that_other_users_can_enter_is_not_used(operator: Operator) -> None:
+    os.chmod(operator.sockets, 0o755)
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
     workers = operator.cluster.desk.generation(1)
-    agent.until_said("'tenax status' will not find this run by its id")
-    assert os.listdir(operator.doors) == []
+    agent.until_said("could not open the control socket: ")
+    assert os.listdir(operator.sockets) == []
     done = operator.tenax("ps")
     assert done.code == 1
     assert "must be a folder that only this user can enter" in done.err

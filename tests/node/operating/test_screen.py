@@ -1,4 +1,4 @@
-"""One screen for every run and every terminal: it fits, it says what matters first, and nothing in it acts."""
+"""The status screen: fits every terminal, shows the most important first, and contains no control characters."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def plain_screen(text: str) -> list[str]:
     return _COLOURS.sub("", text).splitlines()
 
 
-def test_it_says_what_the_run_does_since_when_and_what_it_costs() -> None:
+def test_it_shows_the_phase_its_duration_and_the_goodput() -> None:
     text = render(status())
     assert text.startswith("run llama: running for 1 min 15 s\n")
     assert "generation  2, formed 1 min 20 s ago: rank 3 failed on node0003" in text
@@ -75,7 +75,7 @@ def test_it_says_what_the_run_does_since_when_and_what_it_costs() -> None:
     assert "nodes, 2 of 2 to 4: 2 working" in text
 
 
-def test_what_is_left_of_a_run_that_is_over_is_its_outcome() -> None:
+def test_an_ended_run_shows_its_outcome() -> None:
     text = render(status(phase="over", outcome="failed", doing="the run is over: it is spent", nodes=()))
     assert text.startswith("run llama: failed\n")
     assert "the run is over: it is spent" in text
@@ -100,14 +100,14 @@ def test_it_fits_every_terminal(width: int, height: int | None) -> None:
         assert text.endswith("\n")
 
 
-def test_nothing_is_told_by_colour_alone() -> None:
+def test_no_information_is_conveyed_by_colour_alone() -> None:
     told = status(nodes=(node(0), node(1, "draining"), node(2, failed=(0,))), failures=(failure(3),))
     assert plain_screen(render(told, colour=True)) == render(told).splitlines()
     assert "\x1b" in render(told, colour=True)
     assert "working, 1 failed" in render(told)
 
 
-def test_of_a_thousand_nodes_those_that_do_not_work_come_first() -> None:
+def test_nodes_with_problems_come_first() -> None:
     nodes = [node(i) for i in range(1000)]
     nodes[700], nodes[900] = node(700, "draining"), node(900, "starting")
     nodes[500] = node(500, failed=(3,))
@@ -120,7 +120,7 @@ def test_of_a_thousand_nodes_those_that_do_not_work_come_first() -> None:
     assert len(lines) < 50
 
 
-def test_workers_and_their_steps_are_shown_in_short() -> None:
+def test_workers_and_steps_are_summarized() -> None:
     nodes = (node(0, steps=(7, 7), slots=2), node(1, slots=2, first_rank=2, steps=(5, 9), phases=("", "checkpoint")))
     text = render(status(nodes=(*nodes, node(2, "spare", rank=-1, first_rank=-1, slots=1))), 100)
     rows = {line.split()[1]: line.split() for line in text.splitlines() if " node000" in line}
@@ -130,7 +130,7 @@ def test_workers_and_their_steps_are_shown_in_short() -> None:
     assert rows["node0002"][-2:] == ["1", "worker"]
 
 
-def test_causes_are_shown_before_consequences_and_of_many_only_some() -> None:
+def test_causes_come_before_consequences_and_long_lists_are_cut() -> None:
     told = (failure(3, cause="out of memory on the GPU"), *(failure(i, is_consequence=True) for i in range(10, 30)))
     text = re.sub(r"\s+", " ", render(status(failures=told, earlier=(failure(9, generation=1),))))
     assert "failures of generation 2" in text
@@ -140,7 +140,7 @@ def test_causes_are_shown_before_consequences_and_of_many_only_some() -> None:
     assert "generation 1, rank 9 on node0003" in text
 
 
-def test_a_hang_stands_where_the_run_says_what_it_does() -> None:
+def test_a_hang_replaces_the_phase() -> None:
     hang = "generation 2 seems to hang: nothing has moved for 300 s; rank 3 on node0003: in load, train.py:7"
     text = re.sub(r"\s+", " ", render(status(hang=hang)))
     assert f"hang {hang}" in text
@@ -152,7 +152,7 @@ def test_a_run_without_restarts_says_so() -> None:
     assert "restarts    none allowed (--max-restarts 0)" in render(status(restarts_used=0, max_restarts=0))
 
 
-def test_what_others_wrote_does_nothing_to_a_terminal() -> None:
+def test_control_characters_in_texts_are_removed() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202e\nsecond"
     told = status(
         run_id=evil,
@@ -176,7 +176,7 @@ def test_a_pipe_gets_each_event_once() -> None:
     assert event_lines(told, NOW) == []
 
 
-def test_text_is_cut_and_wrapped_by_what_it_takes_on_a_terminal() -> None:
+def test_text_is_cut_and_wrapped_by_its_display_width() -> None:
     assert cells("abc") == 3
     assert cells("名前") == 4
     assert cells("e\u0301") == 1
@@ -189,7 +189,7 @@ def test_text_is_cut_and_wrapped_by_what_it_takes_on_a_terminal() -> None:
     assert plain("a\n b\tc") == "a b c"
 
 
-def test_a_table_loses_what_is_wanted_least() -> None:
+def test_a_narrow_table_drops_the_least_important_columns() -> None:
     columns = (Column("A", 2), Column("B", 1), Column("C", 3, min_width=4), Column("D", 9))
     rows = [("1", "22", "three-three", ""), ("4", "55", "six", "")]
     assert table(columns, rows, None) == ["A  B   C", "1  22  three-three", "4  55  six"]

@@ -1,4 +1,4 @@
-"""An agent that does not answer is no run that is over: operators hear that it is there, and what to do."""
+"""An agent that does not answer has not ended: commands report it and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .kit import Operator
 
 
 def stop(agent: Agent) -> str:
-    """Stop it as Ctrl-Z does, and return what is to be said about it."""
+    """Stop it as Ctrl-Z does, and return the expected message."""
     agent.send(signal.SIGSTOP)
     stat = Path(f"/proc/{agent.process.pid}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the agent to stop")
@@ -23,11 +23,11 @@ def stop(agent: Agent) -> str:
 
 
 def at_once(operator: Operator, *commands: tuple[str, ...]) -> list[Done]:
-    """Each of them waits for an answer for a while."""
+    """Run the commands in parallel, since each waits for an answer."""
     return [running.wait() for running in [operator.bench.start(*words, program=TENAX, env={}) for words in commands]]
 
 
-def test_an_agent_that_is_stopped_is_named_by_every_command(operator: Operator) -> None:
+def test_every_command_names_a_stopped_agent(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
     workers = operator.cluster.desk.generation(1)
     operator.until_found(agent)
@@ -49,7 +49,7 @@ def test_an_agent_that_is_stopped_is_named_by_every_command(operator: Operator) 
     operator.cluster.finish(workers)
 
 
-def test_ps_tells_which_run_it_is_and_what_silent_means(operator: Operator) -> None:
+def test_ps_names_the_run_of_a_silent_agent(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
     workers = operator.cluster.desk.generation(1)
     operator.until_found(agent)
@@ -65,7 +65,7 @@ def test_ps_tells_which_run_it_is_and_what_silent_means(operator: Operator) -> N
     operator.cluster.finish(workers)
 
 
-def test_which_of_several_runs_is_meant_must_be_said_also_if_one_is_silent(operator: Operator) -> None:
+def test_a_silent_agent_counts_when_the_run_must_be_named(operator: Operator) -> None:
     for run_id in ("well", "stuck"):
         operator.until_found(*operator.cluster.start(nodes=(1, 1), run_id=run_id, backend="local"))
     workers = operator.cluster.desk.all(2)
@@ -81,7 +81,7 @@ def test_which_of_several_runs_is_meant_must_be_said_also_if_one_is_silent(opera
     operator.cluster.finish(workers)
 
 
-def test_of_a_run_with_other_agents_here_these_are_asked(operator: Operator) -> None:
+def test_another_agent_of_the_run_on_this_host_answers(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, conf={"keep_alive_interval": 30})
     operator.until_found(serving, other)
     workers = operator.cluster.desk.generation(2)

@@ -1,4 +1,4 @@
-"""The command lines of an operator: what cannot be followed is one sentence, and every command explains itself."""
+"""Operator command lines: usage errors are one line, and every command has a help text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.unit
         (("ps", "run"), "it lists this host"),
     ],
 )
-def test_wrong_usage_is_one_sentence(capfd: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:
+def test_a_usage_error_is_one_line(capfd: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:
     assert main(words) == 2
     said = capfd.readouterr().err
     assert sentence in said
@@ -40,7 +40,7 @@ def test_wrong_usage_is_one_sentence(capfd: pytest.CaptureFixture[str], words: t
 
 
 @pytest.mark.parametrize("command", ["status", "ps", "stop", "drain", "restart"])
-def test_every_command_explains_itself(capfd: pytest.CaptureFixture[str], command: str) -> None:
+def test_every_command_has_help(capfd: pytest.CaptureFixture[str], command: str) -> None:
     assert main([command, "--help"]) == 0
     page = capfd.readouterr().out
     assert page.startswith(f"usage: tenax {command}")

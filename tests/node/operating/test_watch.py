@@ -31,7 +31,7 @@ def test_on_a_terminal_it_follows_the_run_until_ctrl_c(operator: Operator) -> No
     operator.cluster.finish(workers)
 
 
-def test_in_a_pipe_every_event_is_one_line_and_the_end_ends_it(operator: Operator) -> None:
+def test_in_a_pipe_every_event_is_one_line_until_the_run_ends(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
     operator.until_found(agent)
     operator.cluster.desk.generation(1)
@@ -52,8 +52,8 @@ def test_in_a_pipe_every_event_is_one_line_and_the_end_ends_it(operator: Operato
     assert len({status["mark"] for status in statuses}) == len(statuses), "nothing is told twice"
 
 
-def test_it_ends_when_nobody_reads_it_any_more(operator: Operator) -> None:
-    """``| head -1``: also if nothing happens in the run that could be told."""
+def test_it_ends_when_the_reader_closes_the_pipe(operator: Operator) -> None:
+    """``| head -1``, even if the run has no further event."""
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
     operator.until_found(agent)
     workers = operator.cluster.desk.generation(1)
@@ -68,7 +68,7 @@ def test_it_ends_when_nobody_reads_it_any_more(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
-def test_it_goes_on_when_the_coordinator_moves(operator: Operator) -> None:
+def test_it_continues_when_the_coordinator_moves(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, conf={"keep_alive_interval": 0.2})
     operator.until_found(serving, other)
     operator.cluster.desk.generation(2)

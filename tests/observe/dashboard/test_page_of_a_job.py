@@ -41,7 +41,7 @@ class Job:
         return "".join(agent.err for agent in self.agents)
 
     def link(self) -> str:
-        found = until(lambda: re.search(r"the page of this run: (\S+)", self.said()), "the link")
+        found = until(lambda: re.search(r"dashboard: (http\S+)", self.said()), "the link")
         return found[1]
 
     def finish(self, attempt: int = 0) -> None:

@@ -165,7 +165,7 @@ def test_a_program_that_is_not_python_has_no_stacks_and_that_is_said(job: Job) -
             pipe.write(b"line\n" * 1000)  # waits until it is read
         agent.until_said("nothing is done about it")
     told = hang_report(agent)
-    assert "not known: it is no Python program, or not one that tenax prepared" in told[2]
+    assert "not known: it is not a Python program prepared for stack dumps" in told[2]
     assert agent.wait().code == 0
 
 

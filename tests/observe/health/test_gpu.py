@@ -121,13 +121,13 @@ def test_an_older_driver_is_not_asked(driver: str | bytes) -> None:
     """A sentence says from which one on; nobody is accused."""
     check = GPUHealthCheck(nvml=Nvml(1, driver=driver))
     assert (check.enabled, check(), check.check()) == (False, True, [])
-    assert "GPU health can be asked for from 570 on" in check.why_not
+    assert "GPU health checks require 570 or later" in check.why_not
 
 
 def test_without_a_driver_there_is_a_sentence() -> None:
     check = GPUHealthCheck(nvml=Nvml(init=NVMLError(DRIVER_NOT_LOADED)))
     assert (check.enabled, check.pynvml_available, check()) == (False, False, True)
-    assert check.why_not == "the NVIDIA driver does not answer: NVML error 9"
+    assert check.why_not == "the NVIDIA driver does not respond: NVML error 9"
 
 
 def test_a_driver_that_goes_away_is_a_sentence_too() -> None:
@@ -136,7 +136,7 @@ def test_a_driver_that_goes_away_is_a_sentence_too() -> None:
     check = GPUHealthCheck(nvml=nvml)
     nvml.init_error = NVMLError(DRIVER_NOT_LOADED)
     assert check()
-    assert "does not answer" in check.why_not
+    assert "does not respond" in check.why_not
 
 
 @pytest.mark.skipif("pynvml" in sys.modules, reason="somebody has imported it")
@@ -201,7 +201,7 @@ def test_gpus_that_nobody_can_ask_are_no_reason_to_be_unhealthy() -> None:
         server.start()
         assert server.wait_for_first_look(PATIENCE_S)
         assert kube_probe(server.port).status == 200
-        assert "does not answer" in server.get_gpu_health_status()["error"]
+        assert "does not respond" in server.get_gpu_health_status()["error"]
         server.stop()
         plain = create_gpu_healthcheck_server(now, 0, 60, enable_gpu_monitoring=False)
         plain.start()

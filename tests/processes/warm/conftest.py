@@ -1,4 +1,4 @@
-"""Real runs with and without what was preloaded, on a bench of their own that proves that nothing was left behind."""
+"""A bench for real runs with and without preloading; it checks that no process or file is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kit.jobs import Bench
 
 if not sys.platform.startswith("linux"):
-    collect_ignore_glob = ["test_*.py"]  # only there are workers forked warm
+    collect_ignore_glob = ["test_*.py"]  # workers are forked warm only there
 
 
 @pytest.fixture

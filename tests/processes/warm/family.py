@@ -1,4 +1,4 @@
-"""Who is who below an agent whose workers are warm: read from the process table, as a person would."""
+"""The processes of an agent with warm workers, read from the process table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.jobs import Bench, Running, is_alive, until
 
-# A script whose workers say where a module was imported, and stay until somebody ends them.
+# A script whose workers note where a module was imported and stay until they are stopped.
 STAYING = """
     import os, sys
     import marked_kit
@@ -28,7 +28,7 @@ def name_of(pid: int) -> str:
 
 
 def started_at(pid: int) -> int:
-    """In ticks of the system's clock."""
+    """Return the start time of a process, in clock ticks."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
@@ -62,16 +62,16 @@ class Family:
 
     @property
     def root(self) -> int:
-        """The template's interpreter as it was started."""
+        """The interpreter that the keeper started as the template."""
         return until(lambda: self._children_of(self.keeper, "tenax-template"), "a template")[0]
 
     @property
     def template(self) -> int:
-        """The one that has imported everything, and forks."""
+        """The process that has imported everything and forks."""
         return until(lambda: self._children_of(self.root, "tenax-template"), "a template that imports")[0]
 
     @property
-    def midwives(self) -> list[int]:
+    def forkers(self) -> list[int]:
         return self._children_of(self.template, "tenax-template")
 
     @property
@@ -81,7 +81,7 @@ class Family:
     def until_standbys(
         self, count: int, *, without: set[int] | None = None, but_for: set[int] | None = None
     ) -> set[int]:
-        """So many of them, and none of those; ``but_for``: who is none, whatever it calls itself."""
+        """Wait for ``count`` standbys, none of ``without``. ``but_for``: not standbys, despite their name."""
 
         def there() -> set[int]:
             found = self.standbys - (but_for or set())

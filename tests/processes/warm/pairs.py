@@ -1,7 +1,6 @@
-"""The same job twice: once cold, once warm, and what its workers saw of themselves.
+"""The same job twice, cold and warm, with what its workers observed of their process.
 
-Each kind of job runs once, whoever asks first, and its findings lie in a folder that all processes of a parallel test
-run share.
+Each kind of job runs once; its observations are in a folder that all processes of a parallel test run share.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Kind:
         terminal: bool = False,
         heavy: bool = False,
     ) -> None:
-        """``words``: what is written between ``tenax run`` and the script's arguments."""
+        """``words``: the arguments between ``tenax run`` and the script's arguments."""
         self.words = words
         self.env = {**({"SIGHT_HEAVY": "1"} if heavy else {}), **(env or {})}
         self.prepare = prepare
@@ -58,7 +57,7 @@ class Kind:
 
 
 class Seen:
-    """What came of one run."""
+    """The result of one run."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.code: int = data["code"]
@@ -82,7 +81,7 @@ class Pair:
 
 
 def pair(kind: Kind, name: str, shared: Path) -> Pair:
-    """Run it, or read what the one who ran it has found."""
+    """Run it, or read the observations of the process that ran it."""
     found = shared / f"warm-pair-{name}.json"
     with open(shared / f"warm-pair-{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -149,7 +148,7 @@ def _findings(bench: Bench, begun: Any) -> dict[str, Any]:
 
 
 def _alike(text: str, home: Path, bench: Bench) -> str:
-    """Without what two runs cannot have in common: where they are, how they are marked, their ports and pids."""
+    """Return the value without what differs between two runs: paths, marks, ports and pids."""
     text = text.replace(str(home), "HOME").replace(bench.mark, "MARK")
     text = re.sub(r"logs/job_[0-9a-f]{8}", "logs/job", text)
     text = re.sub(r"(TENAX_KEEPER\W{1,9})[0-9a-f]{16}", r"\1KEEPER", text)

@@ -1,10 +1,10 @@
-"""What a script can see of the process that it runs in: one function for each property, and a script that notes them.
+"""A script that records what it observes of its process: one function for each property.
 
 It is copied next to the modules that the tests preload, and runs in real workers. The tests import it for the names.
-Needs nothing but the standard library and numpy, and knows nothing of tenax.
+It needs only the standard library and numpy, and does not import tenax.
 
 Usage: sight_main.py FOLDER [more arguments]. Each worker writes FOLDER/<rank>.<attempt>.json. Rank 0 fails in the
-first attempt when all of it has been written, so that there is a second one.
+first attempt when all files are written, so that there is a second attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 SAME: dict[str, Callable[[], object]] = {}  # as in a cold worker
 OWN: dict[str, Callable[[], object]] = {}  # different in each worker of each generation
-TOLD: dict[str, Callable[[], object]] = {}  # for tests of their own
+SEPARATE: dict[str, Callable[[], object]] = {}  # compared by separate tests
 
 
 def same(look: Callable[[], object]) -> Callable[[], object]:
@@ -32,17 +32,17 @@ def own(look: Callable[[], object]) -> Callable[[], object]:
 
 
 def heavy(look: Callable[[], object]) -> Callable[[], object]:
-    """It takes a while, so not every kind of run looks at it."""
+    """Mark a slow property, which only some kinds of runs record."""
 
-    def look_if_asked() -> object:
+    def look_if_enabled() -> object:
         return look() if "SIGHT_HEAVY" in os.environ else "not looked at"
 
-    look_if_asked.__name__ = look.__name__
-    return look_if_asked
+    look_if_enabled.__name__ = look.__name__
+    return look_if_enabled
 
 
-def told(look: Callable[[], object]) -> Callable[[], object]:
-    TOLD[look.__name__] = look
+def separate(look: Callable[[], object]) -> Callable[[], object]:
+    SEPARATE[look.__name__] = look
     return look
 
 
@@ -154,7 +154,7 @@ def control_group() -> object:
 
 @same
 def death_signal() -> object:
-    """What the kernel sends when the keeper is gone."""
+    """The signal that the kernel sends when the keeper dies."""
     import ctypes
 
     number = ctypes.c_int()
@@ -250,7 +250,7 @@ def stream_raw_descriptors() -> object:
 
 @same
 def standard_input() -> object:
-    """Rank 0 alone: they share it."""
+    """Only in rank 0, because all workers share it."""
     return sys.stdin.read() if os.environ["RANK"] == "0" else "not read"
 
 
@@ -483,7 +483,7 @@ def logging_state() -> object:
 
 @same
 def trees_of_modules() -> object:
-    """A module that was imported once looks as if it had been imported here."""
+    """A preloaded module looks as if it had been imported here."""
     import numpy
     import tiny_kit  # type: ignore[import-not-found]
 
@@ -630,7 +630,7 @@ def numpy_works() -> object:
 
 @same
 def modules_are_imported_late() -> object:
-    """From the script's folder, and as they are now."""
+    """From the script's folder, in their current version."""
     import late_kit  # type: ignore[import-not-found]
 
     return late_kit.__file__, late_kit.VALUE
@@ -725,43 +725,43 @@ def shared_memory_name() -> object:
 # --- what is known to differ ------------------------------------------------------------------------------------------
 
 
-@told
+@separate
 def hash_of_text() -> object:
     return hash("a text that has no meaning")
 
 
-@told
+@separate
 def environment_at_start() -> object:
     return [entry.partition("=")[0] for entry in _proc("environ").split("\0") if entry]
 
 
-@told
+@separate
 def frozen_objects() -> object:
     import gc
 
     return gc.get_freeze_count()
 
 
-@told
+@separate
 def loaded_at_first() -> object:
     return _LOADED
 
 
-@told
+@separate
 def imported_in() -> object:
     import tiny_kit
 
     return tiny_kit.IMPORTED_IN
 
 
-@told
+@separate
 def parent() -> object:
     return os.getppid()
 
 
 def _note_all(folder: str) -> None:
     seen: dict[str, object] = {}
-    for kind in (SAME, OWN, TOLD):
+    for kind in (SAME, OWN, SEPARATE):
         for name, look in kind.items():
             try:
                 seen[name] = look()

@@ -1,4 +1,4 @@
-"""What ``--preload auto`` finds in a script: read, not run, and only what others wrote."""
+"""What ``--preload auto`` finds in a script without running it: only third-party modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(json.dumps(tenax_imports.third_party_imports((sys.argv[4], sys.argv[5] == 
 
 
 class Project:
-    """A folder of the user, with the packages of others somewhere else."""
+    """A folder of the user, with third-party packages elsewhere."""
 
     def __init__(self, home: Path) -> None:
         self.home = home / "project"
@@ -48,7 +48,7 @@ class Project:
         return path
 
     def finds(self, script: str = "train.py", *, module: bool = False, first: Path | None = None) -> list[str]:
-        """In a process of its own, as in a template: with the script's folder first on the path."""
+        """Scan in a separate process, with the script's folder first on the path, as in a template."""
         place = self.home / script
         folder = first or (self.home if module else place if place.is_dir() else place.resolve().parent)
         words = [FOLDER, str(folder), str(self.packages), script, "module" if module else "file"]
@@ -123,11 +123,11 @@ def project(tmp_path: Path) -> Project:
         pytest.param("# -*- coding: latin-1 -*-\nimport big", ["big"], id="another encoding"),
     ],
 )
-def test_what_is_found_in_a_script(project: Project, source: str, found: list[str]) -> None:
+def test_imports_of_a_script_are_found(project: Project, source: str, found: list[str]) -> None:
     assert project.finds_in(source) == found
 
 
-def test_a_script_with_a_null_byte_or_none_at_all(project: Project) -> None:
+def test_an_invalid_or_missing_script_has_no_imports(project: Project) -> None:
     assert project.finds_in("import big\0") == []
     assert project.finds("missing.py") == []
 
@@ -138,21 +138,21 @@ def test_nothing_is_run(project: Project) -> None:
     assert project.finds_in("import small, own\nraise SystemExit(7)") == ["small"]
 
 
-def test_own_files_are_looked_through_and_not_named(project: Project) -> None:
+def test_user_files_are_scanned_and_not_preloaded(project: Project) -> None:
     project.write("model.py", "import big.nn\nimport layers.dense")
     project.write("layers/__init__.py", "import third")
     project.write("layers/dense.py", "import small")
     assert set(project.finds_in("import model")) == {"big.nn", "third", "small"}
 
 
-def test_own_files_that_import_each_other_come_to_an_end(project: Project) -> None:
+def test_user_files_that_import_each_other_are_scanned_once(project: Project) -> None:
     project.write("one.py", "import two, big")
     project.write("two.py", "import one, third, train")
     assert project.finds_in("import one") == ["third", "big"]
 
 
-def test_what_others_import_is_their_business(project: Project) -> None:
-    """It comes with them."""
+def test_third_party_files_are_not_scanned(project: Project) -> None:
+    """Their imports come with them."""
     assert project.finds_in("import small") == ["small"]
 
 
@@ -164,18 +164,18 @@ def test_relative_imports(project: Project) -> None:
     assert sorted(project.finds_in("import pack")) == ["big.nn", "third"]
 
 
-def test_a_relative_import_of_a_script_is_an_error_of_its_own(project: Project) -> None:
+def test_a_relative_import_in_a_script_is_ignored(project: Project) -> None:
     assert project.finds_in("from . import big\nfrom .big import nn\nimport third") == ["third"]
 
 
-def test_a_submodule_of_an_own_package_brings_its_package(project: Project) -> None:
+def test_a_submodule_of_a_user_package_includes_its_package(project: Project) -> None:
     """``import pack.inner`` runs ``pack/__init__.py`` first."""
     project.write("pack/__init__.py", "import big")
     project.write("pack/inner.py", "import third")
     assert set(project.finds_in("import pack.inner")) == {"big", "third"}
 
 
-def test_a_name_of_ours_hides_one_of_others(project: Project) -> None:
+def test_a_user_module_hides_a_third_party_module(project: Project) -> None:
     project.write("small.py", "import third")
     assert project.finds_in("import small") == ["third"]
 
@@ -195,8 +195,8 @@ def test_a_package_as_script(project: Project) -> None:
     assert set(found) == {"small", "big", "third"}
 
 
-def test_a_module_of_others_as_script(project: Project) -> None:
-    """It is not the user's, but what it imports at its start is imported anyway."""
+def test_a_third_party_module_as_script(project: Project) -> None:
+    """It is not the user's, but its imports are found."""
     assert set(project.finds("small", module=True)) <= {"small", "other"}
 
 
@@ -207,21 +207,21 @@ def test_a_folder_as_script(project: Project) -> None:
 
 
 def test_a_link_as_script(project: Project) -> None:
-    """What is imported lies next to what the link leads to."""
+    """Modules are found next to the target of the link."""
     project.write("place/train.py", "import beside, big")
     project.write("place/beside.py", "import third")
     (project.home / "link.py").symlink_to("place/train.py")
     assert sorted(project.finds("link.py")) == ["big", "third"]
 
 
-def test_packages_inside_the_project_are_not_the_users(project: Project) -> None:
+def test_packages_in_a_virtual_environment_inside_the_project_are_third_party(project: Project) -> None:
     project.packages = project.home / "venv" / "lib" / "python3" / "site-packages"
     for name, source in PACKAGES.items():
         project.write(name, source, project.packages)
     assert project.finds_in("import big.nn, small") == ["big.nn", "small"]
 
 
-def test_packages_in_a_folder_of_any_name_are_known_by_what_pip_leaves(project: Project) -> None:
+def test_packages_in_any_folder_are_recognized_by_their_metadata(project: Project) -> None:
     project.packages = project.home / "vendored"
     for name, source in PACKAGES.items():
         project.write(name, source, project.packages)
@@ -230,7 +230,7 @@ def test_packages_in_a_folder_of_any_name_are_known_by_what_pip_leaves(project: 
     assert project.finds_in("import small") == ["small"]
 
 
-def test_a_namespace_of_others(project: Project) -> None:
+def test_a_third_party_namespace_package(project: Project) -> None:
     project.write("space/one.py", "", project.packages)
     assert "space.one" in project.finds_in("import space.one")
 

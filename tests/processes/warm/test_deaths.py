@@ -1,4 +1,4 @@
-"""Anybody may be killed at any moment: a standby, the template, the keeper, the agent. Nobody is left, none hangs."""
+"""Any process may be killed at any time: standby, template, keeper, agent. None is left, and none hangs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_attempt_on_one_node_keeps_no_standbys(bench: Bench) -> None:
     family = _start(bench, restarts=0)
     bench.pids(2)
     assert _was_warm(bench, 0)
-    deadline = time.monotonic() + 1.2  # longer than the keeper waits before it has standbys bred
+    deadline = time.monotonic() + 1.2  # longer than the keeper's delay before it forks standbys
     seen: set[int] = set()
     while time.monotonic() < deadline:
         seen |= family.standbys
@@ -72,7 +72,7 @@ def test_one_attempt_on_one_node_keeps_no_standbys(bench: Bench) -> None:
     _stop(family.running)
 
 
-def test_a_run_that_is_asked_to_end_leaves_no_standby(bench: Bench) -> None:
+def test_a_stopped_run_leaves_no_standby(bench: Bench) -> None:
     family = _start(bench)
     bench.pids(2)
     family.until_standbys(2)
@@ -84,7 +84,7 @@ def test_a_run_that_is_asked_to_end_leaves_no_standby(bench: Bench) -> None:
 # --- the death of one -------------------------------------------------------------------------------------------------
 
 
-def test_a_standby_that_is_killed_is_replaced(bench: Bench) -> None:
+def test_a_killed_standby_is_replaced(bench: Bench) -> None:
     family = _start(bench)
     first = bench.pids(2)
     standbys = family.until_standbys(2)
@@ -110,25 +110,25 @@ def test_all_standbys_and_a_worker_may_die_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("which", ["root", "template"])
-def test_without_a_template_restarts_go_cold_and_somebody_says_so(bench: Bench, which: str) -> None:
+def test_without_a_template_restarts_are_cold_and_the_console_says_so(bench: Bench, which: str) -> None:
     family = _start(bench)
     first = bench.pids(2)
     standbys = family.until_standbys(2)
     root, template = family.root, family.template
     kill(root if which == "root" else template)
-    family.running.until_said("workers start cold: the process that forks them was killed by SIGKILL")
+    family.running.until_said("workers start cold: the template was killed by SIGKILL")
     until(lambda: not is_alive(root) and not is_alive(template), "the end of both")
     assert all(map(is_alive, (*first, *standbys)))
     kill(first[0])
     second = bench.pids(2, 1)
-    assert set(second) == standbys  # those who were there can still be workers
+    assert set(second) == standbys  # existing standbys can still become workers
     kill(second[1])
     assert not _was_warm(bench, 2)
     assert family.running.err.count("workers start cold") == 1
     _stop(family.running)
 
 
-def test_a_template_that_is_killed_while_workers_wait_for_it(bench: Bench) -> None:
+def test_workers_start_cold_if_the_template_dies_while_importing(bench: Bench) -> None:
     bench.script(
         """
         import os, time
@@ -143,7 +143,7 @@ def test_a_template_that_is_killed_while_workers_wait_for_it(bench: Bench) -> No
     family = _start(bench, source="import slow_kit\n" + "from worker_kit import *\nready()\nstay()", modules="slow_kit")
     bench.note("importing")
     kill(family.root)
-    family.running.until_said("workers start cold: the process that forks them was killed by SIGKILL")
+    family.running.until_said("workers start cold: the template was killed by SIGKILL")
     bench.tell("go_on")
     bench.tell("go_on", 1)
     bench.pids(2)
@@ -153,35 +153,35 @@ def test_a_template_that_is_killed_while_workers_wait_for_it(bench: Bench) -> No
 # --- the death of all -------------------------------------------------------------------------------------------------
 
 
-def test_nobody_outlives_the_agent(bench: Bench) -> None:
+def test_no_process_outlives_the_agent(bench: Bench) -> None:
     family = _start(bench)
     workers = bench.pids(2)
-    everybody = {*workers, *family.until_standbys(2), family.root, family.template, family.keeper}
+    processes = {*workers, *family.until_standbys(2), family.root, family.template, family.keeper}
     kill(family.running.pid)
     family.running.process.wait()
-    until(lambda: not any(map(is_alive, everybody)), "the end of everybody")
+    until(lambda: not any(map(is_alive, processes)), "the end of all processes")
     until(lambda: not bench.alive(), lambda: f"the end of {bench.alive()}")
 
 
-def test_nobody_outlives_the_keeper(bench: Bench) -> None:
+def test_no_process_outlives_the_keeper(bench: Bench) -> None:
     family = _start(bench)
     workers = bench.pids(2)
-    everybody = {*workers, *family.until_standbys(2), family.root, family.template}
+    processes = {*workers, *family.until_standbys(2), family.root, family.template}
     kill(family.keeper)
     done = family.running.wait()
     assert done.code != 0
     assert "keeper" in done.err
-    until(lambda: not any(map(is_alive, everybody)), "the end of everybody")
+    until(lambda: not any(map(is_alive, processes)), "the end of all processes")
 
 
-def test_nobody_outlives_the_keeper_that_dies_while_the_template_imports(bench: Bench) -> None:
+def test_no_process_outlives_a_keeper_that_dies_while_the_template_imports(bench: Bench) -> None:
     bench.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
     family = _start(bench, modules="slow_kit")
     bench.note("importing")
-    everybody = {family.root, family.template}
+    processes = {family.root, family.template}
     kill(family.keeper)
     family.running.wait()
-    until(lambda: not any(map(is_alive, everybody)), "the end of everybody")
+    until(lambda: not any(map(is_alive, processes)), "the end of all processes")
 
 
 # --- what workers leave behind ----------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_daemon_is_gone_before_the_next_generation_starts(bench: Bench) -> Non
     _leaves(bench, 'daemon("daemon")')
 
 
-def test_an_orphan_that_calls_itself_a_standby_is_none(bench: Bench) -> None:
+def test_an_orphan_named_like_a_standby_is_killed(bench: Bench) -> None:
     _leaves(bench, 'open("/proc/self/comm", "w").write("tenax-standby"); daemon("daemon")')
 
 
@@ -236,8 +236,8 @@ def test_an_orphan_that_calls_itself_a_standby_is_none(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT], ids=str)
-def test_a_signal_to_a_standby_is_not_one_to_the_worker_that_it_becomes(bench: Bench, number: int) -> None:
-    """Schedulers signal every process of a job; workers that handled it go on, and must be able to restart."""
+def test_a_signal_to_a_standby_does_not_reach_the_later_worker(bench: Bench, number: int) -> None:
+    """Schedulers signal every process of a job; a later restart must not fail because of it."""
     family = _start(bench)
     first = bench.pids(2)
     standbys = family.until_standbys(2)
@@ -253,11 +253,11 @@ def test_a_signal_to_a_standby_is_not_one_to_the_worker_that_it_becomes(bench: B
     _stop(family.running)
 
 
-# --- what goes wrong while standbys are bred --------------------------------------------------------------------------
+# --- failures while standbys are forked -------------------------------------------------------------------------------
 
 
-def test_a_birth_that_fails_half_way_holds_up_nobody(bench: Bench) -> None:
-    """The one who forks standbys is killed before it has told the keeper of them. The next restart must not wait."""
+def test_a_killed_forker_does_not_delay_the_next_restart(bench: Bench) -> None:
+    """It dies before it has announced its standbys to the keeper."""
     bench.script(
         """
         import os, time
@@ -275,19 +275,19 @@ def test_a_birth_that_fails_half_way_holds_up_nobody(bench: Bench) -> None:
     standbys = family.until_standbys(2)
     (bench.home / "hold").touch()
     kill(min(standbys))
-    until((bench.home / "held").exists, "the birth of another one")
-    (midwife,) = family.midwives
-    kill(midwife)
+    until((bench.home / "held").exists, "the fork of another standby")
+    (forker,) = family.forkers
+    kill(forker)
     (bench.home / "hold").unlink()
-    until(lambda: not is_alive(midwife), "its end")
+    until(lambda: not is_alive(forker), "its end")
     kill(first[0])
     for rank in range(2):
         bench.note("ready", rank, 1, timeout_s=10)
     _stop(family.running)
 
 
-class _Mother:
-    """A template as the keeper knows it: played by the test on the other end of the channel."""
+class _FakeTemplate:
+    """The other end of the keeper's channel to the template."""
 
     def __init__(self, standbys: int) -> None:
         ours, theirs = Channel.pair()
@@ -298,7 +298,7 @@ class _Mother:
         self.pool = WarmPool(os.getpid(), ours, self._output, standbys)
         self.pool.prepare(["json"], [], has_own_arguments=False)
 
-    def orders(self) -> list[str]:
+    def commands(self) -> list[str]:
         found = []
         for message, descriptors in self.channel.receive():
             found.append(message[0])
@@ -307,45 +307,45 @@ class _Mother:
         return found
 
 
-def test_a_template_that_cannot_fork_is_not_asked_for_ever() -> None:
-    """Where no process can be made, a cold start fails and says so; a warm one must come to that, too."""
-    mother = _Mother(standbys=2)
-    mother.channel.send(("ready", 0.1, ["json"], {}))
-    mother.pool.receive()
-    mother.orders()
+def test_a_template_that_cannot_fork_is_given_up() -> None:
+    """A cold start then reports that no process can be created."""
+    template = _FakeTemplate(standbys=2)
+    template.channel.send(("ready", 0.1, ["json"], {}))
+    template.pool.receive()
+    template.commands()
     asked = 0
     for _ in range(10):  # what the keeper does whenever it wakes while a worker waits
-        mother.pool.receive()
-        mother.pool.request(2)
-        if not mother.pool.is_worth_waiting:
+        template.pool.receive()
+        template.pool.request(2)
+        if not template.pool.is_worth_waiting:
             break
-        asked += mother.orders().count("fork")
-        mother.channel.send(("forked", 1, []))
-    assert not mother.pool.is_worth_waiting, f"it was asked {asked} times, in vain"
-    mother.channel.close()
+        asked += template.commands().count("fork")
+        template.channel.send(("forked", 1, []))
+    assert not template.pool.is_worth_waiting, f"{asked} requests to fork"
+    template.channel.close()
 
 
-def test_a_standby_that_died_unseen_is_passed_over(tmp_path: Path) -> None:
-    """Its death was reaped before its birth was heard of."""
-    mother = _Mother(standbys=0)
-    mother.channel.send(("ready", 0.1, ["json"], {}))
-    mother.pool.receive()
-    mother.pool.request(1)
-    mother.orders()  # and its end of the socket is closed, as at its death
-    mother.pool.on_child_death(4194305, -9)
-    mother.channel.send(("forked", 1, [4194305]))
-    mother.pool.receive()
+def test_a_standby_that_died_before_it_was_announced_is_skipped(tmp_path: Path) -> None:
+    """It was reaped before the template announced it."""
+    template = _FakeTemplate(standbys=0)
+    template.channel.send(("ready", 0.1, ["json"], {}))
+    template.pool.receive()
+    template.pool.request(1)
+    template.commands()  # and its end of the socket is closed, as at its death
+    template.pool.on_child_death(4194305, -9)
+    template.channel.send(("forked", 1, [4194305]))
+    template.pool.receive()
     spec = {"argv": [], "env": {}, "cwd": b"", "cpus": [], "numbers": []}
     read, write = os.pipe()
-    assert mother.pool.activate(spec, [], write) == 0
+    assert template.pool.activate(spec, [], write) == 0
     os.close(read)
     os.close(write)
-    assert not mother.pool.is_worth_waiting
-    mother.channel.close()
+    assert not template.pool.is_worth_waiting
+    template.channel.close()
 
 
-def test_a_worker_that_is_still_its_midwifes_child_dies_before_its_node_is_clear(tmp_path: Path) -> None:
-    """A library whose processes take their time to end keeps the midwife, and so the parent of a warm worker, alive."""
+def test_a_worker_that_is_still_a_child_of_its_forker_dies_before_its_node_is_cleared(tmp_path: Path) -> None:
+    """A library that delays process exit keeps the forker, the parent of a warm worker, alive."""
     (tmp_path / "slow_end_kit.py").write_text(
         "import os, time\nend = os._exit\ndef slowly(code):\n    time.sleep(0.5)\n    end(code)\nos._exit = slowly\n"
     )
@@ -354,22 +354,22 @@ def test_a_worker_that_is_still_its_midwifes_child_dies_before_its_node_is_clear
     launch = Launch(env=env, argv=[sys.executable, "-u", "late.py"], cwd=str(tmp_path), descriptors={})
     template = template_of(launch, [launch], "slow_end_kit", [], 0)
     assert isinstance(template, Template)
-    facts: list[object] = []
+    received: list[object] = []
     keeper = KeeperProcess()
-    keeper.open(facts.append)
+    keeper.open(received.append)
     try:
         keeper.prepare(template, lambda _: None)
         for rank in range(2):
             keeper.start(1, rank, launch)
         is_killed = False
-        while not any(isinstance(fact, NodeCleared) for fact in facts):
-            assert select.select([keeper.fileno()], [], [], 30)[0], facts
+        while not any(isinstance(event, NodeCleared) for event in received):
+            assert select.select([keeper.fileno()], [], [], 30)[0], received
             keeper.on_readable()
-            if not is_killed and sum(isinstance(fact, WorkerStarted) for fact in facts) == 2:
+            if not is_killed and sum(isinstance(event, WorkerStarted) for event in received) == 2:
                 is_killed = True
                 keeper.kill(1)
-        pids = [fact.pid for fact in facts if isinstance(fact, WorkerStarted)]
-        assert [fact.exit_code for fact in facts if isinstance(fact, WorkerExited)] == [-signal.SIGKILL] * 2
+        pids = [event.pid for event in received if isinstance(event, WorkerStarted)]
+        assert [event.exit_code for event in received if isinstance(event, WorkerExited)] == [-signal.SIGKILL] * 2
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
         assert not list(tmp_path.glob("ran-*"))
     finally:

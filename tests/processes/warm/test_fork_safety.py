@@ -1,4 +1,4 @@
-"""What cannot be forked is not preloaded, and a sentence says why; everything else is.
+"""Modules that cannot be forked are not preloaded, with a message; all others are.
 
 One run preloads a module for each reason, with two good ones around them. Every module notes in which process it was
 imported: one that was preloaded was imported in the same process for all workers, one that was left out in each worker.
@@ -67,12 +67,12 @@ LEFT_OUT = {
     "sets": ("os.environ['LOCAL_RANK'] = '0'", r"it sets LOCAL_RANK when it is imported, .*"),
     "sets_default": ("os.environ.setdefault('RANK', '0')", r"it (reads|sets) RANK when it is imported, .*"),
     "folder": ("os.chdir('/')", r"it changes the working directory \(to /\)"),
-    "mask": ("os.umask(0o27)", r"it changes the file mode creation mask"),
+    "mask": ("os.umask(0o27)", r"it changes the umask"),
     "arguments": ("import sys\nsys.argv.append('more')", r"it changes sys.argv"),
-    "path": ("import sys\nsys.path.insert(0, '/')", r"it puts a folder in front of the script's on the import path"),
+    "path": ("import sys\nsys.path.insert(0, '/')", r"it puts a folder before the script's on sys.path"),
     "failing": ("raise ValueError('not today')", r"it cannot be imported \(ValueError: not today\)"),
     "exiting": ("import sys\nsys.exit('enough')", r"it cannot be imported \(SystemExit: enough\)"),
-    "ending": ("os._exit(5)", r"the process that imported it ended with exit code 5"),
+    "ending": ("os._exit(5)", r"the process that imported it exited with code 5"),
     "killed": ("os.kill(os.getpid(), 9)", r"the process that imported it was killed by SIGKILL"),
     "crashing": (
         "import ctypes, faulthandler\nfaulthandler.disable()\nctypes.string_at(0)",
@@ -183,7 +183,7 @@ SCRIPT = """
 
 
 class Sight:
-    """What came of the one run."""
+    """The result of the run."""
 
     def __init__(self, done: Done, workers: list[dict[str, object]]) -> None:
         self.done = done
@@ -235,7 +235,7 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_it_is_left_out_and_somebody_says_why(sight: Sight, name: str) -> None:
+def test_an_unsafe_module_is_left_out_with_a_reason(sight: Sight, name: str) -> None:
     why = LEFT_OUT[name][1]
     begin = f"left_{name} is not preloaded: "
     (sentence,) = [line for line in sight.done.said if line.startswith(begin)] or ["nobody said anything"]
@@ -243,34 +243,34 @@ def test_it_is_left_out_and_somebody_says_why(sight: Sight, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LEFT_OUT if name not in NOT_FOR_WORKERS])
-def test_what_is_left_out_is_imported_by_each_worker(sight: Sight, name: str) -> None:
+def test_each_worker_imports_a_left_out_module_itself(sight: Sight, name: str) -> None:
     assert sight.places(f"left_{name}") == sight.pids
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_the_others_are_preloaded(sight: Sight, name: str) -> None:
+def test_other_modules_are_preloaded(sight: Sight, name: str) -> None:
     places = set(sight.places(f"kept_{name}"))
     assert len(places) == 1
     assert not places & set(sight.pids)
     assert f"kept_{name} is not preloaded" not in sight.done.err
 
 
-def test_what_an_import_prints_is_said_by_tenax(sight: Sight) -> None:
-    """Once for each time that it was tried, and in none of the workers."""
+def test_output_of_an_import_is_printed_by_the_agent(sight: Sight) -> None:
+    """Once per attempt, and in no worker."""
     assert "tenax: while importing: first line\n" in sight.done.err
     assert "tenax: while importing: to stderr\n" in sight.done.err
     assert "first line" not in sight.done.out
 
 
 @pytest.mark.parametrize("name", AS_IF_OWN)
-def test_it_is_as_if_the_worker_had_imported_it(sight: Sight, name: str) -> None:
+def test_a_module_looks_as_if_the_worker_had_imported_it(sight: Sight, name: str) -> None:
     """Whether it was preloaded or left out."""
     expected = [AS_IF_OWN[name][2](rank) for rank in range(2)]
     assert sight.cold.finds(name) == expected
     assert sight.finds(name) == expected
 
 
-def test_functions_for_the_end_run_in_workers_and_nowhere_else(sight: Sight) -> None:
+def test_exit_handlers_run_only_in_workers(sight: Sight) -> None:
     called = re.findall(r"called in (\d+)", sight.done.out + sight.done.err)
     assert sorted(map(int, called)) == sorted(sight.pids)  # type: ignore[type-var]
 
@@ -278,8 +278,8 @@ def test_functions_for_the_end_run_in_workers_and_nowhere_else(sight: Sight) -> 
 # --- what takes a run of its own --------------------------------------------------------------------------------------
 
 
-def test_an_accelerator_that_was_initialised_is_one_of_the_reasons(bench: Bench) -> None:
-    """As torch tells it; a real one opens its device, which is seen as well."""
+def test_a_module_that_initialises_cuda_is_left_out(bench: Bench) -> None:
+    """As reported by torch; a real one also opens its device."""
     bench.script("from . import cuda", "torch/__init__.py")
     bench.script("def is_initialized(): return True", "torch/cuda.py")
     done = bench.run("--nproc-per-node", "2", "--preload", "torch", bench.script("import torch"))
@@ -288,7 +288,7 @@ def test_an_accelerator_that_was_initialised_is_one_of_the_reasons(bench: Bench)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
-def test_an_import_that_hangs_does_not_hold_up_the_end(bench: Bench, number: signal.Signals) -> None:
+def test_a_hanging_import_does_not_delay_the_end_of_the_run(bench: Bench, number: signal.Signals) -> None:
     bench.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
     words = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "slow_kit", "--shutdown-timeout", "5"]
     running = bench.start(*words, bench.script("import slow_kit"))
@@ -298,8 +298,8 @@ def test_an_import_that_hangs_does_not_hold_up_the_end(bench: Bench, number: sig
     assert not bench.alive()
 
 
-def test_a_trial_that_is_killed_costs_one_module(bench: Bench) -> None:
-    """As by the system when memory runs out."""
+def test_a_killed_trial_leaves_out_one_module(bench: Bench) -> None:
+    """As when memory runs out."""
     bench.script(
         """
         import os, time, worker_kit
@@ -321,8 +321,8 @@ def test_a_trial_that_is_killed_costs_one_module(bench: Bench) -> None:
     assert bench.note("place") == bench.note("place", 1)
 
 
-def test_a_module_that_starts_the_program_anew_makes_no_worker_that_nobody_ordered(bench: Bench) -> None:
-    """Some do that to change what a process can change only at its start, such as LD_LIBRARY_PATH."""
+def test_a_module_that_executes_the_program_again_starts_no_extra_worker(bench: Bench) -> None:
+    """Some modules do that to change LD_LIBRARY_PATH."""
     bench.script(
         """
         import os, sys
@@ -345,8 +345,8 @@ def test_a_module_that_starts_the_program_anew_makes_no_worker_that_nobody_order
     assert ran == ["0", "1"]
 
 
-def test_numpy_with_threads_of_its_own_is_preloaded_and_works(bench: Bench) -> None:
-    """It ends its threads before a fork, and starts them again when it needs them."""
+def test_numpy_with_its_threads_is_preloaded_and_works(bench: Bench) -> None:
+    """It ends its threads before a fork and restarts them on demand."""
     script = bench.script(
         """
         import os, sys
@@ -364,8 +364,8 @@ def test_numpy_with_threads_of_its_own_is_preloaded_and_works(bench: Bench) -> N
     assert [bench.note("sum", 0, attempt) for attempt in range(2)] == ["216000000 1"] * 2
 
 
-def test_a_namespace_of_a_plugin_is_no_trouble(bench: Bench) -> None:
-    """Its name begins as those of tenax's own files in a template, and it has no file."""
+def test_a_namespace_package_named_like_a_hook_module_is_preloaded(bench: Bench) -> None:
+    """Its name begins like those of tenax's modules in a template, and it has no file."""
     bench.script(MARKED, "tenax_plugs/one.py")
     script = bench.script(
         "import tenax_plugs.one\nfrom worker_kit import note\nnote('in', tenax_plugs.one.IMPORTED_IN)"
@@ -376,8 +376,8 @@ def test_a_namespace_of_a_plugin_is_no_trouble(bench: Bench) -> None:
     assert bench.note("in", 0) == bench.note("in", 1)
 
 
-def test_a_folder_that_comes_later_is_looked_into(bench: Bench) -> None:
-    """One on PYTHONPATH that the first generation makes, and the second imports from."""
+def test_a_folder_created_later_on_the_path_is_searched(bench: Bench) -> None:
+    """The first generation creates a folder on PYTHONPATH, and the second imports from it."""
     script = bench.script(
         """
         import os, sys
@@ -405,15 +405,15 @@ def test_a_folder_that_comes_later_is_looked_into(bench: Bench) -> None:
     assert "forked warm" in done.err
 
 
-def test_a_copy_of_the_whole_environment_is_the_templates(bench: Bench) -> None:
-    """A known difference: looking through all of it is what many do, for names of their own."""
+def test_a_copy_of_the_whole_environment_at_import_is_the_templates(bench: Bench) -> None:
+    """A known difference: many modules copy the environment to search it for their own names."""
     bench.script("import os\nKEPT = os.environ.copy()", "copying_kit.py")
     script = bench.script("import copying_kit\nprint(copying_kit.KEPT.get('RANK'))")
     done = bench.run("--nproc-per-node", "2", "--preload", "copying_kit", script)
     assert done.out.split() == ["None", "None"]
 
 
-def test_what_is_below_a_module_that_was_left_out_is_not_tried_again(bench: Bench) -> None:
+def test_submodules_of_a_left_out_module_are_not_tried(bench: Bench) -> None:
     bench.script("import os, worker_kit\nworker_kit.note(f'{os.getpid()}')\nos.environ.get('RANK')", "pack/__init__.py")
     bench.script("", "pack/inner.py")
     script = bench.script("import pack.inner")
@@ -427,7 +427,7 @@ def test_what_is_below_a_module_that_was_left_out_is_not_tried_again(bench: Benc
 
 
 def _installed(bench: Bench, name: str, source: str) -> dict[str, str]:
-    """A package of others, where others are installed; returns the environment in which it is found."""
+    """Install a third-party package; return the environment in which it is found."""
     bench.script(textwrap.dedent(source), f"site-packages/{name}.py")
     return {"PYTHONPATH": str(bench.home / "site-packages")}
 
@@ -440,41 +440,43 @@ def _both(bench: Bench, script: str, env: dict[str, str], *words: str) -> tuple[
     return cold, warm
 
 
-def test_auto_imports_what_was_installed(bench: Bench) -> None:
+def test_auto_preloads_installed_modules(bench: Bench) -> None:
     env = _installed(bench, "others_kit", "import multiprocessing, os\nIMPORTED_IN = os.getpid()")
     cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.IMPORTED_IN)"), env)
     assert len(set(cold.out.split())) == 2
     assert len(set(warm.out.split())) == 1
 
 
-def test_a_script_that_chooses_its_modules_gets_them(bench: Bench) -> None:
-    """It changes the import path first: what was installed is not what it is going to import."""
+def test_auto_stops_at_a_script_that_changes_its_import_path(bench: Bench) -> None:
+    """The installed module is not the one that the script imports."""
     env = _installed(bench, "others_kit", "WHO = 'installed'")
     bench.script("WHO = 'vendored'", "vendored/others_kit.py")
     script = bench.script("import sys\nsys.path.insert(0, 'vendored')\nimport others_kit\nprint(others_kit.WHO)")
     cold, warm = _both(bench, script, env)
     assert cold.out.split() == warm.out.split() == ["vendored"] * 2
-    why = "others_kit is not preloaded: train.py, line 2, comes before its import and may change it"
-    assert f"{why}; --preload others_kit does it anyway" in warm.err
+    why = "others_kit is not preloaded: train.py, line 2, runs before its import and may affect it"
+    assert f"{why}; --preload others_kit preloads it anyway" in warm.err
 
 
-def test_a_variable_that_the_script_sets_is_there_when_it_imports(bench: Bench) -> None:
+def test_a_variable_that_the_script_sets_is_set_before_its_imports(bench: Bench) -> None:
     env = _installed(bench, "others_kit", "import os\nLEVEL = os.environ.get('LEVEL')")
     script = bench.script("import os\nos.environ['LEVEL'] = '9'\nimport others_kit\nprint(others_kit.LEVEL)")
     cold, warm = _both(bench, script, env)
     assert cold.out.split() == warm.out.split() == ["9", "9"]
 
 
-def test_files_of_the_user_are_not_preloaded_by_way_of_others(bench: Bench) -> None:
+def test_third_party_modules_that_import_user_files_are_not_preloaded(bench: Bench) -> None:
     env = _installed(bench, "others_kit", "import own_settings")
     bench.script("import os\nIMPORTED_IN = os.getpid()", "own_settings.py")
     script = bench.script("import os, others_kit, own_settings\nprint(own_settings.IMPORTED_IN == os.getpid())")
     cold, warm = _both(bench, script, env)
     assert cold.out.split() == warm.out.split() == ["True", "True"]
-    assert f"it imports own_settings ({bench.home}/own_settings.py), a file of yours, which may change" in warm.err
+    assert (
+        f"it imports own_settings ({bench.home}/own_settings.py), which is one of your files and may change" in warm.err
+    )
 
 
-def test_arguments_of_another_worker_are_nobodys(bench: Bench) -> None:
+def test_modules_that_read_arguments_are_left_out_if_arguments_differ(bench: Bench) -> None:
     env = _installed(bench, "others_kit", "import sys\nKEPT = sys.argv[1:]")
     script = bench.script("import sys, others_kit\nprint(others_kit.KEPT == sys.argv[1:])")
     cold, warm = _both(bench, script, env, "--local-rank=${local_rank}")
@@ -482,9 +484,9 @@ def test_arguments_of_another_worker_are_nobodys(bench: Bench) -> None:
     assert "it reads the arguments when it is imported, and each worker has its own" in warm.err
 
 
-def test_a_temporary_folder_is_every_workers_own(bench: Bench) -> None:
+def test_modules_that_create_temporary_folders_are_left_out(bench: Bench) -> None:
     source = "import atexit, shutil, tempfile\nPLACE = tempfile.mkdtemp()\natexit.register(shutil.rmtree, PLACE)"
     env = _installed(bench, "others_kit", source)
     cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.PLACE)"), env)
     assert len(set(cold.out.splitlines())) == len(set(warm.out.splitlines())) == 2
-    assert "it makes a temporary file or folder when it is imported" in warm.err
+    assert "it creates a temporary file or folder when it is imported" in warm.err

@@ -1,4 +1,4 @@
-"""A warm worker is a worker like any other: a script cannot tell whether it was forked from what was preloaded.
+"""A script cannot tell whether its worker is warm or cold.
 
 One script notes what it can see of itself, in two workers of two generations, cold and warm, for every way to run a
 script; each property is a test. What is known to differ, and meant to, has a test of its own at the end:
@@ -126,26 +126,26 @@ def _differences(cold: dict[str, Any], warm: dict[str, Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", sight_main.SAME)
-def test_it_is_as_in_a_cold_worker(runs: Pair, name: str) -> None:
+def test_a_property_is_the_same_as_in_a_cold_worker(runs: Pair, name: str) -> None:
     cold, warm = _by_worker(runs.cold, name), _by_worker(runs.warm, name)
     assert warm == cold, "\n".join(_differences(cold, warm))
 
 
 @pytest.mark.parametrize("name", sight_main.OWN)
-def test_it_is_each_workers_own(runs: Pair, name: str) -> None:
+def test_a_property_differs_between_workers(runs: Pair, name: str) -> None:
     for seen in (runs.cold, runs.warm):
         values = seen.every(name)
         assert len({str(value) for value in values}) == len(values), values
 
 
-def test_the_run_ends_alike(runs: Pair) -> None:
+def test_the_run_ends_in_the_same_way(runs: Pair) -> None:
     assert runs.cold.code == runs.warm.code == 0
     assert runs.cold.ended == runs.warm.ended
     assert "ended.0.0" in runs.warm.ended  # functions for the end of a program ran, also after an exception
 
 
 def test_every_worker_was_warm(runs: Pair) -> None:
-    """Else nothing was compared."""
+    """Otherwise nothing was compared."""
     said = runs.warm.err or runs.warm.out
     assert "workers are forked warm: numpy, json, tiny_kit" in said
     assert len(set(runs.warm.every("imported_in"))) == 1
@@ -157,7 +157,7 @@ def test_all_have_one_parent(runs: Pair) -> None:
         assert len(set(seen.every("parent"))) == 1
 
 
-def test_an_uncaught_exception_is_recorded_alike(runs: Pair) -> None:
+def test_an_uncaught_exception_is_recorded_in_the_same_way(runs: Pair) -> None:
     (where,) = runs.cold.errors
     assert list(runs.warm.errors) == [where]
     cold, warm = (seen.errors[where]["message"] for seen in (runs.cold, runs.warm))
@@ -166,8 +166,8 @@ def test_an_uncaught_exception_is_recorded_alike(runs: Pair) -> None:
     assert set(warm["extraInfo"]) == set(cold["extraInfo"])
 
 
-def test_the_console_shows_the_same_of_workers(runs: Pair) -> None:
-    """The order of lines of different workers is nobody's business."""
+def test_the_console_shows_the_same_output_of_workers(runs: Pair) -> None:
+    """In any order of the workers."""
     if not runs.warm.err:
         pytest.skip("a terminal shows what is done meanwhile, too")
 
@@ -203,7 +203,7 @@ ENDS = {
 
 
 class Ends:
-    """One run for all ends: each attempt ends in another way."""
+    """One run in which each attempt ends in another way."""
 
     def __init__(self, bench: Bench, modules: str) -> None:
         source = "import atexit, ctypes, json, os, signal, sys, threading, time\n"
@@ -250,13 +250,13 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ends]:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_it_ends_as_a_cold_worker_does(ends: dict[str, Ends], name: str) -> None:
-    """Its exit code, its last words on both streams, and what the error file says."""
+def test_a_warm_worker_ends_as_a_cold_one(ends: dict[str, Ends], name: str) -> None:
+    """With the same exit code, last output and error file."""
     assert ends["warm"].found[name] == ends["cold"].found[name]
 
 
-def test_the_story_is_told_alike(ends: dict[str, Ends]) -> None:
-    """But for what it cost, which is why there are warm workers."""
+def test_the_console_shows_the_same_messages(ends: dict[str, Ends]) -> None:
+    """Except for the durations."""
     stories = [[line for line in ends[way].said if " was training" not in line] for way in ("warm", "cold")]
     assert stories[0] == stories[1]
     assert stories[0] != ends["warm"].said
@@ -266,7 +266,7 @@ def test_the_story_is_told_alike(ends: dict[str, Ends]) -> None:
 
 
 def _both_ways(bench: Bench, modules: str, *words: str, **env: str) -> tuple[Done, Done]:
-    """Cold and warm, with the notes of the second one left."""
+    """Run cold, then warm; the notes of the warm run are kept."""
     cold = bench.run("--nproc-per-node", "2", "--preload", "none", *words, env=env)
     warm = bench.run("--nproc-per-node", "2", "--preload", modules, *words, env=env)
     assert cold.code == 0, cold
@@ -275,8 +275,8 @@ def _both_ways(bench: Bench, modules: str, *words: str, **env: str) -> tuple[Don
     return cold, warm
 
 
-def test_a_profiler_of_the_environment_watches_every_worker(bench: Bench) -> None:
-    """As coverage does it: started by sitecustomize, writes what it has counted at the end of each process."""
+def test_a_profiler_started_by_sitecustomize_sees_every_worker(bench: Bench) -> None:
+    """As coverage does: it writes its counts at the end of each process."""
     bench.script(
         """
         import atexit, os, sys
@@ -299,12 +299,12 @@ def test_a_profiler_of_the_environment_watches_every_worker(bench: Bench) -> Non
         env = {"PYTHONPATH": str(bench.home / "lib")}
         done = bench.run("--nproc-per-node", "2", "--preload", modules, script, env=env)
         assert done.out.splitlines() == ["counted 3 True"] * 2
-        why = f"this Python has a sitecustomize ({bench.home}/lib/sitecustomize.py), which has to run before"
+        why = f"this Python has a sitecustomize ({bench.home}/lib/sitecustomize.py), which must run before any import"
         assert (f"workers start cold: {why}" in done.err) == (modules != "none")
 
 
-def test_a_folder_that_the_environment_puts_in_front_comes_first(bench: Bench) -> None:
-    """A sitecustomize that chooses between two versions of a module, as on machines with many of them."""
+def test_a_folder_that_sitecustomize_puts_first_is_searched_first(bench: Bench) -> None:
+    """It chooses between two versions of a module."""
     bench.script("import sys\nsys.path.insert(0, sys.path[0] + '/../new')", "lib/sitecustomize.py")
     bench.script("VERSION = 'old'", "old/chosen_kit.py")
     bench.script("VERSION = 'new'", "new/chosen_kit.py")
@@ -316,8 +316,8 @@ def test_a_folder_that_the_environment_puts_in_front_comes_first(bench: Bench) -
     assert warm.out.split() == cold.out.split()
 
 
-def test_an_import_hook_of_the_environment_sees_every_import(bench: Bench) -> None:
-    """A sitecustomize that changes modules when they are imported, as tools that observe programs do."""
+def test_an_import_hook_of_sitecustomize_sees_every_import(bench: Bench) -> None:
+    """As tracing tools do, which change modules when they are imported."""
     bench.script(
         """
         import sys
@@ -338,7 +338,7 @@ def test_an_import_hook_of_the_environment_sees_every_import(bench: Bench) -> No
 
 @pytest.fixture
 def other_python(bench: Bench) -> str:
-    """An interpreter in an environment of its own, without tenax, that runs something at its start."""
+    """An interpreter in another environment, without tenax, that runs a .pth file at its start."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bench.home / "venv"], check=True, timeout=60)
     (site,) = (bench.home / "venv").glob("lib/python*/site-packages")
     (site / "at_start.pth").write_text("import at_start_kit\n")
@@ -346,7 +346,7 @@ def other_python(bench: Bench) -> str:
     return str(bench.home / "venv" / "bin" / "python")
 
 
-def test_another_python_is_forked_warm_as_well(bench: Bench, other_python: str) -> None:
+def test_another_interpreter_is_forked_warm(bench: Bench, other_python: str) -> None:
     bench.script("import os\nIMPORTED_IN = os.getpid()", "plain_kit.py")
     script = bench.script("import sys, plain_kit\nprint(plain_kit.IMPORTED_IN, 'tenax' in sys.modules, sys.executable)")
     cold, warm = _both_ways(bench, "plain_kit", script, PYTHON_EXEC=other_python)
@@ -356,8 +356,8 @@ def test_another_python_is_forked_warm_as_well(bench: Bench, other_python: str) 
     assert len(set(cold.out.splitlines())) == 2
 
 
-def test_what_a_pth_file_runs_is_run_once(bench: Bench, other_python: str) -> None:
-    """One of the known differences: that is before anybody can stop the interpreter."""
+def test_a_pth_file_runs_once(bench: Bench, other_python: str) -> None:
+    """A known difference: it runs before the template can stop the interpreter."""
     bench.script("", "plain_kit.py")
     script = bench.script("import os, sys, plain_kit\nprint(sys.started[0], sys.started[1] == os.getpid())")
     env = {"PYTHON_EXEC": other_python}
@@ -369,7 +369,7 @@ def test_what_a_pth_file_runs_is_run_once(bench: Bench, other_python: str) -> No
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def test_torch_that_was_imported_once_works_as_if_each_had_imported_it(bench: Bench) -> None:
+def test_preloaded_torch_works_as_if_each_worker_had_imported_it(bench: Bench) -> None:
     pytest.importorskip("torch")
     script = bench.script(
         """
@@ -429,19 +429,19 @@ def test_the_environment_at_the_start_is_the_templates(plain: Pair) -> None:
     assert all("RANK" not in names for names in plain.warm.every("environment_at_start"))
 
 
-def test_what_was_preloaded_is_frozen(plain: Pair) -> None:
+def test_preloaded_objects_are_frozen(plain: Pair) -> None:
     assert set(plain.cold.every("frozen_objects")) == {0}
     assert all(count > 1000 for count in plain.warm.every("frozen_objects"))
 
 
-def test_what_was_preloaded_is_there_before_the_first_line(plain: Pair) -> None:
+def test_preloaded_modules_are_loaded_before_the_first_line(plain: Pair) -> None:
     for names in plain.cold.every("loaded_at_first"):
         assert not {"numpy", "tiny_kit"} & set(names)
     for names in plain.warm.every("loaded_at_first"):
         assert {"numpy", "tiny_kit", "tiny_kit.inner"} <= set(names)
 
 
-def test_what_an_import_prints_is_printed_once(plain: Pair) -> None:
+def test_output_of_an_import_is_printed_once(plain: Pair) -> None:
     assert plain.cold.out.count("tiny_kit says hello") == WORKERS * ATTEMPTS
     assert plain.warm.out.count("tiny_kit says hello") == 0
     assert plain.warm.err.count("tenax: while importing: tiny_kit says hello") == 1

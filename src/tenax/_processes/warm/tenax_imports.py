@@ -29,7 +29,9 @@ def third_party_imports(script: "tuple[str, bool]") -> "tuple[list[str], dict[st
     reading = _Scan(script)
     further = _Scan(script, to_the_end=True)
     missed = [name for name in further.found if name not in reading.found]
-    why = f"{reading.end}, comes before its import and may change it; --preload {','.join(missed[:1])} does it anyway"
+    why = (
+        f"{reading.end}, runs before its import and may affect it; --preload {','.join(missed[:1])} preloads it anyway"
+    )
     return list(reading.found), dict.fromkeys(missed[:1], why)
 
 

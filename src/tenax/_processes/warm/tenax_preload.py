@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Modules whose import has effects that cannot be observed from here.
 _KNOWN_UNSAFE = {
-    "mpi4py.MPI": "it joins MPI when it is imported, and a process can do that only once",
+    "mpi4py.MPI": "it initializes MPI when it is imported, and a process can do that only once",
     "horovod.common.basics": "it may start its own runtime when it is imported",
 }
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
@@ -61,7 +61,7 @@ class Selection:
         for other in [other for other, module in sys.modules.items() if other not in before and module is not main]:
             path = getattr(sys.modules.get(other), "__file__", None)
             if isinstance(path, str) and os.path.isabs(path) and tenax_imports.is_user_file(path):
-                return f"it imports {other} ({path}), a file of yours, which may change"
+                return f"it imports {other} ({path}), which is one of your files and may change"
         return ""
 
 
@@ -272,9 +272,9 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
         setattr(tempfile, name, make)
         return tempfile, name, function
 
-    anew = "it starts the program anew when it is imported"
+    anew = "it executes the program again when it is imported"
     replaced = [
-        watch(random, "seed", "it seeds the random numbers when it is imported", has_arguments),
+        watch(random, "seed", "it seeds a random number generator when it is imported", has_arguments),
         watch(os, "execv", anew),
         watch(os, "execve", anew),
         watch_temporary("mkdtemp", os.fsdecode),
@@ -325,7 +325,7 @@ class Condition:
         if not environment.touched:
             return ""
         action, name = environment.touched[0]
-        return f"it {action} {name} when it is imported, and only a worker has that"
+        return f"it {action} {name} when it is imported, and only workers have that"
 
     def _by_descriptors(self) -> str:
         opened = {number: path for number, path in _descriptors().items() if self._descriptors.get(number) != path}
@@ -341,11 +341,11 @@ class Condition:
         if os.getcwd() != self._folder:
             return f"it changes the working directory (to {os.getcwd()})"
         if _umask() != self._mask:
-            return "it changes the file mode creation mask"
+            return "it changes the umask"
         if sys.argv is not self._arguments[0] or list.copy(sys.argv) != self._arguments[1]:
             return "it changes sys.argv"
         if sys.path[:1] != self._first_on_path:
-            return "it puts a folder in front of the script's on the import path"
+            return "it puts a folder before the script's on sys.path"
         if any(signal.getitimer(kind)[0] for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
             return "it sets a timer, which a forked process does not have"
         return ""
@@ -358,14 +358,14 @@ def why_no_template(own: "set[int]") -> str:
         return why
     foreign = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
     why = _by_threads() or _by_children() or (f"it keeps {foreign[0]} open" if foreign else "")
-    return f"of what this Python runs at its start: {why}" if why else ""
+    return f"this Python's startup code cannot be forked: {why}" if why else ""
 
 
 def _by_system() -> str:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:  # a container may forbid it
-        return f"this system does not give handles of processes (pidfd_open: {error.strerror})"
+        return f"this system does not support pidfd_open ({error.strerror})"
     return ""
 
 
@@ -376,7 +376,7 @@ def _by_customization() -> str:
         spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
         path = getattr(spec, "origin", None)
         if path and os.path.dirname(os.path.realpath(path)) != os.path.realpath(library) and not _is_system(path):
-            return f"this Python has a {name} ({path}), which has to run before anything is imported"
+            return f"this Python has a {name} ({path}), which must run before any import"
     return ""
 
 
@@ -397,14 +397,14 @@ def _by_seeds() -> str:
     is_seeded = (
         numpy_random is not None and getattr(numpy_random._rand._bit_generator, "_seed_seq", "unknown") is None
     ) or (torch is not None and hasattr(torch, "initial_seed") and torch.initial_seed() < _MAX_EXPLICIT_SEED)
-    return "it seeds the random numbers when it is imported" if is_seeded else ""
+    return "it seeds a random number generator when it is imported" if is_seeded else ""
 
 
 def _by_temporary_files() -> str:
     left = [path for path in _temporary_paths if os.path.exists(path)]
     if not left:
         return ""
-    return f"it makes a temporary file or folder when it is imported ({left[0]}), which every worker would remove"
+    return f"it creates a temporary file or folder when it is imported ({left[0]}), which every worker would remove"
 
 
 def _by_known_modules() -> str:

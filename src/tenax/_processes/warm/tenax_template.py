@@ -106,7 +106,7 @@ def _run_root(channel: "_Channel", modules: "list[str]", late: "frozenset[str]",
     began = time.monotonic()
     while True:
         if left_out and time.monotonic() - began > _MAX_TRIALS_S:
-            left_out[""] = "finding out what can be forked takes too long; name the modules that can with --preload"
+            left_out[""] = "finding the modules that can be preloaded took too long; name them with --preload"
             rest = []
         if not rest:
             channel.send(("refused", left_out))
@@ -159,7 +159,7 @@ def _culprit(lines: "list[str]") -> "tuple[str, str]":
 
 
 def _how_it_ended(status: int) -> str:
-    how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+    how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
     with contextlib.suppress(ValueError):  # not every signal has a name
         how = f"was killed by {signal.Signals(-status).name}"
     return f"the process that imported it {how}"

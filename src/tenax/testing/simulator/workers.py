@@ -107,7 +107,7 @@ class Keeper:
 
     def fence(self) -> None:
         """Kill the workers: the lease has expired and the agent is suspended."""
-        why = "this node was cut off from the others for too long"
+        why = "this node was disconnected from the coordinator for too long"
         generation = self.agent.state.generation
         self._emit(events.Fenced(generation, why))
         self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)

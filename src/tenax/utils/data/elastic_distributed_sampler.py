@@ -140,6 +140,6 @@ def _of_environment(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isdecimal():
         raise ValueError(
-            f"{name} is {text!r} in the environment; give num_replicas and rank, or run this under a launcher"
+            f"{name} is {text!r} in the environment; pass num_replicas and rank, or run this under a launcher"
         )
     return int(text)
