@@ -262,7 +262,7 @@ def test_without_anything_fatal_the_launchers_own_policy_decides() -> None:
         ("last_call_timeout=-1", "the rendezvous option 'last_call_timeout' is '-1'; expected a positive number"),
         ("use_agent_store=maybe", "the rendezvous option 'use_agent_store' is 'maybe'; expected yes or no"),
         ("store_port=http", "the rendezvous option 'store_port' is 'http'; expected a whole number"),
-        ("token_file=gone", "the file of the rendezvous option 'token_file' cannot be read: "),
+        ("token_file=gone", "cannot read the file of the rendezvous option 'token_file': "),
         ("ca_cert=gone", "the TLS files (gone) cannot be used: "),
     ],
 )

@@ -185,6 +185,6 @@ def test_settings_without_effect_are_announced(cluster: Cluster, etcd: EtcdClust
     agent.send(signal.SIGTERM)
     assert agent.wait() == 128 + signal.SIGTERM
     said = in_one_line(agent.text)
-    assert "etcd has no users, so everyone who reaches it may use it, and user=me has no effect" in said
-    assert "these rendezvous options have no effect with etcd: etcd_prefix" in said
+    assert "user=me has no effect, because authentication is not enabled in etcd" in said
+    assert "rendezvous options without effect with etcd: etcd_prefix" in said
     assert "unused" not in said

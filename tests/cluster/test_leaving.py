@@ -99,7 +99,7 @@ def test_the_one_that_serves_stays_until_the_others_are_done(cluster: Cluster) -
     agents[0].send(signal.SIGTERM)
     second = cluster.desk.generation(1, number=2)
     assert second[0].agent == agents[1].name
-    agents[0].until_said("it stays until they are done; a further signal (Ctrl-C) ends it at once")
+    agents[0].until_said("it stays until the other nodes are done; another signal (Ctrl-C) ends it at once")
     second[0].tell("exit 5")
     third = cluster.desk.generation(1, number=3)
     assert third[0].env["TORCHELASTIC_RESTART_COUNT"] == "1", "it still keeps the ledger"

@@ -95,7 +95,7 @@ def test_a_link_that_is_reset_while_both_ends_live_changes_nothing(lab: Lab) -> 
     agents = cluster.start(*lab)
     generation = cluster.until_at_work(3)
     lab[2].reset(PORT)
-    cluster.until_said(agents[2], "workers go on, and this node looks for it")
+    cluster.until_said(agents[2], "workers keep running while this node reconnects")
     cluster.until_it_worked_for(generation, LEASE_S + 1.0)
     (lab.shared / "fail-0").touch()
     cluster.until_at_work(3, after=generation)

@@ -159,7 +159,7 @@ def test_when_it_reaches_etcd_again_in_time_nothing_is_restarted(make_lab: MakeL
     lab.partition([lab[0]], run.etcd.hosts)
     run.until_one_takes_over(agents[1:])
     lab.heal()
-    run.until_said(agents[0], "this node serves the coordinator no longer")
+    run.until_said(agents[0], "this node no longer serves the coordinator")
     run.until_all_are_with_the_new_one()
     run.until_it_worked_for(whole, 0.5)
     (lab.shared / "fail-0").touch()

@@ -95,7 +95,7 @@ def test_with_mutual_tls_a_node_without_a_certificate_is_refused_and_does_no_har
     members = [cluster.start(host, conf=authority.sign(host))[0] for host in lab.hosts[:2]]
     generation = cluster.until_at_work(2)
     (bare,) = cluster.start(lab[2])
-    refusal = "it refused what this side showed for TLS (certificate required); check the rendezvous options ssl_cert"
+    refusal = "the peer rejected the TLS handshake: certificate required; check the rendezvous options ssl_cert"
     assert_refused(cluster, bare, refusal)
     cluster.until_it_worked_for(generation, 0.2)
     members += cluster.start(lab[2], conf=authority.sign(lab[2]))
@@ -109,13 +109,11 @@ def test_nodes_that_differ_about_tls_or_whom_they_trust_are_told_so(lab: Lab, au
     members = cluster.start(lab[0], conf={**authority.sign(lab[0]), "ca_cert": authority.certificate})
     generation = cluster.until_at_work(1)
     (plain,) = cluster.start(lab[1])
-    assert_refused(
-        cluster, plain, "it speaks TLS, and this side was not told to; check the rendezvous options ssl_cert"
-    )
+    assert_refused(cluster, plain, "the peer uses TLS and this side does not; check the rendezvous options ssl_cert")
     (distrustful,) = cluster.start(lab[1], conf={**authority.sign(lab[1]), "ca_cert": stranger.certificate})
-    assert_refused(cluster, distrustful, "TLS could not be agreed on: self-signed certificate in certificate chain")
+    assert_refused(cluster, distrustful, "TLS handshake failed: self-signed certificate in certificate chain")
     (distrusted,) = cluster.start(lab[2], conf={**stranger.sign(lab[2]), "ca_cert": authority.certificate})
-    assert_refused(cluster, distrusted, "it refused what this side showed for TLS (unknown ca)")
+    assert_refused(cluster, distrusted, "the peer rejected the TLS handshake: unknown ca")
     cluster.until_it_worked_for(generation, 0.2)
     cluster.finish(*members)
 
@@ -133,6 +131,6 @@ def test_a_node_that_wants_tls_is_told_that_the_coordinator_has_none(lab: Lab, a
     members = cluster.start(lab[0], lab[1])
     generation = cluster.until_at_work(2)
     (agent,) = cluster.start(lab[2], conf={"ca_cert": authority.certificate})
-    assert_refused(cluster, agent, "it refused what this side showed for TLS (handshake failure)")
+    assert_refused(cluster, agent, "the peer rejected the TLS handshake: handshake failure")
     cluster.until_it_worked_for(generation, 0.2)
     cluster.finish(*members)

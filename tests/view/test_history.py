@@ -81,7 +81,7 @@ def test_what_nodes_did(tmp_path: Path) -> None:
     a_run_of_two(tmp_path).close()
     first, second = the_history(tmp_path).nodes
     assert (first.name, first.gone_at) == ("node0", None)
-    assert (second.gone_at, second.gone_how, second.gone_why) == (WALL + 30, "lost", "its connection was closed")
+    assert (second.gone_at, second.gone_how, second.gone_why) == (WALL + 30, "lost", "connection closed")
     assert (first.times_lost, second.times_lost) == (0, 1)
     for node in (first, second):
         assert all(before.until <= after.since for before, after in pairwise(node.spans))

@@ -130,7 +130,7 @@ def test_the_timeline_in_words(tmp_path: Path) -> None:
         "succeeded",
         "83 % of 59 s was training; starting 12 %, stopping 5 %; failures detected at once and recovered in 4.0 s",
         "rank 2 on node1 failed",
-        "node1 was lost: its connection was closed",
+        "node1 was lost: connection closed",
         "exit code 1: RuntimeError: boom",
         "Traceback <b>",
         "lost after 29 s: its connection was closed",

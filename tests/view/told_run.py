@@ -124,7 +124,7 @@ class ToldRun:
             self.hear(each, NodeStopped(generation, at + 0.5, failures), at + 0.5)
             self.ready(each, at + 1.0)
 
-    def lose(self, node: int, at: float, why: str = "its connection was closed") -> None:
+    def lose(self, node: int, at: float, why: str = "connection closed") -> None:
         self.step(NodeLost(f"n{node}", why), at)
 
     def drain(self, node: int, at: float) -> None:

@@ -104,7 +104,7 @@ def test_a_server_that_ends_is_told_with_its_last_words(program: Callable[..., P
     script.chmod(0o700)
     holder = program(_HOLDS_A_SERVER, tmp_path / "data", "exits", env={"TENAX_ETCD": str(script)})
     assert holder.wait() == 1
-    assert "RuntimeError: the etcd server has ended: it exited with code 3; its last words: no" in holder.errors
+    assert "RuntimeError: the etcd server exited: it exited with code 3; its last output: no" in holder.errors
 
 
 def test_stop_etcd(tmp_path: Path) -> None:

@@ -211,6 +211,6 @@ def test_a_certificate_with_a_common_name_is_refused_with_a_secret(tmp_path: Pat
         str(tmp_path / "me.pem")
     )
     files = {"ssl_cert": str(tmp_path / "me.pem"), "ca_cert": str(tmp_path / "ca.pem")}
-    with pytest.raises(ValueError, match="has the Common Name 'someone', and etcd with users accepts none"):
+    with pytest.raises(ValueError, match="has the Common Name 'someone', which etcd does not accept when it has users"):
         etcd_engine_settings(parameters(token=SECRET.decode(), **files))
     assert etcd_engine_settings(parameters(**files)).tls is not None

@@ -121,7 +121,7 @@ def test_a_coordinator_that_is_elsewhere_now(follow_run: Follow, capsys: pytest.
                 return status("1", "a"), ""
             case StatusRequest() if "declined" not in told:
                 told.append("declined")
-                return None, "the coordinator has just gone from here; ask again"
+                return None, "the coordinator is no longer on this node; try again"
             case StatusRequest():
                 return (status("2", "a", phase="over"), "") if "second" in told else None
             case LogsRequest(cursor=""):
@@ -153,7 +153,7 @@ def test_an_error_of_a_node_that_passes(follow_run: Follow, capsys: pytest.Captu
                 return lines("c1", "first"), ""
             case LogsRequest(cursor="c1") if "error" not in told:
                 told.append("error")
-                return None, "that node is not linked just now"
+                return None, "that node is not connected"
             case LogsRequest(cursor="c1"):
                 told.append("second")
                 return lines("c2", "second"), ""

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.unit
         (("status", "run", "--rdzv-conf", "token=x"), "add --endpoint HOST:PORT"),
         (("status", "run", "--endpoint", "host:99999"), "takes HOST or HOST:PORT"),
         (("status", "run", "--endpoint", "host", "--rdzv-backend", "zeus"), "--rdzv-backend is 'zeus'"),
-        (("status", "run", "--endpoint", "h", "--rdzv-conf", "token_file=/nowhere"), "cannot be read"),
+        (("status", "run", "--endpoint", "h", "--rdzv-conf", "token_file=/nowhere"), "cannot read the file"),
         (("drain",), "say which node is to leave"),
         (("stop", "--why", "x" * 1001), "--why takes at most 1000 bytes"),
         (("ps", "run"), "it lists this host"),

@@ -186,7 +186,7 @@ class Stage:
         self.loop.soon(lambda: happen(0, self.loop.now()))
         return done
 
-    def lose(self, number: int, why: str = "its connection was closed") -> None:
+    def lose(self, number: int, why: str = "connection closed") -> None:
         self.step(NodeLost(f"id-{number}", why))
 
     @property

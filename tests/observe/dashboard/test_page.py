@@ -216,7 +216,7 @@ def test_a_restart_and_the_end_with_the_keyboard_alone(set_up: Callable[..., Sta
     page.press(Keys.ENTER)
     assert page.js("return document.activeElement.id") == "ask-no", "the safe answer has the focus"
     page.press(Keys.TAB, Keys.ENTER)
-    page.until_text("ask-answer", "Done: generation 1 is being ended, and another follows.")
+    page.until_text("ask-answer", "Done: stopping generation 1; the next one follows.")
     page.press(Keys.ENTER)
     page.until_text("fact-generation", "2")
     assert page.text("fact-restarts").startswith("0 used")
@@ -224,7 +224,7 @@ def test_a_restart_and_the_end_with_the_keyboard_alone(set_up: Callable[..., Sta
     page.js("document.getElementById('stop').focus()")
     page.press(Keys.SPACE)
     page.press(Keys.TAB, Keys.SPACE)
-    page.until_text("ask-answer", "Done: the run is being ended on every node.")
+    page.until_text("ask-answer", "Done: stopping the run on every node.")
     page.until_text("phase", "cancelled")
     page.press(Keys.ESCAPE)
     stage.do(stage.dashboard.close)
@@ -241,7 +241,7 @@ def test_an_answer_that_is_a_refusal_is_shown(set_up: Callable[..., Stage], page
     stage.lose(2)
     until(lambda: len(stage.status.nodes) == 2, "the loss")
     page.click("#ask-yes")
-    assert "It was not done: there is no node 'id-2'" in page.until_text("ask-answer", "It was not done")
+    assert "It was not done: no node 'id-2'" in page.until_text("ask-answer", "It was not done")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

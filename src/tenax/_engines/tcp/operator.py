@@ -97,13 +97,13 @@ class OperatorLine:
                 self._sock.settimeout(left_s)
                 data = self._sock.recv(_READ_BYTES)
                 if not data:
-                    raise LineLost("the connection was closed")
+                    raise LineLost("connection closed")
                 self._bodies += self._reader.feed(data)
             return wire.decode_from_server(self._bodies.pop(0))
         except OSError as error:
             raise LineLost(_in_words(error)) from error
         except wire.WireError as error:
-            raise LineLost(f"what was answered is not ours: {error}") from error
+            raise LineLost(f"invalid answer: {error}") from error
 
     def until_closed(self, beat: AnyRequest) -> None:
         """Wait until the peer closes the connection, which is when its process ends.
@@ -119,7 +119,7 @@ class OperatorLine:
                 unanswered = 0
             except TimeoutError:
                 if unanswered > _MAX_UNANSWERED:
-                    raise LineLost("nothing was heard of it for a while") from None
+                    raise LineLost(f"no answer for {_BEAT_S * (_MAX_UNANSWERED + 1):g} s") from None
                 unanswered += 1
                 self.send(beat)
             except OSError:
@@ -168,7 +168,7 @@ def connect_to_coordinator(
 
 
 def _connected(addresses: Sequence[Address], timeout_s: float) -> socket.socket:
-    why = "it has no address"
+    why = "no address found"
     for family, address in addresses:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.settimeout(timeout_s)
@@ -190,12 +190,12 @@ def _wrapped(sock: socket.socket, tls: ssl.SSLContext, host: str) -> socket.sock
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or str(error)
         raise AccessDenied(
-            f"TLS could not be agreed on ({reason}); check ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
+            f"TLS handshake failed ({reason}); check ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
         ) from error
     except OSError as error:
         raise AccessDenied(
-            f"TLS could not be agreed on ({_in_words(error)}); the run may use none: leave out ssl_cert, ssl_cert_key "
-            "and ca_cert"
+            f"TLS handshake failed ({_in_words(error)}); if the run does not use TLS, leave out ssl_cert, "
+            "ssl_cert_key and ca_cert"
         ) from error
 
 
@@ -212,7 +212,8 @@ def _start_handshake(line: OperatorLine, run_id: str, secret: bytes, timeout_s: 
             if isinstance(frame, wire.Accepted):
                 if not wire.is_same(frame.proof, wire.prove(secret, "coordinator", hello, nonce)):
                     raise AccessDenied(
-                        "the process that listens there does not know the secret; check who listens there"
+                        "the process that listens there does not know the secret of the run; check which process "
+                        "that is"
                     )
                 line.trust()
                 return
@@ -230,8 +231,8 @@ def _rejection(refused: wire.Refused) -> str:
     """Return the cause and the remedy. The peer's own text is not shown: any process can send it."""
     if refused.version != wire.VERSION:
         return (
-            f"it has version {refused.version} of the protocol and this tool version {wire.VERSION}; use the tenax of "
-            "the run"
+            f"its protocol version is {refused.version}, this command's is {wire.VERSION}; use the tenax version "
+            "of the run"
         )
     if refused.reason == wire.NO_SECRET:
         return (
@@ -239,7 +240,7 @@ def _rejection(refused: wire.Refused) -> str:
             "--endpoint, or start the run with a secret (--rdzv-conf token_file=FILE or TENAX_RDZV_TOKEN)"
         )
     if refused.reason == wire.TOO_MANY_OPERATORS:
-        return "too many operators are connected to it; try again later"
+        return "it has too many operator connections; try again later"
     return (
         "it serves another run or has another secret; check the run id, and give the secret of the run "
         "(--rdzv-conf token_file=FILE or TENAX_RDZV_TOKEN)"
@@ -248,5 +249,5 @@ def _rejection(refused: wire.Refused) -> str:
 
 def _in_words(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return "nothing was answered in time"
+        return "timed out"
     return error.strerror or str(error)
