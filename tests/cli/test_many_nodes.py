@@ -280,7 +280,7 @@ def test_two_secrets_are_refused(tmp_path) -> None:
     """Which of them is meant cannot be known."""
     (tmp_path / "t.py").touch()
     environ = {"PET_RDZV_CONF": "token=a,token_file=b"}
-    with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; expected one"):
+    with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; give only one"):
         check_host(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), str(tmp_path), {})
 
 

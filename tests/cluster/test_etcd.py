@@ -150,7 +150,7 @@ def test_all_of_etcd_away_and_back(cluster: Cluster, make_etcd: MakeEtcd) -> Non
     workers = cluster.desk.generation(2)
     etcd.kill_all()
     (late,) = cluster.start(nodes=(2, 3))
-    late.until_said("connection refused; still trying")
+    late.until_said("connection refused; retrying for")
     assert all_still(workers, 5.0), "longer than any lease"
     etcd.start_all()
     second = cluster.desk.generation(3, number=2)

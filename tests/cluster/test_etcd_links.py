@@ -129,7 +129,7 @@ def test_nodes_that_disagree_about_tls_do_not_link(cluster: Cluster, make_etcd: 
     first.until_said(SERVES)
     (second,) = cluster.start(conf={} if leads_with_tls else files)
     assert second.wait() == REFUSED
-    said = "links with TLS only" if leads_with_tls else "links without TLS"
+    said = "requires TLS" if leads_with_tls else "does not use TLS"
     assert said in in_one_line(second.printed_report), second
     assert "ssl_cert, ssl_cert_key and ca_cert" in in_one_line(second.printed_report)
     first.send(signal.SIGTERM)

@@ -181,7 +181,7 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> N
             line_through_etcd(etcd_engine_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
         return str(raised.value)
 
-    assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())
+    assert "has no coordinator for it" in attempt(managed="true", token=SECRET.decode())
     assert "if tenax runs this etcd, add managed=true to --rdzv-conf" in attempt(token=SECRET.decode())
     assert "wants a user and a password" in attempt(managed="true")
 

@@ -179,7 +179,7 @@ def test_a_drain_asks_first(set_up: Callable[..., Stage], page: Page) -> None:
     assert page.js("return document.activeElement.className") == "drain"
     page.click(".node:nth-child(2) .drain")
     page.click("#ask-yes")
-    assert page.until_text("ask-answer", "Done") == "Done: gpu-001 is asked to leave."
+    assert page.until_text("ask-answer", "Done") == "Done: draining gpu-001."
     page.press(Keys.ENTER)  # Close has the focus
     page.until_true("!document.getElementById('ask').open")
     page.until_true("document.querySelectorAll('.node').length === 2")
