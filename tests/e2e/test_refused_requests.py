@@ -41,7 +41,7 @@ REQUESTS = [
     ("TORCHELASTIC_HEALTH_CHECK_PORT={port}", "port {port} for health checks cannot be used", "or 0 for any"),
     ("TORCH_WORKER_SERVER_SOCKET={nowhere}", "TORCH_WORKER_SERVER_SOCKET is '{nowhere}'", "or leave it unset"),
     ("TORCHELASTIC_ENABLE_FILE_TIMER=1 TORCHELASTIC_TIMER_FILE={nowhere}", "'{nowhere}'", "path"),
-    ("TENAX_PRIVATE_DIR={nowhere}/doors", "TENAX_PRIVATE_DIR is '{nowhere}/doors'", "or leave it unset"),
+    ("TENAX_PRIVATE_DIR={nowhere}/private", "TENAX_PRIVATE_DIR is '{nowhere}/private'", "or leave it unset"),
 ]
 
 
