@@ -167,7 +167,9 @@ def test_two_runs_with_the_same_fixed_port(cluster: Cluster, etcd: EtcdCluster) 
     (second,) = cluster.start(run_id=f"{cluster.told['run_id']}-other", conf={**conf, "join_timeout": 2})
     assert second.wait() == REFUSED
     report = in_one_line(second.printed_report)
-    assert f"cannot listen at 127.0.0.1:{port} for connections from other nodes: Address already in use" in report, second
+    assert f"cannot listen at 127.0.0.1:{port} for connections from other nodes: Address already in use" in report, (
+        second
+    )
     assert "choose another port with --rdzv-conf link_port=PORT" in report
     assert "Traceback" not in second.text
     first.send(signal.SIGTERM)

@@ -441,9 +441,7 @@ def test_a_broken_package_harms_only_those_who_ask_for_it(tmp_path: Path) -> Non
     sys.path.insert(0, str(tmp_path))
     try:
         assert get_rendezvous_handler(params("c10d")).get_backend() == "c10d", "our names are ours"
-        with pytest.raises(
-            ValueError, match="cannot load the rendezvous backend 'broken' from 'no_such_module"
-        ):
+        with pytest.raises(ValueError, match="cannot load the rendezvous backend 'broken' from 'no_such_module"):
             get_rendezvous_handler(params("broken"))
         with pytest.raises(ValueError, match="unknown rendezvous backend 'nobody'"):
             get_rendezvous_handler(params("nobody"))

@@ -537,9 +537,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_document_that_is_not_ours_is_refused(place: Place, name: str) -> None:
     place.backend.cell = (HOSTILE[name], 1)
-    with pytest.raises(
-        RendezvousStateError, match="rendezvous state of the run 'run' is invalid: "
-    ) as caught:
+    with pytest.raises(RendezvousStateError, match="rendezvous state of the run 'run' is invalid: ") as caught:
         place.node(1, 2).next_rendezvous()
     assert len(str(caught.value)) < 500
     assert place.backend.cell == (HOSTILE[name], 1), "an invalid state is not overwritten either"

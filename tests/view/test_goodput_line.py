@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tenax._core.ledger import Goodput, Mean, Spent
-from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
+from tenax._view.goodput_text import format_duration, format_goodput, percent
 
 
 def test_a_long_run_with_failures() -> None:
     """Every part has its share, what was lost has its steps, and failures have their times."""
     spent = Spent(waiting_s=369, starting_s=886, training_s=5756, stopping_s=74, lost_s=295)
-    line = goodput_in_words(Goodput(spent, Mean(2, 0.006), Mean(2, 0.28), 1200))
+    line = format_goodput(Goodput(spent, Mean(2, 0.006), Mean(2, 0.28), 1200))
     assert line == (
         "78 % of 2 h 3 min was training; starting 12 %, waiting 5 %, stopping 1 %, lost 4 % "
         "(1,200 steps done again); failures detected in 3 ms and recovered in 140 ms on average"
@@ -20,40 +20,40 @@ def test_a_long_run_with_failures() -> None:
 
 def test_a_short_run_is_short() -> None:
     """Nobody wants to read percentages of a second."""
-    assert goodput_in_words(Goodput(Spent(starting_s=0.1, training_s=0.3))) == "75 % of 400 ms was training"
+    assert format_goodput(Goodput(Spent(starting_s=0.1, training_s=0.3))) == "75 % of 400 ms was training"
 
 
 def test_a_short_run_with_a_failure_says_what_it_cost() -> None:
     """One failure has no average, and a part of nothing is not named."""
-    line = goodput_in_words(Goodput(Spent(starting_s=1, training_s=3), Mean(1, 0.003), Mean(1, 0.5)))
+    line = format_goodput(Goodput(Spent(starting_s=1, training_s=3), Mean(1, 0.003), Mean(1, 0.5)))
     assert line == "75 % of 4.0 s was training; starting 25 %; the failure detected in 3 ms and recovered in 500 ms"
 
 
 def test_a_failure_that_ended_the_run() -> None:
     """It was detected, and nothing was recovered."""
-    line = goodput_in_words(Goodput(Spent(training_s=60), Mean(1, 0.01)))
+    line = format_goodput(Goodput(Spent(training_s=60), Mean(1, 0.01)))
     assert line == "100 % of 1 min was training; the failure detected in 10 ms"
 
 
 def test_a_failure_that_was_seen_at_once() -> None:
     """Zero milliseconds are a figure of no use."""
-    line = goodput_in_words(Goodput(Spent(training_s=60), Mean(1, 0.0), Mean(1, 2.0)))
+    line = format_goodput(Goodput(Spent(training_s=60), Mean(1, 0.0), Mean(1, 2.0)))
     assert line == "100 % of 1 min was training; the failure detected at once and recovered in 2.0 s"
 
 
 def test_no_time_is_no_line() -> None:
     """Nothing odd is said of nothing."""
-    assert goodput_in_words(Goodput()) == ""
+    assert format_goodput(Goodput()) == ""
 
 
 def test_a_run_that_never_trained() -> None:
     """Zero percent is a fact, and where the time went is another."""
-    assert goodput_in_words(Goodput(Spent(waiting_s=600))) == "0 % of 10 min was training; waiting 100 %"
+    assert format_goodput(Goodput(Spent(waiting_s=600))) == "0 % of 10 min was training; waiting 100 %"
 
 
 def test_steps_that_cost_no_time_are_named() -> None:
     """One step that was done again."""
-    line = goodput_in_words(Goodput(Spent(training_s=100), lost_steps=1))
+    line = format_goodput(Goodput(Spent(training_s=100), lost_steps=1))
     assert line == "100 % of 1 min 40 s was training; lost under 1 % (1 step done again)"
 
 
@@ -85,4 +85,4 @@ def test_shares(part: float, said: str) -> None:
 )
 def test_durations(seconds: float, said: str) -> None:
     """Two units at most, and rounding never makes sixty seconds."""
-    assert duration_in_words(seconds) == said
+    assert format_duration(seconds) == said

@@ -16,7 +16,7 @@ from tenax._node.run_journal import read_run_journal
 from tenax._view.chrome_trace import phases_of
 from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunHistory
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from tenax.cli.journals import find_journals, read_histories
 from view.told_run import WALL, ToldAgent, ToldRun
 
@@ -351,7 +351,7 @@ def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
     assert history.missing == ()
     summary = summary_of([history])
     assert summary.ends == ()
-    assert summary_in_words(summary).startswith("job: cancelled (SIGINT: the agent was asked to stop)\n")
+    assert format_summary(summary).startswith("job: cancelled (SIGINT: the agent was asked to stop)\n")
 
 
 def test_a_run_that_everybody_left_without_their_journals(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_hang_that_was_only_reported(tmp_path: Path) -> None:
         (1, 10.0, 57.0),
         (1, 70.0, 90.0),
     ]
-    words = summary_in_words(summary_of([history]))
+    words = format_summary(summary_of([history]))
     assert (
         "  nothing moved for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)\n"
         in words

@@ -16,7 +16,7 @@ from tenax._view.html import page as html
 from tenax._view.html import plots
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import lanes_of, timeline_page
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from tenax.cli.journals import read_histories
 from view.test_history import a_run_of_two, an_agent
 from view.told_run import WALL, ToldAgent, ToldRun, replaced
@@ -184,7 +184,7 @@ def test_many_runs_together(tmp_path: Path) -> None:
     }
     assert {each.name: each.count for each in summary.hosts} == {"node0": 2, "node1": 2}
     assert summary.recoveries_s == (3.0, 5.0, 12.0)
-    words = summary_in_words(summary)
+    words = format_summary(summary)
     assert "other: failed (the one restart is used)" in words
     assert "  first cause: rank 0 on node0: exit code 1: ValueError: nan" in words
     assert "2 runs: 1 failed, 1 succeeded; " in words
@@ -209,7 +209,7 @@ def test_a_victim_is_not_blamed(tmp_path: Path) -> None:
     (history,) = read_histories([str(tmp_path)]).histories
     summary = summary_of([history])
     said = "cause not known; first victim: rank 0 on node0: exit code 1: ConnectionResetError: [Errno 104]"
-    for text in (summary_in_words(summary), Reader(report_page(summary, [history])).text):
+    for text in (format_summary(summary), Reader(report_page(summary, [history])).text):
         assert said in text
         assert "first cause" not in text
     assert not summary.runs[0].is_cause_known
@@ -220,7 +220,7 @@ def test_when_what_and_where(tmp_path: Path) -> None:
     history = the_run(tmp_path)
     summary = summary_of([history])
     said = f"train.py, began 2023-11-14 22:13:21 UTC, in {tmp_path / 'c'}"
-    for text in (summary_in_words(summary), Reader(report_page(summary, [history])).text):
+    for text in (format_summary(summary), Reader(report_page(summary, [history])).text):
         assert said in text
     assert f"train.py, in {tmp_path / 'c'}" in Reader(timeline_page(history)).text
 
@@ -272,7 +272,7 @@ def test_moments_that_no_calendar_has(tmp_path: Path, wall: float, at: float) ->
     summary = summary_of([history])
     for page in pages_of(history):
         assert "job" in Reader(page).text
-    assert "began ?" in summary_in_words(summary) or at > 0
+    assert "began ?" in format_summary(summary) or at > 0
     trace_in_text(history)
 
 

@@ -247,7 +247,7 @@ class Outcome(enum.Enum):
     BROKEN = "broken"  # the launcher itself could not work: no keeper, no rendezvous, too few nodes
 
     @property
-    def in_words(self) -> str:
+    def predicate(self) -> str:
         """The predicate of a sentence whose subject is the run."""
         return _OUTCOMES[self]
 

@@ -41,17 +41,17 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN+{number - first}" if first < number < last else f"signal {number}"
 
 
-def signal_in_words(number: int) -> str:
+def describe_signal(number: int) -> str:
     """Return ``SIGKILL (killed)``."""
     name = signal_name(number)
     meaning = _SIGNALS.get(name)
     return f"{name} ({meaning})" if meaning else name
 
 
-def ended_in_words(exit_code: int) -> str:
+def describe_exit(exit_code: int) -> str:
     """Return ``exited with code 1`` or ``ended by SIGKILL (killed)``. Negative codes are signals."""
     if exit_code < 0:
-        return f"ended by {signal_in_words(-exit_code)}"
+        return f"ended by {describe_signal(-exit_code)}"
     meaning = _EXIT_CODES.get(exit_code, "")
     if 128 < exit_code <= 128 + 64 and (name := signal_name(exit_code - 128)).startswith("SIG"):
         meaning = f"how a shell says that its command was ended by {name}"

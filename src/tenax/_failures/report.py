@@ -17,7 +17,7 @@ import msgspec
 from tenax._core.model import Failure, Outcome, Verdict, failure_began_at
 from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
-from tenax._failures.exit_text import ended_in_words, signal_in_words, signal_name
+from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
 from tenax._failures.plain_text import harmless, shortened, storable
 
 TYPE_CHECKING = False
@@ -91,7 +91,7 @@ def headline(report: Report) -> str:
             sentence = f"{name} failed on {report.host}: {verdict.why}"
         case Outcome.CANCELLED:
             if verdict.signal or not verdict.why:
-                by = f" by {signal_in_words(verdict.signal)}" if verdict.signal else ""
+                by = f" by {describe_signal(verdict.signal)}" if verdict.signal else ""
                 sentence = f"{name} was cancelled{by}{restarts}"
             else:
                 sentence = f"{name} was cancelled{restarts}: {verdict.why}"
@@ -185,17 +185,17 @@ def _first_cause(report: Report, width: int) -> list[str]:
 def _when(report: Report, failure: Failure) -> str:
     if report.clock is None:
         return ""
-    from tenax._view.goodput_text import duration_in_words
+    from tenax._view.goodput_text import format_duration
 
     at, began_at = failure_began_at(failure), report.clock.began_at
-    after = "" if began_at is None else f", {duration_in_words(at - began_at)} after the start"
+    after = "" if began_at is None else f", {format_duration(at - began_at)} after the start"
     return _moment(report.clock, at) + after
 
 
 def _moment(clock: WallClock, at: float) -> str:
-    from tenax._view.time_text import local_moment_in_words
+    from tenax._view.time_text import format_local_moment
 
-    return local_moment_in_words(at + clock.offset_s, clock.zone_s)
+    return format_local_moment(at + clock.offset_s, clock.zone_s)
 
 
 class _Groups(NamedTuple):
@@ -420,9 +420,9 @@ def _where_to_look(report: Report, width: int) -> list[str]:
 def _goodput(verdict: Verdict) -> str:
     if verdict.goodput is None:
         return ""
-    from tenax._view.goodput_text import goodput_in_words
+    from tenax._view.goodput_text import format_goodput
 
-    return goodput_in_words(verdict.goodput)
+    return format_goodput(verdict.goodput)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "generation": failure.generation,
         "exit_code": failure.exit_code,
         "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
-        "ended": ended_in_words(failure.exit_code),
+        "ended": describe_exit(failure.exit_code),
         "reason": storable(failure.reason),
         "cause": cause.kind,
         "is_consequence": cause.is_consequence,
@@ -526,7 +526,7 @@ def _what_happened(failure: Failure) -> str:
         return "was " + evidence.out_of_memory
     if failure.was_stopped and evidence.message:
         return f"raised {evidence.message}"
-    ended = ended_in_words(failure.exit_code)
+    ended = describe_exit(failure.exit_code)
     if failure.exit_code < 0:
         ended = f"was {ended}"
     if not evidence.message:
@@ -546,7 +546,7 @@ def _how_and_why(failure: Failure) -> str:
 
 
 def _how_it_ended(failure: Failure) -> str:
-    ended = ended_in_words(failure.exit_code)
+    ended = describe_exit(failure.exit_code)
     return f"{ended}, by us" if failure.was_stopped and failure.reason else ended
 
 

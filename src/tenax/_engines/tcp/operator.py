@@ -85,7 +85,7 @@ class OperatorLine:
             self._sock.settimeout(_HANDSHAKE_TIMEOUT_S)
             self._sock.sendall(wire.encode(frame))
         except OSError as error:
-            raise LineLost(_in_words(error)) from error
+            raise LineLost(_describe_error(error)) from error
 
     def receive(self, until: float) -> wire.FromServer:
         """Return the next frame. Raises ``LineLost``, also for an invalid frame."""
@@ -101,7 +101,7 @@ class OperatorLine:
                 self._bodies += self._reader.feed(data)
             return wire.decode_from_server(self._bodies.pop(0))
         except OSError as error:
-            raise LineLost(_in_words(error)) from error
+            raise LineLost(_describe_error(error)) from error
         except wire.WireError as error:
             raise LineLost(f"invalid answer: {error}") from error
 
@@ -142,7 +142,7 @@ def connect_to_agent(path: str, timeout_s: float = _HANDSHAKE_TIMEOUT_S) -> Oper
         sock.close()
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):
             raise
-        raise Unreachable(_in_words(error)) from error
+        raise Unreachable(_describe_error(error)) from error
     return OperatorLine(sock)
 
 
@@ -176,7 +176,7 @@ def _connected(addresses: Sequence[Address], timeout_s: float) -> socket.socket:
             sock.connect(address)
         except OSError as error:
             sock.close()
-            why = _in_words(error)
+            why = _describe_error(error)
             continue
         return sock
     raise Unreachable(why)
@@ -194,7 +194,7 @@ def _wrapped(sock: socket.socket, tls: ssl.SSLContext, host: str) -> socket.sock
         ) from error
     except OSError as error:
         raise AccessDenied(
-            f"TLS handshake failed ({_in_words(error)}); if the run does not use TLS, leave out ssl_cert, "
+            f"TLS handshake failed ({_describe_error(error)}); if the run does not use TLS, leave out ssl_cert, "
             "ssl_cert_key and ca_cert"
         ) from error
 
@@ -247,7 +247,7 @@ def _rejection(refused: wire.Refused) -> str:
     )
 
 
-def _in_words(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "timed out"
     return error.strerror or str(error)
