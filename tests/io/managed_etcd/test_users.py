@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import PATIENCE_S, on_linux
-from tenax._engines.etcd.operator import line_through_etcd
+from tenax._engines.etcd.operator import connect_through_etcd
 from tenax._engines.tcp.operator import Unreachable
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -178,7 +178,7 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> N
 
     def attempt(**conf: str) -> str:
         with pytest.raises(Unreachable) as raised:
-            line_through_etcd(etcd_engine_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
+            connect_through_etcd(etcd_engine_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
         return str(raised.value)
 
     assert "has no coordinator for it" in attempt(managed="true", token=SECRET.decode())

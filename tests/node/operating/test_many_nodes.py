@@ -17,7 +17,7 @@ from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorLine, connect_to_coordinator
+from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorConnection, connect_to_coordinator
 from tenax._io.endpoint import literal
 from tenax._view.status import RunStatus
 
@@ -26,7 +26,7 @@ from .kit import Operator, greeting, self_signed
 FAR = 1e6  # on the system's clock; a socket waits no longer than 30 s for it
 
 
-def line_to(endpoint: str, secret: bytes = b"", run_id: str = "run") -> OperatorLine:
+def line_to(endpoint: str, secret: bytes = b"", run_id: str = "run") -> OperatorConnection:
     host, _, port = endpoint.rpartition(":")
     return connect_to_coordinator(literal(host, int(port)), run_id, secret)
 
@@ -217,7 +217,7 @@ def test_a_peer_with_a_wrong_proof_is_rejected(operator: Operator, tmp_path: Pat
     # The proof of a node does not let an operator in, nor the other way round.
     host, _, port = operator.cluster.endpoint.rpartition(":")
     with socket.create_connection((host, int(port)), 30.0) as sock:
-        line, hello = OperatorLine(sock), greeting("run")
+        line, hello = OperatorConnection(sock), greeting("run")
         line.send_frame(hello)
         challenge = line.receive(FAR)
         assert isinstance(challenge, wire.Challenge)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tenax._engines.etcd.keys import Keys, read_leader
 from tenax._engines.etcd.leader_address import this_machine
-from tenax._engines.tcp.operator import AccessDenied, OperatorLine, Unreachable, connect_to_coordinator
+from tenax._engines.tcp.operator import AccessDenied, OperatorConnection, Unreachable, connect_to_coordinator
 from tenax._io.endpoint import is_loopback, literal
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ETCD_S = 10.0
 
 
-def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
+def connect_through_etcd(settings: EtcdEngineSettings) -> OperatorConnection:
     """Connect to the leader. Raises ``Unreachable`` and ``AccessDenied``."""
     etcd = BlockingEtcd(settings.etcd, _ETCD_S)
     try:
@@ -39,10 +39,10 @@ def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
         raise Unreachable(
             f"etcd at {settings.endpoint} has no coordinator for it: it is not running, or is electing one; try again"
         )
-    return _line_to(leader, settings)
+    return _connect_to_leader(leader, settings)
 
 
-def _line_to(leader: Leader, settings: EtcdEngineSettings) -> OperatorLine:
+def _connect_to_leader(leader: Leader, settings: EtcdEngineSettings) -> OperatorConnection:
     address = leader.place
     if is_loopback(address.addr) and address.machine != this_machine():
         raise Unreachable(
