@@ -12,7 +12,7 @@ import pytest
 
 from kit.http import PATIENCE_S, heard_from, kube_probe, until_closed
 from kit.processes import leaving_nothing, on_linux, until
-from tenax._io.http.deferred import Later
+from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import Request, Response, text
 from tenax._io.http.server import HttpServer, Patience
 from tenax._io.http.stream import Stream, event
@@ -27,22 +27,22 @@ class Served:
     def __init__(self, **options: Any) -> None:
         listener = listen("127.0.0.1", 0)
         self.port = int(listener.getsockname()[1])
-        self.laters: list[Later] = []
+        self.laters: list[DeferredResponse] = []
         self.streams: list[Stream] = []
         self.ended: list[Stream] = []
         self.server = HttpServer(listener, self._answer, name="server", **options)
         self.server.start()
 
-    def _answer(self, request: Request) -> Response | Later | Stream:
+    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
         if request.path == "/later":
-            self.laters.append(Later(float(request.params.get("within", PATIENCE_S))))
+            self.laters.append(DeferredResponse(float(request.params.get("within", PATIENCE_S))))
             return self.laters[-1]
         if request.path == "/stream":
             self.streams.append(Stream(self.ended.append, headers={"X-Ours": "yes"}))
             self.streams[-1].say(b"first\n")
             return self.streams[-1]
         if request.path == "/known":
-            known = Later(PATIENCE_S)
+            known = DeferredResponse(PATIENCE_S)
             known.give(text(200, "known already"))
             return known
         return text(200, "at once")
@@ -126,7 +126,7 @@ def test_an_answer_that_nobody_finds_is_not_waited_for_forever(serve: Callable[.
 
 def test_who_waits_may_leave(serve: Callable[..., Served]) -> None:
     """Its place is free at once, and the answer is thrown away."""
-    served = serve(patience=Patience(later=1))
+    served = serve(patience=Patience(deferred=1))
     with served.ask("/later"):
         until(lambda: served.laters, "the request")
         assert kube_probe(served.port, "/later").status == 503

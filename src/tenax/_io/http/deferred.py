@@ -1,4 +1,4 @@
-"""Later: a response that is produced after the handler has returned, without blocking the server."""
+"""A response that is produced after the handler has returned, without blocking the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tenax._io.http.message import Response
 
 
-class Later:
+class DeferredResponse:
     """Returned instead of a response. ``give`` may be called from any thread; the first response counts.
 
     Without one the client gets an error response after ``within_s``.

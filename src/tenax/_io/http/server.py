@@ -6,8 +6,8 @@ of the peer address that has the most of them. So idle connections of one peer d
 probe that sends its request at once is answered. Connecting and disconnecting without a request, as TCP probes do, is
 not an error.
 
-A response may be produced later (``Later``) or have no end (``Stream``). Both have a maximum number below that of
-connections. A stream stays open as long as its client reads.
+A response may be produced later (``DeferredResponse``) or have no end (``Stream``). Both have a maximum number below
+that of connections. A stream stays open as long as its client reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from tenax._io.http.deferred import Later
+from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     INTERNAL_ERROR,
     TIMED_OUT,
@@ -43,7 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Answer = Response | Later | Stream
+    Answer = Response | DeferredResponse | Stream
 
 _READ_BYTES = 1 << 14
 _MAX_DISCARDED = 1 << 18
@@ -60,7 +60,7 @@ class Patience(msgspec.Struct, frozen=True):
     ask_s: float = 5.0  # from the connect to the end of the request
     take_s: float = 5.0  # from the response to the end of the connection
     apart: int = 8  # concurrent requests for one path that are answered in their own threads
-    later: int = 32  # concurrent deferred responses
+    deferred: int = 32  # concurrent deferred responses
     streams: int = 24
     stream_bytes: int = 8 << 20  # unsent data of one stream
     heartbeat_s: float = 15.0  # the longest silence on a stream
@@ -77,14 +77,14 @@ class _Connection:
         self.sends_body = True  # False after a HEAD request
         self.is_answered = False  # the response is sent; input is discarded until the client closes
         self.discarded = 0  # bytes
-        self.later: Later | None = None  # the pending deferred response
+        self.deferred: DeferredResponse | None = None  # the pending deferred response
         self.stream: Stream | None = None
         self.heartbeat_at = 0.0
 
     @property
     def is_attached(self) -> bool:
         """True while a deferred response or a stream is pending; the socket is read to notice a disconnect."""
-        return self.later is not None or self.stream is not None
+        return self.deferred is not None or self.stream is not None
 
     @property
     def interest(self) -> int:
@@ -260,27 +260,27 @@ class HttpServer:
             self._start_answer(connection, self._call_answer(found))
 
     def _start_answer(self, connection: _Connection, answer: Answer) -> None:
-        if isinstance(answer, Later):
+        if isinstance(answer, DeferredResponse):
             self._defer(connection, answer)
         elif isinstance(answer, Stream):
             self._open_stream(connection, answer)
         else:
             self._respond(connection, answer)
 
-    def _defer(self, connection: _Connection, later: Later) -> None:
-        waiting = sum(each.later is not None for each in self._connections.values())
-        if waiting >= self._patience.later:
+    def _defer(self, connection: _Connection, deferred: DeferredResponse) -> None:
+        waiting = sum(each.deferred is not None for each in self._connections.values())
+        if waiting >= self._patience.deferred:
             message = f"{waiting} answers are being waited for already; ask again when one of them has come"
             self._respond(connection, text(UNAVAILABLE, message))
             return
-        connection.later = later
-        connection.until = self._now() + later.within_s
-        later.deliver_to(lambda response: self.soon(lambda: self._deliver(connection, response)))
+        connection.deferred = deferred
+        connection.until = self._now() + deferred.within_s
+        deferred.deliver_to(lambda response: self.soon(lambda: self._deliver(connection, response)))
 
     def _deliver(self, connection: _Connection, response: Response) -> None:
-        if connection.later is None or connection.sock.fileno() not in self._connections:
+        if connection.deferred is None or connection.sock.fileno() not in self._connections:
             return
-        connection.later = None
+        connection.deferred = None
         try:
             self._respond(connection, response)
             self._update_interest(connection)
@@ -400,8 +400,8 @@ class HttpServer:
             if connection.heartbeat_at <= now and connection.stream is not None:
                 self._send_on_stream(connection, connection.stream.heartbeat)
         for connection in [each for each in self._connections.values() if each.until is not None and each.until <= now]:
-            if connection.later is not None:
-                message = f"no answer was found within {connection.later.within_s:g} s; ask again"
+            if connection.deferred is not None:
+                message = f"no answer was found within {connection.deferred.within_s:g} s; ask again"
                 self._deliver(connection, text(UNAVAILABLE, message))
                 continue
             if connection.has_request or connection.reader is None:

@@ -23,7 +23,7 @@ import time
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._io.http.deferred import Later
+from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     BAD_REQUEST,
     CONFLICT,
@@ -194,27 +194,27 @@ class Dashboard:
             self._unwatch()
             self._on_error(f"the page shows nothing new any more: {why}")
 
-    def _ask(self, request: AnyRequest, later: Later) -> None:
+    def _ask(self, request: AnyRequest, deferred: DeferredResponse) -> None:
         def reply(value: Any, error: str) -> None:
-            self._server.soon(lambda: later.give(_made(_answered, (value, error))))
+            self._server.soon(lambda: deferred.give(_made(_answered, (value, error))))
 
-        self._in_loop(later, lambda: self._operators.ask(request, reply))
+        self._in_loop(deferred, lambda: self._operators.ask(request, reply))
 
-    def _in_loop(self, later: Later, call: Callable[[], None]) -> None:
+    def _in_loop(self, deferred: DeferredResponse, call: Callable[[], None]) -> None:
         """Call a function in the loop's thread. An exception becomes the answer."""
 
         def do() -> None:
             try:
                 call()
             except Exception as error:
-                later.give(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
+                deferred.give(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
 
         self._loop.soon(do)
 
-    def _with_status(self, make: Callable[[RunStatus], Response]) -> Later:
+    def _with_status(self, make: Callable[[RunStatus], Response]) -> DeferredResponse:
         from tenax._core.requests import StatusRequest
 
-        later = Later(_ANSWER_S)
+        deferred = DeferredResponse(_ANSWER_S)
 
         def give() -> None:
             # A request shares recent statuses (D2). The response is built in the server's thread.
@@ -222,20 +222,20 @@ class Dashboard:
 
         def reply(status: Any, error: str) -> None:
             found = text(INTERNAL_ERROR, error) if error else None
-            self._server.soon(lambda: later.give(found or _made(make, status)))
+            self._server.soon(lambda: deferred.give(found or _made(make, status)))
 
-        self._in_loop(later, give)
-        return later
+        self._in_loop(deferred, give)
+        return deferred
 
     # --- in the server's thread ---------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> Response | Later | Stream:
+    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
         answer = self._answered(request)
         if isinstance(answer, Response):
             return msgspec.structs.replace(answer, headers={**HEADERS, **answer.headers})
         return answer
 
-    def _answered(self, request: Request) -> Response | Later | Stream:
+    def _answered(self, request: Request) -> Response | DeferredResponse | Stream:
         path = request.path
         if request.method not in (("POST",) if path == "/do" else ("GET", "HEAD")):
             allowed = "POST" if path == "/do" else "GET, HEAD"
@@ -267,7 +267,7 @@ class Dashboard:
             given += [request.params.get("key", ""), token.strip() if scheme.lower() == "bearer" else ""]
         return any([hmac.compare_digest(each.encode(), self._key.encode()) for each in given])
 
-    def _do(self, request: Request) -> Response | Later:
+    def _do(self, request: Request) -> Response | DeferredResponse:
         from tenax._core.requests import DrainRequest, RestartRequest, StopRequest
 
         if not self._has_key(request, anywhere=False):
@@ -276,19 +276,19 @@ class Dashboard:
             action = msgspec.json.decode(request.body, type=_Action)
         except DECODE_ERRORS as error:
             return text(BAD_REQUEST, f"the body is no wish, such as {{'do': 'restart'}}: {error}")
-        later = Later(_ANSWER_S)
+        deferred = DeferredResponse(_ANSWER_S)
         match action:
             case _Action("drain", node) if node:
-                self._ask(DrainRequest(node, _FROM_THE_PAGE), later)
+                self._ask(DrainRequest(node, _FROM_THE_PAGE), deferred)
             case _Action("restart"):
-                self._ask(RestartRequest(_FROM_THE_PAGE), later)
+                self._ask(RestartRequest(_FROM_THE_PAGE), deferred)
             case _Action("stop"):
-                self._ask(StopRequest(_FROM_THE_PAGE), later)
+                self._ask(StopRequest(_FROM_THE_PAGE), deferred)
             case _:
                 return text(BAD_REQUEST, "one can wish for 'restart', 'stop', or 'drain' with a 'node'")
-        return later
+        return deferred
 
-    def _logs(self, request: Request) -> Response | Later:
+    def _logs(self, request: Request) -> Response | DeferredResponse:
         from tenax._core.requests import LogsRequest
 
         given = request.params
@@ -304,11 +304,11 @@ class Dashboard:
             )
         except ValueError as error:
             return text(BAD_REQUEST, f"a number was expected: {error}")
-        later = Later(wanted.wait_s + _ANSWER_S)
-        self._ask(wanted, later)
-        return later
+        deferred = DeferredResponse(wanted.wait_s + _ANSWER_S)
+        self._ask(wanted, deferred)
+        return deferred
 
-    def _metrics(self) -> Later:
+    def _metrics(self) -> DeferredResponse:
         from tenax._observe.metrics_page import CONTENT_TYPE, render
 
         return self._with_status(lambda status: Response(OK, render(status).encode(), CONTENT_TYPE))
