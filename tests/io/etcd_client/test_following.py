@@ -141,7 +141,7 @@ def test_what_is_not_allowed_ends_it(make_etcd: Callable[..., EtcdCluster]) -> N
         desk.until(lambda: refused.troubles)
         desk.until(lambda: allowed.following.endpoint)
         assert isinstance(refused.troubles[0], EtcdRefused)
-        assert "permission denied" in refused.troubles[0].sentence
+        assert "permission denied" in refused.troubles[0].message
         desk.call(Put(ALLOWED + b"k", b"v"))
         desk.until(lambda: len(allowed.told) == 2)
         assert (len(refused.troubles), refused.told, allowed.troubles) == (1, [], [])

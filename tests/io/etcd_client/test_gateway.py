@@ -134,7 +134,7 @@ def test_a_transactions_answer() -> None:
 
 
 def test_a_comparison_of_the_wrong_type_is_refused_here() -> None:
-    with pytest.raises(EtcdRejected, match="version of a key is compared to bytes"):
+    with pytest.raises(EtcdRejected, match="cannot compare the version of a key with a value of type bytes"):
         gateway.encode(Transaction((Compare(b"a", "version", b"1"),)))
 
 

@@ -64,7 +64,7 @@ def test_a_lease_that_somebody_revoked_is_lost_once(desk: ClientInLoop) -> None:
     desk.until(lambda: holder.told)
     desk.call(RevokeLease(holder.lease.id))
     desk.until(lambda: len(holder.told) > 1)
-    assert "is gone" in holder.told[1]
+    assert "expired or was revoked" in holder.told[1]
     proofs = len(holder.proofs)
     desk.run_for(0.5)
     assert len(holder.told) == 2
@@ -121,7 +121,7 @@ def test_a_wiped_etcd_has_lost_it(make_etcd: Callable[..., EtcdCluster]) -> None
         cluster.wipe()
         cluster.start_all()
         desk.until(lambda: len(holder.told) == 2)
-        assert "is gone" in holder.told[1]
+        assert "expired or was revoked" in holder.told[1]
 
 
 def test_ending_without_etcd_ends_all_the_same(make_etcd: Callable[..., EtcdCluster]) -> None:

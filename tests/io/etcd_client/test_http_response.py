@@ -97,7 +97,7 @@ def test_a_stream_is_passed_on_as_it_comes() -> None:
     assert reader.feed(b"5\r\nhel") == [b"hel"]
     assert reader.feed(b"lo\r\n3\r\nyou\r\n") == [b"lo", b"you"]
     assert reader.feed(b"0\r\n\r\n") == [End(keeps_open=True)]
-    with pytest.raises(HttpError, match="more than was asked for"):
+    with pytest.raises(HttpError, match="data after its end"):
         reader.feed(b"x")
 
 

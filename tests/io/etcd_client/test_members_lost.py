@@ -40,7 +40,7 @@ def test_the_leader_dies_and_the_majority(make_etcd: Callable[..., EtcdCluster])
             desk.call(create(b"c"), patience_s=1.5)
         assert not caught.value.is_certain
         for index in (first, second):
-            assert f"{cluster.endpoint(index)}: connection refused" in caught.value.sentence
+            assert f"{cluster.endpoint(index)}: connection refused" in caught.value.message
         cluster.start(first)
         desk.call(create(b"c"))
         assert desk.call(Range(b"c")).kvs[0].version == 1
@@ -72,7 +72,7 @@ def test_a_stopped_member_is_left_by_everybody(make_etcd: Callable[..., EtcdClus
         desk.call(create(b"k2"))
         desk.until(lambda: len(changes) == 2)
         assert (len(begun), lost) == (1, [])
-        assert cluster.endpoint(stopped) in troubles[0].sentence
+        assert cluster.endpoint(stopped) in troubles[0].message
         following.close()
         lease.close()
 

@@ -38,15 +38,15 @@ def test_tls_files_encrypt_without_a_scheme() -> None:
 @pytest.mark.parametrize(
     ("text", "told", "sentence"),
     [
-        ("", {}, "expected one or more of HOST:PORT"),
+        ("", {}, "expected HOST:PORT, or several separated by commas"),
         ("e1:99999", {}, "port from 1 to 65535"),
         ("ftp://e1", {}, "expected http:// or https://"),
         ("http://e1,https://e2", {}, "mix http:// and https://"),
         ("http://e1/v3", {}, "expected HOST or HOST:PORT"),
-        ("http://e1", {"tls": FILES}, "expected https://"),
+        ("http://e1", {"tls": FILES}, "use https://"),
         ("e1", {"password": "x"}, "without a user"),
         ("e1", {"attempt_s": 0.0}, "positive"),
-        ("http://me:hush@e1", {}, "by their own options"),
+        ("http://me:hush@e1", {}, "with their own options"),
     ],
 )
 def test_refusals(text: str, told: dict[str, object], sentence: str) -> None:

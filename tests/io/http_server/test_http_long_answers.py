@@ -12,9 +12,9 @@ import pytest
 
 from kit.http import PATIENCE_S, heard_from, kube_probe, until_closed
 from kit.processes import leaving_nothing, on_linux, until
-from tenax._io.http.deferred import Later
+from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import Request, Response, text
-from tenax._io.http.server import HttpServer, Patience
+from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.http.stream import Stream, event
 from tenax._io.listen import listen
 
@@ -27,23 +27,23 @@ class Served:
     def __init__(self, **options: Any) -> None:
         listener = listen("127.0.0.1", 0)
         self.port = int(listener.getsockname()[1])
-        self.laters: list[Later] = []
+        self.laters: list[DeferredResponse] = []
         self.streams: list[Stream] = []
         self.ended: list[Stream] = []
         self.server = HttpServer(listener, self._answer, name="server", **options)
         self.server.start()
 
-    def _answer(self, request: Request) -> Response | Later | Stream:
+    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
         if request.path == "/later":
-            self.laters.append(Later(float(request.params.get("within", PATIENCE_S))))
+            self.laters.append(DeferredResponse(float(request.params.get("within", PATIENCE_S))))
             return self.laters[-1]
         if request.path == "/stream":
             self.streams.append(Stream(self.ended.append, headers={"X-Ours": "yes"}))
-            self.streams[-1].say(b"first\n")
+            self.streams[-1].send(b"first\n")
             return self.streams[-1]
         if request.path == "/known":
-            known = Later(PATIENCE_S)
-            known.give(text(200, "known already"))
+            known = DeferredResponse(PATIENCE_S)
+            known.respond(text(200, "known already"))
             return known
         return text(200, "at once")
 
@@ -60,7 +60,7 @@ class Served:
         return sock
 
     def say(self, number: int, data: bytes) -> None:
-        self.server.soon(lambda: self.streams[number].say(data))
+        self.server.soon(lambda: self.streams[number].send(data))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_what_others_find_out_is_answered_when_they_have(serve: Callable[..., Se
     with served.ask("/later") as sock:
         until(lambda: served.laters, "the request")
         assert kube_probe(served.port).body == b"at once\n"
-        giver = threading.Thread(target=lambda: [served.laters[0].give(text(200, each)) for each in ("one", "two")])
+        giver = threading.Thread(target=lambda: [served.laters[0].respond(text(200, each)) for each in ("one", "two")])
         giver.start()
         assert heard_from(sock).body == b"one\n"
         giver.join()
@@ -119,22 +119,22 @@ def test_an_answer_that_nobody_finds_is_not_waited_for_forever(serve: Callable[.
     """Who asked is told how long it was; what comes after that is nobody's."""
     served = serve()
     heard = kube_probe(served.port, "/later?within=0.05")
-    assert (heard.status, heard.body) == (503, b"no answer was found within 0.05 s; ask again\n")
-    served.laters[0].give(text(200, "too late"))
+    assert (heard.status, heard.body) == (503, b"no response within 0.05 s; retry\n")
+    served.laters[0].respond(text(200, "too late"))
     assert kube_probe(served.port).status == 200
 
 
 def test_who_waits_may_leave(serve: Callable[..., Served]) -> None:
     """Its place is free at once, and the answer is thrown away."""
-    served = serve(patience=Patience(later=1))
+    served = serve(client_limits=ClientLimits(deferred=1))
     with served.ask("/later"):
         until(lambda: served.laters, "the request")
         assert kube_probe(served.port, "/later").status == 503
     until(lambda: not served.server._connections, "the place to be free")
-    served.laters[0].give(text(200, "nobody"))
+    served.laters[0].respond(text(200, "nobody"))
     with served.ask("/later") as sock:
         until(lambda: len(served.laters) == 3, "the request")
-        served.laters[2].give(text(200, "somebody"))
+        served.laters[2].respond(text(200, "somebody"))
         assert heard_from(sock).body == b"somebody\n"
 
 
@@ -154,7 +154,7 @@ def test_a_stream_goes_on(serve: Callable[..., Served]) -> None:
 
 def test_a_silent_stream_shows_that_it_lives(serve: Callable[..., Served]) -> None:
     """More than once."""
-    served = serve(patience=Patience(heartbeat_s=0.02))
+    served = serve(client_limits=ClientLimits(heartbeat_s=0.02))
     with served.watch() as sock:
         heard_until(sock, b":\n\n:\n\n:\n\n")
 
@@ -173,7 +173,7 @@ def test_a_client_that_leaves_ends_its_stream(serve: Callable[..., Served]) -> N
 
 def test_a_client_that_takes_nothing_loses_its_stream(serve: Callable[..., Served]) -> None:
     """By the number of bytes that it left; the others hear everything meanwhile."""
-    served = serve(patience=Patience(stream_bytes=1 << 16))
+    served = serve(client_limits=ClientLimits(stream_bytes=1 << 16))
     with served.watch() as stuck, served.watch() as reader:
         heard_until(reader, b"first\n")
         piece = b"x" * 32_767 + b"\n"
@@ -194,7 +194,7 @@ def test_a_client_that_takes_nothing_loses_its_stream(serve: Callable[..., Serve
 
 def test_a_client_that_stops_taking_loses_its_stream_after_a_while(serve: Callable[..., Served]) -> None:
     """By the time: what it left is not much, but does not move."""
-    served = serve(patience=Patience(stream_bytes=1 << 30, take_s=0.1))
+    served = serve(client_limits=ClientLimits(stream_bytes=1 << 30, response_s=0.1))
     with served.watch():
         served.say(0, bytes(32 << 20))
         until(lambda: served.ended, "the end to be told")
@@ -202,7 +202,7 @@ def test_a_client_that_stops_taking_loses_its_stream_after_a_while(serve: Callab
 
 def test_a_slow_client_that_takes_on_keeps_its_stream(serve: Callable[..., Served]) -> None:
     """Little by little, for longer than one may be stuck."""
-    served = serve(patience=Patience(stream_bytes=1 << 30, take_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(stream_bytes=1 << 30, response_s=PATIENCE_S))
     with served.watch() as sock:
         heard_until(sock, b"first\n")
         served.say(0, bytes(8 << 20) + b"end")
@@ -212,13 +212,13 @@ def test_a_slow_client_that_takes_on_keeps_its_stream(serve: Callable[..., Serve
 
 def test_streams_leave_room_for_others(serve: Callable[..., Served]) -> None:
     """As many as may are let in, the next is told so, and whoever asks for something short is answered."""
-    served = serve(patience=Patience(connections=8, streams=4))
+    served = serve(client_limits=ClientLimits(connections=8, streams=4))
     with ExitStack() as stack:
         watching = [stack.enter_context(served.watch()) for _ in range(4)]
         for sock in watching:
             heard_until(sock, b"first\n")
         refused = kube_probe(served.port, "/stream")
-        assert (refused.status, b"4 others are watching already" in refused.body) == (503, True)
+        assert (refused.status, b"too many open streams (4)" in refused.body) == (503, True)
         until(lambda: len(served.ended) == 1, "the refused one to be told")
         silent = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(30)]
         assert kube_probe(served.port).status == 200
@@ -230,7 +230,7 @@ def test_streams_leave_room_for_others(serve: Callable[..., Served]) -> None:
 
 def test_a_stream_that_is_made_apart_is_refused(serve: Callable[..., Served]) -> None:
     """A thread of its own can only give a response."""
-    served = serve(is_apart=lambda request: request.path == "/stream")
+    served = serve(in_thread=lambda request: request.path == "/stream")
     assert kube_probe(served.port, "/stream").status == 500
 
 

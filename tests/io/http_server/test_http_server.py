@@ -16,7 +16,7 @@ import pytest
 from kit.http import PATIENCE_S, heard_from, kube_probe, raw, until_closed
 from kit.processes import forks_with_threads, leaving_nothing, on_linux, until
 from tenax._io.http.message import Limits, Request, Response, text
-from tenax._io.http.server import HttpServer, Patience
+from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.listen import listen
 
 pytestmark = on_linux
@@ -90,7 +90,7 @@ def test_who_only_connects_is_no_trouble(serve: Callable[..., Served]) -> None:
 
 def test_silent_clients_do_not_keep_others_out(serve: Callable[..., Served]) -> None:
     """Far more than there is room for: the newest is always let in, and the number of connections stays bounded."""
-    served = serve(patience=Patience(connections=8, ask_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(connections=8, request_s=PATIENCE_S))
     with ExitStack() as stack:
         silent = [stack.enter_context(served.connect()) for _ in range(100)]
         for sock in silent:
@@ -103,7 +103,7 @@ def test_silent_clients_do_not_keep_others_out(serve: Callable[..., Served]) -> 
 
 def test_silent_connections_of_one_address_do_not_push_out_another(serve: Callable[..., Served]) -> None:
     """A slow client keeps its connection while another address opens far more than there is room for."""
-    served = serve(patience=Patience(connections=8, ask_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(connections=8, request_s=PATIENCE_S))
     with served.connect() as slow, ExitStack() as stack:
         slow.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(100):
@@ -115,7 +115,7 @@ def test_silent_connections_of_one_address_do_not_push_out_another(serve: Callab
 
 def test_a_slow_client_is_told_so_and_dropped(serve: Callable[..., Served]) -> None:
     """One that has begun to ask is told; one that has not is just dropped."""
-    served = serve(patience=Patience(ask_s=0.05))
+    served = serve(client_limits=ClientLimits(request_s=0.05))
     with served.connect() as slow, served.connect() as silent:
         slow.sendall(b"GET / HTT")
         assert heard_from(slow).status == 408
@@ -124,7 +124,7 @@ def test_a_slow_client_is_told_so_and_dropped(serve: Callable[..., Served]) -> N
 
 def test_a_client_that_sends_a_byte_now_and_then_is_dropped_in_time(serve: Callable[..., Served]) -> None:
     """The time limit is for the whole request, not for each of its bytes."""
-    served = serve(patience=Patience(ask_s=0.2))
+    served = serve(client_limits=ClientLimits(request_s=0.2))
     with served.connect() as slow:
         slow.sendall(b"GET / HTTP/1.1\r\n")
         slow.settimeout(0.01)
@@ -140,7 +140,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_dropped_in_time(serve: Calla
 
 def test_a_client_that_does_not_read_is_dropped(serve: Callable[..., Served]) -> None:
     """The answer is longer than all buffers; nobody takes it."""
-    served = serve(lambda _: Response(body=bytes(32 << 20)), patience=Patience(take_s=0.05))
+    served = serve(lambda _: Response(body=bytes(32 << 20)), client_limits=ClientLimits(response_s=0.05))
     with served.connect() as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         until(lambda: not served.server._connections, "the connection to be dropped")
@@ -148,7 +148,7 @@ def test_a_client_that_does_not_read_is_dropped(serve: Callable[..., Served]) ->
 
 def test_a_client_that_never_stops_sending_is_dropped(serve: Callable[..., Served]) -> None:
     """Without a request, and after its answer."""
-    served = serve(patience=Patience(take_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(response_s=PATIENCE_S))
     for beginning in (b"", b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"):
         with served.connect() as sock:
             sock.sendall(beginning)
@@ -186,7 +186,9 @@ def test_an_answer_made_apart_holds_up_nobody(serve: Callable[..., Served]) -> N
             go_on.wait(PATIENCE_S)
         return text(200, request.path)
 
-    served = serve(answer, is_apart=lambda request: request.path == "/slow", patience=Patience(apart=2))
+    served = serve(
+        answer, in_thread=lambda request: request.path == "/slow", client_limits=ClientLimits(threads_per_path=2)
+    )
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -207,7 +209,7 @@ def test_who_asked_may_be_gone_when_the_answer_comes(serve: Callable[..., Served
             go_on.wait(PATIENCE_S)
         return text(200, request.path)
 
-    served = serve(answer, is_apart=lambda request: request.path == "/slow")
+    served = serve(answer, in_thread=lambda request: request.path == "/slow")
     with served.connect() as impatient:
         impatient.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
         assert here.wait(PATIENCE_S)
@@ -218,14 +220,14 @@ def test_who_asked_may_be_gone_when_the_answer_comes(serve: Callable[..., Served
     assert kube_probe(served.port, "/slow").body == b"/slow\n"
 
 
-@pytest.mark.parametrize("is_apart", [True, False])
-def test_an_answer_that_wants_to_exit_is_an_answer(serve: Callable[..., Served], is_apart: bool) -> None:
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_an_answer_that_wants_to_exit_is_an_answer(serve: Callable[..., Served], in_thread: bool) -> None:
     """More often than there are slots: none of them is lost."""
 
     def leave(_: Request) -> Response:
         sys.exit(3)
 
-    served = serve(leave, is_apart=lambda _: is_apart, patience=Patience(apart=1))
+    served = serve(leave, in_thread=lambda _: in_thread, client_limits=ClientLimits(threads_per_path=1))
     for _ in range(3):
         heard = kube_probe(served.port)
         assert (heard.status, heard.body) == (500, b"SystemExit: 3\n")
@@ -240,14 +242,14 @@ def test_answers_that_hang_keep_nobody_from_asking_for_another(serve: Callable[.
             go_on.wait(PATIENCE_S)
         return text(200, request.path)
 
-    served = serve(answer, is_apart=lambda _: True, patience=Patience(apart=2))
+    served = serve(answer, in_thread=lambda _: True, client_limits=ClientLimits(threads_per_path=2))
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /stuck HTTP/1.1\r\nHost: h\r\n\r\n")
         until(lambda: len(served.server._in_threads.get("/stuck", ())) == 2, "both to be on their way")
         heard = kube_probe(served.port, "/stuck")
         assert heard.status == 503
-        assert heard.body.startswith(b"/stuck is being answered 2 times already, the first for ")
+        assert heard.body.startswith(b"2 requests for /stuck are unfinished, the oldest for ")
         assert kube_probe(served.port, "/other").body == b"/other\n"
         go_on.set()
         assert heard_from(first).body == heard_from(second).body == b"/stuck\n"

@@ -72,7 +72,7 @@ class Party:
         client.call(operation, answers.append, errors.append, patience_s=PATIENCE_S)
         self.until(lambda: answers or errors, f"an answer to {operation}")
         client.close()
-        assert not errors, errors[0].sentence
+        assert not errors, errors[0].message
         return answers[0]
 
     def cluster(self, *names: str, tls: TlsFiles | None = None) -> dict[str, Member]:

@@ -92,7 +92,7 @@ def test_no_program(program: Callable[..., Program], tmp_path: Path) -> None:
         _HOLDS_A_SERVER, tmp_path / "data", "exits", env={"TORCHELASTIC_ETCD_BINARY_PATH": str(tmp_path / "none")}
     )
     assert holder.wait() == 1
-    assert f"{EtcdUnusable.__name__}: the variable TORCHELASTIC_ETCD_BINARY_PATH names" in holder.errors
+    assert f"{EtcdUnusable.__name__}: TORCHELASTIC_ETCD_BINARY_PATH is " in holder.errors
     assert not (tmp_path / "data").exists()
 
 
@@ -104,7 +104,7 @@ def test_a_server_that_ends_is_told_with_its_last_words(program: Callable[..., P
     script.chmod(0o700)
     holder = program(_HOLDS_A_SERVER, tmp_path / "data", "exits", env={"TENAX_ETCD": str(script)})
     assert holder.wait() == 1
-    assert "RuntimeError: the etcd server has ended: it exited with code 3; its last words: no" in holder.errors
+    assert "RuntimeError: etcd exited with code 3; last log messages: no" in holder.errors
 
 
 def test_stop_etcd(tmp_path: Path) -> None:

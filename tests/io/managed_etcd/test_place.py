@@ -72,12 +72,12 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("text", "told", "sentence"),
     [
-        ("", {}, "managed etcd was given 0 control hosts; expected 1 to 7 names"),
+        ("", {}, "has 0 control hosts; managed etcd needs 1 to 7"),
         ("n0:0", {}, "expected HOST or HOST:PORT with a port from 1 to 65535"),
-        ("n0:65535", {}, "expected at most 65534"),
-        ("n0,n1", {"only": "n2"}, "is to be 'n2'; expected one of n0, n1"),
-        ("https://n0", {}, "needs a certificate; give ssl_cert"),
-        ("n0", {"tls": TlsFiles(ca="ca.pem")}, "needs a certificate, its key and the authority"),
+        ("n0:65535", {}, "the port must be at most 65534"),
+        ("n0,n1", {"only": "n2"}, "managed_only is 'n2'; expected one of n0, n1"),
+        ("https://n0", {}, "needs a certificate on every control host; set ssl_cert"),
+        ("n0", {"tls": TlsFiles(ca="ca.pem")}, "needs a certificate, its key and the CA"),
     ],
 )
 def test_settings_that_cannot_be(text: str, told: dict[str, object], sentence: str) -> None:

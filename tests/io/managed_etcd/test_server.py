@@ -89,7 +89,7 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         until(lambda: log.exists() and log.read_text() == "up\n", "the script to be deaf")
         server.stop(grace_s=0.1)
         loop.next_event(lambda: loop.now() if ended else None)
-        assert ended == [("it was killed by SIGKILL", False)]
+        assert ended == [("was killed by SIGKILL", False)]
         assert gone([pid])
         server.kill()
         loop.close()
@@ -119,7 +119,7 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     log = tmp_path / "log"
     server.start([str(tmp_path / "none")], {}, str(log))
     loop.next_event(lambda: loop.now() if ended else None)
-    assert ended == [("it exited with code 127", True)]
+    assert ended == [("exited with code 127", True)]
     assert "No such file or directory" in log.read_text()
     server.kill()
     loop.close()
@@ -138,9 +138,9 @@ def test_a_server_that_cannot_live_is_given_up_in_words(party: Callable[..., Par
     there = party(1, program=str(script))
     member = there.add(there.names[0], {"pauses_s": (0.01,) * 3})
     there.until(lambda: there.said, "its end to be told")
-    assert "it exited with code 1; its last words: cannot go on: the disk is full; trying again" in there.said[0]
+    assert "exited with code 1; last log messages: cannot go on: the disk is full; retrying" in there.said[0]
     there.until(lambda: there.failures, "it to be given up", may_fail=True)
-    assert "cannot go on: the disk is full; this was tried 4 times" in there.failures[0]
+    assert "cannot go on: the disk is full; gave up after 4 attempts" in there.failures[0]
     assert not member.is_here
 
 

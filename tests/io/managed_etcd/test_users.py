@@ -32,7 +32,7 @@ from .kit import Party
 
 MakeParty = Callable[..., Party]
 SECRET = b"the secret of the run"
-OPEN = "are open to everyone who reaches the ports 2379 and 2380; give every node the same secret"
+OPEN = "any client that can reach ports 2379 and 2380 can read and change the etcd of this run"
 
 
 def refusal(there: Party, operation: Operation[object], **login: str) -> EtcdError:
@@ -112,7 +112,7 @@ def test_a_run_with_another_secret_does_not_get_old_members(party: MakeParty) ->
         again = there.add(there.names[0], secret=secret)
         there.until(lambda: there.failures, "a refusal", may_fail=True)
         (sentence,) = there.failures
-        assert "refuses its own agent" in sentence
+        assert "refused its own agent" in sentence
         assert f"If {directory} holds data of an earlier run with another secret, remove it" in sentence
         assert "password" not in sentence.replace("invalid user ID or password", "").replace("a password", "")
         assert not again.is_here
@@ -135,7 +135,7 @@ def test_users_of_someone_else_are_not_accepted(party: MakeParty) -> None:
     member.close()
     there.add(there.names[0], secret=SECRET)
     there.until(lambda: there.failures, "a refusal", may_fail=True)
-    assert "have a user 'eve' that tenax did not add" in there.failures[0]
+    assert "has a user 'eve' that tenax did not add" in there.failures[0]
 
 
 @on_linux
@@ -183,7 +183,7 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> N
 
     assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())
     assert "if tenax runs this etcd, add managed=true to --rdzv-conf" in attempt(token=SECRET.decode())
-    assert "wants a user and a password" in attempt(managed="true")
+    assert "requires a user and a password" in attempt(managed="true")
 
 
 def parameters(**conf: str) -> RendezvousParameters:
