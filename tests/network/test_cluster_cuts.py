@@ -39,8 +39,8 @@ def test_without_the_coordinators_host_no_node_continues(lab: Lab) -> None:
     whole = cluster.until_at_work(3)
     lab.partition([lab[0]], lab.hosts[1:])
     for agent in others:
-        cluster.until_printed(agent, "killing what is left: ")
-    cluster.until_printed(serving, "1 node of 2 to 3 here (node0); waiting for 1 more, lost were")
+        cluster.until_printed(agent, "killing all remaining processes: ")
+    cluster.until_printed(serving, "1 of 2 to 3 nodes ready (node0); waiting up to ")
     assert cluster.history.latest() is whole
     lab.heal()
     again = cluster.until_at_work(3, after=whole)

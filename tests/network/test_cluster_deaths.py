@@ -35,7 +35,7 @@ def test_the_run_resumes_when_the_endpoints_host_is_back(lab: Lab) -> None:
     whole = cluster.until_at_work(3)
     lab[0].power_off()
     for agent in agents[1:]:
-        cluster.until_printed(agent, "killing what is left: ")
+        cluster.until_printed(agent, "killing all remaining processes: ")
     lab[0].power_on()
     agents[0] = cluster.start(lab[0])[0]
     again = cluster.until_at_work(3, after=whole)

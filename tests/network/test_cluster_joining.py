@@ -125,11 +125,11 @@ def test_a_requested_node_rank_is_assigned_once(lab: Lab) -> None:
     cluster = Cluster(lab, 3)
     ranks = {lab[0]: 2, lab[1]: 0}
     agents = [cluster.start(host, options=["--node-rank", str(rank)])[0] for host, rank in ranks.items()]
-    cluster.until_printed(agents[1], "2 nodes of 3 here (node0, node1); waiting for 1 more")
+    cluster.until_printed(agents[1], "2 of 3 nodes ready (node0, node1); waiting up to ")
     (twice,) = cluster.start(lab[2], options=["--node-rank", "0"])
     refused = twice.wait()
     assert refused.code != 0
-    assert "this node asks for node rank 0, which node1 has; give each node its own" in in_one_line(refused.err)
+    assert "this node requests node rank 0, which node1 has; give each node its own" in in_one_line(refused.err)
     agents += cluster.start(lab[2], options=["--node-rank", "1"])
     generation = cluster.until_at_work(3)
     assert generation.hosts == ["node1", "node2", "node0"]

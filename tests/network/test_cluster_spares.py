@@ -15,7 +15,7 @@ def test_a_spare_replaces_a_lost_host_with_its_rank(lab: Lab) -> None:
     serving, member = cluster.start(lab[0], lab[1])
     first = cluster.until_at_work(2)
     (spare,) = cluster.start(lab[2])
-    cluster.until_printed(spare, "generation 1 is running; this node is a spare: all 2 places are taken")
+    cluster.until_printed(spare, "generation 1 is running; this node is a spare: the run has its maximum of 2 nodes")
     cluster.until_worked_for(first, 0.2)
     rank = first.hosts.index("node1")
     lab[1].power_off()
@@ -24,7 +24,7 @@ def test_a_spare_replaces_a_lost_host_with_its_rank(lab: Lab) -> None:
     assert second.hosts[1 - rank] == "node0", "a node that stays keeps its rank"
     lab[1].power_on()
     (back,) = cluster.start(lab[1])
-    cluster.until_printed(back, "generation 2 is running; this node is a spare: all 2 places are taken")
+    cluster.until_printed(back, "generation 2 is running; this node is a spare: the run has its maximum of 2 nodes")
     cluster.until_worked_for(second, 0.2)
     cluster.finish(serving, spare, back)
     assert member.is_over
