@@ -263,7 +263,7 @@ def test_without_anything_fatal_the_launchers_own_policy_decides() -> None:
         ("use_agent_store=maybe", "the rendezvous option 'use_agent_store' is 'maybe'; expected yes or no"),
         ("store_port=http", "the rendezvous option 'store_port' is 'http'; expected a whole number"),
         ("token_file=gone", "cannot read the file of the rendezvous option 'token_file': "),
-        ("ca_cert=gone", "the TLS files (gone) cannot be used: "),
+        ("ca_cert=gone", "could not load the TLS files (gone): "),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(settings, sentence, tmp_path, monkeypatch) -> None:
@@ -280,7 +280,7 @@ def test_two_secrets_are_refused(tmp_path) -> None:
     """Which of them is meant cannot be known."""
     (tmp_path / "t.py").touch()
     environ = {"PET_RDZV_CONF": "token=a,token_file=b"}
-    with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; give only one"):
+    with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; expected one"):
         check_host(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), str(tmp_path), {})
 
 

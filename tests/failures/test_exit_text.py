@@ -17,11 +17,11 @@ from tenax._failures.exit_text import describe_exit, describe_signal, signal_nam
         (7, "exited with code 7"),
         (127, "exited with code 127 (command not found)"),
         (126, "exited with code 126 (found but not executable)"),
-        (137, "exited with code 137 (how a shell says that its command was ended by SIGKILL)"),
+        (137, "exited with code 137 (a shell's code for a command killed by SIGKILL)"),
         (255, "exited with code 255"),
-        (-9, "ended by SIGKILL (killed)"),
-        (-11, "ended by SIGSEGV (invalid memory access)"),
-        (-15, "ended by SIGTERM (asked to end)"),
+        (-9, "was killed by SIGKILL"),
+        (-11, "was killed by SIGSEGV (invalid memory access)"),
+        (-15, "was killed by SIGTERM"),
     ],
 )
 def test_an_end_is_told_in_words(exit_code: int, words: str) -> None:

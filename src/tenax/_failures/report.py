@@ -389,8 +389,8 @@ def _uncharged_restarts(verdict: Verdict) -> str:
     """Describe the generations that ended without a failure."""
     counts = (
         (verdict.membership_changes, "because nodes came or went"),
-        (verdict.drains, "because a node was asked to leave"),
-        (verdict.requests, "because an operator wanted a restart"),
+        (verdict.drains, "because a node was drained"),
+        (verdict.requests, "because an operator restarted the run"),
     )
     nonzero = [(count, why) for count, why in counts if count]
     if not nonzero:
@@ -498,7 +498,7 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "generation": failure.generation,
         "exit_code": failure.exit_code,
         "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
-        "ended": describe_exit(failure.exit_code),
+        "ended": describe_exit(failure.exit_code).removeprefix("was "),
         "reason": storable(failure.reason),
         "cause": cause.kind,
         "is_consequence": cause.is_consequence,
@@ -527,8 +527,6 @@ def _what_happened(failure: Failure) -> str:
     if failure.was_stopped and evidence.message:
         return f"raised {evidence.message}"
     ended = describe_exit(failure.exit_code)
-    if failure.exit_code < 0:
-        ended = f"was {ended}"
     if not evidence.message:
         return ended
     # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
@@ -546,7 +544,7 @@ def _how_and_why(failure: Failure) -> str:
 
 
 def _how_it_ended(failure: Failure) -> str:
-    ended = describe_exit(failure.exit_code)
+    ended = describe_exit(failure.exit_code).removeprefix("was ")
     return f"{ended}, by us" if failure.was_stopped and failure.reason else ended
 
 

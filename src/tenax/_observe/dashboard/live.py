@@ -38,7 +38,7 @@ from tenax._io.http.message import (
     json,
     text,
 )
-from tenax._io.http.server import HttpServer, Patience
+from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.http.stream import Stream, event
 from tenax._io.listen import listen
 from tenax._observe.dashboard import feed
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from tenax._core.requests import AnyRequest
-    from tenax._io.ports import Cancellable, EventLoop, OperatorApi
+    from tenax._io.interfaces import Cancellable, EventLoop, OperatorApi
     from tenax._view.status import RunStatus
 
 _COALESCE_S = 0.03  # wait this long for further changes
@@ -99,7 +99,7 @@ class Dashboard:
         loop: EventLoop,
         on_error: Callable[[str], None],
         *,
-        patience: Patience = Patience(connections=96),  # noqa: B008 - frozen
+        client_limits: ClientLimits = ClientLimits(connections=96),  # noqa: B008 - frozen
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._operators = operators
@@ -130,7 +130,7 @@ class Dashboard:
             self._answer,
             name="tenax page",
             limits=Limits(head_bytes=16_384, body_bytes=_MAX_BODY),
-            patience=patience,
+            client_limits=client_limits,
         )
         self._server.start()
 
@@ -194,27 +194,27 @@ class Dashboard:
             self._unwatch()
             self._on_error(f"the page shows nothing new any more: {why}")
 
-    def _ask(self, request: AnyRequest, deferred: DeferredResponse) -> None:
+    def _ask(self, request: AnyRequest, later: DeferredResponse) -> None:
         def reply(value: Any, error: str) -> None:
-            self._server.soon(lambda: deferred.give(_made(_answered, (value, error))))
+            self._server.soon(lambda: later.respond(_made(_answered, (value, error))))
 
-        self._in_loop(deferred, lambda: self._operators.ask(request, reply))
+        self._in_loop(later, lambda: self._operators.ask(request, reply))
 
-    def _in_loop(self, deferred: DeferredResponse, call: Callable[[], None]) -> None:
+    def _in_loop(self, later: DeferredResponse, call: Callable[[], None]) -> None:
         """Call a function in the loop's thread. An exception becomes the answer."""
 
         def do() -> None:
             try:
                 call()
             except Exception as error:
-                deferred.give(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
+                later.respond(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
 
         self._loop.soon(do)
 
     def _with_status(self, make: Callable[[RunStatus], Response]) -> DeferredResponse:
         from tenax._core.requests import StatusRequest
 
-        deferred = DeferredResponse(_ANSWER_S)
+        later = DeferredResponse(_ANSWER_S)
 
         def give() -> None:
             # A request shares recent statuses (D2). The response is built in the server's thread.
@@ -222,10 +222,10 @@ class Dashboard:
 
         def reply(status: Any, error: str) -> None:
             found = text(INTERNAL_ERROR, error) if error else None
-            self._server.soon(lambda: deferred.give(found or _made(make, status)))
+            self._server.soon(lambda: later.respond(found or _made(make, status)))
 
-        self._in_loop(deferred, give)
-        return deferred
+        self._in_loop(later, give)
+        return later
 
     # --- in the server's thread ---------------------------------------------------------------------------------------
 
@@ -276,17 +276,17 @@ class Dashboard:
             action = msgspec.json.decode(request.body, type=_Action)
         except DECODE_ERRORS as error:
             return text(BAD_REQUEST, f"the body is no wish, such as {{'do': 'restart'}}: {error}")
-        deferred = DeferredResponse(_ANSWER_S)
+        later = DeferredResponse(_ANSWER_S)
         match action:
             case _Action("drain", node) if node:
-                self._ask(DrainRequest(node, _FROM_THE_PAGE), deferred)
+                self._ask(DrainRequest(node, _FROM_THE_PAGE), later)
             case _Action("restart"):
-                self._ask(RestartRequest(_FROM_THE_PAGE), deferred)
+                self._ask(RestartRequest(_FROM_THE_PAGE), later)
             case _Action("stop"):
-                self._ask(StopRequest(_FROM_THE_PAGE), deferred)
+                self._ask(StopRequest(_FROM_THE_PAGE), later)
             case _:
                 return text(BAD_REQUEST, "one can wish for 'restart', 'stop', or 'drain' with a 'node'")
-        return deferred
+        return later
 
     def _logs(self, request: Request) -> Response | DeferredResponse:
         from tenax._core.requests import LogsRequest
@@ -304,9 +304,9 @@ class Dashboard:
             )
         except ValueError as error:
             return text(BAD_REQUEST, f"a number was expected: {error}")
-        deferred = DeferredResponse(wanted.wait_s + _ANSWER_S)
-        self._ask(wanted, deferred)
-        return deferred
+        later = DeferredResponse(wanted.wait_s + _ANSWER_S)
+        self._ask(wanted, later)
+        return later
 
     def _metrics(self) -> DeferredResponse:
         from tenax._observe.metrics_page import CONTENT_TYPE, render
@@ -316,7 +316,7 @@ class Dashboard:
     def _stream(self) -> Stream:
         stream = Stream(self._forget, headers={**HEADERS, **_UNBUFFERED}, heartbeat=event("beat", b"1"))
         self._streams[stream] = False
-        stream.say(b"retry: 1000\n\n")
+        stream.send(b"retry: 1000\n\n")
         self._loop.soon(self._watch)
         return stream
 
@@ -350,13 +350,13 @@ class Dashboard:
             if not has_whole:
                 everything = everything or event("whole", feed.whole(status))
                 self._streams[stream] = True  # before sending, which removes a stream that is closed
-                stream.say(everything)
+                stream.send(everything)
             elif new:
-                stream.say(new)
+                stream.send(new)
 
     def _send_farewell(self) -> None:
         for stream in list(self._streams):
-            stream.say(event("farewell", b"{}"))
+            stream.send(event("farewell", b"{}"))
 
 
 def _answered(found: tuple[Any, str]) -> Response:
