@@ -41,18 +41,18 @@ def test_an_exception_is_reported_whole_once_and_last(bench: Bench) -> None:
     assert done.fact("error") == "ValueError: loss is nan"
     assert 'train.py", line 5, in step' in done.report
     assert 'raise ValueError("loss is nan")' in done.report
-    assert "Stopped by us, not failed: ranks 0, 2" in done.report
+    assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
     # The worker's own traceback, where the worker printed it, and the report's: nobody else's.
     assert done.err.count("Traceback (most recent call last)") == 2
     assert "/tenax/" not in done.err.replace(str(bench.home), "")
 
 
 def test_where_to_look_is_there(bench: Bench) -> None:
-    """Every path in the report exists, and the command for the story works as it is printed."""
+    """Every path in the report exists, and the replay command works as it is printed."""
     done = bench.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", "my logs", bench.script(RAISES))
     assert "loss is nan" in (bench.home / done.fact("stderr log")).read_text()
     assert (bench.home / done.fact("logs")).is_dir()
-    command = done.fact("the story").replace("tenax", " ".join(TENAX), 1)
+    command = done.fact("replay").replace("tenax", " ".join(TENAX), 1)
     told = subprocess.run(["sh", "-c", command], cwd=bench.home, env=bench.environ, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert "ValueError: loss is nan" in told.stdout
@@ -69,7 +69,7 @@ def test_the_report_as_json(bench: Bench) -> None:
     assert (cause["rank"], cause["host"], cause["pid"]) == (1, HOST, bench.pids(3, attempt=1)[1])
     assert (cause["error_type"], cause["message"]) == ("ValueError", "ValueError: loss is nan")
     assert cause["traceback"].splitlines()[-1] == "ValueError: loss is nan"
-    assert [worker["rank"] for worker in report["stopped_by_us"]] == [0, 2]
+    assert [worker["rank"] for worker in report["stopped"]] == [0, 2]
     assert (report["restarts_used"], report["max_restarts"], len(report["history"])) == (1, 1, 1)
     assert str(bench.pids(3)[1]) in report["history"][0]
     assert report["summary"] in " ".join(done.report.split())
@@ -82,7 +82,7 @@ def test_the_history_of_restarts_is_in_the_report(bench: Bench) -> None:
     assert done.code == 1
     lines = [line for line in done.report.splitlines() if "(local rank 0, pid" in line]
     assert len(lines) == 3
-    assert "Restarted 3 of 3 times, then gave up" in done.report
+    assert "Gave up after 3 of 3 restarts" in done.report
     assert "no luck in attempt 3" in done.report
     starts = [line for line in done.said if "starting 1 worker" in line]
     assert [line.split(":")[0] for line in starts] == [
@@ -102,10 +102,10 @@ def test_the_history_of_restarts_is_in_the_report(bench: Bench) -> None:
         ("sys.exit(3)", 3, "exited with code 3"),
         ("sys.exit('some words')", 1, "some words"),
         ("os._exit(255)", 255, "exited with code 255"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL (killed)"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "SIGTERM (asked to end)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "killed by SIGTERM"),
         ("ctypes.string_at(0)", 139, "SIGSEGV (invalid memory access)"),
-        ("os.abort()", 134, "SIGABRT (aborted itself)"),
+        ("os.abort()", 134, "SIGABRT (aborted by itself)"),
         ("1/0", 1, "ZeroDivisionError: division by zero"),
     ],
 )
@@ -117,7 +117,7 @@ def test_the_exit_code_of_the_first_failed_worker_is_kept(bench: Bench, ending: 
     done = bench.run("--nproc-per-node", "2", script)
     assert done.code == code, done
     assert words in done.report
-    assert "Stopped by us, not failed: rank 1" in done.report
+    assert "Stopped by tenax, not failed: rank 1" in done.report
 
 
 def test_a_program_that_vanishes_before_it_starts(bench: Bench) -> None:
@@ -280,7 +280,7 @@ def test_two_that_fail_by_themselves_are_both_told(bench: Bench) -> None:
     assert done.code == 1
     assert "rank 0 is unhappy" in done.report
     assert "rank 1 is unhappy" in done.report
-    assert "Stopped by us, not failed: rank 2" in done.report
+    assert "Stopped by tenax, not failed: rank 2" in done.report
 
 
 def test_eight_that_fail_alike_are_told_once(bench: Bench) -> None:
@@ -306,7 +306,7 @@ def test_a_worker_that_succeeds_when_asked_to_stop_is_not_a_failure(bench: Bench
     )
     done = bench.run("--nproc-per-node", "3", script)
     assert done.code == 4
-    assert "Stopped by us, not failed: ranks 0, 2" in done.report
+    assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
 
 
 # --- out of memory ----------------------------------------------------------------------------------------------------

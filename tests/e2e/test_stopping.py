@@ -41,7 +41,7 @@ def test_a_signal_is_passed_on_and_ends_the_job(bench: Bench, name: str) -> None
     assert done.code == 128 + number
     assert [bench.note("got", rank, timeout_s=1) for rank in range(2)] == [name, name]
     assert f"train.py was cancelled by {name}" in done.report
-    assert "Stopped by us, not failed: ranks 0, 1" in done.report
+    assert "Stopped by tenax, not failed: ranks 0, 1" in done.report
     assert "First cause" not in done.report
     assert not bench.noted("ready", attempt=1), "a cancelled job does not restart"
 
@@ -118,7 +118,7 @@ def test_the_shutdown_timeout_is_honoured_when_a_peer_fails_and_on_a_restart(ben
     assert done.code == 5
     assert 1.9 < time.monotonic() - began < 8
     assert not is_alive(bench.pids(2, attempt=0)[1])
-    assert "Stopped by us, not failed: rank 1" in done.report
+    assert "Stopped by tenax, not failed: rank 1" in done.report
 
 
 def test_no_grace_at_all(bench: Bench) -> None:

@@ -94,7 +94,7 @@ def test_a_generation_that_ends_elsewhere_is_told_once() -> None:
     teller = EventRecorder()
     teller.run(nodes=2)
     assert teller.hear(fact.GenerationEnded(1, "rank 0 on b failed")) == [
-        "asking the workers to end with SIGTERM (asked to end), 30 s of grace: rank 0 on b failed"
+        "asking the workers to end with SIGTERM, 30 s of grace: rank 0 on b failed"
     ]
     done = EventRecorder()
     done.run(nodes=2)
@@ -171,12 +171,12 @@ def test_a_worker_that_hangs_is_told_when_it_is_late_and_when_it_is_ended() -> N
     assert not line.important, "nobody asked for the stacks of one that is not late"
     assert teller.hear(fact.StacksRefused(1, 1, "it is no Python program")) == [
         "the stacks of rank 5 are not known: it is no Python program",
-        "ending rank 5 with SIGTERM (asked to end)",
+        "ending rank 5 with SIGTERM",
     ]
     commands = teller.machine.step(fact.Tick(), 1e6)
     (line,) = lines_for(fact.Tick(), commands, teller.machine.state)
-    assert line.text == "ending rank 5 with SIGKILL (killed): not gone within the grace period"
-    assert teller.hear(fact.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) ended by SIGKILL (killed)"
+    assert line.text == "ending rank 5 with SIGKILL: not gone within the grace period"
+    assert teller.hear(fact.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) was killed by SIGKILL"
 
 
 def test_a_scope_that_wants_no_signal_is_only_told() -> None:

@@ -24,7 +24,7 @@ from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartR
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.local import LocalEngine
 from tenax._failures.exit_codes import exit_code_for
-from tenax._failures.exit_text import signal_in_words
+from tenax._failures.exit_text import describe_signal
 from tenax._io.loop import Loop
 from tenax._io.ports import Control, ControlledNode, EventLoop, Launch, Output
 from tenax._node.journal import Journal, Step, read_journal
@@ -388,7 +388,7 @@ def test_each_event_prints_one_line(stage: Callable[..., Stage]) -> None:
     assert made.logs.printed == [
         "tenax: generation 1: starting 2 workers, ranks 0 to 1 of 2",
         f"tenax: rank 1 (pid {pid}) exited with code 3",
-        f"tenax: asking the workers to end with {signal_in_words(15)}, 30 s of grace: rank 1 failed",
+        f"tenax: asking the workers to end with {describe_signal(15)}, 30 s of grace: rank 1 failed",
         "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]

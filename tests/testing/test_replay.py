@@ -174,7 +174,7 @@ def test_a_node_among_several_replays_without_a_difference(tmp_path: Path) -> No
     for part in (
         "1 node of 2 here (a); waiting for 1 more, for 600 s at most",
         "b is going to leave in 30 s: the agent was asked to stop",
-        "asking the workers to end with SIGTERM (asked to end), 30 s of grace: b was asked to leave",
+        "asking the workers to end with SIGTERM, 30 s of grace: b was asked to leave",
         "generation 3 (b was asked to leave): starting 1 worker, rank 0 of 2, node 0 of 2",
         "killing what is left: nothing was heard of the coordinator",
         "this node is going to leave: spot instance",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
 from tenax._core.model import Outcome, WorkerPhase
-from tenax._failures.exit_text import ended_in_words, signal_in_words
+from tenax._failures.exit_text import describe_exit, describe_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case events.StacksRequested(generation, _, why) if generation == state.generation:
             return [Line(f"nothing moves on any node ({why}); asking the workers where they are", important=False)]
         case events.SignalReceived(number):
-            return [Line(f"got {signal_in_words(number)}")]
+            return [Line(f"got {describe_signal(number)}")]
         case events.Waiting(why):
             return [Line(why)]
         case events.GenerationEnded(generation, why) if generation == state.generation:
@@ -95,10 +95,10 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
     worker = state.workers.get(local_rank)
     subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
     if worker is not None and worker.was_stopped:
-        return Line(f"{subject} {ended_in_words(exit_code)} after being asked to end", important=False)
+        return Line(f"{subject} {describe_exit(exit_code)} after being asked to end", important=False)
     if fault:
         return Line(f"{subject} failed: {fault}")
-    return Line(f"{subject} {ended_in_words(exit_code)}", important=exit_code != 0)
+    return Line(f"{subject} {describe_exit(exit_code)}", important=exit_code != 0)
 
 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
@@ -115,7 +115,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
         case commands.SignalWorkers(_, number, why):
             grace = f"{state.settings.grace_s:g} s"
             hint = _AGAIN if state.cancelled_by == SIGINT else ""
-            return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
+            return [Line(f"asking the workers to end with {describe_signal(number)}, {grace} of grace: {why}{hint}")]
         case commands.DumpStacks(_, local_rank):
             return [Line(f"taking the stacks of {_rank(state, local_rank)}", important=False)]
         case commands.ReadStacks(_, _, local_ranks):
@@ -131,7 +131,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             overdue = state.workers[local_rank].overdue
             was_shown = overdue is not None and why == overdue.reason  # when the scope expired
             reason = "" if was_shown else f": {why}"
-            return [Line(f"ending {_rank(state, local_rank)} with {signal_in_words(number)}{reason}")]
+            return [Line(f"ending {_rank(state, local_rank)} with {describe_signal(number)}{reason}")]
         case commands.KillNode(_, why):
             return [Line(f"killing what is left: {why}")]
         case commands.ClearNode():

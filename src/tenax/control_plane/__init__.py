@@ -95,10 +95,10 @@ def _start_server() -> WorkerServer | None:
     try:
         server.start()
     except (OSError, ValueError) as error:
-        from tenax._failures.error_handler import _say
+        from tenax._failures.error_handler import _print
 
         reason = getattr(error, "strerror", None) or error
-        _say(f"this worker cannot be asked: {reason}; it works on all the same")
+        _print(f"this worker cannot be asked: {reason}; it works on all the same")
         return None
     return server
 
