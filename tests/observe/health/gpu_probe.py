@@ -22,7 +22,7 @@ def main() -> None:
     server = create_gpu_healthcheck_server(lambda: int(time.time()), 0, 60)
     server.start()
     try:
-        server.wait_for_first_look(60)
+        server.wait_for_first_check(60)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz?format=json", timeout=10) as answer:
             print(answer.status, json.dumps(json.load(answer), indent=1))
     finally:

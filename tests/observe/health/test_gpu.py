@@ -178,7 +178,7 @@ def test_a_sick_gpu_is_not_alive() -> None:
         server = GPUHealthCheckServer(now, 0, 60, nvml=Nvml(0, 2))
         server.start()
         try:
-            assert server.wait_for_first_look(PATIENCE_S)
+            assert server.wait_for_first_check(PATIENCE_S)
             heard = kube_probe(server.port)
             assert (heard.status, heard.body) == (503, b"GPU 1: the node must be rebooted\n")
             gpus = kube_probe(server.port, "/healthz?format=json").json()["gpu"]["gpus"]
@@ -199,7 +199,7 @@ def test_gpus_that_nobody_can_ask_are_no_reason_to_be_unhealthy() -> None:
     with leaving_nothing():
         server = GPUHealthCheckServer(now, 0, 60, nvml=Nvml(init=NVMLError(DRIVER_NOT_LOADED)))
         server.start()
-        assert server.wait_for_first_look(PATIENCE_S)
+        assert server.wait_for_first_check(PATIENCE_S)
         assert kube_probe(server.port).status == 200
         assert "does not respond" in server.get_gpu_health_status()["error"]
         server.stop()
@@ -230,7 +230,7 @@ def test_a_library_that_breaks_is_said_and_looked_at_again() -> None:
         server = GPUHealthCheckServer(now, 0, 60, None, 0.01, nvml=nvml)  # type: ignore[arg-type]
         server.start()
         try:
-            assert server.wait_for_first_look(PATIENCE_S)
+            assert server.wait_for_first_check(PATIENCE_S)
             said = "the GPUs could not be looked at: AttributeError: no such symbol"
             assert server.get_gpu_health_status() == {"error": said}
             assert kube_probe(server.port).status == 200
