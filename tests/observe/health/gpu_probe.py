@@ -1,4 +1,4 @@
-"""Says what the driver of this machine says of its GPUs. For a person, on a machine that has some; no test.
+"""Prints the health of this machine's GPUs. A tool for people on a machine with GPUs, not a test.
 
 python tests/observe/health/gpu_probe.py
 """
@@ -15,7 +15,7 @@ from tenax.utils.gpu_health_check import create_gpu_health_check
 
 def main() -> None:
     check = create_gpu_health_check()
-    print("can be asked:", check.enabled, check.why_not)
+    print("available:", check.enabled, check.why_not)
     for gpu in check.check():
         print(gpu)
     print("healthy:", check())
