@@ -48,9 +48,7 @@ class HealthCheck:
                     f"could not serve health checks on port {port}: {error.strerror or error}; "
                     f"set {TORCHELASTIC_HEALTH_CHECK_PORT} to another port, or to 0 for any free port"
                 ) from error
-            warn(
-                f"could not start the health check server: start() raised {_line(error)}; the run continues"
-            )
+            warn(f"could not start the health check server: start() raised {_line(error)}; the run continues")
             return
         self._is_serving = True
         port = getattr(self._server, "port", None)
