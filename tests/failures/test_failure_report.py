@@ -317,9 +317,9 @@ def test_the_json_names_the_host_of_each_failure() -> None:
     ("verdict", "first_line", "also"),
     [
         (
-            Verdict(Outcome.CANCELLED, "the agent was asked to stop", signal=2),
+            Verdict(Outcome.CANCELLED, "the agent received SIGINT", signal=2),
             "train.py was cancelled by SIGINT",
-            "0 of 3 restarts used. Ended: the agent was asked to stop.",
+            "0 of 3 restarts used. Ended: the agent received SIGINT.",
         ),
         (
             Verdict(Outcome.CANCELLED, "maintenance of rack 7", restarts_used=1, requests=2),

@@ -47,7 +47,7 @@ Exit code 0: it was shown. 1: there is no such run, or it does not answer. 2: th
 _WAIT_S = 1.0  # refresh at least this often, because ages are shown
 _RETRY_S = 1.0  # after a failed request: there is no event for the run becoming reachable
 _MAX_TRIES = 30  # in a row, to find the run again
-_ENDS = {"cancelled": "was cancelled", "broken": "could not go on", "abandoned": "was abandoned"}
+_ENDS = {"cancelled": "was cancelled", "broken": "could not continue", "abandoned": "was abandoned"}
 
 
 def status_command(argv: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from kit.addresses import own_address
 from kit.http import PATIENCE_S, Received, raw, until_closed
 from kit.processes import leaving_nothing, until
 from tenax._core.coordinator import CancelRequested
-from tenax._io.http.server import Patience
+from tenax._io.http.server import ClientLimits
 from tenax._io.listen import listen
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.metrics_page import CONTENT_TYPE
@@ -217,7 +217,7 @@ def test_many_changes_are_combined(start_cluster: Callable[..., FakeCluster]) ->
 
 def test_all_streams_share_one_status(start_cluster: Callable[..., FakeCluster]) -> None:
     """One stream too many is rejected."""
-    cluster = start_cluster(patience=Patience(connections=64, streams=20))
+    cluster = start_cluster(client_limits=ClientLimits(connections=64, streams=20))
     with ExitStack() as stack:
         clients = [stack.enter_context(StreamClient(cluster)) for _ in range(20)]
         for client in clients:
@@ -237,7 +237,7 @@ def test_a_browser_that_stops_reading_loses_its_stream_and_can_reconnect(
 ) -> None:
     """D4: the others get everything meanwhile."""
     long_names = "host-{:04000d}".format
-    cluster = start_cluster(200, 2, patience=Patience(stream_bytes=3 << 20), hosts=long_names)
+    cluster = start_cluster(200, 2, client_limits=ClientLimits(stream_bytes=3 << 20), hosts=long_names)
     with socket.socket() as stuck, StreamClient(cluster) as client:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.connect((cluster.host, cluster.port))

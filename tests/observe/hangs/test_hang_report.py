@@ -63,7 +63,7 @@ def test_thread_names_are_ignored_and_the_rare_location_is_first() -> None:
     assert [location.ranks for location in result.locations] == [(7,), tuple(range(7))]
     assert result.is_odd
     assert result.locations[0].pid == 107
-    assert "it is the one that is elsewhere, at /job/train.py:12 in load" in reason_of(result)
+    assert "only this rank is at /job/train.py:12 in load" in reason_of(result)
     lines = format_report(result)
     assert lines[2:] == ["  rank 7 (pid 107): at /job/train.py:12 in load", lines[3], "nothing"]
     assert lines[3] == "  ranks 0 to 6: at /job/train.py:12 in all_reduce"
