@@ -221,8 +221,8 @@ Stopped by us, not failed: ranks 0, 2, 3, 5-7, 9
 
 What was done
   Restarted 2 of 3 times, then gave up: all 3 restarts are used.
-  2 generations ended because nodes came or went, 1 because a node was asked to
-  leave: not counted as restarts.
+  2 generations ended because nodes came or went, 1 because a node was
+  drained: not counted as restarts.
   Earlier failures, each followed by a restart:
     rank 5 (local rank 1, pid 4705) exited with code 2
     rank 3 (local rank 3, pid 4703) on gpu-09 raised RuntimeError: boom
