@@ -22,7 +22,7 @@ from tenax._core.model import Assignment, Evidence, Failure, Outcome, Verdict
 from tenax._core.policy import AnyDecision, GiveUp, History, Restart, Wait
 from tenax._core.requests import AnyRequest
 from tenax._engines.free_port import free_port
-from tenax._io.ports import Control, ControlledNode, EventLoop
+from tenax._io.interfaces import Control, ControlledNode, EventLoop
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing import Std

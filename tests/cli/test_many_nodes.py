@@ -263,7 +263,7 @@ def test_without_anything_fatal_the_launchers_own_policy_decides() -> None:
         ("use_agent_store=maybe", "the rendezvous option 'use_agent_store' is 'maybe'; expected yes or no"),
         ("store_port=http", "the rendezvous option 'store_port' is 'http'; expected a whole number"),
         ("token_file=gone", "the file of the rendezvous option 'token_file' cannot be read: "),
-        ("ca_cert=gone", "the TLS files (gone) cannot be used: "),
+        ("ca_cert=gone", "could not load the TLS files (gone): "),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(settings, sentence, tmp_path, monkeypatch) -> None:

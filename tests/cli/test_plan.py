@@ -250,7 +250,7 @@ def test_where_metrics_and_events_go() -> None:
 @pytest.mark.parametrize(("flag", "kind"), [("--metrics", "metric"), ("--event-log-handler", "event")])
 def test_a_handler_that_nobody_knows_is_refused(flag: str, kind: str) -> None:
     """As a real run would."""
-    with pytest.raises(UsageError, match=f"there is no {kind} handler 'zz'; known are console, "):
+    with pytest.raises(UsageError, match=f"unknown {kind} handler 'zz'; known: console, "):
         plan([flag, "console,zz:1", "t.py"])
 
 

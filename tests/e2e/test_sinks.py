@@ -71,7 +71,7 @@ def test_an_unknown_handler_is_rejected(bench: Bench) -> None:
     for flag, kind in (("--event-log-handler", "event handler"), ("--metrics", "metric handler")):
         done = bench.run(flag, "cloudwatch", bench.script("print('never')"))
         assert (done.code, done.out) == (2, "")
-        assert done.err.startswith(f"tenax run: there is no {kind} 'cloudwatch'; known are console, ")
+        assert done.err.startswith(f"tenax run: unknown {kind} 'cloudwatch'; known: console, ")
 
 
 def test_an_unwritable_file_is_rejected(bench: Bench) -> None:
@@ -87,7 +87,7 @@ def test_without_handlers_their_packages_are_not_imported(bench: Bench) -> None:
     for module in (
         "tenax.events",
         "tenax.metrics",
-        "tenax._io.delivery",
+        "tenax._io.background_queue",
         "tenax.timer",
         "tenax._observe.health.",
         "tenax.compat",

@@ -20,8 +20,8 @@ from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
 from tenax._engines.free_port import free_port
 from tenax._engines.local import LocalEngine
 from tenax._engines.store_address import StoreAddress
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 from tenax.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,

@@ -24,8 +24,8 @@ from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartR
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.local import LocalEngine
 from tenax._failures.exit_codes import exit_code_for
+from tenax._io.interfaces import Control, ControlledNode, EventLoop, Launch, Output
 from tenax._io.loop import Loop
-from tenax._io.ports import Control, ControlledNode, EventLoop, Launch, Output
 from tenax._node.journal import Journal, Step, read_journal
 from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
 from tenax._node.supervisor import Supervisor
