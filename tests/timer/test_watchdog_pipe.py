@@ -87,7 +87,7 @@ def test_a_full_pipe_is_read_in_one_round(pipe: WatchdogPipe) -> None:
     filler = late(4711).to_json().encode().ljust(127) + b"\n"
     write(pipe.path, *[filler] * 400, FileTimerRequest(100, "step", -1))
     assert pipe.expired() == []
-    assert pipe.watchdog.strangers == 400
+    assert pipe.watchdog.unknown_senders == 400
 
 
 def test_leftover_requests_do_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:

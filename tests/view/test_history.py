@@ -16,7 +16,7 @@ from tenax._node.run_journal import read_run_journal
 from tenax._view.chrome_trace import phases_of
 from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunHistory
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from tenax.cli.journals import find_journals, read_histories
 from view.recorded_run import WALL, RecordedAgent, RecordedRun
 
@@ -345,7 +345,7 @@ def test_an_interrupted_run_ends_as_its_last_node_did(tmp_path: Path) -> None:
     assert history.missing == ()
     summary = summary_of([history])
     assert summary.ends == ()
-    assert summary_in_words(summary).startswith("job: cancelled (the agent received SIGINT)\n")
+    assert format_summary(summary).startswith("job: cancelled (the agent received SIGINT)\n")
 
 
 def test_without_the_journals_of_its_nodes_an_interrupted_run_has_no_outcome(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_a_reported_hang_lasts_until_activity_or_the_end_of_the_generation(tmp_p
         (1, 10.0, 57.0),
         (1, 70.0, 90.0),
     ]
-    text = summary_in_words(summary_of([history]))
+    text = format_summary(summary_of([history]))
     assert (
         "  no activity for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)\n"
         in text

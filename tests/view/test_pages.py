@@ -16,7 +16,7 @@ from tenax._view.html import page as html
 from tenax._view.html import plots
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import lanes_of, timeline_page
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from tenax.cli.journals import read_histories
 from view.recorded_run import WALL, RecordedAgent, RecordedRun, replaced
 from view.test_history import agent_of_two_generations, run_of_two_nodes
@@ -182,7 +182,7 @@ def test_a_report_counts_outcomes_causes_hosts_and_recoveries_of_all_runs(tmp_pa
     }
     assert {each.name: each.count for each in summary.hosts} == {"node0": 2, "node1": 2}
     assert summary.recoveries_s == (3.0, 5.0, 12.0)
-    printed = summary_in_words(summary)
+    printed = format_summary(summary)
     assert "other: failed (the only restart is used)" in printed
     assert "  first cause: rank 0 on node0: exit code 1: ValueError: nan" in printed
     assert "2 runs: 1 failed, 1 succeeded; " in printed
@@ -207,7 +207,7 @@ def test_a_victim_is_not_shown_as_the_cause(tmp_path: Path) -> None:
     (history,) = read_histories([str(tmp_path)]).histories
     summary = summary_of([history])
     expected = "cause not known; first victim: rank 0 on node0: exit code 1: ConnectionResetError: [Errno 104]"
-    for text in (summary_in_words(summary), Reader(report_page(summary, [history])).text):
+    for text in (format_summary(summary), Reader(report_page(summary, [history])).text):
         assert expected in text
         assert "first cause" not in text
     assert not summary.runs[0].is_cause_known
@@ -217,7 +217,7 @@ def test_a_run_shows_its_script_start_time_and_log_folder(tmp_path: Path) -> Non
     history = the_run(tmp_path)
     summary = summary_of([history])
     expected = f"train.py, began 2023-11-14 22:13:21 UTC, in {tmp_path / 'c'}"
-    for text in (summary_in_words(summary), Reader(report_page(summary, [history])).text):
+    for text in (format_summary(summary), Reader(report_page(summary, [history])).text):
         assert expected in text
     assert f"train.py, in {tmp_path / 'c'}" in Reader(timeline_page(history)).text
 
@@ -268,7 +268,7 @@ def test_times_out_of_range_do_not_prevent_pages_and_traces(tmp_path: Path, wall
     summary = summary_of([history])
     for page in pages_of(history):
         assert "job" in Reader(page).text
-    assert "began ?" in summary_in_words(summary) or at > 0
+    assert "began ?" in format_summary(summary) or at > 0
     trace_in_text(history)
 
 

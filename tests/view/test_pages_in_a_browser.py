@@ -85,12 +85,12 @@ def test_the_span_under_the_pointer_is_described(page: Page, files: dict[str, st
     until_drawn(page, "training")
     page.js(
         """
-        const canvas = document.querySelector("#lanes canvas"), place = canvas.getBoundingClientRect();
-        const x = place.left + 150 + (place.width - 150) * 0.4, y = place.top + 24 + 22 + 11;
+        const canvas = document.querySelector("#lanes canvas"), bounds = canvas.getBoundingClientRect();
+        const x = bounds.left + 150 + (bounds.width - 150) * 0.4, y = bounds.top + 24 + 22 + 11;
         canvas.dispatchEvent(new PointerEvent("pointermove", {clientX: x, clientY: y, bubbles: true}));
         """
     )
-    page.until_text("said", "node0: working, generation 2, after 12 s, for 17 s")
+    page.until_text("description", "node0: working, generation 2, after 12 s, for 17 s")
 
 
 @pytest.mark.parametrize("name", ["timeline", "report"])

@@ -16,7 +16,7 @@ from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunPart, histories_of
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import timeline_page
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from view.test_chrome_trace import check_format
 
 WALL = 1_700_000_000.0
@@ -96,7 +96,7 @@ def test_the_invariants_hold_in_random_runs(lies: bool) -> None:
         if seed % 10 == 0:
             timeline_page(histories[0])
             summary = summary_of(histories)
-            assert summary_in_words(summary)
+            assert format_summary(summary)
             report_page(summary, histories)
         seen += len(parts)
     assert seen > 150, "no coordinator was ever replaced"
