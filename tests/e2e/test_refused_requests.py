@@ -1,4 +1,4 @@
-"""An explicit request that cannot be met is refused before any worker starts, with the reason and the remedy."""
+"""An explicit request that cannot be met is rejected before any worker starts, with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOWHERE = "/proc/nowhere"  # no file or folder can be created there, not even by
 
 @pytest.fixture(scope="module")
 def taken_port() -> Iterator[int]:
-    """A port at which another program listens."""
+    """A port at which another process listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         yield taken.getsockname()[1]
 
@@ -46,10 +46,10 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("request_", "what", "remedy"), REQUESTS, ids=[row[0] for row in REQUESTS])
-def test_a_request_that_cannot_be_met_is_refused(
+def test_a_request_that_cannot_be_met_is_rejected(
     bench: Bench, taken_port: int, request_: str, what: str, remedy: str
 ) -> None:
-    """One message with what is wrong and what to do, exit code 2, and no worker was started."""
+    """One message with the problem and the remedy, exit code 2, and no worker is started."""
     (bench.home / "file").touch()
     values = {"nowhere": NOWHERE, "home": str(bench.home), "port": str(taken_port)}
     words = [word.format(**values) for word in request_.split()]
@@ -63,8 +63,8 @@ def test_a_request_that_cannot_be_met_is_refused(
     assert not bench.noted("started")
 
 
-def test_a_report_that_can_be_written_is_not_touched_before_the_end(bench: Bench) -> None:
-    """Trying to write leaves an earlier report as it was, and makes no empty one."""
+def test_an_existing_report_is_unchanged_until_the_run_ends(bench: Bench) -> None:
+    """The check for writability creates no empty report."""
     script = bench.script("import os; from worker_kit import note; note('seen', os.listdir())")
     earlier = bench.home / "earlier.json"
     earlier.write_text("of yesterday")

@@ -236,7 +236,7 @@ hang_in_here(stay)
     done = bench.run("--nproc-per-node=2", script(bench, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert "rank 1" in done.report.splitlines()[1]
-    assert sum("is no request" in line for line in done.said) == 1
+    assert sum("invalid request" in line for line in done.said) == 1
 
 
 def test_a_request_for_a_foreign_process_kills_no_process(bench: Bench) -> None:
@@ -258,7 +258,7 @@ print(child.poll())
         assert done.code == 0, done
         assert done.out == "None\n"
         assert is_alive(foreign.pid)
-        assert sum("it is no worker of this node" in line for line in done.said) == 1
+        assert sum("it is not a worker of this node" in line for line in done.said) == 1
     finally:
         foreign.kill()
         foreign.wait()
@@ -278,7 +278,7 @@ def test_a_program_without_python_is_killed_without_stacks(bench: Bench) -> None
     (bench.home / "work.sh").chmod(0o755)
     done = bench.run("--no-python", "./work.sh", env=ON)
     assert done.code == 128 + signal.SIGTERM, done
-    assert "the scope 'shell' in time (its stacks are not known: it is not a Python program" in done.report
+    assert "the scope 'shell' in time (no stacks: it is not a Python program" in done.report
 
 
 # --- where ------------------------------------------------------------------------------------------------------------

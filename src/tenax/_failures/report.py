@@ -185,17 +185,17 @@ def _first_cause(report: Report, width: int) -> list[str]:
 def _when(report: Report, failure: Failure) -> str:
     if report.clock is None:
         return ""
-    from tenax._view.goodput_text import duration_in_words
+    from tenax._view.goodput_text import format_duration
 
     at, began_at = failure_began_at(failure), report.clock.began_at
-    after = "" if began_at is None else f", {duration_in_words(at - began_at)} after the start"
+    after = "" if began_at is None else f", {format_duration(at - began_at)} after the start"
     return _moment(report.clock, at) + after
 
 
 def _moment(clock: WallClock, at: float) -> str:
-    from tenax._view.time_text import local_moment_in_words
+    from tenax._view.time_text import format_local_moment
 
-    return local_moment_in_words(at + clock.offset_s, clock.zone_s)
+    return format_local_moment(at + clock.offset_s, clock.zone_s)
 
 
 class _Groups(NamedTuple):
@@ -414,9 +414,9 @@ def _where_to_look(report: Report, width: int) -> list[str]:
 def _goodput(verdict: Verdict) -> str:
     if verdict.goodput is None:
         return ""
-    from tenax._view.goodput_text import goodput_in_words
+    from tenax._view.goodput_text import format_goodput
 
-    return goodput_in_words(verdict.goodput)
+    return format_goodput(verdict.goodput)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
