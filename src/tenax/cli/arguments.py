@@ -134,7 +134,7 @@ _FOREIGN = {
     "--num-processes": "use '--nproc-per-node N'",
     "--num-gpus": "use '--nproc-per-node gpu' for one worker per visible GPU",
     "--gpus": "use '--nproc-per-node gpu' for one worker per visible GPU",
-    "--use-env": "remove it; workers always get their rank in the environment",
+    "--use-env": "remove it: workers always get their rank in the environment",
     "--local-rank": "each worker gets it in the variable LOCAL_RANK",
     "--version": "use 'tenax version'",
 }

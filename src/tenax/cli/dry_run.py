@@ -244,7 +244,7 @@ def _stopping(options: Options) -> Iterable[str]:
     yield f"SIGTERM, {format_seconds(options.shutdown_timeout_s)} grace period, SIGKILL (--shutdown-timeout)"
     if options.notice_signals:
         soon = "" if options.notice_s is None else f" in {format_seconds(options.notice_s)}"
-        yield f"{_names(options.notice_signals)} announces the preemption of this node{soon} (--notice-signals)"
+        yield f"{_names(options.notice_signals)}: notice of preemption{soon} (--notice-signals)"
 
 
 def _names(text: str) -> str:

@@ -210,7 +210,7 @@ FLAGS = (
         STOPPING,
         "number",
         None,
-        "Seconds between such a notice and the end of the node (default: unknown).",
+        "Seconds from the notice until the node is taken (default: unknown).",
         value="SECONDS",
         ours=True,
     ),

@@ -131,7 +131,8 @@ def _description(flag: Flag) -> str:
     if flag.choices:
         remarks.append("one of " + ", ".join(flag.choices))
     if flag.kind != "switch" and flag.default not in (None, "", ()) and "default:" not in flag.help:
-        remarks.append(f"default: {flag.default}")
+        default = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
+        remarks.append(f"default: {default}")
     if not flag.from_environment and not flag.ours:
         remarks.append("no PET_ variable")
     return f"{flag.help[:-1]} ({'; '.join(remarks)})." if remarks else flag.help

@@ -263,7 +263,7 @@ def _nodes(flags: FlagValues) -> tuple[int, int]:
         flags.settle(
             "standalone" if flags["standalone"] else "nnodes",
             "node_rank",
-            f"{flags.quote('node_rank')} is out of range: the job has one node, with rank 0; remove the flag",
+            f"{flags.quote('node_rank')} is out of range: the job has one node, with rank 0; remove it",
         )
     return least, most
 
@@ -416,14 +416,16 @@ def _settings(flags: FlagValues) -> dict[str, Any]:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not (key and equals and value):
             has_secret = "token" in text or "password" in text
-            raise UsageError(f"{name} takes 'key=value,key=value'" + ("" if has_secret else f", not {pair!r}"))
+            raise UsageError(
+                f"{name} takes 'key=value,key=value'" + ("; a part is not" if has_secret else f", not {pair!r}")
+            )
         if key in _NOT_SETTINGS:
             raise UsageError(f"{key!r} cannot be set in {name}; it has its own flag")
         settings[key] = value
     if flags["rdzv_backend"] in ONE_NODE_BACKENDS:
         unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
         if unknown:
-            flags.notes.append(f"unknown {name} key {unknown} has no effect")
+            flags.notes.append(f"ignoring unknown {name} key {unknown}")
     for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
         if secret in settings and flags.typed("rdzv_conf"):
             raise UsageError(

@@ -171,9 +171,7 @@ def _check_reachable(flags: FlagValues, dest: str, host: str, port: str) -> None
             "address at which the other nodes reach one of them"
         )
     if port.isdecimal() and int(port) == 0:
-        raise UsageError(
-            f"{flags.quote(dest)} has port 0, which other nodes cannot connect to; set a port, such as 29400"
-        )
+        raise UsageError(f"{flags.quote(dest)}: other nodes cannot connect to port 0; set another, such as 29400")
 
 
 # --- rank -------------------------------------------------------------------------------------------------------------

@@ -54,9 +54,9 @@ def _check_file(script: str, cwd: str) -> None:
         raise UsageError(f"{script!r} is a folder without a __main__.py")
     folder, name = os.path.split(path)
     if os.path.exists(path):
-        raise UsageError(f"{script!r} is not a regular file, which several workers can read; save the script in a file")
+        raise UsageError(f"{script!r} is not a regular file; save the script in a file")
     if not os.path.isdir(folder):
-        raise UsageError(f"no file {script!r}, because there is no folder {folder!r}; check the path")
+        raise UsageError(f"no file {script!r}: no folder {folder!r}; check the path")
     raise UsageError(f"no file {name!r} in {os.path.normpath(folder)}; {_advice(script, name, folder)}")
 
 
