@@ -13,17 +13,17 @@ from kit.jobs import TENAX, Bench
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 PLAN = """\
-A dry run: nothing is started. The command would run 2 workers on this machine.
+Dry run, nothing is started. The command would run 2 workers on this node.
 
 script      train.py
 interpreter {python} (the one that runs tenax)
-preload     what the script imports, once; workers are forked from there (--preload)
+preload     what the script imports, once per node; workers are forked (--preload)
 folder      {home}
 run id      job7
 role        actor
-restarts    up to 3: after a failure all workers are stopped and started again
-stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are passed on to the workers
-            what has not ended 5 s after it was asked to is killed
+restarts    up to 3: a failure restarts all workers (--max-restarts)
+stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are forwarded to the workers
+            SIGTERM, 5 s grace period, SIGKILL (--shutdown-timeout)
 logs        logs/job7_<random>/attempt_<restarts>/<local rank>/
             to files only: none (--redirects)
             to files and the terminal: stdout of local rank 0, stdout and stderr of local rank 1 (--tee)
@@ -139,7 +139,7 @@ def test_a_folder_that_is_gone(bench: Bench) -> None:
     command = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
     done = bench.run(str(bench.home / bench.script("")), program=["sh", "-c", command, "sh", *TENAX, "run"])
     assert done.code == 2
-    assert done.err.startswith("tenax run: the folder this was started in is gone"), done
+    assert done.err.startswith("tenax run: the current folder was removed"), done
 
 
 def test_notes_about_what_has_no_effect(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_notes_about_what_has_no_effect(bench: Bench) -> None:
     notes = [line for line in done.err.splitlines() if line.startswith("tenax run: note: ")]
     assert len(notes) == 2
     assert "--monitor-interval 1 has no effect" in notes[0]
-    assert "'--max-restarts=3' stands behind the script" in notes[1]
+    assert "'--max-restarts=3' is after the script" in notes[1]
 
 
 # --- consoles that refuse ---------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_a_console_that_refuses_does_not_change_the_exit_code(bench: Bench) -> N
         assert bench.run("--monitor-interval", "1", "train.py", stderr=full).code == 3
         assert bench.run("--no-such-flag", "train.py", stderr=full).code == 2
         done = bench.run("--dry-run", "train.py", stdout=full)
-    assert (done.code, done.err) == (1, "tenax: this could not be printed: No space left on device\n")
+    assert (done.code, done.err) == (1, "tenax: could not write to stdout: No space left on device\n")
     for streams in (">&-", "2>&-"):
         done = bench.run("--dry-run", "train.py", program=["sh", "-c", f'exec "$@" {streams}', "sh", *TENAX, "run"])
         assert (done.code, done.err) == (0, "")
@@ -177,7 +177,7 @@ def test_a_console_that_refuses_does_not_change_the_exit_code(bench: Bench) -> N
         (["train.py"], "did you mean: tenax run train.py"),
         (["--nproc-per-node", "2", "train.py"], "did you mean: tenax run --nproc-per-node 2 train.py"),
         (["runn"], "did you mean 'tenax run'"),
-        (["launch"], "there is no command 'launch'"),
+        (["launch"], "unknown command 'launch'"),
     ],
 )
 def test_a_command_that_is_not_there(bench: Bench, words: list[str], names: str) -> None:
@@ -225,7 +225,7 @@ def test_a_replay_tells_the_story(bench: Bench) -> None:
         "the run succeeded",
     ]
     assert [told.index(words) for words in order] == sorted(told.index(words) for words in order)
-    assert "every decision follows from what happened" in told
+    assert "every decision follows from the recorded events" in told
 
 
 def test_a_replay_of_an_agent_that_was_killed(bench: Bench) -> None:
@@ -236,7 +236,7 @@ def test_a_replay_of_an_agent_that_was_killed(bench: Bench) -> None:
     job.wait()
     story = bench.run(str(bench.run_dir()), program=[*TENAX, "replay"])
     assert story.code == 0
-    assert "the agent was killed, or the run is still going on" in story.out
+    assert "the agent was killed, or the run has not ended" in story.out
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"{}\n", b"\x00\xff" * 100, b'{"line":"header"}\n'])
@@ -251,7 +251,7 @@ def test_what_is_not_a_journal(bench: Bench, content: bytes) -> None:
 
 
 def test_a_journal_that_was_changed(bench: Bench) -> None:
-    """A decision that does not follow from the facts is named, with exit code 1."""
+    """A decision that does not follow from the recorded events is named, with exit code 1."""
     assert bench.run("--log-dir", "logs", bench.script("")).code == 0
     journal = bench.run_dir() / "journal.jsonl"
     text = journal.read_text()
@@ -259,4 +259,4 @@ def test_a_journal_that_was_changed(bench: Bench) -> None:
     journal.write_text(text.replace('"exit_code":0', '"exit_code":1', 1))
     done = bench.run(str(journal), program=[*TENAX, "replay"])
     assert done.code == 1
-    assert "do not follow from the facts" in done.out
+    assert "do not follow from the recorded events" in done.out

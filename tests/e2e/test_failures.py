@@ -56,7 +56,7 @@ def test_where_to_look_is_there(bench: Bench) -> None:
     told = subprocess.run(["sh", "-c", command], cwd=bench.home, env=bench.environ, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert "ValueError: loss is nan" in told.stdout
-    assert "every decision follows from what happened" in told.stdout
+    assert "every decision follows from the recorded events" in told.stdout
     assert "Traceback" not in done.err[: -len(done.report)], "redirected: the console shows it only in the report"
 
 

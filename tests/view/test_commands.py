@@ -59,21 +59,21 @@ def test_one_file_of_a_timeline(logs: Path, tmp_path: Path, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["timeline", "--loud", "x"], "tenax timeline: there is no flag '--loud'"),
-        (["timeline", "x", "--format", "gif"], "tenax timeline: --format 'gif' is none; write html or perfetto"),
+        (["timeline", "--loud", "x"], "tenax timeline: unknown flag '--loud'"),
+        (["timeline", "x", "--format", "gif"], "tenax timeline: --format takes html or perfetto, not 'gif'"),
         (["timeline", "x", "-o"], "tenax timeline: -o needs a value"),
-        (["timeline", "-o", "x"], "tenax timeline: no journal and no folder was named"),
+        (["timeline", "-o", "x"], "tenax timeline: no journal or folder given"),
         (["timeline", "nowhere"], "tenax timeline: 'nowhere' cannot be read: No such file or directory"),
-        (["timeline", "empty"], "tenax timeline: there is no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
-        (["report", "--loud", "x"], "tenax report: there is no flag '--loud'"),
-        (["report", "--json"], "tenax report: no journal and no folder was named"),
+        (["timeline", "empty"], "tenax timeline: no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
+        (["report", "--loud", "x"], "tenax report: unknown flag '--loud'"),
+        (["report", "--json"], "tenax report: no journal or folder given"),
         (["report", "x", "-o"], "tenax report: -o needs a file"),
         (["report", "nowhere"], "tenax report: 'nowhere' cannot be read: No such file or directory"),
         (
             ["report", "logs", "-o", "no/such/folder.html"],
-            "tenax report: 'no/such/folder.html' cannot be written: No such",
+            "tenax report: could not write 'no/such/folder.html': No such",
         ),
-        (["timeline", "logs", "-o", "no/x"], "tenax timeline: 'no/x' cannot be written: No such file or directory"),
+        (["timeline", "logs", "-o", "no/x"], "tenax timeline: could not write 'no/x': No such file or directory"),
     ],
 )
 def test_what_cannot_be_done_is_said(logs: Path, tmp_path: Path, words: list[str], says: str) -> None:
@@ -92,7 +92,7 @@ def test_a_timeline_is_of_one_run(logs: Path, tmp_path: Path) -> None:
     run.close()
     done = tenax("timeline", logs, cwd=tmp_path)
     assert done.returncode == 2
-    assert "there are 2 runs there (job, other); name the journals of one, or use tenax report" in done.stderr
+    assert "found 2 runs (job, other); give the journals of one, or use tenax report" in done.stderr
 
 
 def test_a_report(logs: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_report(logs: Path, tmp_path: Path) -> None:
     assert lines[1] == f"  train.py, began 2023-11-14 22:13:21 UTC, in {logs / 'job_1'}"
     assert lines[2].startswith("  83 % of 59 s was training; ")
     assert "generations ended early: RuntimeError 1, a node was lost 1" in lines
-    assert lines[-1] == f"the page: {tmp_path / 'report.html'}"
+    assert lines[-1] == f"page: {tmp_path / 'report.html'}"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 

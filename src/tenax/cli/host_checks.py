@@ -99,7 +99,9 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
         try:
             _try_to_write(options.report)
         except OSError as error:
-            raise UsageError(f"--report {options.report}: could not write the file: {error.strerror}") from error
+            raise UsageError(
+                f"--report {options.report}: could not write the file: {error.strerror}; use another file"
+            ) from error
     if sockets := environ.get("TENAX_PRIVATE_DIR"):
         try:
             os.mkdir(sockets, 0o700)

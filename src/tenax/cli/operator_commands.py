@@ -148,10 +148,9 @@ def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
     node = _find_in_status(status, name) or _ask_coordinator(job, status, name)
     if node is None:
         return f"drains the node {name!r} of the run {status.run_id!r}"
-    workers = "stops its worker" if node.slots == 1 else f"stops its {node.slots} workers"
-    plan = f"drains {node.name} of the run {status.run_id!r}: " + (
-        workers if node.state in _BUSY else "it has no running worker"
-    )
+    workers = " and stops its worker" if node.slots == 1 else f" and stops its {node.slots} workers"
+    plan = f"drains {node.name} of the run {status.run_id!r}"
+    plan += workers if node.state in _BUSY else ", which has no running worker"
     left = len(status.nodes) - 1
     if left == 0 and status.max_nodes == 1:
         return f"{plan}; the run ends, because it has no other node"
