@@ -17,7 +17,8 @@ def stop(agent: Agent) -> str:
     stat = Path(f"/proc/{agent.process.pid}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the agent to stop")
     pid = agent.process.pid
-    return f"(pid {pid}) does not respond: it is stopped (Ctrl-Z, SIGSTOP or a debugger); to continue it: kill -CONT {pid}\n"
+    why = f"it is stopped (Ctrl-Z, SIGSTOP or a debugger); to continue it: kill -CONT {pid}"
+    return f"(pid {pid}) does not respond: {why}\n"
 
 
 def at_once(operator: Operator, *commands: tuple[str, ...]) -> list[Done]:

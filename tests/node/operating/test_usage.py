@@ -27,7 +27,7 @@ pytestmark = pytest.mark.unit
         (("status", "run", "--endpoint", "host:99999"), "takes HOST or HOST:PORT"),
         (
             ("status", "run", "--endpoint", "host", "--rdzv-backend", "zeus"),
-            "--rdzv-backend takes 'tcp' or 'etcd', not 'zeus'",
+            "takes 'tcp' or 'etcd', not 'zeus'",
         ),
         (("status", "run", "--endpoint", "h", "--rdzv-conf", "token_file=/nowhere"), "cannot be read"),
         (("drain",), "no node given"),
