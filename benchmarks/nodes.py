@@ -19,8 +19,8 @@ from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 from tenax._node.run_journal import NAME, RunJournal
 
 WORKERS = 2

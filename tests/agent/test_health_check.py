@@ -19,9 +19,9 @@ from kit.http import kube_probe
 from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History
+from tenax._io.interfaces import RequestRefused
 from tenax._io.listen import listen
 from tenax._io.loop import Loop
-from tenax._io.ports import RequestRefused
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._observe.health.check import HealthCheck, health_check_of
 from tenax._observe.health.liveness import AgentLiveness

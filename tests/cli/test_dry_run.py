@@ -247,7 +247,7 @@ def test_handlers_of_metrics_and_events_are_shown() -> None:
 
 @pytest.mark.parametrize(("flag", "kind"), [("--metrics", "metric"), ("--event-log-handler", "event")])
 def test_an_unknown_handler_is_rejected(flag: str, kind: str) -> None:
-    with pytest.raises(UsageError, match=f"there is no {kind} handler 'zz'; known are console, "):
+    with pytest.raises(UsageError, match=f"unknown {kind} handler 'zz'; known: console, "):
         dry_run([flag, "console,zz:1", "t.py"])
 
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.process
 
 OF_TENAX = """
 tenax tenax._node.abandonment tenax._node.live_steps tenax._node.node tenax._node.sinks
-tenax._node.watchdog tenax._io.channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options
-tenax.cli.run tenax.cli.script tenax.cli.host_checks tenax._core tenax._core.agent tenax._core.bounds
+tenax._node.watchdog tenax._io.helper_channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main
+tenax.cli.options tenax.cli.run tenax.cli.script tenax.cli.host_checks tenax._core tenax._core.agent tenax._core.bounds
 tenax._core.commands tenax._engines tenax._io
 tenax._core.coordinator tenax._core.environment tenax._core.events tenax._core.ledger tenax._core.messages
 tenax._core.model
@@ -31,7 +31,7 @@ tenax._io.helper_process
 tenax.launcher tenax.launcher.api tenax.launcher._config tenax._io.listen tenax._logs tenax._logs.prefix
 tenax._logs.writer
 tenax._logs.specs tenax._logs.std tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
-tenax._io.ports tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
+tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
 tenax._processes.keeper tenax._processes.placement tenax.rendezvous tenax.rendezvous.api
 tenax.rendezvous._engine_handler
 tenax._engines.local tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node

@@ -261,7 +261,7 @@ def test_no_restart_policy_is_set_without_fatal_errors() -> None:
         ("use_agent_store=maybe", "the rendezvous option 'use_agent_store' is 'maybe'; expected yes or no"),
         ("store_port=http", "the rendezvous option 'store_port' is 'http'; expected a whole number"),
         ("token_file=gone", "the file of the rendezvous option 'token_file' cannot be read: "),
-        ("ca_cert=gone", "the TLS files (gone) cannot be used: "),
+        ("ca_cert=gone", "could not load the TLS files (gone): "),
     ],
 )
 def test_an_invalid_setting_is_rejected_before_the_start(settings, message, tmp_path, monkeypatch) -> None:

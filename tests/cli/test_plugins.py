@@ -44,7 +44,7 @@ WHY = {"missing": "ModuleNotFoundError: No module named 'nowhere'", "broken": "K
 CASES = [
     *((flag, name, why) for flag in GROUPS for name, why in WHY.items()),
     *(
-        (flag, name, f"handler '{name}' is {what}; its maker must return an object with a method '{method}'")
+        (flag, name, f"handler '{name}' is {what}; its factory must return an object with a method '{method}'")
         for flag, method in (("--metrics", "emit"), ("--event-log-handler", "record"))
         for name, what in (("nothing", "None"), ("unfit", "of type 'object'"))
     ),

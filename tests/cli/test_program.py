@@ -157,7 +157,7 @@ def test_dry_run_rejects_an_unknown_handler(tmp_path) -> None:
     (tmp_path / "t.py").touch()
     done = program(["run", "--dry-run", "--metrics", "zz", "t.py"], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("tenax run: there is no metric handler 'zz'; known are ")
+    assert done.stderr.startswith("tenax run: unknown metric handler 'zz'; known: ")
 
 
 def test_dry_run_shows_the_variables_of_compat(tmp_path) -> None:

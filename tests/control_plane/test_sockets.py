@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import on_linux
-from tenax._io.ports import RequestRefused
+from tenax._io.interfaces import RequestRefused
 from tenax.control_plane._sockets import VARIABLE, WorkerSockets, open_sockets, socket_folder
 
 pytestmark = [on_linux, pytest.mark.unit]

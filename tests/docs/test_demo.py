@@ -25,7 +25,7 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for sentence in (
-        "ended by SIGKILL (killed)",
+        "was killed by SIGKILL",
         "resumes at step 10",
         "Stopped by us, not failed: ranks 0, 2, 3",
         "every decision follows from the recorded events",

@@ -102,10 +102,10 @@ def test_the_history_of_restarts_is_in_the_report(bench: Bench) -> None:
         ("sys.exit(3)", 3, "exited with code 3"),
         ("sys.exit('some words')", 1, "some words"),
         ("os._exit(255)", 255, "exited with code 255"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL (killed)"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "SIGTERM (asked to end)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "killed by SIGTERM"),
         ("ctypes.string_at(0)", 139, "SIGSEGV (invalid memory access)"),
-        ("os.abort()", 134, "SIGABRT (aborted itself)"),
+        ("os.abort()", 134, "SIGABRT (aborted by itself)"),
         ("1/0", 1, "ZeroDivisionError: division by zero"),
     ],
 )

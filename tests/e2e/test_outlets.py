@@ -71,7 +71,7 @@ def test_a_handler_that_nobody_knows_is_refused(bench: Bench) -> None:
     for flag, kind in (("--event-log-handler", "event handler"), ("--metrics", "metric handler")):
         done = bench.run(flag, "cloudwatch", bench.script("print('never')"))
         assert (done.code, done.out) == (2, "")
-        assert done.err.startswith(f"tenax run: there is no {kind} 'cloudwatch'; known are console, ")
+        assert done.err.startswith(f"tenax run: unknown {kind} 'cloudwatch'; known: console, ")
 
 
 def test_a_file_that_cannot_be_written_is_refused(bench: Bench) -> None:
@@ -88,7 +88,7 @@ def test_what_nobody_listens_to_is_not_even_imported(bench: Bench) -> None:
     for module in (
         "tenax.events",
         "tenax.metrics",
-        "tenax._io.delivery",
+        "tenax._io.background_queue",
         "tenax.timer",
         "tenax._observe.health.",
         "tenax.compat",

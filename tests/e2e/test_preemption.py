@@ -44,7 +44,7 @@ def test_workers_see_that_their_node_was_asked_to_stop(bench: Bench) -> None:
     assert done.code == 143, done
     for rank in range(2):
         host, is_this_host, why, left = noticed(bench, rank)
-        assert (host, is_this_host, why) == (os.uname().nodename, True, "the agent was asked to stop")
+        assert (host, is_this_host, why) == (os.uname().nodename, True, "the agent received SIGTERM")
         assert left is not None
         assert 0 < left <= 25
     assert not any("killing" in line for line in done.said), done
@@ -61,11 +61,11 @@ def test_a_notice_in_advance_ends_nothing(bench: Bench) -> None:
     job.send(signal.SIGUSR1)
     for rank in range(2):
         host, is_this_host, why, left = noticed(bench, rank)
-        assert (host, is_this_host, why) == (os.uname().nodename, True, "got SIGUSR1")
+        assert (host, is_this_host, why) == (os.uname().nodename, True, "its agent received SIGUSR1")
         assert left is not None
         assert 60 < left <= 120
     assert job.process.poll() is None
-    job.until_said("this node is going to leave in 120 s")
+    job.until_said("this node is leaving (up to 120 s)")
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
 

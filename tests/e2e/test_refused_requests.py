@@ -34,7 +34,7 @@ REQUESTS = [
     ("--trace other", "--trace takes ", "'otel' or 'otel:URL', not 'other'"),
     ("--metrics jsonl:{nowhere}", "'jsonl:{nowhere}' cannot be made", "tenax run --help"),
     ("--metrics prometheus:{port}", "'prometheus:{port}' cannot be made: Address already in use", "tenax run --help"),
-    ("--metrics other", "metric handler 'other'", "known are"),
+    ("--metrics other", "unknown metric handler 'other'", "known: "),
     ("--event-log-handler jsonl:{nowhere}", "'{nowhere}' cannot be opened for writing", "tenax run --help"),
     ("--logs-specs other", "--logs-specs other", "there are: default"),
     ("--rdzv-backend other", "unknown --rdzv-backend 'other'", "installed backends: "),

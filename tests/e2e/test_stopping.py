@@ -52,7 +52,7 @@ def test_the_console_tells_cause_before_effect(bench: Bench) -> None:
     bench.pids(2)
     job.send(signal.SIGINT)
     err = job.wait().err
-    facts = [err.index("got SIGINT"), err.index("asking the workers to end"), err.index("KeyboardInterrupt")]
+    facts = [err.index("received SIGINT"), err.index("stopping all workers"), err.index("KeyboardInterrupt")]
     assert facts == sorted(facts), err
 
 
@@ -97,7 +97,7 @@ def test_the_shutdown_timeout_is_honoured_on_a_signal(bench: Bench) -> None:
     assert done.code == 143
     assert 0.9 < time.monotonic() - began < 4
     assert any("1 s of grace" in line for line in done.said)
-    assert any("not gone within the grace period" in line for line in done.said)
+    assert any("the grace period is over" in line for line in done.said)
 
 
 def test_the_shutdown_timeout_is_honoured_when_a_peer_fails_and_on_a_restart(bench: Bench) -> None:
@@ -184,7 +184,7 @@ def test_a_second_interrupt_is_final(bench: Bench) -> None:
     job = bench.start("--nproc-per-node", "2", bench.script(DEAF))
     pids = bench.pids(2)
     job.send(signal.SIGINT)
-    job.until_said("got SIGINT")
+    job.until_said("received SIGINT")
     assert all(map(is_alive, pids))
     began = time.monotonic()
     job.send(signal.SIGINT)
@@ -227,9 +227,9 @@ def test_a_signal_after_the_failure_does_not_hide_it(bench: Bench) -> None:
         """
     )
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script)
-    job.until_said("asking the workers to end")
+    job.until_said("stopping all workers")
     job.send(signal.SIGINT)
-    job.until_said("the workers are being ended already; Ctrl-C again kills them at once")
+    job.until_said("the workers are already being stopped; Ctrl-C again kills them now")
     job.send(signal.SIGINT)
     done = job.wait()
     assert done.code == 130

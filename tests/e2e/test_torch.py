@@ -64,7 +64,7 @@ def test_ddp_trains_and_survives_two_deaths(bench: Bench) -> None:
     assert done.code == 0, done
     assert [bench.note("began", 0, attempt) for attempt in range(3)] == ["0", "2", "4"]
     assert [bench.note("finished", rank, attempt=2) for rank in range(2)] == ["6", "6"]
-    deaths = [line for line in done.said if "ended by SIGKILL" in line]
+    deaths = [line for line in done.said if "was killed by SIGKILL" in line]
     assert len(deaths) == 2
     assert all(line.startswith("rank 1 ") for line in deaths), deaths
 

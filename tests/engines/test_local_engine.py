@@ -20,8 +20,8 @@ from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
 from tenax._engines.free_port import free_port
 from tenax._engines.local import LocalEngine
 from tenax._engines.store_address import StoreAddress
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 from tenax.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -128,7 +128,7 @@ def test_a_failure_is_answered_with_the_next_generation_while_restarts_are_left(
     made.engine.tell(messages.NodeReady(2))
     ended = made.hear()
     assert isinstance(ended, events.RunEnded)
-    assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the one restart is used")
+    assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the only restart is used")
     assert [(failure.generation, failure.host) for failure in ended.verdict.failures] == [(2, os.uname().nodename)]
     assert [failure.generation for failure in ended.verdict.earlier] == [1]
 
@@ -144,7 +144,7 @@ def test_a_policy_of_the_users_own_is_asked_here(seated: Callable[..., Seated]) 
     made.join()
     made.fail(1)
     made.engine.tell(messages.NodeReady(1))
-    assert made.hear() == events.Waiting("waiting 0.01 s before the next try: too hot")
+    assert made.hear() == events.Waiting("waiting 0.01 s before the restart: too hot")
     formed = made.hear()
     while isinstance(formed, events.Waiting):
         formed = made.hear()

@@ -79,7 +79,7 @@ First cause
   RuntimeError: boom
 
 Also failed, before we stopped them
-  rank 1, 250 ms later: was ended by SIGSEGV (invalid memory access)
+  rank 1, 250 ms later: was killed by SIGSEGV (invalid memory access)
   ranks 0, 2, 500 ms later: raised ConnectionError: peer gone
 
 Stopped by us, not failed: ranks 4-7, 9
@@ -108,14 +108,14 @@ What was done
             failure(exit_code=7, error_type="X", message="X: y"),
             "train.py failed: rank 3 on gpu-07 exited with code 7: X: y",
         ),
-        (failure(exit_code=-9), "train.py failed: rank 3 on gpu-07 was ended by SIGKILL (killed)"),
+        (failure(exit_code=-9), "train.py failed: rank 3 on gpu-07 was killed by SIGKILL"),
         (
             failure(exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)"),
             "train.py failed: rank 3 on gpu-07 was killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)",
         ),
         (
             failure(exit_code=-11, error_type="Fatal Python error", message="Fatal Python error: Segmentation fault"),
-            "train.py failed: rank 3 on gpu-07 was ended by SIGSEGV (invalid memory access):"
+            "train.py failed: rank 3 on gpu-07 was killed by SIGSEGV (invalid memory access):"
             " Fatal Python error: Segmentation fault",
         ),
         (
@@ -136,7 +136,7 @@ def test_a_worker_that_only_died_shows_its_last_lines() -> None:
     """Without an exception there are the last lines of stderr; without those, that is said."""
     text = render(report(failed(failure(exit_code=-9, last_lines=("step 1", "step 2")))))
     assert "  The last 2 lines of its stderr:\n    step 1\n    step 2\n" in text
-    assert "  ended      ended by SIGKILL (killed)\n" in text
+    assert "  ended      killed by SIGKILL\n" in text
     assert "It wrote nothing to stderr." in render(report(failed(failure(exit_code=-9))))
 
 
@@ -214,7 +214,7 @@ First cause
   RuntimeError: boom
 
 Also failed, before we stopped them
-  rank 1, 250 ms later: was ended by SIGSEGV (invalid memory access)
+  rank 1, 250 ms later: was killed by SIGSEGV (invalid memory access)
   ranks 4, 8 on 2 hosts, 500 ms later: exited with code 7
 
 Stopped by us, not failed: ranks 0, 2, 3, 5-7, 9
@@ -282,13 +282,12 @@ def test_many_stopped_workers_are_told_in_ranges(ranks: list[int], words: str) -
     [
         (1, 0, "1 generation ended because nodes came or went: not counted as a restart."),
         (3, 0, "3 generations ended because nodes came or went: not counted as restarts."),
-        (0, 1, "1 generation ended because a node was asked to leave: not counted as a restart."),
-        (0, 2, "2 generations ended because a node was asked to leave: not counted as restarts."),
+        (0, 1, "1 generation ended because a node was drained: not counted as a restart."),
+        (0, 2, "2 generations ended because a node was drained: not counted as restarts."),
         (
             1,
             1,
-            "1 generation ended because nodes came or went, 1 because a node was asked to leave: "
-            "not counted as restarts.",
+            "1 generation ended because nodes came or went, 1 because a node was drained: not counted as restarts.",
         ),
     ],
 )
@@ -322,14 +321,14 @@ def test_the_json_names_the_host_of_each_failure() -> None:
     ("verdict", "sentence", "also"),
     [
         (
-            Verdict(Outcome.CANCELLED, "the agent was asked to stop", signal=2),
-            "train.py was cancelled by SIGINT (interrupted)",
-            "0 of 3 restarts used. Ended: the agent was asked to stop.",
+            Verdict(Outcome.CANCELLED, "the agent received SIGINT", signal=2),
+            "train.py was cancelled by SIGINT",
+            "0 of 3 restarts used. Ended: the agent received SIGINT.",
         ),
         (
             Verdict(Outcome.CANCELLED, "maintenance of rack 7", restarts_used=1, requests=2),
             "train.py was cancelled after 1 of 3 restarts: maintenance of rack 7",
-            "1 of 3 restarts used. 2 generations ended because an operator wanted a restart: not counted as restarts.",
+            "1 of 3 restarts used. 2 generations ended because an operator restarted the run: not counted as restarts.",
         ),
         (
             Verdict(Outcome.ABANDONED, "not gone 10 s after SIGKILL", stuck_pids=(11, 12)),
@@ -454,7 +453,7 @@ def test_a_worker_that_hung_is_told_with_its_stacks() -> None:
     assert "train.py failed: rank 3 on gpu-07 did not leave the scope 'step' within 60 s\n" in text
     assert (
         """
-  ended      ended by SIGKILL (killed): it did not leave the scope 'step' within 60 s
+  ended      killed by SIGKILL: it did not leave the scope 'step' within 60 s
 
   Where its threads were when it was late, the innermost call of each first:
     Current thread 0x7f (most recent call first):
@@ -590,7 +589,7 @@ Because of that
   ranks 0-2, 100 ms later: lost the connection to a peer; raised ConnectionResetError: [Errno 104] Connection reset
 
 Also failed, before we stopped them
-  rank 7, 200 ms later: was ended by SIGSEGV (invalid memory access)
+  rank 7, 200 ms later: was killed by SIGSEGV (invalid memory access)
 """
         in text
     )

@@ -32,8 +32,8 @@ from tenax._engines.tcp import wire
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.link import Link
 from tenax._engines.tcp.server import CoordinatorServer
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 
 T = TypeVar("T")
 

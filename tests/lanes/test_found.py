@@ -38,8 +38,8 @@ from tenax._engines.tcp import wire
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.operations import Put, TransactionAnswer
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 
 
 class SlowEtcd:

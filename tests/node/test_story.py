@@ -64,7 +64,7 @@ def test_who_was_asked_is_not_blamed() -> None:
     teller.hear(fact.SignalReceived(signal.SIGTERM))
     teller.hear(fact.WorkerExited(1, 0, -15))
     text, is_important = teller.told[-1]
-    assert text.endswith("after being asked to end")
+    assert text.endswith("stopped (SIGTERM)")
     assert not is_important
 
 
@@ -72,7 +72,7 @@ def test_who_waits_is_told_why() -> None:
     """A pause before the next try, or nodes that are not there yet: else a person wonders why nothing happens."""
     teller = EventRecorder()
     teller.hear(fact.RunRequested())
-    for why in ("1 node of 2 here (a); waiting for 1 more, for 600 s at most", "waiting 90 s before the next try: hot"):
+    for why in ("1 of 2 nodes ready (a); waiting up to 600 s for 1 more", "waiting 90 s before the restart: hot"):
         assert teller.hear(fact.Waiting(why)) == [why]
         assert teller.told[-1] == (why, True)
 
@@ -82,11 +82,11 @@ def test_the_next_generation_is_told_with_its_reason() -> None:
     teller = EventRecorder()
     teller.run()
     assert not any("first generation" in text for text, _ in teller.told)
-    teller.hear(fact.GenerationEnded(1, "b joins"), fact.WorkerExited(1, 0, -15), fact.WorkerExited(1, 1, -15))
+    teller.hear(fact.GenerationEnded(1, "b joined"), fact.WorkerExited(1, 0, -15), fact.WorkerExited(1, 1, -15))
     teller.hear(fact.NodeCleared(1))
-    part = Assignment(2, 1, 3, first_global_rank=2, world_size=6, why="b joins")
+    part = Assignment(2, 1, 3, first_global_rank=2, world_size=6, why="b joined")
     (line,) = teller.hear(fact.GenerationFormed(part))
-    assert line == "generation 2 (b joins): starting 2 workers, ranks 2 to 3 of 6, node 1 of 3"
+    assert line == "generation 2 (b joined): starting 2 workers, ranks 2 to 3 of 6, node 1 of 3"
 
 
 def test_a_generation_that_ends_elsewhere_is_told_once() -> None:
@@ -94,14 +94,14 @@ def test_a_generation_that_ends_elsewhere_is_told_once() -> None:
     teller = EventRecorder()
     teller.run(nodes=2)
     assert teller.hear(fact.GenerationEnded(1, "rank 0 on b failed")) == [
-        "asking the workers to end with SIGTERM (asked to end), 30 s of grace: rank 0 on b failed"
+        "stopping all workers because rank 0 on b failed (SIGTERM, 30 s grace)"
     ]
     done = EventRecorder()
     done.run(nodes=2)
-    assert "all workers of this node succeeded; the run ends when all nodes did" in done.succeed()
+    assert "all workers of this node succeeded; waiting for the other nodes" in done.succeed()
     assert done.live == "tenax night: generation 1: done here, waiting for the other nodes, 3 of 3 restarts left"
     lines = done.hear(fact.GenerationEnded(1, "rank 0 on b failed"))
-    assert lines == ["generation 1 is over: rank 0 on b failed", "ready for the next one"]
+    assert lines == ["generation 1 ended: rank 0 on b failed", "ready for the next generation"]
     assert done.live == "tenax night: waiting for the next generation, 3 of 3 restarts left"
 
 
@@ -119,17 +119,17 @@ def test_who_leaves_is_told_with_what_is_known() -> None:
     """This node or another, how soon, and why."""
     teller = EventRecorder()
     teller.run(nodes=2)
-    assert teller.hear(fact.LeaveNoticed(1, "b", "it was asked to stop", 30.0)) == [
-        "b is going to leave in 30 s: it was asked to stop"
+    assert teller.hear(fact.LeaveNoticed(1, "b", "its agent received SIGTERM", 30.0)) == [
+        "b is leaving (up to 30 s): its agent received SIGTERM"
     ]
-    assert teller.hear(fact.NoticeReceived("maintenance")) == ["this node is going to leave: maintenance"]
+    assert teller.hear(fact.NoticeReceived("maintenance")) == ["this node is leaving: maintenance"]
 
 
 def test_a_fence_is_told_by_what_is_killed() -> None:
     """With the reason."""
     teller = EventRecorder()
     teller.run(nodes=2)
-    assert teller.hear(fact.Fenced(1, "this node was cut off")) == ["killing what is left: this node was cut off"]
+    assert teller.hear(fact.Fenced(1, "cut off")) == ["killing all remaining processes: cut off"]
 
 
 def test_late_echoes_are_not_told() -> None:
@@ -149,9 +149,9 @@ def test_the_live_line_says_who_is_waited_for() -> None:
     teller.hear(fact.WorkerExited(1, 0, 0))
     assert teller.live == "tenax night: generation 1 running, 1 of 2 workers, 3 of 3 restarts left"
     teller.hear(fact.SignalReceived(signal.SIGTERM))
-    assert teller.live == "tenax night: generation 1 ending, waiting for local rank 1, 3 of 3 restarts left"
+    assert teller.live == "tenax night: generation 1 stopping, waiting for local rank 1, 3 of 3 restarts left"
     teller.hear(fact.WorkerExited(1, 1, -15))
-    assert "clearing what is left" in teller.live
+    assert "ending leftover processes" in teller.live
     teller.hear(fact.NodeCleared(1))
     assert teller.live == ""
 
@@ -163,20 +163,20 @@ def test_a_worker_that_hangs_is_told_when_it_is_late_and_when_it_is_ended() -> N
     late = fact.ScopeExpired(1, 1, 101, "step", 60.0, 1e9, signal.SIGTERM)
     assert teller.hear(late) == [
         "rank 5 (pid 101) did not leave the scope 'step' within 60 s",
-        "taking the stacks of rank 5",
-        "taking the stacks of rank 4",
+        "requesting the stacks of rank 5",
+        "requesting the stacks of rank 4",
     ]
-    refused = fact.StacksRefused(1, 0, "it is no Python program")
+    refused = fact.StacksRefused(1, 0, "it is not a Python program")
     (line,) = lines_for(refused, teller.machine.step(refused, 1.0), teller.machine.state)
     assert not line.important, "nobody asked for the stacks of one that is not late"
-    assert teller.hear(fact.StacksRefused(1, 1, "it is no Python program")) == [
-        "the stacks of rank 5 are not known: it is no Python program",
-        "ending rank 5 with SIGTERM (asked to end)",
+    assert teller.hear(fact.StacksRefused(1, 1, "it is not a Python program")) == [
+        "no stacks of rank 5: it is not a Python program",
+        "stopping rank 5 (SIGTERM)",
     ]
     commands = teller.machine.step(fact.Tick(), 1e6)
     (line,) = lines_for(fact.Tick(), commands, teller.machine.state)
-    assert line.text == "ending rank 5 with SIGKILL (killed): not gone within the grace period"
-    assert teller.hear(fact.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) ended by SIGKILL (killed)"
+    assert line.text == "stopping rank 5 because the grace period is over (SIGKILL)"
+    assert teller.hear(fact.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) was killed by SIGKILL"
 
 
 def test_a_scope_that_wants_no_signal_is_only_told() -> None:

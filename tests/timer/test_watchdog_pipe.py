@@ -17,8 +17,8 @@ from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
 from tenax._core.requests import LogsRequest
 from tenax._engines.local import LocalEngine
+from tenax._io.interfaces import Launch, Output
 from tenax._io.loop import Loop
-from tenax._io.ports import Launch, Output
 from tenax._node.journal import Journal
 from tenax._node.supervisor import Supervisor
 from tenax.testing.processes import FakeProcesses

@@ -37,7 +37,7 @@ def test_a_run_that_was_stopped_with_ctrl_c(bench: Bench) -> None:
     assert "was cancelled by SIGINT" in done.report, done
     told = tenax("report", "logs", cwd=bench.home)
     first, second, *_ = told.stdout.splitlines()
-    assert first.endswith(": cancelled (SIGINT: the agent was asked to stop)"), told.stdout
+    assert first.endswith(": cancelled (the agent received SIGINT)"), told.stdout
     (folder,) = (bench.home / "logs").iterdir()
     assert re.fullmatch(rf"  train.py, began \d+-\d\d-\d\d \d\d:\d\d:\d\d UTC, in {folder}", second), told.stdout
     assert "generations ended early" not in told.stdout

@@ -98,7 +98,7 @@ def test_hangs_and_ends_that_are_not_known(tmp_path: Path) -> None:
     trace = json.loads(trace_in_text(history))
     check_format(trace)
     (hang,) = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "hang"]
-    assert (hang["name"], hang["ts"], hang["dur"]) == ("nothing moved", 9_000_000, 47_000_000)
+    assert (hang["name"], hang["ts"], hang["dur"]) == ("no activity", 9_000_000, 47_000_000)
     assert hang["args"] == {"generation": 1, "who": "no rank stands out; ranks 0, 1 on node0: at train.py:40 in step"}
     (worker,) = [event for event in trace["traceEvents"] if event["name"] == "rank 0, end not known"]
     assert (worker["ts"], worker["dur"]) == (100_000, 58_900_000)

@@ -14,7 +14,7 @@ def test_a_long_run_with_failures() -> None:
     line = goodput_in_words(Goodput(spent, Mean(2, 0.006), Mean(2, 0.28), 1200))
     assert line == (
         "78 % of 2 h 3 min was training; starting 12 %, waiting 5 %, stopping 1 %, lost 4 % "
-        "(1,200 steps done again); failures detected in 3 ms and recovered in 140 ms on average"
+        "(1,200 steps repeated); failures detected in 3 ms and recovered in 140 ms on average"
     )
 
 
@@ -38,7 +38,7 @@ def test_a_failure_that_ended_the_run() -> None:
 def test_a_failure_that_was_seen_at_once() -> None:
     """Zero milliseconds are a figure of no use."""
     line = goodput_in_words(Goodput(Spent(training_s=60), Mean(1, 0.0), Mean(1, 2.0)))
-    assert line == "100 % of 1 min was training; the failure detected at once and recovered in 2.0 s"
+    assert line == "100 % of 1 min was training; the failure detected in < 1 ms and recovered in 2.0 s"
 
 
 def test_no_time_is_no_line() -> None:
@@ -54,7 +54,7 @@ def test_a_run_that_never_trained() -> None:
 def test_steps_that_cost_no_time_are_named() -> None:
     """One step that was done again."""
     line = goodput_in_words(Goodput(Spent(training_s=100), lost_steps=1))
-    assert line == "100 % of 1 min 40 s was training; lost under 1 % (1 step done again)"
+    assert line == "100 % of 1 min 40 s was training; lost under 1 % (1 step repeated)"
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     history = the_history(tmp_path)
     assert (history.outcome, history.ended_at) == ("", WALL + 20)
     assert history.missing == (
-        "the journal of the coordinator on node0 has no end: the run goes on, or the agent was killed",
+        "the journal of the coordinator on node0 has no end: the run is still going, or the agent was killed",
     )
     assert history.goodput is not None
     assert history.goodput.spent == Spent(starting_s=3.0, training_s=16.0)
@@ -347,11 +347,11 @@ def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
     agent.interrupt(1, 10.0)
     agent.close(10.5)
     history = the_history(tmp_path)
-    assert (history.outcome, history.why) == ("cancelled", "SIGINT: the agent was asked to stop")
+    assert (history.outcome, history.why) == ("cancelled", "the agent received SIGINT")
     assert history.missing == ()
     summary = summary_of([history])
     assert summary.ends == ()
-    assert summary_in_words(summary).startswith("job: cancelled (SIGINT: the agent was asked to stop)\n")
+    assert summary_in_words(summary).startswith("job: cancelled (the agent received SIGINT)\n")
 
 
 def test_a_run_that_everybody_left_without_their_journals(tmp_path: Path) -> None:
@@ -364,8 +364,8 @@ def test_a_run_that_everybody_left_without_their_journals(tmp_path: Path) -> Non
     history = the_history(tmp_path)
     assert history.outcome == ""
     assert history.missing == (
-        "every node left before there was a verdict, the last one because the agent was asked to stop; "
-        "how that ended is in its own journal (journal.jsonl on node0)",
+        "every node left before there was a verdict, the last one because its agent received SIGTERM; "
+        "for its outcome, see journal.jsonl on node0",
     )
 
 
@@ -381,7 +381,7 @@ def test_a_node_that_was_interrupted_does_not_end_the_run(tmp_path: Path) -> Non
     agent.close(10.5)
     history = the_history(tmp_path)
     assert history.outcome == ""
-    assert history.missing[-1] == "for the agent on node1 the run was cancelled: SIGINT: the agent was asked to stop"
+    assert history.missing[-1] == "for the agent on node1 the run was cancelled: the agent received SIGINT"
     run.close()
 
 
@@ -396,7 +396,7 @@ def test_what_all_were_told_is_the_end(tmp_path: Path) -> None:
     agent.close(61.0)
     history = the_history(tmp_path)
     assert (history.outcome, history.why) == ("failed", "no restart is left")
-    assert not [each for each in history.missing if "goes on" in each]
+    assert not [each for each in history.missing if "still going" in each]
     run.close()
 
 
@@ -432,10 +432,10 @@ def test_a_hang_that_was_only_reported(tmp_path: Path) -> None:
     ]
     words = summary_in_words(summary_of([history]))
     assert (
-        "  nothing moved for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)\n"
+        "  no activity for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)\n"
         in words
     )
-    assert "  nothing moved for 20 s in generation 1 (" in words
+    assert "  no activity for 20 s in generation 1 (" in words
 
 
 def test_a_hang_in_the_journal_of_an_agent(tmp_path: Path) -> None:

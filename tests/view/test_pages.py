@@ -128,7 +128,7 @@ def test_the_timeline_in_words(tmp_path: Path) -> None:
     for words in (
         "Run job",
         "succeeded",
-        "83 % of 59 s was training; starting 12 %, stopping 5 %; failures detected at once and recovered in 4.0 s",
+        "83 % of 59 s was training; starting 12 %, stopping 5 %; failures detected in < 1 ms and recovered in 4.0 s",
         "rank 2 on node1 failed",
         "node1 was lost: its connection was closed",
         "exit code 1: RuntimeError: boom",
@@ -185,7 +185,7 @@ def test_many_runs_together(tmp_path: Path) -> None:
     assert {each.name: each.count for each in summary.hosts} == {"node0": 2, "node1": 2}
     assert summary.recoveries_s == (3.0, 5.0, 12.0)
     words = summary_in_words(summary)
-    assert "other: failed (the one restart is used)" in words
+    assert "other: failed (the only restart is used)" in words
     assert "  first cause: rank 0 on node0: exit code 1: ValueError: nan" in words
     assert "2 runs: 1 failed, 1 succeeded; " in words
     text = Reader(report_page(summary, histories, ["'x' is left out"])).text
@@ -235,11 +235,11 @@ def test_a_hang_that_was_only_reported_is_told(tmp_path: Path) -> None:
     run.succeed(60.0)
     run.close()
     (history,) = read_histories([str(tmp_path)]).histories
-    said = "nothing moved for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)"
+    said = "no activity for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)"
     for page in pages_of(history):
         assert said in Reader(page).text
     lanes, _ = lanes_of(history)
-    assert lanes[1] == {"n": "nothing moved", "s": [["lost", 9.0, 56.0, said]]}
+    assert lanes[1] == {"n": "no activity", "s": [["lost", 9.0, 56.0, said]]}
 
 
 def test_a_worker_whose_end_is_not_known(tmp_path: Path) -> None:

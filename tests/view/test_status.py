@@ -91,7 +91,7 @@ def test_nobody_is_here() -> None:
     assert (status.run_id, status.phase, status.generation) == ("job", "gathering", 0)
     assert (status.nodes, status.generations, status.now) == ((), (), EPOCH + 30.0)
     assert status.goodput.spent.total_s == 0.0
-    assert "waiting for 2 more" in status.doing
+    assert "0 of 2 nodes ready; waiting up to 570 s for 2 more" in status.doing
 
 
 def test_gathering() -> None:
@@ -199,7 +199,7 @@ def test_recovering() -> None:
     status = told.status(6.0)
     assert (status.phase, status.generation) == ("recovering", 3)
     assert states(status) == {"a": "working"}
-    assert "the coordinator is a new one" in status.doing
+    assert "the coordinator was replaced" in status.doing
     assert status.goodput.spent == Spent(waiting_s=6.0)
 
 
@@ -280,8 +280,8 @@ def test_what_happened_last_is_told_in_sentences() -> None:
     events = told.status().events
     assert [each.at for each in events] == sorted(each.at for each in events)
     texts = [each.text for each in events]
-    assert "an operator wants host-b to leave: maintenance" in texts
-    assert "to host-b: asked to leave: maintenance" in texts
+    assert "an operator drained host-b: maintenance" in texts
+    assert "to host-b: leave requested: maintenance" in texts
     assert events[-1].at == EPOCH + 21.0
 
 
@@ -338,7 +338,7 @@ def test_since_when_nothing_moves_is_told_as_a_time_and_in_words() -> None:
     others = messages.StackLocation((0, 1, 2), ("/job/train.py:5 in step",), host="host-a", local_rank=0)
     status = _hanging(odd, others, is_odd=True)
     assert (status.hang_since, status.hang_where) == (EPOCH + 20.0, "rank 3 on host-b: at /job/data.py:8 in load")
-    still = "generation 1 seems to hang: nothing has moved for 38 s"
+    still = "generation 1 seems to hang: no activity for 38 s"
     assert status.hang == f"{still}; rank 3 on host-b: at /job/data.py:8 in load"
     assert opened().up("a", "b").status().hang_since is None
 

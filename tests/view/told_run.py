@@ -133,7 +133,7 @@ class ToldRun:
 
     def interrupt(self, node: int, at: float) -> None:
         """Ctrl-C: its agent ends its workers and leaves, and nobody is there to be told a verdict."""
-        why = "the agent was asked to stop"
+        why = "its agent received SIGTERM"
         self.hear(node, NodeDraining(self.generation, 30.0, why), at)
         self.hear(node, NodeStopped(self.generation, at + 0.5), at + 0.5)
         self.hear(node, NodeLeft(why))

@@ -257,7 +257,7 @@ _OUTCOMES = {
     Outcome.FAILED: "failed",
     Outcome.CANCELLED: "was cancelled",
     Outcome.ABANDONED: "was abandoned",
-    Outcome.BROKEN: "could not go on",
+    Outcome.BROKEN: "could not continue",
 }
 
 

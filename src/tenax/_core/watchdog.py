@@ -197,7 +197,7 @@ class Watchdog:
         for request in self._lines.feed(data):
             self._take(request, now, wall)
         if self.malformed > malformed:
-            self._note("something on the watchdog's pipe is no request; it is ignored")
+            self._note("ignored an invalid request on the watchdog's pipe")
 
     def discard(self, data: bytes) -> None:
         """Count and drop bytes read from the pipe while no worker is alive."""
@@ -235,7 +235,7 @@ class Watchdog:
             return
         self.strangers += 1
         self._note(
-            f"the watchdog ignores process {request.pid}: it is no worker of this node (scopes are for workers, not "
+            f"the watchdog ignores process {request.pid}: it is not a worker of this node (scopes are for workers, not "
             "for processes that they start)"
         )
 

@@ -23,7 +23,7 @@ import signal
 
 import msgspec
 
-from tenax._failures.exit_text import ended_in_words
+from tenax._failures.exit_text import describe_exit
 from tenax._failures.plain_text import shortened, storable
 
 TYPE_CHECKING = False
@@ -856,7 +856,7 @@ def _from_exit_code(observed: Observations, has_exception: bool) -> tuple[str, s
         return "exception", observed.message or observed.error_type
     if number:
         kind = _BY_SIGNAL.get(number, "signal")
-        return kind, observed.message if has_exception else "" if code < 0 else ended_in_words(code)
+        return kind, observed.message if has_exception else "" if code < 0 else describe_exit(code)
     if has_exception:
         return "aborted" if is_python_fault else "exception", observed.message or observed.error_type
     last = observed.last_lines[-1] if observed.last_lines else ""

@@ -102,7 +102,7 @@ def stacks_in(path: str) -> str:
     if not path:
         return ""
     from tenax._core.hang_report import last_dump
-    from tenax._io.named_file import read_regular
+    from tenax._io.safe_open import read_regular
 
     try:
         written = read_regular(path, _MAX_STACKS_READ)

@@ -75,7 +75,7 @@ class ProcessFailure:
             message = evidence.message or evidence.out_of_memory or failure.reason
             if not message and evidence.last_lines:
                 message = "\n".join(
-                    [f"{exit_text.ended_in_words(failure.exit_code)}; the last of its stderr:", *evidence.last_lines]
+                    [f"{exit_text.describe_exit(failure.exit_code)}; the last of its stderr:", *evidence.last_lines]
                 )
             if message:
                 # A hung worker has no traceback, but it dumped its stacks.
@@ -117,7 +117,7 @@ class ProcessFailure:
             return
         self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
         self.message = (
-            f"{exit_text.ended_in_words(self.exitcode)}; {problem or 'it wrote no error file'}"
+            f"{exit_text.describe_exit(self.exitcode)}; {problem or 'it wrote no error file'}"
             " (tenax.multiprocessing.errors.record around its main function makes it write one)"
         )
 

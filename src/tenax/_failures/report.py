@@ -17,7 +17,7 @@ import msgspec
 from tenax._core.model import Failure, Outcome, Verdict, failure_began_at
 from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
-from tenax._failures.exit_text import ended_in_words, signal_in_words, signal_name
+from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
 from tenax._failures.plain_text import harmless, shortened, storable
 
 TYPE_CHECKING = False
@@ -91,7 +91,7 @@ def headline(report: Report) -> str:
             sentence = f"{name} failed on {report.host}: {verdict.why}"
         case Outcome.CANCELLED:
             if verdict.signal or not verdict.why:
-                by = f" by {signal_in_words(verdict.signal)}" if verdict.signal else ""
+                by = f" by {describe_signal(verdict.signal)}" if verdict.signal else ""
                 sentence = f"{name} was cancelled{by}{restarts}"
             else:
                 sentence = f"{name} was cancelled{restarts}: {verdict.why}"
@@ -389,8 +389,8 @@ def _uncharged_restarts(verdict: Verdict) -> str:
     """Describe the generations that ended without a failure."""
     counts = (
         (verdict.membership_changes, "because nodes came or went"),
-        (verdict.drains, "because a node was asked to leave"),
-        (verdict.requests, "because an operator wanted a restart"),
+        (verdict.drains, "because a node was drained"),
+        (verdict.requests, "because an operator restarted the run"),
     )
     nonzero = [(count, why) for count, why in counts if count]
     if not nonzero:
@@ -498,7 +498,7 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "generation": failure.generation,
         "exit_code": failure.exit_code,
         "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
-        "ended": ended_in_words(failure.exit_code),
+        "ended": describe_exit(failure.exit_code).removeprefix("was "),
         "reason": storable(failure.reason),
         "cause": cause.kind,
         "is_consequence": cause.is_consequence,
@@ -526,9 +526,7 @@ def _what_happened(failure: Failure) -> str:
         return "was " + evidence.out_of_memory
     if failure.was_stopped and evidence.message:
         return f"raised {evidence.message}"
-    ended = ended_in_words(failure.exit_code)
-    if failure.exit_code < 0:
-        ended = f"was {ended}"
+    ended = describe_exit(failure.exit_code)
     if not evidence.message:
         return ended
     # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
@@ -546,7 +544,7 @@ def _how_and_why(failure: Failure) -> str:
 
 
 def _how_it_ended(failure: Failure) -> str:
-    ended = ended_in_words(failure.exit_code)
+    ended = describe_exit(failure.exit_code).removeprefix("was ")
     return f"{ended}, by us" if failure.was_stopped and failure.reason else ended
 
 

@@ -93,8 +93,8 @@ def _add_run(page: _Page, status: RunStatus) -> None:
     page.gauge("tenax_run_restarts_left", "Restarts that are left of the budget.", left)
     ended = "Generations that ended because"
     page.counter("tenax_run_membership_changes_total", f"{ended} nodes came or were lost.", status.membership_changes)
-    page.counter("tenax_run_drains_total", f"{ended} a node was asked to leave.", status.drains)
-    page.counter("tenax_run_requests_total", f"{ended} an operator wanted a restart.", status.requests)
+    page.counter("tenax_run_drains_total", f"{ended} a node was drained.", status.drains)
+    page.counter("tenax_run_requests_total", f"{ended} an operator restarted the run.", status.requests)
 
 
 def _add_time(page: _Page, status: RunStatus) -> None:
@@ -111,7 +111,7 @@ def _add_time(page: _Page, status: RunStatus) -> None:
     steps = [step for node in status.nodes for step in node.steps if step >= 0]
     page.gauge("tenax_run_last_step", "The last step that any worker has said.", max(steps, default=None))
     page.gauge("tenax_run_slowest_step", "The last step of the worker that is behind.", min(steps, default=None))
-    page.counter("tenax_run_lost_steps_total", "Steps that were done again.", goodput.lost_steps)
+    page.counter("tenax_run_lost_steps_total", "Steps that were repeated.", goodput.lost_steps)
 
 
 def _add_failures(page: _Page, status: RunStatus) -> None:

@@ -107,10 +107,10 @@ class _Trace:
         for since, until, kind, number in phases_of(history):
             self._span(kind, kind, _RUN_PID, 2, since, until, generation=number or None)
         if history.hangs:
-            self._name(_RUN_PID, 3, "nothing moved")
+            self._name(_RUN_PID, 3, "no activity")
         for hang in history.hangs:
             told = {"generation": hang.generation, "who": hang.who}
-            self._span("nothing moved", "hang", _RUN_PID, 3, hang.since, hang.until, **told)
+            self._span("no activity", "hang", _RUN_PID, 3, hang.since, hang.until, **told)
 
     def _generation(self, each: GenerationStatus) -> None:
         end = each.settled_at or each.ended_at or self._history.ended_at

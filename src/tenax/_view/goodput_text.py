@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tenax._core.ledger import Goodput
 
 _SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
-_AT_ONCE_S = 0.0005
+_INSTANT_S = 0.0005
 _INFINITE = float("inf")  # possible in a damaged journal
 _ALMOST_NONE = "under 1 %"
 _PARTS = (
@@ -47,7 +47,7 @@ def failures_in_words(goodput: Goodput) -> str:
     parts = []
     if (to_detect_s := goodput.to_detect.seconds) is not None:
         parts.append(
-            "detected at once" if to_detect_s < _AT_ONCE_S else f"detected in {duration_in_words(to_detect_s)}"
+            "detected in < 1 ms" if to_detect_s < _INSTANT_S else f"detected in {duration_in_words(to_detect_s)}"
         )
     if (to_recover_s := goodput.to_recover.seconds) is not None:
         parts.append(f"recovered in {duration_in_words(to_recover_s)}")
@@ -91,4 +91,4 @@ def _two(count: int, per: int, unit: str, smaller: str) -> str:
 
 
 def _steps(count: int) -> str:
-    return f" ({count:,} {'step' if count == 1 else 'steps'} done again)" if count else ""
+    return f" ({count:,} {'step' if count == 1 else 'steps'} repeated)" if count else ""

@@ -25,10 +25,10 @@ _MAX_HANGS = 3  # of one run, on the terminal
 # Why generations end, other than by failed workers.
 _OTHER_ENDS = {
     "loss": "a node was lost",
-    "drain": "a node was asked to leave",
+    "drain": "a node was drained",
     "join": "a node joined",
-    "request": "an operator wanted a restart",
-    "latecomer": "a node came back late",
+    "request": "an operator restarted the run",
+    "latecomer": "a node reconnected late",
 }
 _ENDS_OF_RUNS = frozenset({"succeeded", "failed", "cancelled", "abandoned", "broken", "success", "cancel"})
 
@@ -122,7 +122,7 @@ def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
             lines.append(f"  {cost}")
         lines += [f"  {each}" for each in run.hangs[:_MAX_HANGS]]
         if (more := len(run.hangs) - _MAX_HANGS) > 0:
-            lines.append(f"  nothing moved {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
+            lines.append(f"  no activity {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
         if run.failure_in_words:
             lines.append(f"  {run.failure_in_words}")
         lines += [f"  note: {each}" for each in run.missing]

@@ -121,7 +121,7 @@ def _restart(argv: Sequence[str]) -> int:
     from tenax._core.requests import RestartRequest
 
     arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
-    request = RestartRequest(_why(arguments, "restarted"))
+    request = RestartRequest(_why(arguments, "requested"))
     with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
@@ -138,7 +138,7 @@ def _drain(argv: Sequence[str]) -> int:
     if not arguments.positional:
         raise UsageError("no node given; add its name or rank, as shown by 'tenax status'")
     node = arguments.positional.pop(0)
-    request = DrainRequest(node, _why(arguments, "drained"))
+    request = DrainRequest(node, _why(arguments, "requested"))
     with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
         return _do(arguments, job, request, lambda status: _drain_plan(job, status, node))
 

@@ -68,11 +68,11 @@ def report_command(argv: Sequence[str]) -> int:
 
         print_json(summary, indent=2)
         return FAILED if found.troubles else SUCCEEDED
-    from tenax._io.named_file import create_named
+    from tenax._io.safe_open import create_safely
     from tenax._view.html.report_page import report_page
 
     try:
-        with create_named(arguments.output) as file:
+        with create_safely(arguments.output) as file:
             file.write(report_page(summary, found.histories, found.troubles).encode())
     except OSError as error:
         print_stderr(f"tenax report: could not write {arguments.output!r}: {error.strerror}")

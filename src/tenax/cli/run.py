@@ -45,7 +45,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return _print_help()
     except UsageError as error:
         return print_usage_error(error)
-    from tenax._io.ports import RequestRefused
+    from tenax._io.interfaces import RequestRefused
     from tenax.launcher.api import launch
 
     colour = options.colour_allowed and sys.stderr is not None and sys.stderr.isatty()

@@ -129,8 +129,8 @@ def _write(path: str, history: RunHistory, form: str) -> str:
         from tenax._view.chrome_trace import trace_in_text
 
         data = trace_in_text(history)
-    from tenax._io.named_file import create_named
+    from tenax._io.safe_open import create_safely
 
-    with create_named(path) as file:
+    with create_safely(path) as file:
         file.write(data)
     return os.path.abspath(path)

@@ -40,7 +40,7 @@ class WorkerServer:
         check_length(self.path)
         listener = self._listen()
         self._server = HttpServer(
-            listener, _answer, name="tenax worker server", limits=_LIMITS, is_apart=_is_of_the_script
+            listener, _answer, name="tenax worker server", limits=_LIMITS, in_thread=_is_of_the_script
         )
         self._server.start()
         self._pid = os.getpid()

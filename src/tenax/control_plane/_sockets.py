@@ -14,7 +14,7 @@ import stat
 import sys
 from contextlib import suppress
 
-from tenax._io.ports import RequestRefused
+from tenax._io.interfaces import RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

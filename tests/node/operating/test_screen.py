@@ -141,7 +141,7 @@ def test_causes_come_before_consequences_and_long_lists_are_cut() -> None:
 
 
 def test_a_hang_replaces_the_phase() -> None:
-    hang = "generation 2 seems to hang: nothing has moved for 300 s; rank 3 on node0003: in load, train.py:7"
+    hang = "generation 2 seems to hang: no activity for 300 s; rank 3 on node0003: in load, train.py:7"
     text = re.sub(r"\s+", " ", render(status(hang=hang)))
     assert f"hang {hang}" in text
     assert "is running" not in text

@@ -19,7 +19,7 @@ from tenax._core.model import Evidence, Failure
 from tenax._core.requests import LogsRequest
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.operator_api import OperatorApi
-from tenax._io.http.server import Patience
+from tenax._io.http.server import ClientLimits
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._view.log_lines import LogAnswer, LogLine
@@ -41,7 +41,7 @@ class Stage:
         max_restarts: int = 3,
         min_nodes: int | None = None,
         starts: bool = True,
-        patience: Patience | None = None,
+        client_limits: ClientLimits | None = None,
         hosts: Callable[[int], str] = "gpu-{:03d}".format,
     ) -> None:
         self.loop = Loop()
@@ -60,7 +60,7 @@ class Stage:
         self.printed: list[str] = ["epoch 1", "<script>alert(1)</script>", "\x1b[31mred\x1b[0m"]
         self._thread = threading.Thread(target=self._serve, name="stage")
         self._thread.start()
-        more = {} if patience is None else {"patience": patience}
+        more = {} if client_limits is None else {"client_limits": client_limits}
         self.dashboard: Dashboard = self.do(
             lambda: Dashboard(f"{own_address()}:0", self.desk, self.loop, self.complaints.append, **more)
         )

@@ -17,7 +17,7 @@ from kit.addresses import own_address
 from kit.http import PATIENCE_S, Received, raw, until_closed
 from kit.processes import leaving_nothing, until
 from tenax._core.coordinator import CancelRequested
-from tenax._io.http.server import Patience
+from tenax._io.http.server import ClientLimits
 from tenax._io.listen import listen
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.metrics_page import CONTENT_TYPE
@@ -212,7 +212,7 @@ def test_a_storm_is_shown_in_few_pieces(set_up: Callable[..., Stage]) -> None:
 
 def test_many_watch_the_same(set_up: Callable[..., Stage]) -> None:
     """One status is made for all of them; one too many is told so."""
-    stage = set_up(patience=Patience(connections=64, streams=20))
+    stage = set_up(client_limits=ClientLimits(connections=64, streams=20))
     with ExitStack() as stack:
         watchers = [stack.enter_context(Watcher(stage)) for _ in range(20)]
         for watcher in watchers:
@@ -230,7 +230,7 @@ def test_many_watch_the_same(set_up: Callable[..., Stage]) -> None:
 def test_who_takes_nothing_loses_the_stream_and_can_come_back(set_up: Callable[..., Stage]) -> None:
     """D4: the others see everything meanwhile."""
     long_names = "host-{:04000d}".format
-    stage = set_up(200, 2, patience=Patience(stream_bytes=3 << 20), hosts=long_names)
+    stage = set_up(200, 2, client_limits=ClientLimits(stream_bytes=3 << 20), hosts=long_names)
     with socket.socket() as stuck, Watcher(stage) as watcher:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.connect((stage.host, stage.port))

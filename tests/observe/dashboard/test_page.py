@@ -119,8 +119,8 @@ def test_a_hang_stands_at_the_top_as_long_as_it_lasts(set_up: Callable[..., Stag
 
     stage.do(lambda: suspect(Suspicion(1, stage.loop.now() - 600, "nothing moves", set())))
     page.until_text("phase", "⚠ seems to hang")
-    doing = page.until_text("doing", "generation 1 seems to hang: nothing has moved for 10 m ")
-    assert doing.endswith(" s; asking where its workers are")
+    doing = page.until_text("doing", "generation 1 seems to hang: no activity for 10 m ")
+    assert doing.endswith(" s; requesting the stacks of its workers")
     page.until_text("announcer", "seems to hang")
     # Nothing of it is green, neither nodes, nor workers, nor the generation; and it can be filtered by.
     assert "⚠ 2 hanging" in page.text("states")

@@ -63,7 +63,7 @@ def test_names_and_numbers_of_threads_do_not_matter_and_the_rare_place_is_first(
     assert [place.ranks for place in told.locations] == [(7,), tuple(range(7))]
     assert told.is_odd
     assert told.locations[0].pid == 107
-    assert "it is the one that is elsewhere, at /job/train.py:12 in load" in reason_of(told)
+    assert "only this rank is at /job/train.py:12 in load" in reason_of(told)
     lines = format_report(told)
     assert lines[2:] == ["  rank 7 (pid 107): at /job/train.py:12 in load", lines[3], "nothing"]
     assert lines[3] == "  ranks 0 to 6: at /job/train.py:12 in all_reduce"

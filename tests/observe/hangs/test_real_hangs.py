@@ -25,25 +25,25 @@ def test_a_job_that_sleeps_is_reported_on_every_node_and_goes_on(job: Job) -> No
     job.hub.steps_for(RHYTHM_S, members)
     job.hub.step(members, {3: "p"})
     for agent in agents:
-        agent.until_said("nothing is done about it")
+        agent.until_said("no action is taken")
     told = [hang_report(agent) for agent in agents]
     assert told[0] == told[1]
     first, caption, odd, others, follows = told[0]
-    assert first.startswith("generation 1 seems to hang: nothing has moved on 2 nodes for ")
+    assert first.startswith("generation 1 seems to hang: no activity on 2 nodes for ")
     assert "all workers are asleep" in first
     assert caption == "where its 4 workers are, the odd one out first:"
     assert odd.startswith(f"  rank 3 (pid {members[3].pid} on ")
     assert odd.endswith("in park")
     assert others.startswith("  ranks 0 to 2: at ")
     assert others.endswith("in exchange")
-    assert follows == "nothing is done about it (--on-hang report)"
+    assert follows == "no action is taken (--on-hang report)"
 
     job.hub.gather(members[:3])
     members[3].tell(".")
     job.hub.gather(members[3:])
     for member in members:
         member.tell(".")
-    while any("generation 1 moves again: it goes on" not in agent.err for agent in agents):
+    while any("generation 1 is active again and continues" not in agent.err for agent in agents):
         job.hub.step(members)
     job.hub.finish(members)
     for agent in agents:
@@ -62,7 +62,7 @@ def test_a_restart_ends_the_hang_and_the_job_succeeds(job: Job) -> None:
     for agent in agents:
         done = agent.wait()
         assert done.code == 0, done
-        assert "no worker says a step any more" in hang_report(agent)[0]
+        assert "no worker reports steps any more" in hang_report(agent)[0]
         assert hang_report(agent)[2].startswith(f"  rank 1 (pid {members[1].pid} on ")
         assert "in wait_for_nothing, in threading.py:" in hang_report(agent)[2]
         assert " hung" in done.err
@@ -77,7 +77,7 @@ def test_a_hang_without_a_restart_left_is_a_failure_with_a_reason(job: Job) -> N
     job.hub.step(members, {1: "e"})
     done = agent.wait()
     assert done.code == 1, done
-    assert "hung: nothing moved on 1 node for" in done.report
+    assert "hung: no activity on 1 node for" in done.report
     assert "in wait_for_nothing" in done.report
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_spins_is_found_too(job: Job) -> None:
     job.hub.step(members, dict.fromkeys(range(3), "s"))
     job.hub.steps_for(5.0, members)
     job.hub.step(members, {1: "x"})
-    agent.until_said("nothing is done about it", MUCH_PATIENCE_S)
+    agent.until_said("no action is taken", MUCH_PATIENCE_S)
     told = hang_report(agent)
     assert "all workers are spinning" in told[0]
     assert told[2].startswith(f"  rank 1 (pid {members[1].pid} on ")
@@ -123,9 +123,9 @@ def test_scopes_that_are_missing_tell_of_a_hang_that_cannot_be_seen(job: Job) ->
     )
     words = ("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "0.3", "--redirects", "3", script)
     agent = job.bench.start(*words, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
-    agent.until_said("nothing is done about it", MUCH_PATIENCE_S)
+    agent.until_said("no action is taken", MUCH_PATIENCE_S)
     told = hang_report(agent)
-    assert "no worker enters or leaves a scope any more" in told[0]
+    assert "no worker enters or leaves a watchdog scope any more" in told[0]
     assert told[2].startswith("  ranks 0, 1: at ")
     agent.send(signal.SIGTERM)
     assert agent.wait().code == 128 + signal.SIGTERM
@@ -140,7 +140,7 @@ def test_a_worker_that_was_stopped_is_named_and_left_alone(job: Job) -> None:
     try:
         job.hub.gather(members[:1])
         members[0].tell(".")
-        agent.until_said("nothing is done about it")
+        agent.until_said("no action is taken")
     finally:
         os.kill(members[1].pid, signal.SIGCONT)
     told = hang_report(agent)
@@ -163,7 +163,7 @@ def test_a_program_that_is_not_python_has_no_stacks_and_that_is_said(job: Job) -
         until = time.monotonic() + RHYTHM_S
         while time.monotonic() < until:
             pipe.write(b"line\n" * 1000)  # waits until it is read
-        agent.until_said("nothing is done about it")
+        agent.until_said("no action is taken")
     told = hang_report(agent)
     assert "not known: it is not a Python program prepared for stack dumps" in told[2]
     assert agent.wait().code == 0

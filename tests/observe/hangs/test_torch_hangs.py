@@ -50,7 +50,7 @@ def test_the_rank_that_does_not_come_to_a_collective_is_named(job: Job) -> None:
     """Nothing in the script says a step; what the machine shows is enough."""
     script = job.bench.script(SCRIPT)
     agent = job.bench.start("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "2", script)
-    agent.until_said("nothing is done about it", MUCH_PATIENCE_S)
+    agent.until_said("no action is taken", MUCH_PATIENCE_S)
     told = hang_report(agent)
     assert re.search(r"^  rank 1 \(pid .* in read_from_a_disk_that_is_gone, in threading\.py:", told[2])
     assert told[3].startswith("  rank 0 (pid ")

@@ -23,7 +23,7 @@ import time
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._io.http.deferred import Later
+from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     BAD_REQUEST,
     CONFLICT,
@@ -38,7 +38,7 @@ from tenax._io.http.message import (
     json,
     text,
 )
-from tenax._io.http.server import HttpServer, Patience
+from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.http.stream import Stream, event
 from tenax._io.listen import listen
 from tenax._observe.dashboard import feed
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from tenax._core.requests import AnyRequest
-    from tenax._io.ports import Cancellable, EventLoop, OperatorApi
+    from tenax._io.interfaces import Cancellable, EventLoop, OperatorApi
     from tenax._view.status import RunStatus
 
 _COALESCE_S = 0.03  # wait this long for further changes
@@ -99,7 +99,7 @@ class Dashboard:
         loop: EventLoop,
         on_error: Callable[[str], None],
         *,
-        patience: Patience = Patience(connections=96),  # noqa: B008 - frozen
+        client_limits: ClientLimits = ClientLimits(connections=96),  # noqa: B008 - frozen
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._operators = operators
@@ -130,7 +130,7 @@ class Dashboard:
             self._answer,
             name="tenax page",
             limits=Limits(head_bytes=16_384, body_bytes=_MAX_BODY),
-            patience=patience,
+            client_limits=client_limits,
         )
         self._server.start()
 
@@ -194,27 +194,27 @@ class Dashboard:
             self._unwatch()
             self._on_error(f"the page shows nothing new any more: {why}")
 
-    def _ask(self, request: AnyRequest, later: Later) -> None:
+    def _ask(self, request: AnyRequest, later: DeferredResponse) -> None:
         def reply(value: Any, error: str) -> None:
-            self._server.soon(lambda: later.give(_made(_answered, (value, error))))
+            self._server.soon(lambda: later.respond(_made(_answered, (value, error))))
 
         self._in_loop(later, lambda: self._operators.ask(request, reply))
 
-    def _in_loop(self, later: Later, call: Callable[[], None]) -> None:
+    def _in_loop(self, later: DeferredResponse, call: Callable[[], None]) -> None:
         """Call a function in the loop's thread. An exception becomes the answer."""
 
         def do() -> None:
             try:
                 call()
             except Exception as error:
-                later.give(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
+                later.respond(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
 
         self._loop.soon(do)
 
-    def _with_status(self, make: Callable[[RunStatus], Response]) -> Later:
+    def _with_status(self, make: Callable[[RunStatus], Response]) -> DeferredResponse:
         from tenax._core.requests import StatusRequest
 
-        later = Later(_ANSWER_S)
+        later = DeferredResponse(_ANSWER_S)
 
         def give() -> None:
             # A request shares recent statuses (D2). The response is built in the server's thread.
@@ -222,20 +222,20 @@ class Dashboard:
 
         def reply(status: Any, error: str) -> None:
             found = text(INTERNAL_ERROR, error) if error else None
-            self._server.soon(lambda: later.give(found or _made(make, status)))
+            self._server.soon(lambda: later.respond(found or _made(make, status)))
 
         self._in_loop(later, give)
         return later
 
     # --- in the server's thread ---------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> Response | Later | Stream:
+    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
         answer = self._answered(request)
         if isinstance(answer, Response):
             return msgspec.structs.replace(answer, headers={**HEADERS, **answer.headers})
         return answer
 
-    def _answered(self, request: Request) -> Response | Later | Stream:
+    def _answered(self, request: Request) -> Response | DeferredResponse | Stream:
         path = request.path
         if request.method not in (("POST",) if path == "/do" else ("GET", "HEAD")):
             allowed = "POST" if path == "/do" else "GET, HEAD"
@@ -267,7 +267,7 @@ class Dashboard:
             given += [request.params.get("key", ""), token.strip() if scheme.lower() == "bearer" else ""]
         return any([hmac.compare_digest(each.encode(), self._key.encode()) for each in given])
 
-    def _do(self, request: Request) -> Response | Later:
+    def _do(self, request: Request) -> Response | DeferredResponse:
         from tenax._core.requests import DrainRequest, RestartRequest, StopRequest
 
         if not self._has_key(request, anywhere=False):
@@ -276,7 +276,7 @@ class Dashboard:
             action = msgspec.json.decode(request.body, type=_Action)
         except DECODE_ERRORS as error:
             return text(BAD_REQUEST, f"the body is no wish, such as {{'do': 'restart'}}: {error}")
-        later = Later(_ANSWER_S)
+        later = DeferredResponse(_ANSWER_S)
         match action:
             case _Action("drain", node) if node:
                 self._ask(DrainRequest(node, _FROM_THE_PAGE), later)
@@ -288,7 +288,7 @@ class Dashboard:
                 return text(BAD_REQUEST, "one can wish for 'restart', 'stop', or 'drain' with a 'node'")
         return later
 
-    def _logs(self, request: Request) -> Response | Later:
+    def _logs(self, request: Request) -> Response | DeferredResponse:
         from tenax._core.requests import LogsRequest
 
         given = request.params
@@ -304,11 +304,11 @@ class Dashboard:
             )
         except ValueError as error:
             return text(BAD_REQUEST, f"a number was expected: {error}")
-        later = Later(wanted.wait_s + _ANSWER_S)
+        later = DeferredResponse(wanted.wait_s + _ANSWER_S)
         self._ask(wanted, later)
         return later
 
-    def _metrics(self) -> Later:
+    def _metrics(self) -> DeferredResponse:
         from tenax._observe.metrics_page import CONTENT_TYPE, render
 
         return self._with_status(lambda status: Response(OK, render(status).encode(), CONTENT_TYPE))
@@ -316,7 +316,7 @@ class Dashboard:
     def _stream(self) -> Stream:
         stream = Stream(self._forget, headers={**HEADERS, **_UNBUFFERED}, heartbeat=event("beat", b"1"))
         self._streams[stream] = False
-        stream.say(b"retry: 1000\n\n")
+        stream.send(b"retry: 1000\n\n")
         self._loop.soon(self._watch)
         return stream
 
@@ -350,13 +350,13 @@ class Dashboard:
             if not has_whole:
                 everything = everything or event("whole", feed.whole(status))
                 self._streams[stream] = True  # before sending, which removes a stream that is closed
-                stream.say(everything)
+                stream.send(everything)
             elif new:
-                stream.say(new)
+                stream.send(new)
 
     def _send_farewell(self) -> None:
         for stream in list(self._streams):
-            stream.say(event("farewell", b"{}"))
+            stream.send(event("farewell", b"{}"))
 
 
 def _answered(found: tuple[Any, str]) -> Response:

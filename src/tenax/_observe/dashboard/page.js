@@ -23,7 +23,7 @@
   };
   const OUTCOMES = {
     succeeded: "it succeeded", failed: "it failed", cancelled: "it was stopped", abandoned: "it was abandoned",
-    broken: "it could not go on",
+    broken: "it could not continue",
   };
   const ENDS = { // of a generation
     failure: "a worker failed", loss: "a node was lost", join: "a node joined", drain: "a node was drained",
@@ -195,7 +195,7 @@
   const hangs = () => run.phase !== "over" && run.hang_since != null;
 
   function hangInWords() {
-    const still = `generation ${run.generation} seems to hang: nothing has moved for ${duration(now() - run.hang_since, false)}`;
+    const still = `generation ${run.generation} seems to hang: no activity for ${duration(now() - run.hang_since, false)}`;
     return run.hang_where ? `${still}; ${run.hang_where}` : still;
   }
 

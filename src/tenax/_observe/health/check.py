@@ -6,7 +6,7 @@ starts. A server that raises affects only the health checks, never the run.
 
 from __future__ import annotations
 
-from tenax._io.ports import RequestRefused
+from tenax._io.interfaces import RequestRefused
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._observe.health.verdict import has_running_workers
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.agent import AgentState
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
     from tenax._observe.health.liveness import AgentLiveness
 
 BEAT_EVERY_S = 1.0

@@ -26,7 +26,7 @@ from hashlib import sha256
 import msgspec
 
 from tenax._core.text import hide_passwords
-from tenax._io.delivery import Delivery
+from tenax._io.background_queue import BackgroundQueue
 from tenax._view.failure_kind import kind_of
 from tenax.metrics._otlp_address import otlp_address
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from tenax._io.ports import OperatorApi
+    from tenax._io.interfaces import OperatorApi
     from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
 
     Value = str | int | float | bool
@@ -102,7 +102,7 @@ class RunTrace:
         self._next_read_at = 0.0
         self._is_closed = False
         self._run_id = operators.status().run_id
-        self._delivery = Delivery("the trace (--trace)", self._send, self._end_sending)
+        self._queue = BackgroundQueue("the trace (--trace)", self._send, self._end_sending)
         operators.watch(self._on_step)
 
     # --- in the loop's thread -----------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class RunTrace:
         self._read_status()
         took_s = time.monotonic() - began
         self._next_read_at = began + took_s * (1 + _REST_PER_WORK)
-        self._report(self._delivery.first_trouble())
+        self._report(self._queue.first_problem())
 
     def _read_status(self) -> RunStatus | None:
         """Queue new spans and return the status; None if it failed. Never raises: the coordinator's step continues."""
@@ -142,7 +142,7 @@ class RunTrace:
                 failures = self._failures.pop(each.number, {})
                 parts += generation_parts(each, list(failures.values()))
         if parts:
-            self._delivery.put(parts)
+            self._queue.put(parts)
 
     def _report(self, trouble: str) -> None:
         if trouble and not self._has_reported:
@@ -157,10 +157,10 @@ class RunTrace:
         self._operators.unwatch(self._on_step)
         status = self._read_status()
         if status is None or not status.outcome:  # another coordinator continues the run
-            self._delivery.finish()
+            self._queue.finish()
             return
-        self._delivery.put([run_part(status)])
-        trouble = self._delivery.close(_CLOSE_TIMEOUT_S)
+        self._queue.put([run_part(status)])
+        trouble = self._queue.close(_CLOSE_TIMEOUT_S)
         self._report(f"{trouble}; the job was not affected" if trouble else "")
 
     # --- in the sending thread ----------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def _facts(summary: Summary) -> str:
         ]
     pairs.append(("restarts", str(sum(run.restarts_used for run in summary.runs))))
     if summary.goodput.lost_steps:
-        pairs.append(("steps done again", f"{summary.goodput.lost_steps:,}"))
+        pairs.append(("steps repeated", f"{summary.goodput.lost_steps:,}"))
     return html.facts(pairs)
 
 

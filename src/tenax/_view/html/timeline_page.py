@@ -80,7 +80,7 @@ def _facts(history: RunHistory) -> str:
         pairs.append(("restarts", f"{history.restarts_used} of {history.max_restarts}"))
     pairs.append(("failed workers", str(len(history.failures))))
     if goodput is not None and goodput.lost_steps:
-        pairs.append(("steps done again", f"{goodput.lost_steps:,}"))
+        pairs.append(("steps repeated", f"{goodput.lost_steps:,}"))
     return html.facts(pairs)
 
 
@@ -136,7 +136,7 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
         lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _failure_text(each)] for each in _causes(history)]})
     if history.hangs:
         spans = [["lost", t(each.since), t(each.until), each.in_words] for each in history.hangs]
-        lanes.append({"n": "nothing moved", "s": spans})
+        lanes.append({"n": "no activity", "s": spans})
     failed = {(each.generation, each.rank): each for each in history.failures}
     for node in history.nodes:
         if len(lanes) >= _MAX_LANES:
@@ -239,7 +239,7 @@ def _failures(history: RunHistory) -> str:
 
 
 def _nodes(history: RunHistory) -> str:
-    heads = ("node", "host", "workers", "came after", "time at work", "left")
+    heads = ("node", "host", "workers", "joined after", "time running", "left")
     rows = [_node(history, each) for each in history.nodes[:_MAX_ROWS]]
     return f"<h2>Nodes</h2>{html.table('Nodes', heads, rows)}{_more(history.nodes)}"
 
