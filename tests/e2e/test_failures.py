@@ -56,7 +56,7 @@ def test_paths_and_commands_of_the_report_work(bench: Bench) -> None:
     replayed = subprocess.run(["sh", "-c", command], cwd=bench.home, env=bench.environ, capture_output=True, text=True)
     assert replayed.returncode == 0, replayed.stderr
     assert "ValueError: loss is nan" in replayed.stdout
-    assert "every decision follows from what happened" in replayed.stdout
+    assert "every decision follows from the recorded events" in replayed.stdout
     assert "Traceback" not in done.err[: -len(done.report)], "redirected: the console shows it only in the report"
 
 
