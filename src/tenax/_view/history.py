@@ -304,7 +304,7 @@ def _killed(nodes: Sequence[NodePart]) -> dict[str, None]:
 def _own_outcomes(nodes: Sequence[NodePart]) -> dict[str, None]:
     """Return messages about how the run ended for each node, where the run's outcome is unknown."""
     ends = [(part.node.host, part.verdict) for part in nodes if part.verdict is not None]
-    return {f"for the agent on {host} the run {each.outcome.predicate}: {each.why}": None for host, each in ends}
+    return {f"for the agent on {host} the run {each.outcome.text}: {each.why}": None for host, each in ends}
 
 
 def _left(last: NodeHistory) -> str:

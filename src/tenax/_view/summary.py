@@ -70,7 +70,7 @@ class RunLine(Value, frozen=True):
         return f"last failure{'' if self.is_cause_known else ', cause not known; first victim'}: {self.first_cause}"
 
     @property
-    def details_text(self) -> str:
+    def origin_text(self) -> str:
         """The script, the start time and the log folder."""
         parts = (self.entrypoint, f"began {format_moment(self.began_at)}", self.folder and f"in {self.folder}")
         return ", ".join(each for each in parts if each)
@@ -110,14 +110,14 @@ def summary_of(histories: Sequence[RunHistory]) -> Summary:
     )
 
 
-def format_summary(summary: Summary, places: Sequence[str] = ()) -> str:
-    """Return the summary for a terminal. ``places``: lines that refer to the page."""
+def format_summary(summary: Summary, more_lines: Sequence[str] = ()) -> str:
+    """Return the summary for a terminal. ``more_lines``: lines that refer to the page."""
     lines = []
     if len(summary.runs) > _MAX_RUNS:
         lines.append(f"the last {_MAX_RUNS} of {len(summary.runs)} runs:")
     for run in summary.runs[-_MAX_RUNS:]:
         lines.append(f"{run.run_id}: {run.outcome or 'no end known'}{f' ({run.why})' if run.why else ''}")
-        lines.append(f"  {run.details_text}")
+        lines.append(f"  {run.origin_text}")
         if run.goodput is not None and (cost := format_goodput(run.goodput)):
             lines.append(f"  {cost}")
         lines += [f"  {each}" for each in run.hangs[:_MAX_HANGS]]
@@ -127,16 +127,16 @@ def format_summary(summary: Summary, places: Sequence[str] = ()) -> str:
             lines.append(f"  {run.failure_text}")
         lines += [f"  note: {each}" for each in run.missing]
     if len(summary.runs) != 1:
-        lines += ["", _format_all(summary)]
+        lines += ["", _format_total(summary)]
     for title, counts in (("generations ended early", summary.ends), ("hosts with failures", summary.hosts)):
         if counts:
             shown = ", ".join(f"{each.name} {each.count}" for each in counts[:_MAX_SHOWN])
             more = len(counts) - _MAX_SHOWN
             lines.append(f"{title}: {shown}{f' and {more} more' if more > 0 else ''}")
-    return "\n".join(map(one_line, [*lines, *places])) + "\n"
+    return "\n".join(map(one_line, [*lines, *more_lines])) + "\n"
 
 
-def _format_all(summary: Summary) -> str:
+def _format_total(summary: Summary) -> str:
     count = len(summary.runs)
     ended = ", ".join(f"{each.count} {each.name}" for each in summary.outcomes)
     spent = summary.goodput.spent

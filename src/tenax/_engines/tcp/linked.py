@@ -201,7 +201,7 @@ class LinkedEngine(ABC):
             return
         self._find_coordinator()
 
-    def tell(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         if self._is_linked:
             self._send_message(message)
 
@@ -439,7 +439,7 @@ class LinkedEngine(ABC):
         if not self._has_own_address:
             self._store_address.addr, self._store_address.bind_to = self._reachable_at(link)
         self._beat()  # first, so that its answer arrives before any reaction to the messages below
-        for message in self._node.words(self._info):
+        for message in self._node.messages_on_connecting(self._info):
             self._send_message(message)
         if self._cancel_reason:
             self._cancel(self._cancel_reason)

@@ -100,7 +100,7 @@ def _run(run: RunLine) -> list[list[str]]:
     lines += [run.failure_text] if run.first_cause else []
     lines += run.hangs[:_MAX_HANGS]
     lines += run.missing
-    lines.append(run.details_text)
+    lines.append(run.origin_text)
     below = "<br>".join(html.text(each) for each in lines)
     return [figures, [f'<td class="below" colspan="{len(figures)}"><div>{below}</div></td>']]
 

@@ -114,7 +114,7 @@ def _lanes(history: RunHistory) -> str:
         '<button id="zoom-out" aria-label="zoom out">&#8722;</button><button id="zoom-all">everything</button>'
         f'<label{hidden}><input type="checkbox" id="with-workers"{checked}> workers</label>'
         '<span class="muted">Drag to move; Ctrl and the wheel, or + and &#8722;, to zoom.</span></div>'
-        f'{kept}<div id="lanes"></div><p id="said" class="muted" aria-live="polite"></p>'
+        f'{kept}<div id="lanes"></div><p id="description" class="muted" aria-live="polite"></p>'
         '<noscript><p class="note">Without JavaScript there are no lanes; the tables have the same.</p></noscript>'
         + html.data(encoded, "lanes-data")
     )
