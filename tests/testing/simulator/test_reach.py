@@ -15,7 +15,7 @@ PLACES = [
     "Fenced(",
     "its keeper ends the workers",
     "silent for 5 s",
-    "connection closed",
+    "its connection was closed",
     "its connection is reset",
     "drops its connection",
     "resumes",
