@@ -522,7 +522,7 @@ class EngineNode:
             hold=self._on_hold,
             keep=lambda name, _: self._note(self.kept, name),
             release=lambda name: self._note(self.released, name),
-            say=self._on_said,
+            print_line=self._on_said,
         )
         self._is_open = True
         self.thread.call(lambda: self.engine.open(self.thread.loop, self._on_event, self._node))

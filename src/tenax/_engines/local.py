@@ -43,7 +43,7 @@ class LocalEngine:
         settings = node.settings
         self._emit, self._loop = emit, loop
         if self._store_address is not None:
-            self._store_address.open(loop, node.say)
+            self._store_address.open(loop, node.print_line)
         run = RunSettings(
             self.run_id,
             max_restarts=settings.max_restarts,

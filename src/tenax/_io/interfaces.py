@@ -110,7 +110,7 @@ class Processes(Watchable, Protocol):
 class ScopeWatch(Watchable, Protocol):
     """Watches the scopes that workers must leave in time."""
 
-    def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None: ...
+    def open(self, now: Callable[[], float], print_line: Callable[[str], None]) -> None: ...
 
     def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
@@ -191,7 +191,7 @@ class ControlledNode(msgspec.Struct, frozen=True):
     hold: Callable[[float], None]  # kill the workers in that many seconds unless called again, even without the agent
     keep: Callable[[str, int], None]  # hold a copy of a connection until every process that this agent started is gone
     release: Callable[[str], None]
-    say: Callable[[str], None]  # print a line on the console
+    print_line: Callable[[str], None]  # on the console
     record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # journal of a coordinator here
     answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node answers nothing")
     # Called when the coordinator starts in this process, with a factory for its operator API; with None when it stops.
@@ -231,7 +231,7 @@ class Logs(Watchable, Protocol):
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
-    def say(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False) -> None:
         """Print a line of the agent; with ``after_output``, after all output of the workers."""
 
     def live(self, text: str) -> None: ...

@@ -158,7 +158,7 @@ class Supervisor:
                 self._loop.post(expired)
 
     def _print(self, text: str, *, after_output: bool = False) -> None:
-        self._logs.say(f"tenax: {harmless(text)}", after_output=after_output)
+        self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output)
 
     def _node(self) -> ControlledNode:
         return ControlledNode(
@@ -168,7 +168,7 @@ class Supervisor:
             hold=self._processes.hold,
             keep=self._processes.keep,
             release=self._processes.release,
-            say=self._print,
+            print_line=self._print,
             record_run=self._record_run,
             answer=self._answer_of_node,
             serves=self._on_serving,
