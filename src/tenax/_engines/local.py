@@ -53,7 +53,7 @@ class LocalEngine:
         )
         self._coordinator = CoordinatorHost(run, node.policy, loop, self._deliver, node.record_run(run))
         self._answer = node.answer
-        node.serves(self.operator_api)
+        node.set_operator_api(self.operator_api)
         info = NodeInfo(_NODE_ID, os.uname().nodename, settings.local_world_size, settings.role)
         self._coordinator.step(Opened())
         self._coordinator.step(Received(info.node_id, NodeJoined(info)))

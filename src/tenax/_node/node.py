@@ -283,7 +283,7 @@ class Node:
             log_dir=self.log_dir,
             has_control_socket=True,
             enable_progress=enable_progress,
-            serves=self._observers.serves if self._observers is not None else lambda _: None,
+            set_operator_api=self._observers.set_operator_api if self._observers is not None else lambda _: None,
         )
 
     def _open_scopes(self, watchdog: WatchdogPlan) -> None:

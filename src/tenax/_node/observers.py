@@ -68,7 +68,7 @@ class Observers:
                 self._sampler = None
                 self._print(f"stopped sampling workers for hangs: {type(error).__name__}: {error}")
 
-    def serves(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
+    def set_operator_api(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
         """Open the dashboard and the trace if this process now serves the coordinator; close them if it stopped."""
         self._close_served()
         if make_operator_api is None:

@@ -90,7 +90,7 @@ class Supervisor:
         self._observe = observe
         self._scopes = scopes  # None: scopes are not watched
         self._verdict: Verdict | None = None
-        self._serves = serves  # called when this process starts or stops serving the coordinator
+        self._set_operator_api = serves  # called when this process starts or stops serving the coordinator
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
@@ -171,7 +171,7 @@ class Supervisor:
             print_line=self._print,
             record_run=self._record_run,
             answer=self._answer_of_node,
-            serves=self._on_serving,
+            set_operator_api=self._on_serving,
         )
 
     # --- operators ----------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Supervisor:
 
     def _on_serving(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
         self._is_coordinator = make_operator_api is not None
-        self._serves(make_operator_api)
+        self._set_operator_api(make_operator_api)
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""

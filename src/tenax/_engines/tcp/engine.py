@@ -204,7 +204,7 @@ class TcpEngine(LinkedEngine):
             self._node.keep(f"endpoint {index}", listener.fileno())
         self._announce_serving(is_successor)
         server = self._server
-        self._node.serves(lambda: server.operator_api)
+        self._node.set_operator_api(lambda: server.operator_api)
         self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_successor else 0.0))
         return True
 

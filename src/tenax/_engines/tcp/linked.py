@@ -281,7 +281,7 @@ class LinkedEngine(ABC):
             link.finish(1.0)
         self._fail_requests("this node has left the run")
         if self._server is not None:
-            self._node.serves(None)
+            self._node.set_operator_api(None)
             self._server.close()
         self._store_address.close()
 
