@@ -92,8 +92,8 @@ class LocalEngine:
             )
         return self._operator_api
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
-        self.operator_api().ask(request, reply)
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
+        self.operator_api().submit(request, reply)
 
     @property
     def where(self) -> str:

@@ -156,7 +156,7 @@ class Control(Protocol):
     def cancel(self, why: str) -> None:
         """End the run for every node, for an operator. Call it in any thread. Does nothing after the end of the run."""
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
         """Forward an operator's request to the coordinator. ``reply`` is called exactly once, in the loop."""
 
     @property
@@ -178,7 +178,7 @@ class OperatorApi(Protocol):
 
     def status(self) -> RunStatus: ...
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None: ...
+    def submit(self, request: AnyRequest, reply: Reply) -> None: ...
 
 
 class ControlledNode(msgspec.Struct, frozen=True):

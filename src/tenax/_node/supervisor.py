@@ -197,9 +197,9 @@ class Supervisor:
         if isinstance(request, AgentRequest):
             reply(self._agent_info(), "")
         elif isinstance(request, StatusRequest) and self._enable_progress():
-            self._loop.soon(lambda: answer_safely(self._control.ask, request, reply))  # after the progress is sent
+            self._loop.soon(lambda: answer_safely(self._control.submit, request, reply))  # after the progress is sent
         else:
-            self._control.ask(request, reply)
+            self._control.submit(request, reply)
 
     def _agent_info(self) -> dict[str, object]:
         state = self.machine.state
@@ -287,12 +287,12 @@ class Supervisor:
         def on_status(status: object, error: str) -> None:
             nodes = status.nodes if isinstance(status, RunStatus) else ()
             if own := [node.node_id for node in nodes if node.is_coordinator]:
-                self._control.ask(LogsRequest(own[0], last=0), reply)
+                self._control.submit(LogsRequest(own[0], last=0), reply)
             else:
                 reply(None, error)
 
         if self._is_coordinator:
-            self._control.ask(StatusRequest(), on_status)
+            self._control.submit(StatusRequest(), on_status)
         else:
             reply(None, "")
 

@@ -113,7 +113,7 @@ class FakeOperatorApi:
         self.status_count += 1
         return status_of(self.machine.state, (), self.machine.describe_activity(self.now), self.now, WALL)
 
-    def ask(self, request: AnyRequest, reply: Any) -> None:
+    def submit(self, request: AnyRequest, reply: Any) -> None:
         raise AssertionError("unexpected request")
 
     # --- events that every test needs ---------------------------------------------------------------------------------

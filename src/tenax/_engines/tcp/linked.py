@@ -218,10 +218,10 @@ class LinkedEngine(ABC):
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
         """Answer here if this process hosts the coordinator, else forward it over this node's authenticated link."""
         if self._server is not None:
-            self._server.operator_api.ask(request, reply)
+            self._server.operator_api.submit(request, reply)
         elif self._link is None or not self._is_linked:
             reply(None, f"this node is not connected to {self._where}; try again")
         elif len(self._pending) >= _MAX_PENDING_REQUESTS:

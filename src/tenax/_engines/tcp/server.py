@@ -400,7 +400,7 @@ class CoordinatorServer:
     def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
         match frame:
             case wire.Ask(number, request):
-                self.operator_api.ask(request, lambda value, error: self._answer(peer, number, value, error))
+                self.operator_api.submit(request, lambda value, error: self._answer(peer, number, value, error))
             case _ if peer.is_operator:
                 raise wire.WireError("operators may only send requests")
             case wire.Answer(number, value, error):
