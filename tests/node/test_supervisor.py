@@ -67,7 +67,7 @@ class QuietLogs:
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         reply(f"lines of {request.node} in generation {generation}", "")
 
-    def answer_the_last(self) -> None: ...
+    def answer_final_requests(self) -> None: ...
 
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         evidence = self.evidence.get(command.local_rank, Evidence())

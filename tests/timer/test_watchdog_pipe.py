@@ -223,7 +223,7 @@ class SilentLogs:
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         reply(None, "nobody asks here")
 
-    def answer_the_last(self) -> None: ...
+    def answer_final_requests(self) -> None: ...
 
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))

@@ -222,7 +222,7 @@ class Logs(Watchable, Protocol):
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         """Answer a request for log lines. ``generation`` is the current one."""
 
-    def answer_the_last(self) -> Callable[[], float] | None:
+    def answer_final_requests(self) -> Callable[[], float] | None:
         """Answer all followers of log lines for the last time: the run is over. Does not wait.
 
         Return None if there were no requests, else a function that returns for how many more seconds followers may

@@ -123,7 +123,7 @@ class Supervisor:
                     self._step(event)
                 else:
                     self._on_deadline()
-            followed_for = self._logs.answer_the_last()  # first: other nodes may wait for these answers
+            followed_for = self._logs.answer_final_requests()  # first: other nodes may wait for these answers
             if self._stay_for_others():
                 self._stay_for_followers(followed_for)
         finally:

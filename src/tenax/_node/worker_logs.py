@@ -192,7 +192,7 @@ class WorkerLogs:
             self._queries = LogQueries(self._writer, self.generations)
         self._queries.answer(request, reply)
 
-    def answer_the_last(self) -> Callable[[], float] | None:
+    def answer_final_requests(self) -> Callable[[], float] | None:
         """Send the last lines to log followers, marked as the last. Does not wait.
 
         Returns a function that returns for how many seconds a follower may still be connected; None: no log query was

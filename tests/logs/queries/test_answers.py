@@ -191,7 +191,7 @@ def test_when_the_run_ends_all_who_follow_hear_all(node: Node) -> None:
     for descriptor in node.outputs.values():
         os.close(descriptor)
     node.outputs = {}
-    followed_for = node.logs.answer_the_last()
+    followed_for = node.logs.answer_final_requests()
     assert followed_for is not None
     assert followed_for() > 0
     told: list[str] = []
@@ -209,10 +209,10 @@ def test_when_the_run_ends_all_who_follow_hear_all(node: Node) -> None:
 
 def test_nobody_is_waited_for_who_does_not_follow(node: Node) -> None:
     """When the run ends: nobody has asked, or only for what there is."""
-    assert node.logs.answer_the_last() is None
+    assert node.logs.answer_final_requests() is None
     node.begin(1, [0])
     node.answer()
-    followed_for = node.logs.answer_the_last()
+    followed_for = node.logs.answer_final_requests()
     assert followed_for is not None
     assert followed_for() == 0
 
