@@ -266,8 +266,8 @@ class Timers:
         dice = draw.dice
         dog = Watchdog(2)
         part = Assignment(1)
-        dog.heard(events.GenerationFormed(part), [order.StartWorkers(part)])
-        dog.heard(events.WorkerStarted(1, 0, 7), [])
+        dog.on_step(events.GenerationFormed(part), [order.StartWorkers(part)])
+        dog.on_step(events.WorkerStarted(1, 0, 7), [])
         now = 0.0
         for _ in range(dice.randrange(1, 20)):
             now += dice.choice((0.0, 1.0, 1e6))

@@ -112,7 +112,7 @@ class ScopeWatch(Watchable, Protocol):
 
     def open(self, now: Callable[[], float], print_line: Callable[[str], None]) -> None: ...
 
-    def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+    def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
 
     def next_deadline(self) -> float | None: ...

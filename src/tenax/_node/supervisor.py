@@ -328,7 +328,7 @@ class Supervisor:
             if line.important:
                 self._print(line.text, after_output=is_end)
         if self._scopes is not None:
-            self._scopes.heard(event, issued)
+            self._scopes.on_step(event, issued)
         for command in issued:
             self._execute(command)
         self._observe(Step(now, event, issued), state)
