@@ -143,11 +143,11 @@ def test_the_coordinators_own_proof_is_no_proof_of_an_agent() -> None:
 
 
 OUT_OF_PLACE: dict[str, list[wire.FromAgent]] = {
-    "a word before the greeting": [wire.Word(NodeLeft("bye"))],
+    "a word before the greeting": [wire.Message(NodeLeft("bye"))],
     "a proof before the greeting": [wire.Proof(b"x")],
     "a beat before the greeting": [wire.Beat(1)],
     "a cancel before the greeting": [wire.Cancel("because")],
-    "a word before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Word(NodeLeft("bye"))],
+    "a word before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Message(NodeLeft("bye"))],
     "a cancel before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Cancel("because")],
     "two greetings": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16)] * 2,
     "a short nonce": [wire.Hello(wire.VERSION, "run", "node", b"n")],

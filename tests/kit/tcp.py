@@ -276,7 +276,7 @@ class Client:
         self.sock.sendall(wire.encode(frame))
 
     def say(self, message: FromNode) -> None:
-        self.send(wire.Word(message))
+        self.send(wire.Message(message))
 
     def receive(self) -> wire.FromServer | None:
         """The next frame, or None when the server has closed."""

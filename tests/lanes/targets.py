@@ -153,7 +153,7 @@ class Agent:
             commands = machine.step(event, now)
             for command in commands:
                 if isinstance(command, order.SendMessage):
-                    wire.decode_from_agent(wire.encode(wire.Word(command.message))[4:])
+                    wire.decode_from_agent(wire.encode(wire.Message(command.message))[4:])
             list(lines_for(event, commands, machine.state))
             live_line(machine.state)
             plain = shortened_texts(msgspec.to_builtins(Step(now, event, commands)), MAX_TEXT)
@@ -245,7 +245,7 @@ class ErrorFiles:
             wall_to_agent_clock=dice.choice((0.0, -1e9)),
         )
         failure = Failure(1, 0, 0, 7, code, 1.0, evidence=evidence)
-        wire.decode_from_agent(wire.encode(wire.Word(FailureSeen(1, failure, 1.0)))[4:])
+        wire.decode_from_agent(wire.encode(wire.Message(FailureSeen(1, failure, 1.0)))[4:])
         report_on(Verdict(Outcome.FAILED, "why", (failure,)))
 
     def close(self) -> None:

@@ -461,7 +461,7 @@ class LinkedEngine(ABC):
                 self._refused(self._store_address.why_not(error))
                 return
         if self._link is not None:
-            self._link.send(wire.encode(wire.Word(message)))
+            self._link.send(wire.encode(wire.Message(message)))
 
     def _own_addresses(self) -> tuple[str, ...]:
         """Return this host's addresses. The link's local address comes first: other hosts most likely see that one."""

@@ -412,7 +412,7 @@ class CoordinatorServer:
                 peer.clocks.compare(at, peer.received_at)
                 peer.answer(number, seen, self._loop.now())
                 self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
-            case wire.Word(message):
+            case wire.Message(message):
                 if isinstance(message, NodeJoined):
                     self._check_joined(peer, message)
                 if isinstance(message, NodeReady):
