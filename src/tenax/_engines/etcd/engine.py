@@ -148,7 +148,7 @@ class EtcdEngine(LinkedEngine):
     @property
     def _host_for_tls(self) -> str:
         """Required by TLS, but not compared with the certificate."""
-        return self._leader.place.addr if self._leader is not None else "leader"
+        return self._leader.address.addr if self._leader is not None else "leader"
 
     @property
     def _trusts_acknowledgements(self) -> bool:
@@ -345,7 +345,7 @@ class EtcdEngine(LinkedEngine):
         if self._is_finished or leader is None or self._link is not None or self._connecting is not None:
             return
         term = self._term
-        self._linked_host = leader.place.host
+        self._linked_host = leader.address.host
         if why := self._tls_mismatch(leader):
             if self._is_refusal_final:
                 self._refused(why)
@@ -366,7 +366,7 @@ class EtcdEngine(LinkedEngine):
             self._connecting = None
             self._retry(f"cannot reach {self._where}: {why}", self._backoff_s(), self._connect_and_query)
 
-        self._connecting = LeaderProbe(self._loop, leader.place, connected, dead, away)
+        self._connecting = LeaderProbe(self._loop, leader.address, connected, dead, away)
         self._connecting.start()
 
     def _tls_mismatch(self, leader: Leader) -> str:
