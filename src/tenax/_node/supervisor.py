@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Entrypoint,
         Launch,
         Logs,
-        OperatorApi,
+        OperatorService,
         Processes,
         RecordRun,
         Reply,
@@ -69,7 +69,7 @@ class Supervisor:
         run_journal: Callable[[], RunJournal] | None = None,
         observe: Callable[[Step, AgentState], None] = lambda *_: None,
         scopes: ScopeWatch | None = None,
-        serves: Callable[[Callable[[], OperatorApi] | None], None] = lambda _: None,
+        serves: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None,
         log_dir: str = "",
         has_control_socket: bool = False,
         enable_progress: Callable[[], bool] = lambda: False,
@@ -186,7 +186,7 @@ class Supervisor:
         self._control_socket = ControlSocket(self._answer, self._print)
         self._control_socket.open(self._loop)
 
-    def _on_serving(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
+    def _on_serving(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
         self._is_coordinator = make_operator_api is not None
         self._set_operator_api(make_operator_api)
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from tenax._core.requests import AnyRequest
-    from tenax._io.interfaces import Cancellable, EventLoop, OperatorApi
+    from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
     from tenax._view.status import RunStatus
 
 _COALESCE_S = 0.03  # wait this long for further changes
@@ -95,7 +95,7 @@ class Dashboard:
     def __init__(
         self,
         address: str,
-        operators: OperatorApi,
+        operators: OperatorService,
         loop: EventLoop,
         on_error: Callable[[str], None],
         *,
