@@ -159,7 +159,7 @@ def test_a_fixed_size_run_waits_for_a_replacement_and_says_whom_it_misses(cluste
     first = cluster.desk.generation(2)
     lost_rank = cluster.workers_of(agents[1], first)[0].rank
     cluster.kill(agents[1])
-    agents[0].until_said("waiting for 1 more, lost were")
+    agents[0].until_said("s for 1 more; lost: ")
     (replacement,) = cluster.start(nodes=(2, 2))
     second = cluster.desk.generation(2, number=2)
     assert cluster.workers_of(replacement, second)[0].rank == lost_rank, "it fills the hole"

@@ -13,7 +13,6 @@ from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
 from tenax._core.model import Outcome, WorkerPhase
 from tenax._core.text import signal_name
 from tenax._failures.exit_text import describe_exit
-from tenax._view.failure_kind import exit_summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
     worker = state.workers.get(local_rank)
     subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
     if worker is not None and worker.was_stopped:
+        from tenax._view.failure_kind import exit_summary
+
         return Line(f"{subject} stopped ({exit_summary(exit_code)})", important=False)
     if fault:
         return Line(f"{subject} failed: {fault}")
@@ -142,7 +143,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line("ending leftover processes of the workers", important=False)]
         case commands.Finish(verdict):
             important = verdict.outcome is Outcome.SUCCEEDED  # the report shows every other outcome
-            line = Line(f"the run {verdict.outcome.in_words}: {verdict.why}", important)
+            line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important)
             return [line, *_goodput(verdict)] if important else [line]
     return []
 
@@ -152,9 +153,9 @@ def _goodput(verdict: Verdict) -> list[Line]:
     goodput = verdict.goodput
     if goodput is None or (goodput.spent.total_s < _SHORT_RUN_S and verdict.restarts_used == 0):
         return []
-    from tenax._view.goodput_text import goodput_in_words
+    from tenax._view.goodput_text import format_goodput
 
-    text = goodput_in_words(goodput)
+    text = format_goodput(goodput)
     return [Line(text)] if text else []
 
 
