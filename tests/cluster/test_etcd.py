@@ -221,7 +221,7 @@ def test_who_is_not_let_in_is_told_why(cluster: Cluster, make_etcd: MakeEtcd) ->
         f"etcd at {place} refused this client: authentication failed, invalid user ID or password": {
             "password": "not the root password"
         },
-        f"etcd at {place}: it refused the certificate that this client showed": {
+        f"etcd at {place}: it rejected this client's certificate": {
             "ssl_cert": cert,
             "ssl_cert_key": key,
             "link_tls": "false",  # it would be refused before etcd is asked
