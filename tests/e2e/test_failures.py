@@ -41,7 +41,7 @@ def test_an_exception_is_reported_completely_once_and_last(bench: Bench) -> None
     assert done.fact("error") == "ValueError: loss is nan"
     assert 'train.py", line 5, in step' in done.report
     assert 'raise ValueError("loss is nan")' in done.report
-    assert "Stopped by us, not failed: ranks 0, 2" in done.report
+    assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
     # One printed by the worker and one in the report.
     assert done.err.count("Traceback (most recent call last)") == 2
     assert "/tenax/" not in done.err.replace(str(bench.home), "")
@@ -52,7 +52,7 @@ def test_paths_and_commands_of_the_report_work(bench: Bench) -> None:
     done = bench.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", "my logs", bench.script(RAISES))
     assert "loss is nan" in (bench.home / done.fact("stderr log")).read_text()
     assert (bench.home / done.fact("logs")).is_dir()
-    command = done.fact("the story").replace("tenax", " ".join(TENAX), 1)
+    command = done.fact("replay").replace("tenax", " ".join(TENAX), 1)
     replayed = subprocess.run(["sh", "-c", command], cwd=bench.home, env=bench.environ, capture_output=True, text=True)
     assert replayed.returncode == 0, replayed.stderr
     assert "ValueError: loss is nan" in replayed.stdout
@@ -68,7 +68,7 @@ def test_the_json_report_has_the_same_content(bench: Bench) -> None:
     assert (cause["rank"], cause["host"], cause["pid"]) == (1, HOST, bench.pids(3, attempt=1)[1])
     assert (cause["error_type"], cause["message"]) == ("ValueError", "ValueError: loss is nan")
     assert cause["traceback"].splitlines()[-1] == "ValueError: loss is nan"
-    assert [worker["rank"] for worker in report["stopped_by_us"]] == [0, 2]
+    assert [worker["rank"] for worker in report["stopped"]] == [0, 2]
     assert (report["restarts_used"], report["max_restarts"], len(report["history"])) == (1, 1, 1)
     assert str(bench.pids(3)[1]) in report["history"][0]
     assert report["summary"] in " ".join(done.report.split())
@@ -81,7 +81,7 @@ def test_the_report_lists_earlier_failures_and_restarts(bench: Bench) -> None:
     assert done.code == 1
     lines = [line for line in done.report.splitlines() if "(local rank 0, pid" in line]
     assert len(lines) == 3
-    assert "Restarted 3 of 3 times, then gave up" in done.report
+    assert "Gave up after 3 of 3 restarts" in done.report
     assert "failed in attempt 3" in done.report
     starts = [line for line in done.said if "starting 1 worker" in line]
     assert [line.split(":")[0] for line in starts] == [
@@ -116,7 +116,7 @@ def test_the_exit_code_is_that_of_the_first_failed_worker(bench: Bench, ending: 
     done = bench.run("--nproc-per-node", "2", script)
     assert done.code == code, done
     assert expected in done.report
-    assert "Stopped by us, not failed: rank 1" in done.report
+    assert "Stopped by tenax, not failed: rank 1" in done.report
 
 
 def test_a_program_that_cannot_be_started_gives_126_or_127(bench: Bench) -> None:
@@ -278,7 +278,7 @@ def test_two_independent_failures_are_both_reported(bench: Bench) -> None:
     assert done.code == 1
     assert "rank 0 has failed" in done.report
     assert "rank 1 has failed" in done.report
-    assert "Stopped by us, not failed: rank 2" in done.report
+    assert "Stopped by tenax, not failed: rank 2" in done.report
 
 
 def test_equal_failures_are_reported_once(bench: Bench) -> None:
@@ -303,7 +303,7 @@ def test_a_stopped_worker_is_not_a_failure_whatever_its_exit_code(bench: Bench) 
     )
     done = bench.run("--nproc-per-node", "3", script)
     assert done.code == 4
-    assert "Stopped by us, not failed: ranks 0, 2" in done.report
+    assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
 
 
 # --- out of memory ----------------------------------------------------------------------------------------------------

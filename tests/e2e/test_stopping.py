@@ -43,7 +43,7 @@ def test_a_signal_is_forwarded_to_workers_and_ends_the_job(bench: Bench, name: s
     assert done.code == 128 + number
     assert [bench.note("got", rank, timeout_s=1) for rank in range(2)] == [name, name]
     assert f"train.py was cancelled by {name}" in done.report
-    assert "Stopped by us, not failed: ranks 0, 1" in done.report
+    assert "Stopped by tenax, not failed: ranks 0, 1" in done.report
     assert "First cause" not in done.report
     assert not bench.noted("ready", attempt=1), "a cancelled job does not restart"
 
@@ -115,7 +115,7 @@ def test_the_shutdown_timeout_applies_to_each_restart(bench: Bench) -> None:
     assert done.code == 5
     assert 1.9 < time.monotonic() - began < 8
     assert not is_alive(bench.pids(2, attempt=0)[1])
-    assert "Stopped by us, not failed: rank 1" in done.report
+    assert "Stopped by tenax, not failed: rank 1" in done.report
 
 
 def test_a_shutdown_timeout_of_zero_kills_at_once(bench: Bench) -> None:

@@ -35,7 +35,7 @@ def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(
     assert done.fact("rank").startswith("0 ")
     assert done.fact("error") == "ValueError: loss is nan: the root cause"
     assert "rank 1: raised ConnectionError: the peer went away" in done.report
-    assert "Stopped by us, not failed" not in done.report
+    assert "Stopped by tenax, not failed" not in done.report
 
 
 def test_the_hook_is_invisible_to_workers_and_their_children(bench: Bench) -> None:
