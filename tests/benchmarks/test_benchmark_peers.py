@@ -40,7 +40,7 @@ def test_who_is_missing_is_said_and_who_is_there_says_its_command() -> None:
     """One sentence each; nobody who was not asked for is mentioned, and no path says where things are kept."""
     floor = peers.find(["subprocess"])
     told = " ".join(peers.notes(["ft_launcher", "subprocess"], floor))
-    assert "ft_launcher was not measured: nvidia-resiliency-ext is not installed here" in told
+    assert "ft_launcher was not measured: nvidia-resiliency-ext is not installed;" in told
     assert "subprocess: `python bare.py --standalone --nproc-per-node=N --no-python WORKER`" in told
     assert "accelerate" not in told
     assert str(Path(peers.__file__).parent) not in told
