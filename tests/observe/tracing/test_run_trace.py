@@ -126,7 +126,7 @@ def test_the_service_has_a_name_and_the_environment_says_where() -> None:
     ("spec", "says"),
     [
         ("otel", "nothing says where to send it; write --trace otel:http://localhost:4318, or set"),
-        ("otel:localhost", "'localhost' is not an endpoint; expected one such as http://localhost:4318"),
+        ("otel:localhost", "invalid endpoint 'localhost'; expected a URL such as http://localhost:4318"),
         ("jaeger", "'jaeger' is not a trace handler; expected otel or otel:URL"),
     ],
 )
