@@ -13,7 +13,7 @@ import pytest
 
 from kit.jobs import PATIENCE_S
 from tenax._failures.plain_text import harmless, one_line
-from view.test_history import a_run_of_two, an_agent
+from view.test_history import run_of_two_nodes, agent_of_two_generations
 
 OSC = "\x1b]0;owned\x07"
 # A bidirectional mark, a zero-width space, a byte order mark, a tag character, an override, a line separator.
@@ -60,8 +60,8 @@ def test_one_line_cannot_look_like_two() -> None:
 
 def hostile_journals(folder: Path) -> None:
     """Write journals with terminal escapes in every text of the header and in some steps."""
-    a_run_of_two(folder).close()
-    an_agent(folder).close(60.0)
+    run_of_two_nodes(folder).close()
+    agent_of_two_generations(folder).close(60.0)
     for name in ("journal.jsonl", "coordinator.jsonl"):
         path = folder / name
         header, *steps = path.read_bytes().split(b"\n")

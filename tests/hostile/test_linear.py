@@ -124,7 +124,7 @@ def test_ranks_are_found_in_linear_time_and_numbers_are_bounded(make: Callable[[
     "make", [repeated("NVRM: Xid ("), repeated("NVRM: Xid (x): ", "1"), repeated("[1]: segfault ")]
 )
 def test_kernel_lines_are_read_in_linear_time(make: Callable[[int], str]) -> None:
-    assert_linear(lambda text: kernel_log.gpu_error([text], 1, says_gpu=True), make, size=BIG)
+    assert_linear(lambda text: kernel_log.gpu_error([text], 1, has_gpu_symptom=True), make, size=BIG)
     assert_linear(lambda text: kernel_log.crash_line([text], 1), make, size=BIG)
 
 

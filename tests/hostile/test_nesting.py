@@ -25,7 +25,7 @@ from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.operations import KeyValue
 from tenax._node.control_socket import note_for
-from view.test_history import a_run_of_two, an_agent
+from view.test_history import run_of_two_nodes, agent_of_two_generations
 
 DEPTH = 100_000
 DEEP = b"[" * DEPTH + b"]" * DEPTH
@@ -67,8 +67,8 @@ def test_a_nested_line_in_the_watchdog_pipe_is_ignored_alone() -> None:
 def test_a_nested_journal_is_rejected_with_a_message(name: str, command: str, where: str, tmp_path: Path) -> None:
     """The message names the file; the exit code is that of an unreadable journal."""
     folder = tmp_path / "logs"
-    a_run_of_two(folder).close()
-    an_agent(folder).close(60.0)
+    run_of_two_nodes(folder).close()
+    agent_of_two_generations(folder).close(60.0)
     path = folder / name
     lines = path.read_bytes().split(b"\n")
     number = 0 if where == "header" else 2

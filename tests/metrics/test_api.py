@@ -119,7 +119,7 @@ def test_initialize_metrics_closes_the_handlers_of_the_previous_call(tmp_path: P
 def test_initialize_metrics_that_fails_leaves_no_closed_handler_in_use(tmp_path: Path) -> None:
     """After an invalid text, values are dropped."""
     metrics.initialize_metrics(MetricsConfig({"handlers": f"jsonl:{tmp_path / 'm.jsonl'}"}))
-    with pytest.raises(ValueError, match="there is no metric handler 'jasonl'"):
+    with pytest.raises(ValueError, match="unknown metric handler 'jasonl'"):
         metrics.initialize_metrics(MetricsConfig({"handlers": "jasonl"}))
     metrics.put_metric("n", 1, "mine")
     assert metrics.handler_in_use("mine") is None

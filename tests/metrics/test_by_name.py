@@ -121,7 +121,7 @@ def test_open_telemetry_without_an_endpoint_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prometheuss", "there is no metric handler 'prometheuss'; known are console, dogstatsd, jsonl, null, otel"),
+        ("prometheuss", "unknown metric handler 'prometheuss'; known: console, dogstatsd, jsonl, null, otel"),
         ("prometheus:http", "could not create the metric handler 'prometheus:http': "),
         ("prometheus:0.0.0.0:99999", "invalid port '99999'; expected a number up to 65535"),
         ("statsd:localhost:many", "invalid port 'many'; expected a number"),
@@ -143,7 +143,7 @@ def test_an_invalid_handler_is_rejected_with_a_message(text: str, message: str) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("console,prometheuss", "there is no metric handler 'prometheuss'; known are console, "),
+        ("console,prometheuss", "unknown metric handler 'prometheuss'; known: console, "),
         ("prometheus:0.0.0.0:99999", "'prometheus:0.0.0.0:99999': invalid port '99999'"),
         ("dogstatsd:localhost:many", "invalid port 'many'; expected a number"),
         ("otel:localhost:4318", "invalid endpoint 'localhost:4318'"),
@@ -202,9 +202,9 @@ def test_a_package_can_provide_a_handler(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
     first, second, third = done.stdout.splitlines()
     assert first == "x:y"
-    assert "the metric handler 'broken' of 'offer:absent' cannot be loaded" in second
+    assert "could not load the metric handler 'broken' from 'offer:absent'" in second
     assert third == (
-        "the metric handler 'no_method' is of type 'NoMethod'; its maker must return an object with a method 'emit'"
+        "the metric handler 'no_method' is of type 'NoMethod'; its factory must return an object with a method 'emit'"
     )
 
 

@@ -193,7 +193,7 @@ def test_the_metrics_of_a_run_that_fails() -> None:
 
 def test_a_membership_change_is_no_recovery() -> None:
     """Its time without workers has its own metric."""
-    ended = events.GenerationEnded(1, "c joins", is_uncharged=True)
+    ended = events.GenerationEnded(1, "c joined", is_uncharged=True)
     history = [*RUN, *up(1, 2.0), (12.0, ended), *((at, event) for at, event in failed(1, 12.0) if at > 12.0)]
     history.insert(-1, (12.25, events.WorkerExited(1, 1, -SIGTERM)))
     emitted = watch([*history, *up(2, 13.0)])

@@ -245,7 +245,7 @@ def test_lines_that_arrive_with_the_end_of_the_connection_are_shown(
     follow_run(Choice(), answer)
     shown = capsys.readouterr()
     assert shown.out == "rank 0 | first\nrank 0 | last line\n"
-    assert "the line to the run was closed" in shown.err
+    assert "connection closed: the run has ended" in shown.err
 
 
 def test_scripted_answers_can_be_decoded() -> None:
