@@ -198,5 +198,5 @@ def test_a_notice_to_one_node_reaches_the_workers_of_all(project, place) -> None
         codes, said = ends(started)
     assert codes == [0, 0], said
     seen = sorted((project / f"seen{rank}").read_text() for rank in range(2))
-    assert seen == ["False got SIGUSR1 True", "True got SIGUSR1 True"]
+    assert seen == ["False its agent received SIGUSR1 True", "True its agent received SIGUSR1 True"]
     assert "this node is leaving (up to 600 s): its agent received SIGUSR1" in said[0]
