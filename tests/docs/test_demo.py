@@ -28,7 +28,7 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
         "was killed by SIGKILL",
         "resumes at step 10",
         "Stopped by tenax, not failed: ranks 0, 2, 3",
-        "every decision follows from what happened",
+        "every decision follows from the recorded events",
     ):
         assert text in ran.stdout
     assert not list(tmp_path.iterdir())

@@ -13,17 +13,17 @@ from kit.jobs import TENAX, Bench
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 PLAN = """\
-A dry run: nothing is started. The command would run 2 workers on this machine.
+Dry run, nothing is started. The command would run 2 workers on this node.
 
 script      train.py
 interpreter {python} (the one that runs tenax)
-preload     what the script imports, once; workers are forked from there (--preload)
+preload     what the script imports, once per node; workers are forked (--preload)
 folder      {home}
 run id      job7
 role        actor
-restarts    up to 3: after a failure all workers are stopped and started again
-stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are passed on to the workers
-            what has not ended 5 s after it was asked to is killed
+restarts    up to 3: a failure restarts all workers (--max-restarts)
+stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are forwarded to the workers
+            SIGTERM, 5 s grace period, SIGKILL (--shutdown-timeout)
 logs        logs/job7_<random>/attempt_<restarts>/<local rank>/
             to files only: none (--redirects)
             to files and the terminal: stdout of local rank 0, stdout and stderr of local rank 1 (--tee)
@@ -140,7 +140,7 @@ def test_a_removed_working_directory_is_reported(bench: Bench) -> None:
     command = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
     done = bench.run(str(bench.home / bench.script("")), program=["sh", "-c", command, "sh", *TENAX, "run"])
     assert done.code == 2
-    assert done.err.startswith("tenax run: the folder this was started in is gone"), done
+    assert done.err.startswith("tenax run: the current folder was removed"), done
 
 
 def test_flags_without_effect_are_noted(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_flags_without_effect_are_noted(bench: Bench) -> None:
     notes = [line for line in done.err.splitlines() if line.startswith("tenax run: note: ")]
     assert len(notes) == 2
     assert "--monitor-interval 1 has no effect" in notes[0]
-    assert "'--max-restarts=3' stands behind the script" in notes[1]
+    assert "'--max-restarts=3' is after the script" in notes[1]
 
 
 # --- unwritable consoles ----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_an_unwritable_console_does_not_change_the_exit_code(bench: Bench) -> No
         assert bench.run("--monitor-interval", "1", "train.py", stderr=full).code == 3
         assert bench.run("--no-such-flag", "train.py", stderr=full).code == 2
         done = bench.run("--dry-run", "train.py", stdout=full)
-    assert (done.code, done.err) == (1, "tenax: this could not be printed: No space left on device\n")
+    assert (done.code, done.err) == (1, "tenax: could not write to stdout: No space left on device\n")
     for streams in (">&-", "2>&-"):
         done = bench.run("--dry-run", "train.py", program=["sh", "-c", f'exec "$@" {streams}', "sh", *TENAX, "run"])
         assert (done.code, done.err) == (0, "")
@@ -177,7 +177,7 @@ def test_an_unwritable_console_does_not_change_the_exit_code(bench: Bench) -> No
         (["train.py"], "did you mean: tenax run train.py"),
         (["--nproc-per-node", "2", "train.py"], "did you mean: tenax run --nproc-per-node 2 train.py"),
         (["runn"], "did you mean 'tenax run'"),
-        (["launch"], "there is no command 'launch'"),
+        (["launch"], "unknown command 'launch'"),
     ],
 )
 def test_an_unknown_command_is_rejected_with_a_suggestion(bench: Bench, arguments: list[str], expected: str) -> None:
@@ -224,7 +224,7 @@ def test_replay_prints_what_happened_and_checks_every_decision(bench: Bench) -> 
         "the run succeeded",
     ]
     assert [story.index(text) for text in order] == sorted(story.index(text) for text in order)
-    assert "every decision follows from what happened" in story
+    assert "every decision follows from the recorded events" in story
 
 
 def test_replay_reads_the_journal_of_a_killed_agent(bench: Bench) -> None:
@@ -235,7 +235,7 @@ def test_replay_reads_the_journal_of_a_killed_agent(bench: Bench) -> None:
     job.wait()
     story = bench.run(str(bench.run_dir()), program=[*TENAX, "replay"])
     assert story.code == 0
-    assert "the agent was killed, or the run is still going on" in story.out
+    assert "the agent was killed, or the run has not ended" in story.out
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"{}\n", b"\x00\xff" * 100, b'{"line":"header"}\n'])
@@ -257,4 +257,4 @@ def test_replay_names_a_decision_that_does_not_follow(bench: Bench) -> None:
     journal.write_text(text.replace('"exit_code":0', '"exit_code":1', 1))
     done = bench.run(str(journal), program=[*TENAX, "replay"])
     assert done.code == 1
-    assert "do not follow from the facts" in done.out
+    assert "do not follow from the recorded events" in done.out

@@ -23,25 +23,25 @@ def taken_port() -> Iterator[int]:
 # Flags or variables, what the message says about them, and what to do.
 REQUESTS = [
     ("--log-dir {nowhere}", "--log-dir {nowhere}: ", "folder"),
-    ("--log-dir {home}/file", "--log-dir {home}/file: {home}/file is a file", "name a folder"),
-    ("--report {nowhere}", "--report {nowhere}: cannot be written", "name a file"),
-    ("--report {home}", "--report {home} is a folder", "name a file"),
+    ("--log-dir {home}/file", "--log-dir {home}/file: {home}/file is a file", "not a folder"),
+    ("--report {nowhere}", "--report {nowhere}: could not write the file: ", "use another file"),
+    ("--report {home}", "--report {home} is a folder", "not a file"),
     ("--dashboard 127.0.0.1:{port}", "port {port} of 127.0.0.1 is already in use", "choose another"),
     ("--dashboard 192.0.2.1:0", "192.0.2.1 is not an address of this host", "choose one that is"),
     ("--dashboard 127.0.0.1:0 TENAX_DASHBOARD_KEY=short", "TENAX_DASHBOARD_KEY must have", "at least 16 letters"),
     ("--trace otel:nonsense", "'nonsense' is not an endpoint", "expected one such as"),
     ("--trace otel", "no address to send to", "use --trace otel:"),
-    ("--trace other", "--trace other names no handler", "write --trace otel"),
+    ("--trace other", "--trace takes ", "'otel' or 'otel:URL', not 'other'"),
     ("--metrics jsonl:{nowhere}", "'jsonl:{nowhere}' cannot be made", "tenax run --help"),
     ("--metrics prometheus:{port}", "'prometheus:{port}' cannot be made: Address already in use", "tenax run --help"),
     ("--metrics other", "unknown metric handler 'other'", "known: "),
     ("--event-log-handler jsonl:{nowhere}", "'{nowhere}' cannot be opened for writing", "tenax run --help"),
     ("--logs-specs other", "--logs-specs other", "there are: default"),
-    ("--rdzv-backend other", "--rdzv-backend other", "there are"),
+    ("--rdzv-backend other", "unknown --rdzv-backend 'other'", "there are"),
     ("TORCHELASTIC_HEALTH_CHECK_PORT={port}", "could not serve health checks on port {port}", "or to 0 for any"),
     ("TORCH_WORKER_SERVER_SOCKET={nowhere}", "TORCH_WORKER_SERVER_SOCKET is '{nowhere}'", "or unset it"),
     ("TORCHELASTIC_ENABLE_FILE_TIMER=1 TORCHELASTIC_TIMER_FILE={nowhere}", "'{nowhere}'", "path"),
-    ("TENAX_PRIVATE_DIR={nowhere}/doors", "TENAX_PRIVATE_DIR is '{nowhere}/doors'", "or leave it unset"),
+    ("TENAX_PRIVATE_DIR={nowhere}/sockets", "TENAX_PRIVATE_DIR: could not create '{nowhere}/sockets'", "or unset it"),
 ]
 
 

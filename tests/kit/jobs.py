@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent
 _SCRIPT = Path(sys.executable).parent / "tenax"
 TENAX = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "tenax"]
 _OURS = re.compile(
-    "PET_|TORCH|TENAX(?!_DOORS)|OMP_|CUDA_|PYTHON(?!PATH)|NO_COLOR|COLUMNS|LINES|(LOCAL_|GROUP_|ROLE_)?RANK|WORLD_SIZE|MASTER_"
+    "PET_|TORCH|TENAX(?!_PRIVATE_DIR)|OMP_|CUDA_|PYTHON(?!PATH)|NO_COLOR|COLUMNS|LINES|(LOCAL_|GROUP_|ROLE_)?RANK|WORLD_SIZE|MASTER_"
 )
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")

@@ -60,21 +60,21 @@ def test_timeline_writes_only_the_requested_file(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["timeline", "--loud", "x"], "tenax timeline: there is no flag '--loud'"),
-        (["timeline", "x", "--format", "gif"], "tenax timeline: --format 'gif' is none; write html or perfetto"),
+        (["timeline", "--loud", "x"], "tenax timeline: unknown flag '--loud'"),
+        (["timeline", "x", "--format", "gif"], "tenax timeline: --format takes html or perfetto, not 'gif'"),
         (["timeline", "x", "-o"], "tenax timeline: -o needs a value"),
-        (["timeline", "-o", "x"], "tenax timeline: no journal and no folder was named"),
+        (["timeline", "-o", "x"], "tenax timeline: no journal or folder given"),
         (["timeline", "nowhere"], "tenax timeline: 'nowhere' cannot be read: No such file or directory"),
-        (["timeline", "empty"], "tenax timeline: there is no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
-        (["report", "--loud", "x"], "tenax report: there is no flag '--loud'"),
-        (["report", "--json"], "tenax report: no journal and no folder was named"),
+        (["timeline", "empty"], "tenax timeline: no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
+        (["report", "--loud", "x"], "tenax report: unknown flag '--loud'"),
+        (["report", "--json"], "tenax report: no journal or folder given"),
         (["report", "x", "-o"], "tenax report: -o needs a file"),
         (["report", "nowhere"], "tenax report: 'nowhere' cannot be read: No such file or directory"),
         (
             ["report", "logs", "-o", "no/such/folder.html"],
-            "tenax report: 'no/such/folder.html' cannot be written: No such",
+            "tenax report: could not write 'no/such/folder.html': No such",
         ),
-        (["timeline", "logs", "-o", "no/x"], "tenax timeline: 'no/x' cannot be written: No such file or directory"),
+        (["timeline", "logs", "-o", "no/x"], "tenax timeline: could not write 'no/x': No such file or directory"),
     ],
 )
 def test_an_invalid_command_is_rejected_with_one_message(
@@ -95,7 +95,7 @@ def test_timeline_rejects_several_runs(logs: Path, tmp_path: Path) -> None:
     run.close()
     done = tenax("timeline", logs, cwd=tmp_path)
     assert done.returncode == 2
-    assert "there are 2 runs there (job, other); name the journals of one, or use tenax report" in done.stderr
+    assert "found 2 runs (job, other); give the journals of one, or use tenax report" in done.stderr
 
 
 def test_report_writes_a_page_and_prints_a_summary(logs: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_report_writes_a_page_and_prints_a_summary(logs: Path, tmp_path: Path) -
     assert lines[1] == f"  train.py, began 2023-11-14 22:13:21 UTC, in {logs / 'job_1'}"
     assert lines[2].startswith("  83 % of 59 s was training; ")
     assert "generations ended early: RuntimeError 1, a node was lost 1" in lines
-    assert lines[-1] == f"the page: {tmp_path / 'report.html'}"
+    assert lines[-1] == f"page: {tmp_path / 'report.html'}"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 

@@ -161,7 +161,7 @@ def test_a_damaged_line_ends_the_history(tmp_path: Path) -> None:
     found = read_histories([str(tmp_path)])
     (trouble,) = found.troubles
     assert trouble.startswith(f"line 13 of {str(path)!r} is not a line of a tenax journal: ")
-    assert trouble.endswith("; what stands before that is shown")
+    assert trouble.endswith("; only the lines before that are used")
     (history,) = found.histories
     assert [each.number for each in history.generations] == [1]
     assert history.outcome == ""
@@ -488,7 +488,7 @@ def test_an_invalid_file_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     found = read_histories([str(tmp_path), str(tmp_path / "nowhere.jsonl")])
     assert len(found.histories) == 1
     assert len(found.troubles) == 4
-    assert all(each.endswith("; it is left out") for each in found.troubles)
+    assert all(each.endswith("; the journal is skipped") for each in found.troubles)
     assert any("has format 2" in each for each in found.troubles)
     assert any("nowhere.jsonl' cannot be read: No such file" in each for each in found.troubles)
 
@@ -496,7 +496,7 @@ def test_an_invalid_file_is_named_and_the_others_are_read(tmp_path: Path) -> Non
 def test_a_folder_without_journals_is_named(tmp_path: Path) -> None:
     assert find_journals(str(tmp_path)) == (
         [],
-        f"there is no journal (coordinator.jsonl, journal.jsonl) below {str(tmp_path)!r}",
+        f"no journal (coordinator.jsonl, journal.jsonl) below {str(tmp_path)!r}",
     )
 
 

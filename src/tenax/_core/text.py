@@ -138,3 +138,12 @@ def some_of(names: list[str], count: int = 0) -> str:
     count = count or len(names)
     shown = ", ".join(names[:MAX_NAMES])
     return shown if count <= MAX_NAMES else f"{shown} and {count - MAX_NAMES} more"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time exactly: ``0.5 s``, ``30 s``, ``2 min 30 s``, ``1 h``."""
+    if seconds < 60 or seconds % 1:
+        return f"{seconds:g} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if count)

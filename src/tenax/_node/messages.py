@@ -13,7 +13,6 @@ from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
 from tenax._core.model import Outcome, WorkerPhase
 from tenax._core.text import signal_name
 from tenax._failures.exit_text import describe_exit
-from tenax._view.failure_kind import exit_summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
     worker = state.workers.get(local_rank)
     subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
     if worker is not None and worker.was_stopped:
+        from tenax._view.failure_kind import exit_summary
+
         return Line(f"{subject} stopped ({exit_summary(exit_code)})", important=False)
     if fault:
         return Line(f"{subject} failed: {fault}")

@@ -121,7 +121,7 @@ def test_a_coordinator_that_is_elsewhere_now(follow_run: Follow, capsys: pytest.
                 return status("1", "a"), ""
             case StatusRequest() if "declined" not in told:
                 told.append("declined")
-                return None, "the coordinator has just gone from here; ask again"
+                return None, "the coordinator is no longer on this node; try again"
             case StatusRequest():
                 return (status("2", "a", phase="over"), "") if "second" in told else None
             case LogsRequest(cursor=""):
@@ -153,7 +153,7 @@ def test_an_error_of_a_node_that_passes(follow_run: Follow, capsys: pytest.Captu
                 return lines("c1", "first"), ""
             case LogsRequest(cursor="c1") if "error" not in told:
                 told.append("error")
-                return None, "that node is not linked just now"
+                return None, "that node is not connected"
             case LogsRequest(cursor="c1"):
                 told.append("second")
                 return lines("c2", "second"), ""
@@ -240,7 +240,7 @@ def test_what_comes_with_the_end_of_the_line_is_shown(follow_run: Follow, capsys
     follow_run(Choice(), answer)
     shown = capsys.readouterr()
     assert shown.out == "rank 0 | first\nrank 0 | last words\n"
-    assert "the line to the run was closed" in shown.err
+    assert "connection closed: the run has ended" in shown.err
 
 
 def test_its_answers_are_as_they_travel() -> None:

@@ -69,7 +69,7 @@ def test_it_shows_the_phase_its_duration_and_the_goodput() -> None:
     text = render(status())
     assert text.startswith("run llama: running for 1 min 15 s\n")
     assert "generation  2, formed 1 min 20 s ago: rank 3 failed on node0003" in text
-    assert "1 of 3 used, 2 left; 1 change of members; 2 drains" in text
+    assert "1 of 3 used, 2 left; 1 membership change; 2 drains" in text
     assert "89 % of 15 min was training" in text
     assert "the failure detected in 200 ms and recovered in 5.0 s" in re.sub(r"\s+", " ", text)
     assert "nodes, 2 of 2 to 4: 2 working" in text
