@@ -592,7 +592,7 @@ def test_an_engine_can_limit_the_workers_print_and_announce_the_node(stage: Call
     def look() -> None:
         announced.extend(control.node.messages_on_connecting(info))
         control.node.hold(4.3)
-        control.node.say("the coordinator was lost\x1b[2J")
+        control.node.print_line("the coordinator was lost\x1b[2J")
         made._succeed()
 
     made.acts[1] = look

@@ -69,7 +69,7 @@ class Supervisor:
         run_journal: Callable[[], RunJournal] | None = None,
         observe: Callable[[Step, AgentState], None] = lambda *_: None,
         scopes: ScopeWatch | None = None,
-        serves: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None,
+        set_operator_api: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None,
         log_dir: str = "",
         has_control_socket: bool = False,
         enable_progress: Callable[[], bool] = lambda: False,
@@ -90,7 +90,7 @@ class Supervisor:
         self._observe = observe
         self._scopes = scopes  # None: scopes are not watched
         self._verdict: Verdict | None = None
-        self._set_operator_api = serves  # called when this process starts or stops serving the coordinator
+        self._set_operator_api = set_operator_api  # called when this process starts or stops serving the coordinator
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False

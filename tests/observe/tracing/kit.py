@@ -86,7 +86,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 class FakeOperatorApi:
-    """Implements ``ports.OperatorService`` with a machine that the test feeds with events and times."""
+    """Implements ``interfaces.OperatorService`` with a machine that the test feeds with events and times."""
 
     def __init__(self, run_id: str = "job", max_restarts: int = 1) -> None:
         self.machine = CoordinatorMachine(RunSettings(run_id, max_restarts=max_restarts))

@@ -157,7 +157,7 @@ class CoordinatorServer:
         ``counts``: whether answers to beats renew the nodes' leases.
         ``hold_back``: gets each message, and calls ``deliver`` later.
         ``on_change``: called before a new generation or the verdict is sent.
-        ``say``: prints a line on this node's console.
+        ``print_line``: prints a line on this node's console.
         """
         self._listeners = listeners
         self._settings = settings
