@@ -164,14 +164,14 @@ def test_after_a_full_pipe_expiry_is_delayed_once(tmp_path: Path) -> None:
 
 def test_an_unusable_path_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    for path, words in (
+    for path, message in (
         (tmp_path / "file", "which is not a pipe"),
-        (tmp_path / "missing" / "timers", "there is no folder"),
+        (tmp_path / "missing" / "timers", "the folder .* does not exist; create it"),
         (tmp_path / "file" / "timers", "Not a directory"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             check_path(str(path))
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             WatchdogPipe(1, str(path)).make()
     assert (tmp_path / "file").read_text() == "precious"
     check_path(str(tmp_path / "free"))
@@ -195,7 +195,7 @@ def test_an_unwritable_folder_is_rejected_with_a_message(tmp_path: Path) -> None
 
 
 class SilentLogs:
-    """Implements ``ports.Logs``: records printed lines, and has no evidence."""
+    """Implements ``interfaces.Logs``: records printed lines, and has no evidence."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
