@@ -41,7 +41,7 @@ REQUESTS = [
     ("--metrics other", "unknown metric handler 'other'", "known: "),
     ("--event-log-handler jsonl:{nowhere}", "could not open the event file '{nowhere}'", "tenax run --help"),
     ("--logs-specs other", "--logs-specs other", "known in the entry-point group torchrun.logs_specs: default"),
-    ("--rdzv-backend other", "--rdzv-backend other", "there are"),
+    ("--rdzv-backend other", "unknown --rdzv-backend 'other'", "installed backends: "),
     ("TORCHELASTIC_HEALTH_CHECK_PORT={port}", "could not serve health checks on port {port}", "or to 0 for any"),
     ("TORCH_WORKER_SERVER_SOCKET={nowhere}", "TORCH_WORKER_SERVER_SOCKET is '{nowhere}'", "or unset it"),
     ("TORCHELASTIC_ENABLE_FILE_TIMER=1 TORCHELASTIC_TIMER_FILE={nowhere}", "'{nowhere}'", "path"),

@@ -59,15 +59,15 @@ def test_each_step_of_a_node_is_recorded() -> None:
         ("next_rendezvous", "RUNNING", "asks for the next round of the run 'run'"),
         ("_join", "RUNNING", "joins the participants of round 1"),
         ("_join", "SUCCEEDED", "completes round 1 with 1 node"),
-        ("_join", "RUNNING", "has written that"),
+        ("_join", "RUNNING", "wrote the change"),
         ("next_rendezvous", "RUNNING", "is in round 1 as rank 0 of 1"),
         ("shutdown", "RUNNING", "leaves the participants of round 1"),
-        ("shutdown", "SUCCEEDED", "closes the run: the work of 127.0.0.1 ended"),
+        ("shutdown", "SUCCEEDED", "closes the run: the workers of 127.0.0.1 finished"),
         ("next_rendezvous", "RUNNING", "asks for the next round of the run 'run'"),
         (
             "next_rendezvous",
             "FAILED",
-            "RendezvousClosedError: the run 'run' is over: the work of 127.0.0.1 ended",
+            "RendezvousClosedError: the run 'run' is over: the workers of 127.0.0.1 finished",
         ),
     ]
     joined = next(each for each in handler.kept if isinstance(each, RdzvEvent) and each.rank is not None)
@@ -112,7 +112,7 @@ def test_the_host_of_the_store_and_an_unreachable_one_are_recorded() -> None:
     assert isinstance(hosts, RdzvEvent)
     assert isinstance(failed, RdzvEvent)
     assert (hosts.node_state, hosts.master_endpoint) == (NodeState.INIT, address)
-    assert hosts.message.endswith("hosts the store of the rendezvous")
+    assert hosts.message.endswith("hosts the rendezvous store")
     assert (failed.name, failed.node_state) == ("c10d_rendezvous_backend.py:create_backend", NodeState.FAILED)
     assert "ValueError" in failed.error_trace
 
@@ -141,7 +141,7 @@ def test_a_handler_that_raises_is_logged_and_does_not_end_a_rendezvous() -> None
     with leaving_nothing(), events.configure(Keeping(OSError("disk full"))):
         node = a_node(MemoryStore())
         assert node.next_rendezvous().rank == 0
-        with pytest.warns(RuntimeWarning, match=r"events of the rendezvous were lost.*disk full"):
+        with pytest.warns(RuntimeWarning, match=r"lost rendezvous events.*disk full"):
             node.shutdown()
 
 
@@ -181,7 +181,7 @@ class TestChanges:
                 [
                     "leaves the wait list of round 2",
                     "joins the participants of round 2",
-                    "takes out host-b (b): no sign of life, or not there in time",
+                    "removes host-b (b): no heartbeat, or not joined in time",
                 ],
             ),
             (
@@ -222,8 +222,8 @@ class TestChanges:
         assert recorded.count("is in round 1 as rank 0 of 2") == recorded.count("is in round 1 as rank 1 of 2") == 1
         assert recorded.count("leaves the participants of round 1") == 2
         written, lost = (
-            recorded.count("has written that"),
-            recorded.count("could not write that: another node was faster"),
+            recorded.count("wrote the change"),
+            recorded.count("could not write the change: another node wrote first"),
         )
         assert written == 2
         assert lost <= recorded.count("joins the participants of round 1") - 2

@@ -42,10 +42,10 @@ def test_a_link_of_another_user_is_not_followed(mode: int, tmp_path: Path) -> No
     folder = tmp_path / "shared"
     folder.mkdir()
     link = link_of_another(folder, target, mode)
-    with pytest.raises(OSError, match="link of another user") as raised:
+    with pytest.raises(OSError, match="the link belongs to another user") as raised:
         create_safely(str(link))
     assert raised.value.errno == errno.ELOOP
-    with pytest.raises(OSError, match="link of another user"):
+    with pytest.raises(OSError, match="the link belongs to another user"):
         JsonLinesFile(str(link))
     assert target.read_text() == "precious"
 
@@ -139,7 +139,7 @@ def test_a_run_does_not_write_through_a_link_of_another_user(flag: str, tmp_path
     folder.mkdir()
     link = link_of_another(folder, target)
     done = run(tmp_path, flag.format(link))
-    assert "link of another user" in done.stderr
+    assert "the link belongs to another user" in done.stderr
     assert target.read_text() == "precious"
 
 

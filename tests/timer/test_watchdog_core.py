@@ -152,7 +152,7 @@ def test_requests_of_other_processes_are_counted_and_ignored() -> None:
     assert harness.dog.unknown_senders == 3
     (note,) = harness.dog.take_notes()
     assert "process 4711" in note
-    assert "no worker of this node" in note
+    assert "not a worker of this node" in note
 
 
 def test_requests_before_the_workers_start_is_known_wait_for_it() -> None:

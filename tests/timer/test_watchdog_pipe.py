@@ -386,4 +386,4 @@ def test_invalid_input_is_reported_once(tmp_path: Path) -> None:
         run = Run(tmp_path, on, workers=1)
         run.run()
         assert sum("invalid request" in line for line in run.logs.said) == 1
-        assert sum("no worker of this node" in line for line in run.logs.said) == 1
+        assert sum("not a worker of this node" in line for line in run.logs.said) == 1

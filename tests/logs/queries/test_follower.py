@@ -123,7 +123,7 @@ def test_a_follower_retries_while_the_coordinator_moves(follow_run: Follow, caps
                 return status("1", "a"), ""
             case StatusRequest() if "declined" not in steps:
                 steps.append("declined")
-                return None, "the coordinator has just gone from here; ask again"
+                return None, "the coordinator is no longer on this node; try again"
             case StatusRequest():
                 return (status("2", "a", phase="over"), "") if "second" in steps else None
             case LogsRequest(cursor=""):
@@ -157,7 +157,7 @@ def test_a_follower_retries_after_a_temporary_error_of_a_node(
                 return lines("c1", "first"), ""
             case LogsRequest(cursor="c1") if "error" not in steps:
                 steps.append("error")
-                return None, "that node is not linked just now"
+                return None, "that node is not connected"
             case LogsRequest(cursor="c1"):
                 steps.append("second")
                 return lines("c2", "second"), ""

@@ -67,7 +67,7 @@ class EventRecorder:
         if lost:
             import warnings
 
-            warnings.warn(f"events of the rendezvous were lost: {lost}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"lost rendezvous events: {lost}", RuntimeWarning, stacklevel=2)
 
     def _record(self, where: str, message: str, state: str, rank: int | None = None, master_endpoint: str = "") -> None:
         from tenax.events.api import NodeState, RdzvEvent
