@@ -95,6 +95,10 @@ def test_what_each_flag_changes() -> None:
     assert "machine will be taken\n" in plan(["--notice-signals=SIGUSR1", "t.py"])
     fatal = plan(["--max-restarts=3", "--fatal-exit-codes=3,64", "--fatal-errors=ConfigError", "t.py"])
     assert "            none after exit code 3 or exit code 64 or ConfigError (--fatal-exit-codes, --f" in fatal
+    policy = plan(["--max-restarts=3", "--restart-policy=tenax.policy:BudgetPolicy", "t.py"])
+    assert "restarts    decided by tenax.policy:BudgetPolicy, given --max-restarts 3 (--restart-policy)\n" in policy
+    with pytest.raises(UsageError, match="there is no restart policy 'mine'; expected MODULE:CLASS, or a known name: "):
+        plan(["--restart-policy=mine", "t.py"])
     assert "USE_AGENT_STORE=False\n" in plan(["--rdzv-conf=use_agent_store=no", "t.py"])
     assert "USE_AGENT_STORE=False\n" in plan(["t.py"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert "logs        <a new temporary folder>/<run id>_<random>/" in plan(["t.py"])

@@ -49,6 +49,37 @@ def make_handlers(text: str, kind: str, own: Mapping[str, Maker], group: str, me
     return made
 
 
+def make_one(text: str, kind: str, own: Mapping[str, Any], group: str, method: str) -> Any:
+    """Create the handler ``NAME[:ARGUMENT]`` or ``MODULE:CLASS[:ARGUMENT]``. Raises ``UnknownHandler``.
+
+    Its maker gets the argument only if there is one. An object that has the method already is the handler.
+    """
+    name, _, argument = text.partition(":")
+    known = own if name in own else {**own, **_offered(group)}
+    expected = f"expected MODULE:CLASS, or a known name: {', '.join(sorted(known))}"
+    if name in known:
+        found: Any = _maker(name, kind, own, group)
+    elif argument:
+        attribute, _, argument = argument.partition(":")
+        try:
+            found = _imported(name, attribute)
+        except Exception as error:
+            raise UnknownHandler(
+                f"the {kind} {text!r} cannot be loaded ({_format_error(error)}); {expected}"
+            ) from error
+    else:
+        raise UnknownHandler(f"there is no {kind} {name!r}; {expected}")
+    if isinstance(found, type) or not hasattr(found, method):
+        try:
+            found = found(argument) if argument else found()
+        except Exception as error:
+            raise UnknownHandler(f"the {kind} {text!r} cannot be made ({_format_error(error)})") from error
+    elif argument:
+        raise UnknownHandler(f"the {kind} {text!r} takes no argument; leave out ':{argument}'")
+    _check_method(found, text, kind, method)
+    return found
+
+
 def check_names(text: str, kind: str, own: Mapping[str, Maker], group: str) -> None:
     """Raise ``UnknownHandler`` if a name is unknown or its factory cannot be loaded. Creates no handlers."""
     for name, _ in parse_names(text):
@@ -86,12 +117,26 @@ def _check_method(handler: object, name: str, kind: str, method: str) -> None:
     raise UnknownHandler(f"the {kind} {name!r} is {found}; its maker must return an object with a method {method!r}")
 
 
+def _offered(group: str) -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def _imported(module: str, attribute: str) -> Any:
+    import importlib
+    import os
+    import sys
+
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for a console script the path has only its own folder
+    return getattr(importlib.import_module(module), attribute)
+
+
 def _maker(name: str, kind: str, own: Mapping[str, Maker], group: str) -> Maker:
     if name in own:
         return own[name]
-    from importlib.metadata import entry_points
-
-    offered = {entry.name: entry for entry in entry_points(group=group)}
+    offered = _offered(group)
     if name not in offered:
         known = ", ".join(sorted({*own, *offered}))
         raise UnknownHandler(

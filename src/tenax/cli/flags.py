@@ -160,6 +160,16 @@ FLAGS = (
         least=0,
     ),
     Flag(
+        "--restart-policy",
+        STOPPING,
+        "text",
+        "budget",
+        "What decides after a failure: 'budget' (restart while restarts are left), a policy that an installed package "
+        "offers, or MODULE:CLASS. That of the coordinator's node decides for all.",
+        value="NAME",
+        ours=True,
+    ),
+    Flag(
         "--fatal-exit-codes",
         STOPPING,
         "text",
