@@ -231,7 +231,7 @@ def test_a_restart_policy_by_name() -> None:
         LaunchConfig(1, 1, 1, restart_policy="mine")
     with pytest.raises(ValueError, match="'budget:3' takes no argument"):
         LaunchConfig(1, 1, 1, restart_policy="budget:3")
-    with pytest.raises(ValueError, match="'nowhere:Own' cannot be loaded .ModuleNotFoundError"):
+    with pytest.raises(ValueError, match="'nowhere:Own' cannot be loaded"):
         LaunchConfig(1, 1, 1, restart_policy="nowhere:Own")
     with pytest.raises(ValueError, match="must return an object with a method 'decide'"):
         LaunchConfig(1, 1, 1, restart_policy="builtins:dict")
