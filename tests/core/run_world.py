@@ -121,7 +121,7 @@ class RunWorld:
             join_timeout_s=dice.choice((20.0, 100.0)),
             last_call_s=dice.choice((0.0, 0.5, 5.0)),
             scale_up=dice.random() < 0.8,
-            tell_waiting_every_s=dice.choice((1.0, 10.0)),
+            waiting_every_s=dice.choice((1.0, 10.0)),
             serving_node="n0" if dice.random() < 0.3 else "",
             on_hang=dice.choice(("off", "report", "report", "restart")),
             hang_after_s=dice.choice((0.0, 2.0)),

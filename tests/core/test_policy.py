@@ -44,7 +44,7 @@ def test_the_budget_is_exact(used: int, allowed: int) -> None:
     elif allowed == 0:
         assert decision == GiveUp("no restarts are allowed (--max-restarts 0)")
     else:
-        assert decision == GiveUp("the one restart is used" if allowed == 1 else f"all {allowed} restarts are used")
+        assert decision == GiveUp("the only restart is used" if allowed == 1 else f"all {allowed} restarts are used")
 
 
 # --- what is not worth a restart -------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ INCURABLE = ["SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError
 def test_a_program_that_is_wrong_is_not_tried_again(kind: str) -> None:
     """An error of the program itself, at its start: it would be there again."""
     assert decide(failed(kind)) == GiveUp(
-        f"{kind} at the start is an error of the program itself, so the 3 restarts left would not help"
+        f"{kind} at startup is an error in the program itself; the remaining 3 restarts would not help"
     )
 
 
@@ -88,9 +88,9 @@ def everybody(message: str, count: int = 2) -> tuple[Failure, ...]:
 def test_everybody_with_the_same_error_twice_is_not_tried_a_third_time() -> None:
     """All workers, at the start, with the error that was the first cause the time before."""
     now = everybody("RuntimeError: boom")
-    why = "all 2 workers failed at the start with the same error as the time before"
+    why = "all 2 workers failed at startup with the same error as before"
     assert decide(now[0], failures=now, world_size=2, earlier=(failed(),)) == GiveUp(
-        f"{why}, so the 3 restarts left would not help"
+        f"{why}; the remaining 3 restarts would not help"
     )
 
 
@@ -133,12 +133,12 @@ def test_what_the_user_knows_to_be_fatal() -> None:
     policy = BudgetPolicy(fatal_exit_codes=(42, -11), fatal_errors=("ConfigError", "my.pkg.DataError"))
     late = {"lived_s": 1e6}
     assert decide(failed(code=42), policy, **late) == GiveUp(
-        "exit code 42 is marked as fatal (--fatal-exit-codes), so the 3 restarts left would not help"
+        "exit code 42 is marked as fatal (--fatal-exit-codes); the remaining 3 restarts would not help"
     )
     assert isinstance(decide(failed(code=-11), policy, **late), GiveUp)
     for kind in ("ConfigError", "app.ConfigError", "my.pkg.DataError", "DataError"):
         assert decide(failed(kind), policy, **late) == GiveUp(
-            f"{kind} is marked as fatal (--fatal-errors), so the 3 restarts left would not help"
+            f"{kind} is marked as fatal (--fatal-errors); the remaining 3 restarts would not help"
         )
     assert decide(failed(), policy, **late) == Restart("restart 2 of 4")
 

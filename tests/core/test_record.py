@@ -91,7 +91,7 @@ def test_who_does_not_come_back_is_awaited_since_the_first_did() -> None:
     made.comes("b", now=105.0)
     made.time_passes(until=100.0 + RETURN_S)
     assert made.phase is RunPhase.ENDING
-    assert made.machine.state.lost == {"host-c": "it did not come back after the coordinator was lost"}
+    assert made.machine.state.lost == {"host-c": "it did not reconnect after the coordinator was lost"}
     made.step(run.Received("a", messages.NodeReady(1, "store", 2)), 110.0)
     made.step(run.Received("b", messages.NodeReady(1, "store", 3)), 110.0)
     assert made.phase is RunPhase.RUNNING

@@ -262,7 +262,7 @@ class World:
         dice = self._dice
         if dice.random() < 0.25:
             is_late = dice.random() < 0.2
-            self._soon(events.GenerationEnded(generation, dice.choice(("b joins", "rank 9 failed")), is_late), 4.0)
+            self._soon(events.GenerationEnded(generation, dice.choice(("b joined", "rank 9 failed")), is_late), 4.0)
         if dice.random() < 0.08:
             self._soon(events.Fenced(generation, "no word from the coordinator"), 4.0)
         if dice.random() < 0.1:
@@ -270,7 +270,7 @@ class World:
         if dice.random() < 0.2:
             self._hang(generation)
         if dice.random() < 0.03:
-            self._soon(events.JoinRefused("this node was started again and its new self took its place"), 4.0)
+            self._soon(events.JoinRefused("the agent of this node was started again"), 4.0)
         if dice.random() < 0.06:
             self._end_run(Outcome.CANCELLED, "an operator ended it", 4.0)
 
@@ -322,7 +322,7 @@ class World:
         self._generations += 1
         self._formed = max(self._formed, generation) + self._dice.choice((1, 1, 1, 3))
         if self._dice.random() < 0.3:
-            self._soon(events.Waiting("1 node of 2 here"), 0.1)
+            self._soon(events.Waiting("1 of 2 nodes ready"), 0.1)
         if self._dice.random() < 0.02:
             self._soon(events.JoinRefused("the run is over"))
         elif self._generations > MAX_GENERATIONS:
@@ -422,7 +422,7 @@ class World:
                 ends = (events.JoinRefused("no"), events.KeeperLost("gone"), events.SignalReceived(SIGINT))
                 return dice.choice((*ends, events.LeaveRequested("maintenance")))
             case 11:
-                return events.GenerationEnded(generation, "b joins", dice.random() < 0.2)
+                return events.GenerationEnded(generation, "b joined", dice.random() < 0.2)
             case 12:
                 return events.LeaveNoticed(generation, "b", "it was asked to stop")
             case 13 if dice.random() < 0.3:

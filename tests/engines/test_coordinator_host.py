@@ -84,7 +84,7 @@ def test_what_happens_while_words_are_delivered_waits_until_they_are_out(table: 
 
     def break_the_link(say: Send) -> None:
         if isinstance(say.event, events.GenerationFormed) and say.to == ("a",):
-            made.seat.step(NodeLost("b", "its connection was closed"))
+            made.seat.step(NodeLost("b", "connection closed"))
 
     made.interrupt = break_the_link
     made.ready("b")
@@ -94,7 +94,7 @@ def test_what_happens_while_words_are_delivered_waits_until_they_are_out(table: 
         (0, "GenerationEnded", ("a",)),
     ]
     *_, (_, formed, first), (_, lost, then) = made.recorded
-    assert (formed, lost) == (Received("b", NodeReady(0)), NodeLost("b", "its connection was closed"))
+    assert (formed, lost) == (Received("b", NodeReady(0)), NodeLost("b", "connection closed"))
     assert [type(say.event) for say in first[:2]] == [events.GenerationFormed] * 2
     assert [type(say.event) for say in then] == [events.GenerationEnded]
 
@@ -184,7 +184,7 @@ def test_a_farther_deadline_moves_the_timer_too(table: Callable[..., Table]) -> 
     made.ready("a")
     made.ready("b")
     made.clock.advance(1.0)
-    made.seat.step(NodeLost("b", "its connection was closed"))
+    made.seat.step(NodeLost("b", "connection closed"))
     made.wait_until(45.0)
     assert [at for at, event, _ in made.recorded if isinstance(event, Tick)] == [10, 20, 30, 40]
     assert made.kinds(events.GenerationFormed) == []
@@ -249,7 +249,7 @@ def test_what_the_run_does_is_said_in_words(table: Callable[..., Table]) -> None
     made = table()
     made.seat.step(Opened())
     made.ready("a")
-    assert made.seat.describe_activity() == "1 node of 2 here (a); waiting for 1 more, for 600 s at most"
+    assert made.seat.describe_activity() == "1 of 2 nodes ready (a); waiting up to 600 s for 1 more"
     made.ready("b")
     assert made.seat.describe_activity() == "generation 1 is starting; waiting for the workers of a, b"
     made.seat.step(CancelRequested("enough"))
@@ -258,7 +258,7 @@ def test_what_the_run_does_is_said_in_words(table: Callable[..., Table]) -> None
 
 def test_a_deadline_that_passed_while_the_process_was_frozen_is_not_acted_on(table: Callable[..., Table]) -> None:
     """The missing node could not be heard: the one that waits goes on waiting, for a full period."""
-    made = table(join_timeout_s=60.0, tell_waiting_every_s=1000.0)
+    made = table(join_timeout_s=60.0, waiting_every_s=1000.0)
     made.seat.step(Opened())
     made.ready("a")
     made.clock.advance(90.0)
@@ -271,7 +271,7 @@ def test_a_deadline_that_passed_while_the_process_was_frozen_is_not_acted_on(tab
 
 def test_a_deadline_that_is_noticed_a_little_late_is_acted_on(table: Callable[..., Table]) -> None:
     """A busy machine is late now and then."""
-    made = table(join_timeout_s=60.0, tell_waiting_every_s=1000.0)
+    made = table(join_timeout_s=60.0, waiting_every_s=1000.0)
     made.seat.step(Opened())
     made.ready("a")
     made.clock.advance(61.0)

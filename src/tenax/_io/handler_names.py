@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    Maker = Callable[[str], Any]
+    Factory = Callable[[str], Any]
 
 
 class UnknownHandler(ValueError):
@@ -28,62 +28,60 @@ def parse_names(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def make_handlers(text: str, kind: str, own: Mapping[str, Maker], group: str, method: str) -> list[Any]:
+def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, method: str) -> list[Any]:
     """Create the handlers of this list. Raises ``UnknownHandler``, after closing those already created.
 
     ``kind`` is the name that messages use: 'event handler'. ``method`` is the method that each must have: 'record'.
     """
-    made: list[Any] = []
+    handlers: list[Any] = []
     try:
         for name, argument in parse_names(text):
             handler = _make_handler(name, argument, kind, own, group)
             _check_method(handler, name, kind, method)
-            made.append(handler)
+            handlers.append(handler)
     except BaseException as error:
-        troubles = close_all(made)
-        if troubles and isinstance(error, UnknownHandler):
+        close_errors = close_all(handlers)
+        if close_errors and isinstance(error, UnknownHandler):
             raise UnknownHandler(
-                f"{error}; one that was made before could not be closed ({_format_error(troubles[0])})"
+                f"{error}; a handler created before it could not be closed ({_format_error(close_errors[0])})"
             ) from error
         raise
-    return made
+    return handlers
 
 
 def make_one(text: str, kind: str, own: Mapping[str, Any], group: str, method: str) -> Any:
     """Create the handler ``NAME[:ARGUMENT]`` or ``MODULE:CLASS[:ARGUMENT]``. Raises ``UnknownHandler``.
 
-    Its maker gets the argument only if there is one. An object that has the method already is the handler.
+    Its factory gets the argument only if there is one. An object that has the method already is the handler.
     """
     name, _, argument = text.partition(":")
     known = own if name in own else {**own, **_offered(group)}
-    expected = f"expected MODULE:CLASS, or a known name: {', '.join(sorted(known))}"
+    expected = f"known: {', '.join(sorted(known))}, or MODULE:CLASS"
     if name in known:
-        found: Any = _maker(name, kind, own, group)
+        found: Any = _factory(name, kind, own, group)
     elif argument:
         attribute, _, argument = argument.partition(":")
         try:
             found = _imported(name, attribute)
         except Exception as error:
-            raise UnknownHandler(
-                f"the {kind} {text!r} cannot be loaded ({_format_error(error)}); {expected}"
-            ) from error
+            raise UnknownHandler(f"could not load the {kind} {text!r} ({_format_error(error)}); {expected}") from error
     else:
-        raise UnknownHandler(f"there is no {kind} {name!r}; {expected}")
+        raise UnknownHandler(f"unknown {kind} {name!r}; {expected}")
     if isinstance(found, type) or not hasattr(found, method):
         try:
             found = found(argument) if argument else found()
         except Exception as error:
-            raise UnknownHandler(f"the {kind} {text!r} cannot be made ({_format_error(error)})") from error
+            raise UnknownHandler(f"could not create the {kind} {text!r} ({_format_error(error)})") from error
     elif argument:
         raise UnknownHandler(f"the {kind} {text!r} takes no argument; leave out ':{argument}'")
     _check_method(found, text, kind, method)
     return found
 
 
-def check_names(text: str, kind: str, own: Mapping[str, Maker], group: str) -> None:
+def check_names(text: str, kind: str, own: Mapping[str, Factory], group: str) -> None:
     """Raise ``UnknownHandler`` if a name is unknown or its factory cannot be loaded. Creates no handlers."""
     for name, _ in parse_names(text):
-        _maker(name, kind, own, group)
+        _factory(name, kind, own, group)
 
 
 def close_all(handlers: Iterable[Any]) -> list[Exception]:
@@ -97,14 +95,14 @@ def close_all(handlers: Iterable[Any]) -> list[Exception]:
     return errors
 
 
-def _make_handler(name: str, argument: str, kind: str, own: Mapping[str, Maker], group: str) -> Any:
-    make = _maker(name, kind, own, group)
+def _make_handler(name: str, argument: str, kind: str, own: Mapping[str, Factory], group: str) -> Any:
+    factory = _factory(name, kind, own, group)
     try:
-        return make(argument)
+        return factory(argument)
     except UnknownHandler:
         raise
     except Exception as error:
-        raise UnknownHandler(f"the {kind} {name!r} cannot be made ({_format_error(error)})") from error
+        raise UnknownHandler(f"could not create the {kind} {name!r} ({_format_error(error)})") from error
 
 
 def _check_method(handler: object, name: str, kind: str, method: str) -> None:
@@ -114,7 +112,7 @@ def _check_method(handler: object, name: str, kind: str, method: str) -> None:
         return
     else:
         found = "None" if handler is None else f"of type {type(handler).__name__!r}"
-    raise UnknownHandler(f"the {kind} {name!r} is {found}; its maker must return an object with a method {method!r}")
+    raise UnknownHandler(f"the {kind} {name!r} is {found}; its factory must return an object with a method {method!r}")
 
 
 def _offered(group: str) -> dict[str, Any]:
@@ -133,22 +131,22 @@ def _imported(module: str, attribute: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _maker(name: str, kind: str, own: Mapping[str, Maker], group: str) -> Maker:
+def _factory(name: str, kind: str, own: Mapping[str, Factory], group: str) -> Factory:
     if name in own:
         return own[name]
     offered = _offered(group)
     if name not in offered:
         known = ", ".join(sorted({*own, *offered}))
         raise UnknownHandler(
-            f"there is no {kind} {name!r}; known are {known}; publish yours under the entry point group {group!r}"
+            f"unknown {kind} {name!r}; known: {known}; your own needs an entry point in the group {group!r}"
         )
     try:
-        made: Maker = offered[name].load()
+        factory: Factory = offered[name].load()
     except Exception as error:
         raise UnknownHandler(
-            f"the {kind} {name!r} of {offered[name].value!r} cannot be loaded ({_format_error(error)})"
+            f"could not load the {kind} {name!r} from {offered[name].value!r} ({_format_error(error)})"
         ) from error
-    return made
+    return factory
 
 
 def _format_error(error: Exception) -> str:

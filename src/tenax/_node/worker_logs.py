@@ -1,7 +1,7 @@
 """Worker logs: where each worker's output goes in each generation, and the evidence a failed worker leaves.
 
 Connects three independent parts: the log specs (which files and tees), the log writer (which moves the bytes) and the
-failure evidence (what the last lines of stderr show). Implements ``ports.Logs``.
+failure evidence (what the last lines of stderr show). Implements ``interfaces.Logs``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 
 from tenax._core.model import Evidence
 from tenax._core.text import one_line, without_passwords
-from tenax._io.ports import Output
+from tenax._io.interfaces import Output
 from tenax._logs.prefix import line_prefix
 from tenax._logs.specs import LogsDest
 from tenax._logs.writer import LogWriter
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tenax._core.messages import WorkerProgress
     from tenax._core.requests import LogsRequest
     from tenax._failures.out_of_memory import OutOfMemoryWatch
-    from tenax._io.ports import Reply
+    from tenax._io.interfaces import Reply
     from tenax._logs.replaced_stream import ReplacedStream
     from tenax._logs.specs import LogsSpecs
     from tenax._node.log_queries import LogQueries
@@ -133,7 +133,7 @@ class WorkerLogs:
         try:
             return self._specs.reify(envs)
         except OSError as error:
-            self._writer.say(f"tenax: could not create log files: {error.strerror}: {error.filename!r}")
+            self._writer.print(f"tenax: could not create log files: {error.strerror}: {error.filename!r}")
             return LogsDest()
 
     def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str], to: LogsDest) -> int:
@@ -260,7 +260,7 @@ class WorkerLogs:
         if after_output:
             self._end_streams()
         if self._show_messages:
-            self._writer.say(one_line(without_passwords(text)), after_output=after_output)
+            self._writer.print(one_line(without_passwords(text)), after_output=after_output)
 
     def _end_streams(self) -> None:
         """Close the streams after the last worker, even if another process holds one of the pipes open."""
@@ -281,7 +281,7 @@ class WorkerLogs:
         self._end_streams()
         self._writer.drain_now(_DRAIN_S)
         if final_text:
-            self._writer.say(final_text, after_output=True)
+            self._writer.print(final_text, after_output=True)
         self._writer.finish(_FINISH_S, hurry_descriptor)
         for replaced in self._replaced.values():
             replaced.close(_FINISH_S)

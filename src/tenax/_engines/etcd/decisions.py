@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.operations import TransactionAnswer
-    from tenax._io.ports import Cancellable
+    from tenax._io.interfaces import Cancellable
 
 _AGAIN_S = 0.25
 _MAX_RECORD_BYTES = 1 << 20  # etcd's default limit is 1.5 MiB
@@ -174,7 +174,8 @@ class Decisions:
                 self._written(found.recorded_at)  # by an attempt whose answer was lost
             else:
                 self.close()
-                self._deposed("another leads" if found.leader_kv is not None else "its lease ran out")
+                has_leader = found.leader_kv is not None
+                self._deposed("another node is the leader" if has_leader else "its lease in etcd expired")
 
         self._call = self._client.call(attempt, done, self._not_written)
 

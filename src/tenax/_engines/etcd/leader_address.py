@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from tenax._io.connect import Connecting
+from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import is_loopback, literal
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._io.endpoint import Endpoint
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
 
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # documentation addresses: the route to them is the default route
 
@@ -55,7 +55,7 @@ class LeaderProbe:
         self._opened = opened
         self._dead = dead
         self._away = away
-        self._connecting: Connecting | None = None
+        self._connecting: ConnectAttempt | None = None
         self._timer: Cancellable | None = None
 
     def start(self) -> None:
@@ -63,14 +63,14 @@ class LeaderProbe:
         addresses = literal(leader.addr, leader.port)
         if is_loopback(leader.addr) and leader.machine != this_machine():
             self._end_soon(
-                f"{leader.host} listens at the loopback address {leader.addr}; name etcd there by an address that "
-                "other hosts use too, or give that node --local-addr"
+                f"{leader.host} listens at the loopback address {leader.addr}, which other hosts cannot reach; on "
+                "that node, set the etcd endpoint to an address that other hosts use too, or set --local-addr"
             )
         elif not addresses:
-            self._end_soon(f"{leader.addr!r} is no address that this host can reach")
+            self._end_soon(f"{leader.addr!r} is not an IP address that this host can use")
         else:
             family, address = addresses[0]
-            self._connecting = Connecting(self._loop, family, address, self._opened, self._failed)
+            self._connecting = ConnectAttempt(self._loop, family, address, self._opened, self._failed)
             self._connecting.start()
 
     def _failed(self, number: int) -> None:
@@ -84,7 +84,7 @@ class LeaderProbe:
 
     def close(self) -> None:
         for thing in (self._connecting, self._timer):
-            if isinstance(thing, Connecting):
+            if isinstance(thing, ConnectAttempt):
                 thing.close()
             elif thing is not None:
                 thing.cancel()
@@ -94,7 +94,7 @@ def listen_at(addr: str, port: int = 0) -> socket.socket:
     """Return a listening socket; with port 0 the system chooses one. Raises OSError."""
     addresses = literal(addr, port)
     if not addresses:
-        raise OSError(errno.EADDRNOTAVAIL, "it is no IP address")
+        raise OSError(errno.EADDRNOTAVAIL, "not an IP address")
     family, address = addresses[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,0 +1,147 @@
+"""A queue whose items are passed to a handler in a background thread, so that the handler cannot affect the agent.
+
+A metric or event handler may raise, be slow, or never return. It is called in its own thread, with one item after the
+other in order. Items that do not fit into its queue are dropped. Every loss is counted and reported: the first problem
+at once, the total at the end. ``put`` never waits and never raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_MAX_WAITING = 10_000
+CLOSE_TIMEOUT_S = 2.0  # for the rest of the queue when a run is over
+_MAX_CALL_S = 10.0  # a longer call, with items in the queue, counts as hanging
+
+
+class BackgroundQueue:
+    """One handler and its queue. Its daemon thread starts with the first item and does not delay the exit."""
+
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[Any], object],
+        end: Callable[[], object] | None = None,
+        max_waiting: int = _MAX_WAITING,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``end`` is called after the last item, in the same thread."""
+        self.name = name  # the handler as messages name it: "the metric handler 'statsd'"
+        self.failed = 0
+        self.dropped = 0
+        self._take = take
+        self._end = end
+        self._max_waiting = max_waiting
+        self._now = now
+        self._waiting: deque[Any] = deque()
+        self._call_began_at: float | None = None  # None: no call is in progress
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._has_ended = end is None
+        self._ended_late = False
+        self._last_error = ""
+        self._has_reported = False
+
+    def put(self, item: object) -> None:
+        """Queue an item."""
+        with self._changed:
+            if self._is_closed or len(self._waiting) >= self._max_waiting:
+                self.dropped += 1
+                return
+            self._waiting.append(item)
+            self._start_thread()
+            self._changed.notify()
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"tenax: {self.name}", daemon=True)
+            self._thread.start()
+
+    def first_problem(self) -> str:
+        """Return a message about the first problem, once; otherwise "". Call it regularly."""
+        if self._has_reported:
+            return ""
+        problem = self._losses() or self._hang()
+        self._has_reported = bool(problem)
+        return f"{problem}; the job is not affected" if problem else ""
+
+    def finish(self) -> None:
+        """Accept no more items. Does not wait."""
+        with self._changed:
+            self._is_closed = True
+            if self._end is not None:
+                self._start_thread()
+            self._changed.notify()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> str:
+        """Wait up to ``timeout_s`` for queued items. Return a message about losses, or ""."""
+        self.finish()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            with self._changed:
+                missed = len(self._waiting) + (self._call_began_at is not None)
+                self._waiting.clear()
+                self._call_began_at = None  # counted as missed even if the call still returns
+                self.dropped += missed
+                self._ended_late = not self._has_ended and not missed
+        return self._losses()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    break
+                item = self._waiting.popleft()
+                self._call_began_at = self._now()
+            self._call(self._take, item)
+            with self._changed:
+                self._call_began_at = None
+        if self._end is not None:
+            self._call(self._end)
+            self._has_ended = True
+
+    def _call(self, handler: Callable[..., object], *items: Any) -> None:
+        try:
+            handler(*items)
+        except BaseException as error:  # third-party code: whatever it raises is counted and reported
+            self.failed += 1
+            self._last_error = _format_error(error)
+
+    def _losses(self) -> str:
+        parts = []
+        if self.failed:
+            parts.append(f"failed {_times(self.failed)} (last error: {self._last_error})")
+        if self.dropped:
+            parts.append(f"was too slow ({self.dropped} dropped)")
+        if self._ended_late:
+            parts.append("did not close in time")
+        return f"{self.name} {' and '.join(parts)}" if parts else ""
+
+    def _hang(self) -> str:
+        with self._changed:
+            since, waiting = self._call_began_at, len(self._waiting)
+        if since is None or not waiting or (took_s := self._now() - since) < _MAX_CALL_S:
+            return ""
+        return f"{self.name} has not returned from a call for {took_s:.0f} s ({waiting} waiting)"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _format_error(error: BaseException) -> str:
+    """Return the error on one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # __str__ is third-party code, too
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

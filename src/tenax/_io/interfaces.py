@@ -1,0 +1,239 @@
+"""Ports: the interfaces between the runtime and the outside world. Adapters and fakes implement them.
+
+Events flow one way: an adapter gets a loop and an ``emit`` function when it is opened, and reports events through
+``emit``. It makes no decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from tenax._core.model import AgentSettings
+from tenax._core.policy import RestartPolicy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax._core.commands import AnyCommand, ExamineFailure
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
+    from tenax._core.events import AnyEvent, ScopeExpired
+    from tenax._core.messages import FromNode, NodeInfo, WorkerProgress
+    from tenax._core.model import Evidence
+    from tenax._core.requests import AnyRequest, LogsRequest, OfNode
+    from tenax._view.status import RunStatus
+
+    Emit = Callable[[AnyEvent], None]
+    Reply = Callable[[Any, str], None]  # a value that can be encoded as JSON, or an error message
+    RecordRun = Callable[[float, AnyCoordinatorEvent, list[Send], CoordinatorState], None]
+
+
+class Watchable(Protocol):
+    """Something with a descriptor that a loop can watch."""
+
+    def fileno(self) -> int: ...
+
+    @property
+    def wants_to_write(self) -> bool: ...
+
+    def on_readable(self) -> None: ...
+
+    def on_writable(self) -> None: ...
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How to start one worker."""
+
+    env: dict[str, str]
+    argv: list[str] | None = None  # None: the keeper forks and calls the function it holds
+    cwd: str = ""  # empty: the agent's working directory
+    cpus: tuple[int, ...] = ()  # empty: all CPUs
+    # descriptor number in the worker -> the agent's descriptor; a negative number: any free number
+    descriptors: dict[int, int] = {}
+
+
+class Entrypoint(Protocol):
+    """What workers run: a command or a function."""
+
+    name: str
+
+    def launch(self, local_rank: int, env: dict[str, str]) -> Launch: ...
+
+    def release(self, local_rank: int) -> None:
+        """Close what was needed only to start the worker. Called after the start, successful or not."""
+
+    def collect(self, local_rank: int, exit_code: int) -> str:
+        """Take the result of a worker that exited. Return why exit code 0 is a failure nevertheless, or ""."""
+
+    def end_wait(self) -> None:
+        """Let finished workers exit instead of waiting for the node's other workers: all are being stopped."""
+
+    def return_values(self) -> dict[int, Any]:
+        """Return what the workers of the last generation returned, by local rank."""
+
+    def close(self) -> None:
+        """Close what is still open for workers whose exit was never reported. The run is over."""
+
+
+class Processes(Watchable, Protocol):
+    """Starts and stops the workers of a node. Results are reported as events."""
+
+    def open(self, emit: Emit) -> None: ...
+
+    def start(self, generation: int, local_rank: int, launch: Launch) -> None: ...
+
+    def signal(self, generation: int, number: int) -> None: ...
+
+    def dump_stacks(self, generation: int, local_rank: int) -> None:
+        """Make one worker dump its stacks. Emits ``StacksRefused`` if the worker cannot be signalled, else nothing."""
+
+    def end(self, generation: int, local_rank: int, number: int) -> None:
+        """Send a signal to one worker, to end it. Its leftovers are treated as those of a crashed worker."""
+
+    def clear(self, generation: int) -> None: ...
+
+    def kill(self, generation: int) -> None: ...
+
+    def hold(self, seconds: float) -> None:
+        """Kill all workers in ``seconds`` unless called again before. This covers an agent that is itself stopped."""
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Hold a copy of this connection, so that it stays open until every process that we started has exited."""
+
+    def release(self, name: str) -> None:
+        """Close that copy."""
+
+    def close(self) -> None: ...
+
+
+class ScopeWatch(Watchable, Protocol):
+    """Watches the scopes that workers must leave in time."""
+
+    def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None: ...
+
+    def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
+
+    def next_deadline(self) -> float | None: ...
+
+    def expired(self) -> list[ScopeExpired]:
+        """Return the scopes that are overdue. Pending input is read first: the agent's own lag expires no scope."""
+
+    def close(self) -> None: ...
+
+
+class RequestRefused(ValueError):
+    """The user requested something that this machine cannot provide. Raised before any worker starts."""
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class EventLoop(Protocol):
+    """The part of the loop that adapters use."""
+
+    @property
+    def now(self) -> Callable[[], float]: ...
+
+    def watch(self, thing: Watchable) -> None: ...
+
+    def unwatch(self, thing: Watchable) -> None: ...
+
+    def at(self, when: float, call: Callable[[], None]) -> Cancellable: ...
+
+    def soon(self, call: Callable[[], None]) -> None: ...
+
+
+class Control(Protocol):
+    """The connection to the coordinator. Its messages arrive as events (``FromCoordinator``, ``Fenced``)."""
+
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None: ...
+
+    def send(self, message: FromNode) -> None: ...
+
+    def cancel(self, why: str) -> None:
+        """End the run for every node, for an operator. Call it in any thread. Does nothing after the end of the run."""
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None:
+        """Forward an operator's request to the coordinator. ``reply`` is called exactly once, in the loop."""
+
+    @property
+    def where(self) -> str:
+        """The coordinator's address, for display; empty if the coordinator runs in this process only."""
+
+    def stays_for_others(self) -> bool:
+        """Return True if this agent must keep running after its verdict because other nodes depend on it."""
+
+    def close(self) -> None: ...
+
+
+class OperatorApi(Protocol):
+    """Answers operators' requests in the process that runs the coordinator."""
+
+    def watch(self, on_step: Callable[[], None]) -> None: ...
+
+    def unwatch(self, on_step: Callable[[], None]) -> None: ...
+
+    def status(self) -> RunStatus: ...
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None: ...
+
+
+class ControlledNode(msgspec.Struct, frozen=True):
+    """A node as its engine sees it."""
+
+    settings: AgentSettings
+    policy: RestartPolicy | None  # for the coordinator, if it runs in this process
+    # The node's full current state as messages, sent at the start of every connection.
+    messages_on_connecting: Callable[[NodeInfo], list[FromNode]]
+    hold: Callable[[float], None]  # kill the workers in that many seconds unless called again, even without the agent
+    keep: Callable[[str, int], None]  # hold a copy of a connection until every process that this agent started is gone
+    release: Callable[[str], None]
+    say: Callable[[str], None]  # print a line on the console
+    record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # journal of a coordinator here
+    answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node accepts no requests")
+    # Called when the coordinator starts in this process, with a factory for its operator API; with None when it stops.
+    serves: Callable[[Callable[[], OperatorApi] | None], None] = lambda _: None
+
+
+class Output(msgspec.Struct, frozen=True):
+    """Where one worker's output goes in one generation."""
+
+    stdout: int  # descriptors for the worker; the runtime closes them after the start
+    stderr: int
+    env: Mapping[str, str] = {}
+
+
+class Logs(Watchable, Protocol):
+    """The workers' output and the agent's console lines."""
+
+    def open(self) -> None: ...
+
+    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]: ...
+
+    def has_error_file(self, local_rank: int) -> bool:
+        """Return True if this worker of the last generation wrote an error file."""
+
+    def progress(self) -> tuple[WorkerProgress, ...]:
+        """Return the steps that the workers of the last generation have recorded."""
+
+    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
+        """Answer a request for log lines. ``generation`` is the current one."""
+
+    def answer_the_last(self) -> Callable[[], float] | None:
+        """Answer all followers of log lines for the last time: the run is over. Does not wait.
+
+        Return None if there were no requests, else a function that returns for how many more seconds followers may
+        still be connected; 0 if none are left.
+        """
+
+    def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
+
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        """Print a line of the agent; with ``after_output``, after all output of the workers."""
+
+    def live(self, text: str) -> None: ...
+
+    def close(self, final_text: str = "") -> None: ...
