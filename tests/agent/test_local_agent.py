@@ -225,7 +225,7 @@ class Said(EngineRendezvousHandler):
         if isinstance(message, self.says_at):
             self.emit(RunEnded(self.verdict, 0.0))
 
-    def ask(self, request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
+    def submit(self, request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
         reply(None, "nobody asks here")
 
     where = ""

@@ -26,7 +26,7 @@ def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> No
         NodeJoined(NodeInfo(**info), generation=2, restarts_used=1 << 50),
     ]
     for message in absurd:
-        cluster.operate(wire.Word(message))
+        cluster.operate(wire.Message(message))
     assert {worker.ask("generation") for worker in workers} == {1}
     status = subprocess.run(
         # At the endpoint: the control socket of an agent is opened a moment after its workers have started.

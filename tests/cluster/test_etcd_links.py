@@ -82,7 +82,7 @@ def test_links_use_the_certificates_that_etcd_is_shown(cluster: Cluster, make_et
     cluster.start(2)
     workers = cluster.desk.generation(2)
     leader = leader_of(cluster, etcd)
-    address = (leader.place.addr, leader.place.port)
+    address = (leader.address.addr, leader.address.port)
     context = ssl.create_default_context(cafile=etcd.certificates.ca)
     context.check_hostname = False
     with socket.create_connection(address, TIMEOUT_S) as sock, pytest.raises((ssl.SSLError, ConnectionError)):  # noqa: SIM117
@@ -147,13 +147,13 @@ def test_a_leader_listens_at_the_fixed_port_also_when_it_leads_again(cluster: Cl
     first.until_said(SERVES)
     (second,) = cluster.start(conf={"link_port": ports[1]})
     workers = cluster.desk.generation(2)
-    assert leader_of(cluster, etcd).place.port == ports[0]
+    assert leader_of(cluster, etcd).address.port == ports[0]
     let_lead(cluster, etcd, second, [first])
     until(lambda: settled(cluster, etcd), "all members to be linked to the second")
-    assert leader_of(cluster, etcd).place.port == ports[1]
+    assert leader_of(cluster, etcd).address.port == ports[1]
     let_lead(cluster, etcd, first, [second])
     until(lambda: settled(cluster, etcd), "all members to be linked to the first again")
-    assert leader_of(cluster, etcd).place.port == ports[0]
+    assert leader_of(cluster, etcd).address.port == ports[0]
     cluster.finish(workers)
 
 

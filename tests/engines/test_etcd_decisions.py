@@ -140,7 +140,7 @@ def test_of_many_candidates_one_wins(bench: Bench) -> None:
     (winner,) = bench.won
     leader = bench.standing().leader
     assert leader is not None
-    assert leader.place.node_id == winner
+    assert leader.address.node_id == winner
 
 
 def test_a_decision_is_heard_when_it_is_written(bench: Bench) -> None:

@@ -43,10 +43,10 @@ class Harness:
 
     def form(self, generation: int) -> None:
         assignment = Assignment(generation)
-        self.dog.heard(fact.GenerationFormed(assignment), [commands.StartWorkers(assignment)])
+        self.dog.on_step(fact.GenerationFormed(assignment), [commands.StartWorkers(assignment)])
 
     def start(self, rank: int, generation: int = 1) -> None:
-        self.dog.heard(fact.WorkerStarted(generation, rank, 100 * generation + rank), [])
+        self.dog.on_step(fact.WorkerStarted(generation, rank, 100 * generation + rank), [])
 
     def take(self, *lines: bytes, now: float = 0.0, wall: float | None = None) -> None:
         self.dog.take(b"".join(lines), now, WALL + now if wall is None else wall)
@@ -172,7 +172,7 @@ def test_requests_before_the_workers_start_is_known_wait_for_it() -> None:
 def test_requests_do_not_wait_for_a_worker_that_could_not_be_started() -> None:
     harness = Harness(2, are_started=False)
     harness.start(0)
-    harness.dog.heard(fact.WorkerStartFailed(1, 1, "no such file"), [])
+    harness.dog.on_step(fact.WorkerStartFailed(1, 1, "no such file"), [])
     harness.take(acquire(101, "step", 0.0))
     assert harness.dog.unknown_senders == 1
 
@@ -181,7 +181,7 @@ def test_the_timers_of_a_worker_end_with_it() -> None:
     """Its late requests are ignored without a warning."""
     harness = Harness()
     harness.take(acquire(100, "step", 1.0))
-    harness.dog.heard(fact.WorkerExited(1, 0, 0), [])
+    harness.dog.on_step(fact.WorkerExited(1, 0, 0), [])
     harness.take(acquire(100, "step", 1.0))
     assert harness.late(1e6) == []
     assert harness.dog.unknown_senders == 0
@@ -202,7 +202,7 @@ def test_a_worker_that_is_being_stopped_is_not_watched(command: commands.AnyComm
     """Its expired scopes are not reported."""
     harness = Harness()
     harness.take(acquire(100, "step", 1.0))
-    harness.dog.heard(fact.Tick(), [command])
+    harness.dog.on_step(fact.Tick(), [command])
     harness.take(acquire(101, "step", 1.0))
     assert harness.dog.next_deadline() is None
     assert harness.late(1e6) == []
@@ -353,7 +353,7 @@ def test_invariants_hold_for_any_input(soup) -> None:
         if isinstance(thing, bytes):
             harness.take(thing, now=now)
         else:
-            harness.dog.heard(thing, [])
+            harness.dog.on_step(thing, [])
             if thing.generation == 1:
                 alive = living.setdefault(thing.local_rank, set())
                 if isinstance(thing, fact.WorkerStarted):

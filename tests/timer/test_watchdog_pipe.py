@@ -43,9 +43,9 @@ def pipe(tmp_path: Path) -> Iterator[WatchdogPipe]:
 
 def begin(pipe: WatchdogPipe, generation: int = 1) -> None:
     part = Assignment(generation)
-    pipe.heard(events.GenerationFormed(part), [commands.StartWorkers(part)])
+    pipe.on_step(events.GenerationFormed(part), [commands.StartWorkers(part)])
     for rank in range(2):
-        pipe.heard(events.WorkerStarted(generation, rank, 100 * generation + rank), [])
+        pipe.on_step(events.WorkerStarted(generation, rank, 100 * generation + rank), [])
 
 
 def write(path: str, *requests: FileTimerRequest | bytes) -> None:
@@ -92,7 +92,7 @@ def test_a_full_pipe_is_read_in_one_round(pipe: WatchdogPipe) -> None:
 
 def test_leftover_requests_do_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
     """Its workers may have the same pids."""
-    pipe.heard(events.Tick(), [commands.KillNode(1, "cut off")])
+    pipe.on_step(events.Tick(), [commands.KillNode(1, "cut off")])
     write(pipe.path, late(200), b"half a line")
     begin(pipe, 2)
     assert pipe.expired() == []
@@ -223,12 +223,12 @@ class SilentLogs:
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         reply(None, "nobody asks here")
 
-    def answer_the_last(self) -> None: ...
+    def answer_final_requests(self) -> None: ...
 
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 
-    def say(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False) -> None:
         self.said.append(text)
 
     def live(self, text: str) -> None: ...

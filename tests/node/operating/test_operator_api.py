@@ -63,7 +63,7 @@ class Harness:
     def ask(self, request: Any) -> Any:
         """Return the immediate answer, or None."""
         before = len(self.answers)
-        self.api.ask(request, lambda value, error: self.answers.append((self.clock() - 1000.0, value, error)))
+        self.api.submit(request, lambda value, error: self.answers.append((self.clock() - 1000.0, value, error)))
         return self.answers[-1][1:] if len(self.answers) > before else None
 
     def wait_until(self, moment: float) -> None:

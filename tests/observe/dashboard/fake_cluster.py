@@ -17,7 +17,7 @@ from tenax._core.coordinator import NodeLost, Opened, Received, RunSettings, Sen
 from tenax._core.model import Evidence, Failure
 from tenax._core.requests import LogsRequest
 from tenax._engines.coordinator_host import CoordinatorHost
-from tenax._engines.operator_api import OperatorApi
+from tenax._engines.operator_api import OperatorService
 from tenax._io.http.server import ClientLimits
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
@@ -51,7 +51,7 @@ class FakeCluster:
             "train-large", self._min_nodes, nodes, max_restarts, last_call_s=60.0, serving_node="id-0", scale_up=False
         )
         self.coordinator = CoordinatorHost(settings, None, self.loop, self._deliver)
-        self.operators = CountingOperatorApi(OperatorApi(self.coordinator, self.loop, self._answer_logs))
+        self.operators = CountingOperatorApi(OperatorService(self.coordinator, self.loop, self._answer_logs))
         self.parts: dict[str, Any] = {}  # by node, in the current generation
         self.hosts = {f"id-{number}": hosts(number) for number in range(nodes)}
         self.errors: list[str] = []
@@ -232,7 +232,7 @@ class FakeCluster:
 class CountingOperatorApi:
     """An operator API that counts watchers and statuses, and measures the CPU time of a status."""
 
-    def __init__(self, wrapped: OperatorApi) -> None:
+    def __init__(self, wrapped: OperatorService) -> None:
         self.wrapped = wrapped
         self.watchers = 0
         self.statuses = 0

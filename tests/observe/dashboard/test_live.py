@@ -291,7 +291,7 @@ def test_an_error_of_the_status_is_reported_once_and_does_not_affect_the_run(
         def status(self) -> RunStatus:
             raise RuntimeError("no")
 
-        def ask(self, request: object, reply: object) -> None:
+        def submit(self, request: object, reply: object) -> None:
             raise RuntimeError("no")
 
     errors: list[str] = []
