@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,17 @@ from tenax._core import coordinator as run
 from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, RunDeadline, RunPhase, RunSettings, Send
 from tenax._core.model import Evidence, Failure, Outcome
-from tenax._core.policy import START_S, AnyDecision, BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax._core.policy import (
+    START_S,
+    AnyDecision,
+    BudgetPolicy,
+    GiveUp,
+    History,
+    Restart,
+    RestartPolicy,
+    Wait,
+    ask_policy,
+)
 
 from .policies import Pausing
 
@@ -279,23 +290,76 @@ def test_the_policy_is_asked_once_per_failed_generation_with_all_that_is_known()
         (2, 1, 2),
     ]
     assert [history.earlier for history in histories] == [(), (first,), (first, second)]
+    assert [failure.lived_s for failure in (first, second, third)] == [99.0, 49.0, 69.0]
+    assert third.seen_at - first.seen_at == job.now - 100.0, "all times are on one clock"
     assert [history.lived_s for history in histories] == [99.0, 49.0, 69.0]
     assert [history.longest_s for history in histories] == [0.0, 100.0, 100.0]
 
 
-def test_a_policy_that_raises_ends_the_run_with_a_reason() -> None:
-    """A policy is somebody's code: what it throws is told to everybody, and no node is left waiting."""
+class Answers:
+    """Returns what it was given, or raises it."""
 
-    class Raises:
-        def decide(self, failure: Failure, history: History) -> AnyDecision:
-            raise ZeroDivisionError("oh")
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
 
-    job = Job(3, Raises())
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (ZeroDivisionError("oh"), "raised ZeroDivisionError: oh"),
+        (SystemExit(3), "raised SystemExit: 3"),
+        (ValueError("two\nlines"), "raised ValueError: two\\nlines"),
+        (None, "returned NoneType; expected Restart, Wait or GiveUp"),
+        ("restart", "returned str; expected Restart, Wait or GiveUp"),
+        (Restart, "returned StructMeta; expected Restart, Wait or GiveUp"),
+        (Restart(""), "returned an invalid Restart: Expected `str` of length >= 1 - at `$.why`"),
+        (GiveUp(None), "returned an invalid GiveUp: 'NoneType' object has no attribute 'isprintable'"),
+        (Wait("later", seconds=-1.0), "returned an invalid Wait: Expected `float` >= 0.0 - at `$.seconds`"),
+        (
+            Wait("later", seconds=float("inf")),
+            "returned an invalid Wait: Expected `float`, got `null` - at `$.seconds`",
+        ),
+        (
+            Wait("later", seconds=float("nan")),
+            "returned an invalid Wait: Expected `float`, got `null` - at `$.seconds`",
+        ),
+        (Wait("later", seconds=1e300), "returned an invalid Wait: Expected `float` <= 10000000000.0 - at `$.seconds`"),
+    ],
+)
+def test_a_policy_that_fails_ends_the_run_with_a_reason(answer: Any, why: str) -> None:
+    """A policy may be user code: an exception or a wrong answer ends the run, and the reason names both."""
+    job = Job(3, Answers(answer))
     job.fail(FAILURE)
     verdict = job.machine.state.verdict
     assert verdict is not None
-    assert verdict.why == "the restart policy Raises raised ZeroDivisionError: oh"
+    assert verdict.why == f"the restart policy Answers {why}"
     assert verdict.restarts_used == 0
+
+
+def test_a_reason_is_one_short_line() -> None:
+    decision = ask_policy(Answers(Restart("a\nb\0" + "x" * 10_000)), FAILURE, History(0, 1))
+    assert decision == Restart(("a\\nb\\x00" + "x" * 10_000)[:4096])
+
+
+@CORE
+@given(
+    answer=st.one_of(
+        st.none(),
+        st.builds(Restart, st.text()),
+        st.builds(GiveUp, st.text()),
+        st.builds(Wait, st.text(), seconds=st.one_of(st.floats(), st.integers(), st.text(), st.none())),
+        st.builds(ValueError, st.text()),
+    )
+)
+def test_any_answer_becomes_a_decision_that_can_be_stored(answer: Any) -> None:
+    decision = ask_policy(Answers(answer), FAILURE, History(0, 1))
+    assert decision.why
+    assert msgspec.json.decode(msgspec.json.encode(decision), type=AnyDecision) == decision
 
 
 @pytest.mark.parametrize("decision", [Restart("again"), Wait("later", seconds=2.5), GiveUp("enough")])

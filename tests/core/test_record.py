@@ -8,7 +8,7 @@ import pytest
 from tenax._core import coordinator as run
 from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
-from tenax._core.model import Outcome, Verdict
+from tenax._core.model import Evidence, Failure, Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord, mark_of, record_of
 from tenax.testing.run_invariants import RunChecker
 
@@ -176,10 +176,23 @@ def test_after_the_verdict_everybody_who_comes_is_told() -> None:
 
 def test_the_record_of_a_successor_is_the_same_again() -> None:
     """What was inherited is handed on, and the mark tells that there is nothing new."""
-    old = record(membership_changes=2, drains=1, ranks_by_name={"n": 1}, longest_s=3.0)
+    old = record(membership_changes=2, drains=1, ranks_by_name={"n": 1}, longest_s=3.0, formed_at=-40.0)
     made = Successor(old)
     for name in "abc":
         made.comes(name)
     state = made.machine.state
     assert record_of(state) == old
     assert mark_of(state) == old.mark
+
+
+def test_a_record_is_moved_to_the_clock_of_another_host() -> None:
+    """All its times are shifted by the same amount, so a restart policy can still compare them."""
+    failure = Failure(1, 0, 0, 100, 1, 10.0, evidence=Evidence("E", raised_at=9.0), lived_s=4.0)
+    verdict = Verdict(Outcome.FAILED, "no", failures=(failure,), earlier=(failure,))
+    old = record(earlier=(failure,), formed_at=12.0, verdict=verdict)
+    moved = old.shifted(1000.0)
+    assert (moved.earlier[0].seen_at, moved.earlier[0].evidence.raised_at, moved.formed_at) == (1010.0, 1009.0, 1012.0)
+    assert moved.earlier[0].lived_s == 4.0
+    assert moved.verdict is not None
+    assert moved.verdict.failures == moved.verdict.earlier == moved.earlier
+    assert moved.shifted(-1000.0) == old
