@@ -100,7 +100,7 @@ class WorkerSpec:
             )
             self.entrypoint = self.fn
         if not self.entrypoint:
-            raise AssertionError("a WorkerSpec needs an entrypoint: a function or the path of a program")
+            raise AssertionError("WorkerSpec needs an entrypoint: a function or the path of a program")
 
     def get_entrypoint_name(self) -> str:
         """Return the function's name, or the last part of the program's path."""
@@ -409,7 +409,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         except SignalException:
             raise
         except Exception as error:  # a missing peer is not a failure of this node
-            warnings.warn(f"the other nodes did not finish with us: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"the other nodes did not reach the exit barrier: {error}", RuntimeWarning, stacklevel=2)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -472,7 +472,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                         self._report_health("the other nodes")
                         self._restart_workers(group)
                 case _:
-                    raise RuntimeError(f"[{spec.role}] the workers are in the state {result.state.value}")
+                    raise RuntimeError(f"[{spec.role}] unexpected state of the workers: {result.state.value}")
 
     def _report_health(self, waits_for: str = "") -> None:
         """Report to the health check that the loop makes progress, or is about to wait for ``waits_for``."""
