@@ -219,7 +219,7 @@ class Said(EngineRendezvousHandler):
     def open(self, loop: EventLoop, emit: Callable[[AnyEvent], None], node: ControlledNode) -> None:
         self.emit = emit
 
-    def tell(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):
             self.emit(GenerationFormed(Assignment(1, 1, 2, 2, 4, 2, 4, "other", 1234, True)))
         if isinstance(message, self.says_at):

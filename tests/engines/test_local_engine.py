@@ -58,7 +58,7 @@ class Seated:
         node = ControlledNode(
             settings=AgentSettings(**chosen),
             policy=policy,
-            words=lambda _: [],
+            messages_on_connecting=lambda _: [],
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
@@ -73,14 +73,14 @@ class Seated:
         return event
 
     def join(self, last: int = 0) -> Assignment:
-        self.engine.tell(messages.NodeReady(last))
+        self.engine.send(messages.NodeReady(last))
         event = self.hear()
         assert isinstance(event, events.GenerationFormed), event
         return event.assignment
 
     def fail(self, generation: int) -> None:
         failure = Failure(generation, 0, 0, 77, 3, self.loop.now())
-        self.engine.tell(messages.NodeStopped(generation, self.loop.now(), (failure,)))
+        self.engine.send(messages.NodeStopped(generation, self.loop.now(), (failure,)))
         assert isinstance(self.hear(), events.GenerationEnded)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def test_a_failure_is_answered_with_the_next_generation_while_restarts_are_left(
     part = made.join(1)
     assert (part.generation, part.restarts_used, part.why) == (2, 1, "restart 1 of 1")
     made.fail(2)
-    made.engine.tell(messages.NodeReady(2))
+    made.engine.send(messages.NodeReady(2))
     ended = made.hear()
     assert isinstance(ended, events.RunEnded)
     assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the only restart is used")
@@ -143,7 +143,7 @@ def test_a_policy_of_the_users_own_is_asked_here(seated: Callable[..., Seated]) 
     made = seated(policy=SlowDown(), max_restarts=0)
     made.join()
     made.fail(1)
-    made.engine.tell(messages.NodeReady(1))
+    made.engine.send(messages.NodeReady(1))
     assert made.hear() == events.Waiting("waiting 0.01 s before the restart: too hot")
     formed = made.hear()
     while isinstance(formed, events.Waiting):
@@ -156,7 +156,7 @@ def test_success_ends_the_run(seated: Callable[..., Seated]) -> None:
     """And nobody has to be waited for."""
     made = seated()
     made.join()
-    made.engine.tell(messages.NodeSucceeded(1))
+    made.engine.send(messages.NodeSucceeded(1))
     ended = made.hear()
     assert isinstance(ended, events.RunEnded)
     assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.SUCCEEDED, "all 4 workers succeeded")
@@ -169,22 +169,22 @@ def test_a_host_without_a_free_port_refuses(seated: Callable[..., Seated]) -> No
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        made.engine.tell(messages.NodeReady(0))
+        made.engine.send(messages.NodeReady(0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     event = made.hear()
-    assert event == events.JoinRefused("there is no port for the workers' store: Too many open files")
+    assert event == events.JoinRefused("no port for the workers' store: Too many open files")
 
 
 def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> None:
     """A fixed port is the user's wish: another one would not be found by whoever was told of it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         made = seated(StoreAddress("127.0.0.1", other.getsockname()[1]))
-        made.engine.tell(messages.NodeReady(0))
+        made.engine.send(messages.NodeReady(0))
         event = made.hear()
         assert isinstance(event, events.JoinRefused)
         assert event.reason.startswith(
-            f"port {other.getsockname()[1]} for the workers' store is taken on this host; choose another (--master-port"
+            f"port {other.getsockname()[1]} for the workers' store is in use on this host; choose another "
         )
 
 
@@ -253,7 +253,7 @@ def test_more_nodes_meet_through_an_engine(backend: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "options", "sentence"),
     [
-        ("local", {}, "the rendezvous backend 'local' cannot join 2 nodes in this release; use 'tcp'"),
+        ("local", {}, "the rendezvous backend 'local' supports one node, not 2; use 'tcp'"),
         ("static", {}, "'static' needs a fixed number of nodes and the rank of each"),
     ],
 )
@@ -360,7 +360,7 @@ def test_an_info_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("", "", "run", 1, 1), "has no name"),
+        (("", "", "run", 1, 1), "the name of the rendezvous backend is empty"),
         (("tcp", "", "run", 0, 1), "min_nodes is 0; expected at least 1"),
         (("tcp", "", "run", 2, 1), "max_nodes is 1; expected at least min_nodes"),
     ],
@@ -399,15 +399,15 @@ def test_a_registry_of_ones_own() -> None:
     registry.register("mine", create)
     registry.register("mine", create)
     assert "mine" in registry
-    with pytest.raises(ValueError, match="'mine' is registered already"):
+    with pytest.raises(ValueError, match="'mine' is already registered"):
         registry.register("mine", lambda given: create(given))
     with pytest.raises(ValueError, match="needs a name"):
         registry.register("", create)
     assert registry.create_handler(params("mine")).get_run_id() == "run"
     registry.register("other", create)
-    with pytest.raises(RuntimeError, match="made for the backend 'other' calls itself 'mine'"):
+    with pytest.raises(RuntimeError, match="handler for the rendezvous backend 'other' returned 'mine'"):
         registry.create_handler(params("other"))
-    with pytest.raises(ValueError, match="there is no rendezvous backend 'third'; known are mine, other"):
+    with pytest.raises(ValueError, match="unknown rendezvous backend 'third'; known backends: mine, other"):
         registry.create_handler(params("third"))
 
 
@@ -441,9 +441,9 @@ def test_a_broken_package_harms_only_those_who_ask_for_it(tmp_path: Path) -> Non
     sys.path.insert(0, str(tmp_path))
     try:
         assert get_rendezvous_handler(params("c10d")).get_backend() == "c10d", "our names are ours"
-        with pytest.raises(ValueError, match="'broken' of 'no_such_module:creator' cannot be loaded"):
+        with pytest.raises(ValueError, match="cannot load the rendezvous backend 'broken' from 'no_such_module"):
             get_rendezvous_handler(params("broken"))
-        with pytest.raises(ValueError, match="there is no rendezvous backend 'nobody'"):
+        with pytest.raises(ValueError, match="unknown rendezvous backend 'nobody'"):
             get_rendezvous_handler(params("nobody"))
     finally:
         sys.path.remove(str(tmp_path))

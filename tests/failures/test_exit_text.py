@@ -1,4 +1,4 @@
-"""Exit codes and signals in words."""
+"""Descriptions of exit codes and signals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tenax._failures.exit_text import describe_exit, describe_signal, signal_nam
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "words"),
+    ("exit_code", "text"),
     [
         (0, "exited with code 0"),
         (1, "exited with code 1"),
@@ -24,13 +24,13 @@ from tenax._failures.exit_text import describe_exit, describe_signal, signal_nam
         (-15, "was killed by SIGTERM"),
     ],
 )
-def test_an_end_is_told_in_words(exit_code: int, words: str) -> None:
-    """Each way to end has a sentence that needs no manual."""
-    assert describe_exit(exit_code) == words
+def test_an_exit_code_is_described(exit_code: int, text: str) -> None:
+    """Negative codes are signals."""
+    assert describe_exit(exit_code) == text
 
 
-def test_every_number_has_a_name() -> None:
-    """No number, however odd, makes the words fail."""
+def test_every_number_can_be_described() -> None:
+    """No number raises an exception."""
     for number in range(-200, 1000):
         assert signal_name(number)
         assert describe_signal(number)
@@ -41,5 +41,5 @@ def test_every_number_has_a_name() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="this system has no real-time signals")
 def test_a_real_time_signal_is_named_by_its_distance() -> None:
-    """The kernel names only the first and the last of them."""
+    """Only the first and the last of them have names."""
     assert signal_name(signal.SIGRTMIN + 3) == "SIGRTMIN+3"

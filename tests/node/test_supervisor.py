@@ -428,7 +428,7 @@ class FakeControl:
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         self.loop, self.emit, self.node = loop, emit, node
 
-    def tell(self, message: messages.FromNode) -> None:
+    def send(self, message: messages.FromNode) -> None:
         self.told.append(message)
         answers = self.answers.get(type(message), [])
         if answers:
@@ -590,7 +590,7 @@ def test_an_engine_can_limit_the_workers_print_and_announce_the_node(stage: Call
     announced: list[messages.FromNode] = []
 
     def look() -> None:
-        announced.extend(control.node.words(info))
+        announced.extend(control.node.messages_on_connecting(info))
         control.node.hold(4.3)
         control.node.say("the coordinator was lost\x1b[2J")
         made._succeed()
@@ -676,12 +676,12 @@ class Serving(FakeControl):
         settings = RunSettings("run", max_restarts=node.settings.max_restarts)
         self.host = CoordinatorHost(settings, node.policy, loop, self._deliver, node.record_run(settings))
         self.host.step(Opened())
-        self.tell(messages.NodeJoined(messages.NodeInfo("me", "a", slots=2)))
+        self.send(messages.NodeJoined(messages.NodeInfo("me", "a", slots=2)))
 
     def _deliver(self, say: Send) -> None:
         self.emit(say.event)
 
-    def tell(self, message: messages.FromNode) -> None:
+    def send(self, message: messages.FromNode) -> None:
         self.host.step(Received("me", message))
 
     def close(self) -> None:

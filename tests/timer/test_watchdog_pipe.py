@@ -87,7 +87,7 @@ def test_a_full_pipe_is_read_in_one_round(pipe: WatchdogPipe) -> None:
     filler = late(4711).to_json().encode().ljust(127) + b"\n"
     write(pipe.path, *[filler] * 400, FileTimerRequest(100, "step", -1))
     assert pipe.expired() == []
-    assert pipe.watchdog.strangers == 400
+    assert pipe.watchdog.unknown_senders == 400
 
 
 def test_leftover_requests_do_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
@@ -164,14 +164,14 @@ def test_after_a_full_pipe_expiry_is_delayed_once(tmp_path: Path) -> None:
 
 def test_an_unusable_path_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    for path, words in (
+    for path, message in (
         (tmp_path / "file", "which is not a pipe"),
-        (tmp_path / "missing" / "timers", "there is no folder"),
+        (tmp_path / "missing" / "timers", "the folder .* does not exist; create it"),
         (tmp_path / "file" / "timers", "Not a directory"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             check_path(str(path))
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             WatchdogPipe(1, str(path)).make()
     assert (tmp_path / "file").read_text() == "precious"
     check_path(str(tmp_path / "free"))
@@ -195,7 +195,7 @@ def test_an_unwritable_folder_is_rejected_with_a_message(tmp_path: Path) -> None
 
 
 class SilentLogs:
-    """Implements ``ports.Logs``: records printed lines, and has no evidence."""
+    """Implements ``interfaces.Logs``: records printed lines, and has no evidence."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -233,7 +233,7 @@ class SilentLogs:
 
     def live(self, text: str) -> None: ...
 
-    def close(self, last_words: str = "") -> None: ...
+    def close(self, final_text: str = "") -> None: ...
 
 
 class Program:
@@ -341,7 +341,7 @@ def test_a_worker_that_cannot_dump_its_stacks_is_killed_at_once(tmp_path: Path) 
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1, stacks_s=3600.0)
         (failure,) = run.run().failures
-        assert "its stacks are not known: it is not a Python program" in failure.reason
+        assert "no stacks: it is not a Python program" in failure.reason
 
 
 def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
@@ -385,5 +385,5 @@ def test_invalid_input_is_reported_once(tmp_path: Path) -> None:
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1)
         run.run()
-        assert sum("is no request" in line for line in run.logs.said) == 1
-        assert sum("no worker of this node" in line for line in run.logs.said) == 1
+        assert sum("invalid request" in line for line in run.logs.said) == 1
+        assert sum("not a worker of this node" in line for line in run.logs.said) == 1

@@ -284,7 +284,7 @@ class AgentMachine:
             return  # a run ends once; a link that breaks after that changes nothing
         state.decided = verdict
         if state.phase is Phase.RUNNING:
-            self._stop(SIGTERM, f"the run {verdict.outcome.in_words}: {verdict.why}", state.settings.grace_s, now)
+            self._stop(SIGTERM, f"the run {verdict.outcome.text}: {verdict.why}", state.settings.grace_s, now)
         elif state.phase in (Phase.NEW, Phase.JOINING, Phase.DONE):
             self._end(verdict)
 

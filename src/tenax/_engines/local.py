@@ -58,7 +58,7 @@ class LocalEngine:
         self._coordinator.step(Opened())
         self._coordinator.step(Received(info.node_id, NodeJoined(info)))
 
-    def tell(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         assert self._coordinator is not None, "opened before"
         if isinstance(message, NodeReady) and self._store_address is not None:
             try:

@@ -143,7 +143,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line("ending leftover processes of the workers", important=False)]
         case commands.Finish(verdict):
             important = verdict.outcome is Outcome.SUCCEEDED  # the report shows every other outcome
-            line = Line(f"the run {verdict.outcome.in_words}: {verdict.why}", important)
+            line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important)
             return [line, *_goodput(verdict)] if important else [line]
     return []
 
@@ -153,9 +153,9 @@ def _goodput(verdict: Verdict) -> list[Line]:
     goodput = verdict.goodput
     if goodput is None or (goodput.spent.total_s < _SHORT_RUN_S and verdict.restarts_used == 0):
         return []
-    from tenax._view.goodput_text import goodput_in_words
+    from tenax._view.goodput_text import format_goodput
 
-    text = goodput_in_words(goodput)
+    text = format_goodput(goodput)
     return [Line(text)] if text else []
 
 

@@ -216,7 +216,7 @@ class Node:
     def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
         health = self._plan.health
         if health is not None:
-            health.open(warn=lambda line: self._warn(line, logs), tell=lambda text: logs.say(f"tenax: {text}"))
+            health.open(warn=lambda line: self._warn(line, logs), inform=lambda text: logs.say(f"tenax: {text}"))
             health.watch(loop)
             if self.scopes is not None:
                 health.ask_watchdog(self.scopes.last_progress_time)

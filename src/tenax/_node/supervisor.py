@@ -164,7 +164,7 @@ class Supervisor:
         return ControlledNode(
             settings=self.machine.state.settings,
             policy=self._policy,
-            words=self._announcements,
+            messages_on_connecting=self._announcements,
             hold=self._processes.hold,
             keep=self._processes.keep,
             release=self._processes.release,
@@ -321,7 +321,7 @@ class Supervisor:
         # Send before printing: what the console shows has been sent to the coordinator.
         for command in issued:
             if isinstance(command, commands.SendMessage):
-                self._control.tell(command.message)
+                self._control.send(command.message)
         # Print before executing: the console shows a command before the workers' reaction to it.
         is_end = any(isinstance(command, commands.Finish) for command in issued)
         for line in lines_for(event, issued, state):

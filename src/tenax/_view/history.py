@@ -20,7 +20,7 @@ import msgspec
 
 from tenax._core.ledger import Goodput, Mean
 from tenax._core.model import Verdict
-from tenax._view.goodput_text import duration_in_words
+from tenax._view.goodput_text import format_duration
 from tenax._view.status import FailureStatus, GenerationStatus, Value
 
 TYPE_CHECKING = False
@@ -64,9 +64,9 @@ class HangSpan(Value, frozen=True):
     who: str = ""  # ranks whose stacks differ from the others', and where they are
 
     @property
-    def in_words(self) -> str:
+    def text(self) -> str:
         who = f" ({self.who})" if self.who else ""
-        return f"no activity for {duration_in_words(self.until - self.since)} in generation {self.generation}{who}"
+        return f"no activity for {format_duration(self.until - self.since)} in generation {self.generation}{who}"
 
 
 def odd_ranks(report: HangReport) -> str:
@@ -304,7 +304,7 @@ def _killed(nodes: Sequence[NodePart]) -> dict[str, None]:
 def _own_outcomes(nodes: Sequence[NodePart]) -> dict[str, None]:
     """Return messages about how the run ended for each node, where the run's outcome is unknown."""
     ends = [(part.node.host, part.verdict) for part in nodes if part.verdict is not None]
-    return {f"for the agent on {host} the run {each.outcome.in_words}: {each.why}": None for host, each in ends}
+    return {f"for the agent on {host} the run {each.outcome.text}: {each.why}": None for host, each in ends}
 
 
 def _left(last: NodeHistory) -> str:

@@ -126,7 +126,7 @@ def _sent_message(send: Send) -> str:
         case GenerationEnded(generation, why):
             return f"generation {generation} ended: {why}"
         case RunEnded(verdict):
-            return f"the run {verdict.outcome.in_words}: {verdict.why}"
+            return f"the run {verdict.outcome.text}: {verdict.why}"
         case JoinRefused(reason):
             return f"refused: {reason}"
         case LeaveNoticed(_, host, why):

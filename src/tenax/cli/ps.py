@@ -144,7 +144,7 @@ def _phase(status: RunStatus) -> str:
 def _table(runs: list[LocalRun]) -> list[str]:
     import sys
 
-    from tenax._view.goodput_text import duration_in_words
+    from tenax._view.goodput_text import format_duration
     from tenax.cli.status import terminal_size
     from tenax.cli.terminal_table import Column, plain, table
 
@@ -166,7 +166,7 @@ def _table(runs: list[LocalRun]) -> list[str]:
             plain(os.path.basename(run.script)),
             plain(run.phase),
             *((_UNKNOWN,) * 3 if run.phase == _SILENT else map(str, (run.generation, run.nodes, run.workers))),
-            duration_in_words(run.age_s),
+            format_duration(run.age_s),
             plain(run.coordinator) or _UNKNOWN,
             str(run.pids[0]),
             plain(run.log_dir),

@@ -54,7 +54,7 @@ def report_command(argv: Sequence[str]) -> int:
     except WrongUsage as error:
         print_stderr(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
         return WRONG_USAGE
-    from tenax._view.summary import summary_in_words, summary_of
+    from tenax._view.summary import format_summary, summary_of
     from tenax.cli.journals import read_histories
 
     found = read_histories(arguments.paths)
@@ -77,7 +77,7 @@ def report_command(argv: Sequence[str]) -> int:
     except OSError as error:
         print_stderr(f"tenax report: could not write {arguments.output!r}: {error.strerror}")
         return WRONG_USAGE
-    print_page(harmless(summary_in_words(summary, [f"page: {os.path.abspath(arguments.output)}"])))
+    print_page(harmless(format_summary(summary, [f"page: {os.path.abspath(arguments.output)}"])))
     return FAILED if found.troubles else SUCCEEDED
 
 

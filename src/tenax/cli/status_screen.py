@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from tenax._view.goodput_text import duration_in_words, goodput_in_words
+from tenax._view.goodput_text import format_duration, format_goodput
 from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 
 TYPE_CHECKING = False
@@ -122,7 +122,7 @@ def _since(status: RunStatus) -> float | None:
 
 
 def _age(status: RunStatus, since: float) -> str:
-    return duration_in_words(max(0.0, status.now - since))
+    return format_duration(max(0.0, status.now - since))
 
 
 def _summary(status: RunStatus) -> list[tuple[str, str]]:
@@ -134,7 +134,7 @@ def _summary(status: RunStatus) -> list[tuple[str, str]]:
         if last.ended_why:
             entries.append(("ended", plain(last.ended_why)))
     entries.append(("restarts", _restarts(status)))
-    if line := goodput_in_words(status.goodput):
+    if line := format_goodput(status.goodput):
         entries.append(("time", line))
     return entries
 

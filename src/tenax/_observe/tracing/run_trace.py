@@ -65,7 +65,7 @@ class Part(msgspec.Struct, frozen=True):
     until: float
     attributes: dict[str, Value] = {}
     moments: tuple[Moment, ...] = ()
-    trouble: str = ""  # why it failed; empty: it did not
+    error: str = ""  # why it failed; empty: it did not
 
 
 class RunTrace:
@@ -123,7 +123,7 @@ class RunTrace:
             status = self._operators.status()
             self._queue_spans(status)
         except Exception as error:
-            self._report(f"the trace (--trace) is not whole: {type(error).__name__}: {error}; the job is not affected")
+            self._report(f"the trace (--trace) is incomplete: {type(error).__name__}: {error}; the job is not affected")
             return None
         return status
 
@@ -198,8 +198,8 @@ def run_part(status: RunStatus) -> Part:
     last = max((each.settled_at or 0.0 for each in status.generations), default=0.0)
     since = min([status.now - spent.total_s, *(each.formed_at - each.spent.waiting_s for each in status.generations)])
     until = min(status.now, max(last, since + spent.total_s))
-    trouble = "" if status.outcome == "succeeded" else status.why
-    return Part(f"run {status.run_id}", "run", "", since, max(since, until), attributes, trouble=trouble)
+    error = "" if status.outcome == "succeeded" else status.why
+    return Part(f"run {status.run_id}", "run", "", since, max(since, until), attributes, error=error)
 
 
 def rendezvous_part(each: GenerationStatus) -> list[Part]:
@@ -229,8 +229,8 @@ def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> l
     if each.last_step >= 0:
         attributes |= {"tenax.first_step": each.first_step, "tenax.last_step": each.last_step}
     moments = tuple(_moment(failure) for failure in sorted(failures, key=_first_cause_first)[:_MAX_FAILURES])
-    trouble = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
-    parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, trouble)]
+    error = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
+    parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, error)]
     for name, since, until in (
         ("starting", each.formed_at, trains_since),
         ("training", trains_since, ended_at),
@@ -274,8 +274,7 @@ def _address(spec: str, env: Mapping[str, str]) -> str:
     address = otlp_address(written, "traces", env)
     if not address:
         raise ValueError(
-            "nothing says where to send it; write --trace otel:http://localhost:4318, or set "
-            "OTEL_EXPORTER_OTLP_ENDPOINT"
+            "no address to send to; use --trace otel:http://localhost:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT"
         )
     return address
 
@@ -290,4 +289,4 @@ def _check_installed() -> None:
         except ImportError:  # its parent package is missing too
             is_there = False
         if not is_there:
-            raise ImportError(f"it needs {name}, which is not installed: pip install 'tenax[otel]'", name=name)
+            raise ImportError(f"{name} is not installed; run: pip install 'tenax[otel]'", name=name)
