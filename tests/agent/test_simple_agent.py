@@ -218,7 +218,7 @@ class Confused(Toy):
 def test_a_state_that_makes_no_sense_ends_the_run() -> None:
     """Everything is released, and the state is named."""
     agent = Confused(spec_of("exec sleep 60"))
-    with pytest.raises(RuntimeError, match="the workers are in the state UNKNOWN"):
+    with pytest.raises(RuntimeError, match="unexpected state of the workers: UNKNOWN"):
         agent.run()
     assert agent.calls[-1] == "shutdown"
     assert gone(agent.pids)
@@ -380,7 +380,7 @@ def test_a_peer_that_does_not_come_is_no_failure() -> None:
     store = Store()
     store.set("torchelastic/role_info/1", '{"role": "trainer", "rank": 1, "local_world_size": 1}')
     agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), exit_barrier_timeout=0.01)
-    with pytest.warns(RuntimeWarning, match="did not finish with us"):
+    with pytest.warns(RuntimeWarning, match="did not reach the exit barrier"):
         assert agent.run().state is WorkerState.SUCCEEDED
 
 

@@ -180,7 +180,8 @@ class LaunchConfig:
     def _check(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise ValueError(
-                f"1 <= min_nodes <= max_nodes must hold, not min_nodes={self.min_nodes} and max_nodes={self.max_nodes}"
+                f"min_nodes={self.min_nodes} and max_nodes={self.max_nodes} are invalid; expected 1 <= min_nodes <= "
+                "max_nodes"
             )
         if self.nproc_per_node < 1:
             raise ValueError(f"nproc_per_node must be at least 1, not {self.nproc_per_node}")
@@ -198,9 +199,7 @@ class LaunchConfig:
             raise ValueError(f"hang_after must be more than 0 seconds, not {self.hang_after}")
         for name in self.preload.split(","):
             if not all(part.isidentifier() for part in name.strip().split(".")):
-                raise ValueError(
-                    f"preload must be names of modules with commas between them, 'auto' or 'none', not {self.preload!r}"
-                )
+                raise ValueError(f"preload must be 'auto', 'none' or modules separated by commas, not {self.preload!r}")
 
     @property
     def preloads(self) -> str:
@@ -243,5 +242,5 @@ def _shutdown_timeout(given: int | None) -> int:
     else:
         text, name, value = str(given), "shutdown_timeout", given
     if value < 0:
-        raise ValueError(f"{name} must be a whole number of seconds of at least 0, not {text!r}")
+        raise ValueError(f"{name} must be a whole number of seconds, at least 0, not {text!r}")
     return value

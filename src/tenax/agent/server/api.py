@@ -102,7 +102,7 @@ class WorkerSpec:
             )
             self.entrypoint = self.fn
         if not self.entrypoint:
-            raise AssertionError("a WorkerSpec needs an entrypoint: a function or the path of a program")
+            raise AssertionError("WorkerSpec needs an entrypoint: a function or the path of a program")
 
     def get_entrypoint_name(self) -> str:
         """Return the function's name, or the last part of the program's path."""
@@ -413,7 +413,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         except SignalException:
             raise
         except Exception as error:  # a missing peer is not a failure of this node
-            warnings.warn(f"the other nodes did not finish with us: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"the other nodes did not reach the exit barrier: {error}", RuntimeWarning, stacklevel=2)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -477,7 +477,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                         self._report_health("the other nodes")
                         self._start_generation(self._restart_workers, ran_s)
                 case _:
-                    raise RuntimeError(f"[{spec.role}] the workers are in the state {result.state.value}")
+                    raise RuntimeError(f"[{spec.role}] unexpected state of the workers: {result.state.value}")
 
     def _start_generation(self, hook: Callable[[WorkerGroup], None], last_ran_s: float) -> None:
         self._longest_s = max(self._longest_s, last_ran_s)

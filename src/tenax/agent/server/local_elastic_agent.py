@@ -241,7 +241,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             case Outcome.CANCELLED:
                 group.state = WorkerState.STOPPED
                 number = signal.Signals(verdict.signal)
-                raise SignalException(f"the agent (pid {os.getpid()}) got {number.name}", number)
+                raise SignalException(f"the agent (pid {os.getpid()}) received {number.name}", number)
             case Outcome.BROKEN:
                 raise RuntimeError(verdict.why)
             case Outcome.FAILED | Outcome.ABANDONED:
