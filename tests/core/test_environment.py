@@ -163,7 +163,7 @@ def test_the_one_device(visible: str | None, local_rank: int, device: str) -> No
 
 @pytest.mark.parametrize(("visible", "local_rank"), [("", 0), ("0", 1), ("0,1", 2), (" , ", 0)])
 def test_too_few_devices_are_refused_in_one_sentence(visible: str, local_rank: int) -> None:
-    """The message says what is missing, where it was looked for, and what to do."""
+    """The message sends what is missing, where it was looked for, and what to do."""
     with pytest.raises(ValueError, match=r"needs one device per worker, but CUDA_VISIBLE_DEVICES=.* start fewer"):
         only_device(visible, local_rank)
 

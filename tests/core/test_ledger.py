@@ -16,7 +16,7 @@ from tenax._core.ledger import Goodput, Ledger, Mean, Spent
 from tenax._core.record import record_of
 from tenax.testing.run_invariants import RunChecker
 
-from .run_world import RunWorld
+from .random_run import RandomRun
 
 CORE = settings.get_profile("core")
 NAMES = Spent.__struct_fields__
@@ -36,13 +36,13 @@ class Watched(CoordinatorMachine):
     def step(self, event: run.AnyCoordinatorEvent, now: float) -> list[run.Send]:
         ledger = self.state.ledger
         before = ledger.spent(now)
-        says = super().step(event, now)
+        sends = super().step(event, now)
         after = ledger.spent(now)
         is_opened = isinstance(event, run.Opened) and event.record is not None
         is_progress = isinstance(event, run.Received) and isinstance(event.message, messages.NodeProgress)
-        is_hang = any(isinstance(say.event, events.HangFound) for say in says)
+        is_hang = any(isinstance(send.event, events.HangFound) for send in sends)
         if is_progress or is_hang:
-            # L2: what a script says of its steps moves seconds, and so does a hang; only between these three.
+            # L2: what a script sends of its steps moves seconds, and so does a hang; only between these three.
             assert after.total_s == same(before.total_s)
             assert (after.waiting_s, after.stopping_s) == (same(before.waiting_s), same(before.stopping_s))
             assert after.lost_s >= before.lost_s - SAME
@@ -55,7 +55,7 @@ class Watched(CoordinatorMachine):
         passed_s = 7.0 if ledger.began_at is not None and ledger.over_at is None else 0.0
         assert later.total_s == same(after.total_s + passed_s)
         assert len(ledger.entries) <= 100
-        return says
+        return sends
 
 
 def check_entries(ledger: Ledger) -> None:
@@ -73,14 +73,14 @@ def check_entries(ledger: Ledger) -> None:
     assert numbers == sorted(set(numbers))
 
 
-def play(world: RunWorld) -> None:
+def play(world: RandomRun) -> None:
     """To the end. L1 is checked by ``RunChecker`` after every step, against what it has heard and seen itself."""
-    verdict = world.play()
+    verdict = world.run()
     ledger = world.machine.state.ledger
     check_entries(ledger)
     goodput = verdict.goodput
     if goodput is None:
-        pytest.fail("every verdict of a coordinator says what the time was spent on")
+        pytest.fail("every verdict of a coordinator sends what the time was spent on")
     assert goodput == ledger.goodput(ledger.over_at or 0.0)
     assert goodput == ledger.goodput(1e9), "after the end no time passes"
     assert goodput.lost_steps >= sum(entry.lost_steps for entry in ledger.entries)
@@ -90,12 +90,12 @@ def play(world: RunWorld) -> None:
         assert last.settled_at <= (ledger.over_at or 0.0)
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_every_second_is_in_one_sum(lies: bool) -> None:
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_every_second_is_in_one_sum(invalid_events: bool) -> None:
     """L1 and L2 in random runs: nodes come and go, operators want restarts, coordinators are replaced."""
     seen: set[str] = set()
     for seed in range(400):
-        world = RunWorld(random.Random(seed), lies=lies, make_machine=Watched)
+        world = RandomRun(random.Random(seed), invalid_events=invalid_events, make_machine=Watched)
         play(world)
         verdict = world.machine.state.verdict
         assert verdict is not None
@@ -107,11 +107,13 @@ def test_every_second_is_in_one_sum(lies: bool) -> None:
     assert seen >= {"failure", "loss", "drain", "join", "request", "succeeded", "cancelled"}
 
 
-@given(dice=st.randoms(use_true_random=False), lies=st.booleans())
+@given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
 @settings(CORE, max_examples=60)
-def test_every_second_is_in_one_sum_also_in_runs_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:
-    """As above, with dice that hypothesis loads, so that a failing history comes back as short as it can be."""
-    play(RunWorld(dice, lies=lies, make_machine=Watched))
+def test_every_second_is_in_one_sum_also_in_runs_that_hypothesis_shrinks(
+    rng: random.Random, invalid_events: bool
+) -> None:
+    """As above, with rng that hypothesis loads, so that a failing history comes back as short as it can be."""
+    play(RandomRun(rng, invalid_events=invalid_events, make_machine=Watched))
 
 
 # --- any calls in any order -------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ def test_more_than_a_hundred_generations_of_a_coordinator() -> None:
 
 
 def test_the_end_of_a_generation_is_written_down_once() -> None:
-    """Whoever says it again, later, changes nothing; the end of the run ends the generation, and settles it."""
+    """Whoever sends it again, later, changes nothing; the end of the run ends the generation, and settles it."""
     ledger = Ledger()
     ledger.formed(1, "first generation", 1, 1, 0.0)
     ledger.running(1.0)
@@ -297,7 +299,7 @@ def test_steps_that_are_not_done_again_were_not_lost() -> None:
 
 
 def test_a_worker_that_begins_even_earlier_shows_that_more_was_lost() -> None:
-    """Nodes tell their steps one after the other."""
+    """Nodes format_steps their steps one after the other."""
     ledger = Ledger()
     trained(ledger, 1, 0.0, 100.0, 0, 100)
     ledger.formed(2, "why", 1, 1, 100.0)
@@ -326,7 +328,7 @@ def test_the_order_in_which_nodes_tell_their_steps_does_not_matter(is_reversed: 
 
 
 def test_no_more_is_lost_than_was_trained() -> None:
-    """Clocks of other hosts are known roughly, and a script may say what it likes."""
+    """Clocks of other hosts are known roughly, and a script may send what it likes."""
     ledger = Ledger()
     ledger.formed(1, "why", 1, 1, 0.0)
     ledger.running(5.0)
@@ -407,7 +409,7 @@ def test_an_heir_that_finds_nobody_has_waited() -> None:
 
 
 def test_a_coordinator_without_a_record_counts_from_where_it_begins() -> None:
-    """At an endpoint nothing is known of the time before; the nodes tell which generation is at work."""
+    """At an endpoint nothing is known of the time before; the nodes format_steps which generation is at work."""
     machine = CoordinatorMachine(RunSettings("run"))
     machine.step(run.Opened(30.0, generation=2, store=STORE), 100.0)
     machine.step(run.Received("a", work(2)), 104.0)

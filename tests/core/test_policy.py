@@ -36,7 +36,7 @@ def test_the_budget_is_exact(used: int, allowed: int) -> None:
         assert decision == GiveUp("the one restart is used" if allowed == 1 else f"all {allowed} restarts are used")
 
 
-# --- what is not worth a restart -------------------------------------------------------------------------------------
+# --- what is not worth a restart --------------------------------------------------------------------------------------
 
 
 def failed(
@@ -177,21 +177,21 @@ class Job:
         self.machine = CoordinatorMachine(RunSettings("run", max_restarts=allowed), policy)
         self.now = 0.0
         self.hear(run.Opened())
-        self.says = self.hear(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a", slots=2))))
+        self.sends = self.hear(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a", slots=2))))
         self.ready()
 
     def hear(self, event: run.AnyCoordinatorEvent) -> list[Send]:
-        self.says = self.machine.step(event, self.now)
-        return self.says
+        self.sends = self.machine.step(event, self.now)
+        return self.sends
 
     def ready(self) -> None:
         self.hear(run.Received("a", messages.NodeReady(self.machine.state.generation)))
 
     def told(self) -> int:
         """What the workers are told of restarts in the generation that was just formed."""
-        (say,) = self.says
-        assert isinstance(say.event, events.GenerationFormed)
-        return say.event.assignment.restarts_used
+        (send,) = self.sends
+        assert isinstance(send.event, events.GenerationFormed)
+        return send.event.assignment.restarts_used
 
     def fail(self, *failures: Failure) -> None:
         generation = self.machine.state.generation
@@ -300,6 +300,6 @@ def test_a_policy_that_raises_ends_the_run_with_a_reason() -> None:
 
 @pytest.mark.parametrize("decision", [Restart("again"), Wait("later", seconds=2.5), GiveUp("enough")])
 def test_a_decision_can_be_written_down(decision: AnyDecision) -> None:
-    """The three answers survive JSON, and each says why."""
+    """The three answers survive JSON, and each sends why."""
     assert msgspec.json.decode(msgspec.json.encode(decision), type=AnyDecision) == decision
     assert decision.why

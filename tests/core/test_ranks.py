@@ -62,7 +62,7 @@ def test_every_node_gets_one_rank_and_every_worker_too(group: list[Candidate]) -
 @given(group=groups(ordered=False))
 @settings(CORE)
 def test_a_rank_that_was_asked_for_is_given(group: list[Candidate]) -> None:
-    """R3: if there is such a rank, and the nodes do not all say where they belong."""
+    """R3: if there is such a rank, and the nodes do not all send where they belong."""
     arranged = arrange(group)
     for candidate in group:
         if 0 <= candidate.requested_rank < len(group):
@@ -85,7 +85,7 @@ def test_who_stays_keeps_its_rank_and_newcomers_fill_the_holes(group: list[Candi
 @given(group=groups(ordered=True))
 @settings(CORE)
 def test_where_all_say_where_they_belong_that_order_decides(group: list[Candidate]) -> None:
-    """R4: instead of everything else; who says the same stays in the order that there was."""
+    """R4: instead of everything else; who sends the same stays in the order that there was."""
     arranged = arrange(group)
     keys = [_as_people_count(c.order) for c in arranged]
     assert keys == sorted(keys)

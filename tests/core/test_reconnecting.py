@@ -1,4 +1,4 @@
-"""What a node says on a new connection: all that a coordinator must know of it, from its state alone, and all true."""
+"""What a node sends on a new connection: all that a coordinator must know of it, from its state alone, and all true."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
 from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
 from tenax._core.model import AgentSettings, Assignment
 
-from .test_every_cell import SITUATIONS, reach
-from .world import World
+from .random_node import RandomNode
+from .test_agent_transitions import SITUATIONS, reach
 
 NODE = messages.NodeInfo("a", "host-a", slots=2, min_nodes=2, max_nodes=2)
 PART = Assignment(1, group_rank=1, group_world_size=2, first_global_rank=2, coordinator_rank=0, restarts_used=3)
@@ -103,8 +103,8 @@ def test_words_are_true_whenever_the_link_breaks() -> None:
     """In thousands of random moments: ready and stopped only when clear, running only when processes may live."""
     moments = set()
     for seed in range(400):
-        world = World(random.Random(seed))
-        world.play()
+        world = RandomNode(random.Random(seed))
+        world.run()
         machine = AgentMachine(world.settings)
         for event, now, _ in world.steps:
             machine.step(event, now)

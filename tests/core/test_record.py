@@ -38,9 +38,9 @@ class Successor:
         )
 
     def step(self, event: run.AnyCoordinatorEvent, now: float = 0.0) -> None:
-        says = self.machine.step(event, now)
-        self._checker.check(self.machine.state, event, says, now)
-        self.said = [(say.to, say.event) for say in says]
+        sends = self.machine.step(event, now)
+        self._checker.check(self.machine.state, event, sends, now)
+        self.said = [(send.to, send.event) for send in sends]
 
     def comes(self, name: str, now: float = 0.0, generation: int = 1, *, is_running: bool = True) -> None:
         info = messages.NodeInfo(name, name, min_nodes=2, max_nodes=3)
@@ -148,7 +148,7 @@ def test_members_stop_when_no_leader_answers_them(others: int) -> None:
 
 
 def test_a_member_that_never_heard_of_its_generation() -> None:
-    """It was decided, and the leader died before it could tell everybody: it ends, uncharged."""
+    """It was decided, and the leader died before it could format_steps everybody: it ends, uncharged."""
     made = Successor(record())
     made.comes("a")
     made.comes("b", generation=0, is_running=False)

@@ -52,8 +52,8 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
     played = play_scenario(script)
     assert played == (
         "# why\n\nscenario short\nsettings workers=1 grace_s=4\n\n"
-        "at 0 run requested\n    tell ready\n    new -> joining\n"
-        "at 1.5 signal SIGINT\n    tell left: the agent was asked to stop\n"
+        "at 0 run requested\n    format_steps ready\n    new -> joining\n"
+        "at 1.5 signal SIGINT\n    format_steps left: the agent was asked to stop\n"
         "    finish: cancelled, the agent was asked to stop\n"
         "        generation 0, restarts used 0, by SIGINT\n    joining -> ended\n"
     )
@@ -101,7 +101,7 @@ def test_facts_mean_the_given_generation_unless_they_say_another() -> None:
 
 
 def test_a_verdict_names_what_this_node_told_of() -> None:
-    """``run ended`` means what a coordinator would say that has heard this node only, on its own clock."""
+    """``run ended`` means what a coordinator would send that has heard this node only, on its own clock."""
     script = "scenario s\nat 0 generation 1 up\nat 5 worker 0 exited 3\nat 6 run ended, sent at 1006: failed, enough\n"
     played = play_scenario(script + "at 7 worker 0 examined\nat 8 node cleared\n")
     assert "    finish: failed, enough\n        rank 0 (pid 100) failed: exited 3, seen at 5\n" in played

@@ -12,13 +12,13 @@ def form(addresses: dict[str, tuple[str, ...]], *, is_agent_store: bool = True) 
     """The parts of a generation of these nodes, the first of which gets rank 0."""
     machine = CoordinatorMachine(RunSettings("job", len(addresses), len(addresses)))
     machine.step(Opened(), 0.0)
-    says = []
+    sends = []
     for rank, (name, own) in enumerate(addresses.items()):
         info = messages.NodeInfo(name, name, rank=rank, min_nodes=len(addresses), max_nodes=len(addresses))
         machine.step(Received(name, messages.NodeJoined(info)), 0.0)
         ready = messages.NodeReady(0, name, 1234, is_agent_store, own)
-        says += machine.step(Received(name, ready), 0.0)
-    return {say.to[0]: say.event.assignment for say in says if isinstance(say.event, GenerationFormed)}
+        sends += machine.step(Received(name, ready), 0.0)
+    return {send.to[0]: send.event.assignment for send in sends if isinstance(send.event, GenerationFormed)}
 
 
 def test_the_node_that_hosts_the_store_gets_the_addresses_of_the_others() -> None:

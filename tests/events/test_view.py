@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from core.world import World
+from core.random_node import RandomNode
 from tenax._core import events as fact
 from tenax._core.agent import AgentMachine
 from tenax._core.events import AnyEvent
@@ -354,8 +354,8 @@ def test_what_always_holds_in_random_histories(lies: bool) -> None:
     """V1 to V5, no history raises, and every event comes back from its text."""
     seen = set()
     for seed in range(1_500):
-        world = World(random.Random(seed), lies=lies)
-        world.play()
+        world = RandomNode(random.Random(seed), invalid_events=lies)
+        world.run()
         machine = AgentMachine(world.settings)
         view = EventView(world.settings, "train.py", "host-a", "tcp", WALL_OFFSET)
         open_workers: dict[object, int] = {}

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from core.test_every_cell import SITUATIONS, versions
-from core.world import World
+from core.random_node import RandomNode
+from core.test_agent_transitions import SITUATIONS, versions
 from tenax._core import events
 from tenax._core.agent import SIGTERM, AgentMachine
 from tenax._core.events import AnyEvent
@@ -290,8 +290,8 @@ def rows_of(group: str, name: str) -> list[str]:
 
 def play(seed: int, *, lies: bool) -> list[tuple[str, str, float]]:
     """All that the view says in one random history, checked as it comes."""
-    world = World(random.Random(seed), lies=lies)
-    world.play()
+    world = RandomNode(random.Random(seed), invalid_events=lies)
+    world.run()
     machine, view = AgentMachine(world.settings), MetricView(world.settings, WALL)
     said = []
     for event, now, commands in world.steps:

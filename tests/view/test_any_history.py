@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from core.run_world import RunWorld, Step
+from core.random_run import RandomRun, Step
 from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Opened, RunSettings
 from tenax._core.policy import AnyDecision
 from tenax._view.chrome_trace import phases_of, trace_of
@@ -35,7 +35,7 @@ class Line(msgspec.Struct, frozen=True):
     decision: AnyDecision | None = None
 
 
-def coordinators_of(world: RunWorld) -> list[list[Step]]:
+def coordinators_of(world: RandomRun) -> list[list[Step]]:
     """One after the other served the run."""
     found: list[list[Step]] = []
     for step in world.steps:
@@ -45,7 +45,7 @@ def coordinators_of(world: RunWorld) -> list[list[Step]]:
     return found
 
 
-def journal_of(world: RunWorld, steps: list[Step]) -> tuple[Header, list[Line], CoordinatorMachine]:
+def journal_of(world: RandomRun, steps: list[Step]) -> tuple[Header, list[Line], CoordinatorMachine]:
     """As a journal would have it: with what the policy answered, and when."""
     machine = CoordinatorMachine(world.settings, world.policy)
     lines = []
@@ -77,8 +77,8 @@ def test_the_laws_hold_in_random_runs(lies: bool) -> None:
     """The sums are the coordinator's own, spans do not overlap, traces keep their format, pages can be made."""
     seen = 0
     for seed in range(150):
-        world = RunWorld(random.Random(seed), lies=lies)
-        world.play()
+        world = RandomRun(random.Random(seed), invalid_events=lies)
+        world.run()
         parts = []
         for steps in coordinators_of(world):
             header, lines, machine = journal_of(world, steps)

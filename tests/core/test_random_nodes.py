@@ -1,6 +1,6 @@
 """The agent machine against tens of thousands of random histories.
 
-A failing history is a function of its seed: ``World(random.Random(seed), lies=...).play()``.
+A failing history is a function of its seed: ``RandomNode(random.Random(seed), invalid_events=...).run()``.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tenax._core.messages import HangReport, WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.testing.agent_invariants import InvariantChecker
 
-from .world import MAX_STEPS, World, tell
+from .random_node import MAX_STEPS, RandomNode, format_steps
 
 CORE = settings.get_profile("core")
 
 
-def play(seed: int, *, lies: bool) -> World:
-    world = World(random.Random(seed), lies=lies)
+def play(seed: int, *, invalid_events: bool) -> RandomNode:
+    world = RandomNode(random.Random(seed), invalid_events=invalid_events)
     try:
-        world.play()
+        world.run()
     except AssertionError as error:
-        pytest.fail(f"seed {seed}, lies={lies}: {error}\n{tell(world.steps)}")
+        pytest.fail(f"seed {seed}, invalid_events={invalid_events}: {error}\n{format_steps(world.steps)}")
     return world
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
 @pytest.mark.parametrize("block", range(4))
-def test_promises_hold_in_random_histories(block: int, lies: bool) -> None:
+def test_promises_hold_in_random_histories(block: int, invalid_events: bool) -> None:
     """A1-A9 hold after every step, and every world that answers is led to a verdict in a bounded number of steps.
 
     The honest world also compares each order with the truth about its processes. The lying one tells duplicates, facts
@@ -45,30 +45,30 @@ def test_promises_hold_in_random_histories(block: int, lies: bool) -> None:
     size = 2_500
     outcomes = set()
     for seed in range(block * size, (block + 1) * size):
-        verdict = play(seed, lies=lies).machine.state.verdict
+        verdict = play(seed, invalid_events=invalid_events).machine.state.verdict
         assert verdict is not None
         outcomes.add(verdict.outcome)
     assert outcomes == set(Outcome), "the world has become too tame to reach every outcome"
 
 
 def test_the_random_world_visits_every_phase_and_event() -> None:
-    """The histories above mean something: together they tell every kind of fact, in every phase."""
+    """The histories above mean something: together they format_steps every kind of fact, in every phase."""
     seen = set()
     for seed in range(2_500):
-        world = World(random.Random(seed), lies=True)
+        world = RandomNode(random.Random(seed), invalid_events=True)
         machine = AgentMachine(world.settings)
-        world.play()
+        world.run()
         for event, now, _ in world.steps:
             seen.add((machine.state.phase, type(event)))
             machine.step(event, now)
     assert seen == {(phase, kind) for phase in Phase for kind in AnyEvent.__args__}
 
 
-@given(dice=st.randoms(use_true_random=False), lies=st.booleans())
+@given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
 @settings(CORE, max_examples=150)
-def test_promises_hold_in_histories_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:
-    """As above, with dice that hypothesis loads, so that a failing history comes back as short as it can be."""
-    World(dice, lies=lies).play()
+def test_promises_hold_in_histories_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
+    """As above, with rng that hypothesis loads, so that a failing history comes back as short as it can be."""
+    RandomNode(rng, invalid_events=invalid_events).run()
 
 
 ranks = st.integers(-1, 2)
@@ -148,11 +148,11 @@ def test_promises_hold_for_any_events_in_any_order(soup, workers, running) -> No
         checker.check(machine.state, event, machine.step(event, now))
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_a_history_has_one_answer(lies: bool) -> None:
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_a_history_has_one_answer(invalid_events: bool) -> None:
     """The same events at the same times give the same orders and the same final state: a journal replays."""
     for seed in range(1_000):
-        world = play(seed, lies=lies)
+        world = play(seed, invalid_events=invalid_events)
         again = AgentMachine(world.settings)
         for event, now, commands in world.steps:
             assert again.step(event, now) == commands
@@ -162,7 +162,7 @@ def test_a_history_has_one_answer(lies: bool) -> None:
 def test_a_machine_goes_on_from_a_state_that_was_written_down() -> None:
     """The state is all that a machine remembers: one rebuilt from JSON at every step goes on as if nothing was."""
     for seed in range(300):
-        world = play(seed, lies=True)
+        world = play(seed, invalid_events=True)
         machine = AgentMachine(world.settings)
         for event, now, commands in world.steps:
             written = msgspec.json.encode(machine.state)
@@ -179,7 +179,7 @@ def test_everything_can_be_written_down_and_read_back() -> None:
     read_state = msgspec.json.Decoder(AgentState).decode
     kinds = set()
     for seed in range(1_000):
-        world = play(seed, lies=True)
+        world = play(seed, invalid_events=True)
         for event, _, commands in world.steps:
             assert read_event(encode(event)) == event
             kinds.add(type(event))
@@ -192,5 +192,5 @@ def test_everything_can_be_written_down_and_read_back() -> None:
 
 def test_the_bound_on_steps_is_generous() -> None:
     """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
-    longest = max(len(play(seed, lies=True).steps) for seed in range(1_000))
+    longest = max(len(play(seed, invalid_events=True).steps) for seed in range(1_000))
     assert longest < MAX_STEPS / 4

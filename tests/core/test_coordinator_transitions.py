@@ -183,9 +183,9 @@ def test_every_cell_has_an_answer(situation: str, kind: type) -> None:
     for event in versions(kind):
         for now in (8.0, 1e6):
             machine, checker = reach(situation)
-            says = machine.step(event, now)
-            assert all(isinstance(say, Send) for say in says)
-            checker.check(machine.state, event, says, now)
+            sends = machine.step(event, now)
+            assert all(isinstance(send, Send) for send in sends)
+            checker.check(machine.state, event, sends, now)
             assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
 
 
@@ -207,9 +207,9 @@ def test_from_every_cell_an_operator_can_end_the_run(situation: str) -> None:
     machine, _ = reach(situation)
     here = set(machine.state.nodes)
     was_over = machine.state.phase is RunPhase.OVER
-    says = machine.step(run.CancelRequested("enough"), 9.0)
+    sends = machine.step(run.CancelRequested("enough"), 9.0)
     assert machine.state.phase is RunPhase.OVER
-    assert {node_id for say in says for node_id in say.to} == (set() if was_over else here)
+    assert {node_id for send in sends for node_id in send.to} == (set() if was_over else here)
 
 
 def test_the_table_is_complete() -> None:

@@ -1,4 +1,4 @@
-"""The run scenario files: what the coordinator machine says to its nodes in each history, word for word."""
+"""The run scenario files: what the coordinator machine sends to its nodes in each history, word for word."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_coordinator_answers_as_written(text: str) -> None:
 
 @pytest.mark.parametrize("text", CONVERSATIONS)
 def test_every_run_comes_to_an_end(text: str) -> None:
-    """No scenario stops in the middle: each leads to the end of the run, so it also shows what the ledger says."""
+    """No scenario stops in the middle: each leads to the end of the run, so it also shows what the ledger sends."""
     assert len(re.findall(r"-> over$", text, re.MULTILINE)) == 1
 
 
@@ -48,9 +48,9 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
     assert played == (
         "# why\n\nscenario short\nsettings nodes=1\n\n"
         "at 0 node a up with 2 slots\n"
-        "    say to a: generation 1 formed, node 0 of 1, ranks 0-1 of 2: first generation\n"
+        "    send to a: generation 1 formed, node 0 of 1, ranks 0-1 of 2: first generation\n"
         "    gathering -> running\n    deadlines: none\n"
-        "at 1.5 node a succeeded\n    say to a: run ended: succeeded, all 2 workers succeeded\n"
+        "at 1.5 node a succeeded\n    send to a: run ended: succeeded, all 2 workers succeeded\n"
         "        generation 1, restarts used 0\n    running -> over\n"
     )
     assert play_run_scenario(played) == played
@@ -83,12 +83,12 @@ def test_a_line_that_cannot_be_understood_is_named(line: str, complaint: str) ->
 def test_what_is_said_can_be_told_to_a_person() -> None:
     """Every kind of word of the coordinator has a sentence."""
     machine = CoordinatorMachine(RunSettings("run"))
-    says = machine.step(run.Opened(), 0.0) + machine.step(run.CancelRequested("enough"), 1.0)
-    assert says == []
+    sends = machine.step(run.Opened(), 0.0) + machine.step(run.CancelRequested("enough"), 1.0)
+    assert sends == []
     text = "".join(path.read_text() for path in FILES)
     sentences = ("formed, node", "ended: ", "run ended: ", "refused: ", "waiting: ", "will leave", "asked to leave: ")
     for sentence in sentences:
-        assert re.search(rf"^    say to .*{sentence}", text, re.MULTILINE), sentence
+        assert re.search(rf"^    send to .*{sentence}", text, re.MULTILINE), sentence
     assert describe_send(run.Send(("a", "b"), run.events.Waiting("why")), machine.state) == [
-        "say to a, b: waiting: why"
+        "send to a, b: waiting: why"
     ]
