@@ -31,69 +31,67 @@ from .random_run import MAX_STEPS, OUTCOMES, RandomRun, format_steps
 CORE = settings.get_profile("core")
 
 
-def play(seed: int, *, invalid_events: bool) -> RandomRun:
-    world = RandomRun(random.Random(seed), invalid_events=invalid_events)
+def simulate(seed: int, *, invalid_events: bool) -> RandomRun:
+    random_run = RandomRun(random.Random(seed), invalid_events=invalid_events)
     try:
-        world.run()
+        random_run.run()
     except Exception as error:
-        pytest.fail(
-            f"seed {seed}, invalid_events={invalid_events}: {type(error).__name__}: {error}\n{format_steps(world.steps)}"
-        )
-    return world
+        settings = f"seed {seed}, invalid_events={invalid_events}"
+        pytest.fail(f"{settings}: {type(error).__name__}: {error}\n{format_steps(random_run.steps)}")
+    return random_run
 
 
 @pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
 @pytest.mark.parametrize("block", range(4))
-def test_promises_hold_in_random_runs(block: int, invalid_events: bool) -> None:
-    """C1-C9 and L1 hold after every step, every run comes to an end, and everybody who is alive hears of it.
+def test_invariants_hold_in_random_runs(block: int, invalid_events: bool) -> None:
+    """C1-C10 and L1 hold after every step, every run ends, and every live node receives the verdict.
 
-    Nodes come, fail, drain, are cut off, die and are started again; links break and what was on them is lost; the
-    coordinator is lost and replaced, or written down and read back. The honest world also compares every generation
-    with the truth about all workers. The lying one sends again what was said before, and what strangers might send.
+    Nodes join, fail, drain, are cut off, die and restart; links break and lose messages; the coordinator is lost and
+    replaced, or rebuilt from its state. Without invalid events, every generation is also compared with the live
+    workers. Invalid events are duplicates, and messages of unknown nodes.
     """
     size = 500
     outcomes = set()
     for seed in range(block * size, (block + 1) * size):
-        verdict = play(seed, invalid_events=invalid_events).machine.state.verdict
+        verdict = simulate(seed, invalid_events=invalid_events).machine.state.verdict
         assert verdict is not None
         outcomes.add(verdict.outcome)
-    assert outcomes == OUTCOMES, "the world has become too tame to reach every outcome"
+    assert outcomes == OUTCOMES, "the runs do not reach every outcome"
 
 
 @pytest.mark.parametrize(
     ("seed", "invalid_events"),
     [(4706, True), (9471, True), (10458, False), (13589, False), (15176, True), (19477, True), (30335, True)],
 )
-def test_what_was_found_once_stays_mended(seed: int, invalid_events: bool) -> None:
-    """Runs in which the machine and its checker once disagreed: a hang without a known rank, a recorded generation
-    without members, a member of a generation that is older than one that was claimed."""
-    assert play(seed, invalid_events=invalid_events).machine.state.verdict is not None
+def test_a_bug_that_was_found_stays_fixed(seed: int, invalid_events: bool) -> None:
+    """In these runs the machine and its checker disagreed: a hang without a known rank, a recorded generation without
+    members, a member of a generation older than one that a node had claimed."""
+    assert simulate(seed, invalid_events=invalid_events).machine.state.verdict is not None
 
 
 @given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
 @settings(CORE, max_examples=80)
-def test_promises_hold_in_runs_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
-    """As above, with rng that hypothesis loads, so that a failing history comes back as short as it can be."""
+def test_invariants_hold_in_runs_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
+    """As above, with random numbers from hypothesis, which shortens a failing run."""
     RandomRun(rng, invalid_events=invalid_events).run()
 
 
-def test_everybody_hears_the_same_verdict() -> None:
-    """C6, as the nodes see it: whoever was there at the end and lives has the same verdict as all the others."""
+def test_all_nodes_receive_the_same_verdict() -> None:
+    """C6: all nodes that received a verdict have the coordinator's."""
     for seed in range(500):
-        world = play(seed, invalid_events=False)
-        heard = [node.verdict for node in world.nodes.values() if node.verdict is not None]
-        assert all(verdict == world.machine.state.verdict for verdict in heard)
+        random_run = simulate(seed, invalid_events=False)
+        received = [node.verdict for node in random_run.nodes.values() if node.verdict is not None]
+        assert all(verdict == random_run.machine.state.verdict for verdict in received)
 
 
-def test_the_random_world_visits_every_phase_and_event() -> None:
-    """The histories above mean something: together they format_steps every kind of word, in every phase."""
+def test_random_runs_have_every_event_in_every_phase() -> None:
     seen = set()
     for seed in range(2_500):
-        world = play(seed, invalid_events=True)
-        machine = CoordinatorMachine(world.settings, world.policy)
-        for event, now, _ in world.steps:
+        random_run = simulate(seed, invalid_events=True)
+        machine = CoordinatorMachine(random_run.settings, random_run.policy)
+        for event, now, _ in random_run.steps:
             if isinstance(event, run.Opened):
-                machine = CoordinatorMachine(world.settings, world.policy)
+                machine = CoordinatorMachine(random_run.settings, random_run.policy)
             seen.add((machine.state.phase, type(event.message if isinstance(event, run.Received) else event)))
             machine.step(event, now)
     others = {run.NodeLost, run.Tick, run.Resumed, run.CancelRequested, run.RestartRequested, run.DrainRequested}
@@ -101,50 +99,50 @@ def test_the_random_world_visits_every_phase_and_event() -> None:
 
 
 @pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
-def test_a_history_has_one_answer(invalid_events: bool) -> None:
-    """The same words at the same times are answered with the same words, whatever order a set comes back in."""
+def test_the_coordinator_is_deterministic(invalid_events: bool) -> None:
+    """The same events at the same times give the same messages, independent of the order of sets."""
     for seed in range(300):
-        world = play(seed, invalid_events=invalid_events)
-        again = CoordinatorMachine(world.settings, world.policy)
-        for event, now, sends in world.steps:
+        random_run = simulate(seed, invalid_events=invalid_events)
+        again = CoordinatorMachine(random_run.settings, random_run.policy)
+        for event, now, sends in random_run.steps:
             if isinstance(event, run.Opened):
-                again = CoordinatorMachine(world.settings, world.policy)
+                again = CoordinatorMachine(random_run.settings, random_run.policy)
             assert again.step(event, now) == sends
-        assert again.state == world.machine.state
+        assert again.state == random_run.machine.state
 
 
-def test_a_coordinator_goes_on_from_a_state_that_was_written_down() -> None:
-    """The state is all that it remembers: one rebuilt from JSON at every step goes on as if nothing was."""
+def test_a_coordinator_continues_from_a_decoded_state() -> None:
+    """It has no data besides its state: one rebuilt from JSON at every step sends the same messages."""
     for seed in range(150):
-        world = play(seed, invalid_events=True)
+        random_run = simulate(seed, invalid_events=True)
         state: CoordinatorState | None = None
-        for event, now, sends in world.steps:
+        for event, now, sends in random_run.steps:
             if isinstance(event, run.Opened):
                 state = None
-            machine = CoordinatorMachine(world.settings, world.policy, state)
+            machine = CoordinatorMachine(random_run.settings, random_run.policy, state)
             assert machine.step(event, now) == sends
             state = msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState)
 
 
-def test_everything_can_be_written_down_and_read_back() -> None:
-    """What a coordinator hears and sends survives JSON unchanged, decoded by the union types that a reader has."""
+def test_events_and_messages_survive_json() -> None:
+    """They are decoded with the union types that a reader uses."""
     encode = msgspec.json.encode
     read_event = msgspec.json.Decoder(AnyCoordinatorEvent).decode
-    read_say = msgspec.json.Decoder(Send).decode
+    read_send = msgspec.json.Decoder(Send).decode
     kinds = set()
     for seed in range(300):
-        for event, _, sends in play(seed, invalid_events=True).steps:
+        for event, _, sends in simulate(seed, invalid_events=True).steps:
             assert read_event(encode(event)) == event
             kinds.add(type(event))
             for send in sends:
-                assert read_say(encode(send)) == send
+                assert read_send(encode(send)) == send
                 kinds.add(type(send.event))
     assert kinds == {*AnyCoordinatorEvent.__args__, *run.FromCoordinator.__args__}
 
 
-def test_the_bound_on_steps_is_generous() -> None:
-    """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
-    assert max(len(play(seed, invalid_events=True).steps) for seed in range(500)) < MAX_STEPS / 4
+def test_runs_end_far_below_the_maximum_number_of_steps() -> None:
+    """A run that reaches the maximum is endless."""
+    assert max(len(simulate(seed, invalid_events=True).steps) for seed in range(500)) < MAX_STEPS / 4
 
 
 # --- any events in any order ------------------------------------------------------------------------------------------
@@ -179,7 +177,7 @@ joined = st.builds(
     restarts_used=st.integers(0, 3),
 )
 progress = st.builds(messages.WorkerProgress, ranks, ranks, ranks, times, times)
-words = st.one_of(
+any_message = st.one_of(
     joined,
     joined,
     st.builds(messages.NodeReady, generations),
@@ -200,7 +198,7 @@ words = st.one_of(
     st.builds(messages.NodeLeft, st.just("why"), st.booleans()),
 )
 any_event = st.one_of(
-    *[st.builds(run.Received, node_ids, words)] * 6,
+    *[st.builds(run.Received, node_ids, any_message)] * 6,
     st.builds(run.NodeLost, node_ids, st.just("why")),
     st.builds(run.DrainRequested, node_ids, st.just("why")),
     st.builds(run.RestartRequested, st.just("why")),
@@ -210,17 +208,16 @@ any_event = st.one_of(
 
 
 @given(
-    soup=st.lists(st.tuples(any_event, st.floats(0, 20)), max_size=60),
+    events_and_delays=st.lists(st.tuples(any_event, st.floats(0, 20)), max_size=60),
     opened=st.builds(run.Opened, st.sampled_from([0.0, 20.0]), ranks, generations, st.integers(0, 2)),
     policy=st.sampled_from([None, *POLICIES.values()]),
 )
 @settings(CORE, max_examples=400)
-def test_no_words_whatsoever_bring_the_coordinator_down(soup, opened, policy) -> None:
-    """However absurd or contradictory what it hears: it answers, its state can be written down, its end is the end, and
-    an operator can always bring it about."""
+def test_any_events_in_any_order_are_handled(events_and_delays, opened, policy) -> None:
+    """It does not raise, its state survives JSON, the end is final, and an operator can always end the run."""
     machine = CoordinatorMachine(RunSettings("run", min_nodes=1, max_nodes=3, max_restarts=2), policy)
     now = 0.0
-    for event, later in [(opened, 0.0), *soup, (run.CancelRequested("enough"), 1.0)]:
+    for event, later in [(opened, 0.0), *events_and_delays, (run.CancelRequested("enough"), 1.0)]:
         now += later
         was_over = machine.state.phase is RunPhase.OVER
         sends = machine.step(event, now)
@@ -232,14 +229,14 @@ def test_no_words_whatsoever_bring_the_coordinator_down(soup, opened, policy) ->
     assert machine.state.phase is RunPhase.OVER
 
 
-def test_a_checker_that_is_not_thorough_sees_the_same() -> None:
-    """For thousands of nodes the state is not written down at every step; all other promises are still watched."""
+def test_a_fast_checker_accepts_random_runs() -> None:
+    """For thousands of nodes the state is not encoded at every step; all other invariants are still checked."""
     for seed in range(100):
-        world = play(seed, invalid_events=False)
-        machine = CoordinatorMachine(world.settings, world.policy)
-        checker = RunChecker(world.settings, is_thorough=False)
-        for event, now, _ in world.steps:
+        random_run = simulate(seed, invalid_events=False)
+        machine = CoordinatorMachine(random_run.settings, random_run.policy)
+        checker = RunChecker(random_run.settings, is_thorough=False)
+        for event, now, _ in random_run.steps:
             if isinstance(event, run.Opened):
-                machine = CoordinatorMachine(world.settings, world.policy)
-                checker = RunChecker(world.settings, is_thorough=False)
+                machine = CoordinatorMachine(random_run.settings, random_run.policy)
+                checker = RunChecker(random_run.settings, is_thorough=False)
             checker.check(machine.state, event, machine.step(event, now), now)

@@ -623,7 +623,7 @@ def test_every_invariant_is_broken_by_some_coordinator() -> None:
     ],
 )
 def test_an_inconsistent_end_is_detected(wrong: dict[str, object], message: str) -> None:
-    """The phase, the verdict and the deadlines format_steps the same story at the end."""
+    """At the end the phase, the verdict and the deadlines must agree."""
     machine = CoordinatorMachine(RunSettings("run"))
     checker = RunChecker(machine.state.settings)
     checker.check(machine.state, run.Opened(), machine.step(run.Opened(), 0.0))
