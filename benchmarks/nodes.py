@@ -19,8 +19,8 @@ from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 from tenax._node.run_journal import NAME, RunJournal
 
 WORKERS = 2
@@ -45,7 +45,7 @@ class Node:
         node = ControlledNode(
             settings=self.machine.state.settings,
             policy=None,
-            words=lambda info: messages_on_connecting(self.machine.state, info, self._loop.now()),
+            messages_on_connecting=lambda info: messages_on_connecting(self.machine.state, info, self._loop.now()),
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
@@ -77,7 +77,7 @@ class Node:
     def _perform(self, command: Any) -> None:
         match command:
             case commands.SendMessage(message):
-                self.control.tell(message)
+                self.control.send(message)
             case commands.StartWorkers(assignment):
                 self.formed_at[assignment.generation] = self._loop.now()
                 for rank in range(WORKERS):

@@ -203,8 +203,8 @@ def run_values() -> str:
     return _structs([coordinator.RunSettings, messages.NodeInfo, coordinator.Send])
 
 
-def says() -> str:
-    """What a coordinator says to nodes."""
+def sent() -> str:
+    """What a coordinator sends to nodes."""
     return _structs(events.FromCoordinator.__args__)
 
 
@@ -412,7 +412,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "facts": facts,
     "orders": orders,
     "words": words,
-    "says": says,
+    "sent": sent,
     "decisions": decisions,
     "values": values,
     "run_lines": run_lines,

@@ -100,7 +100,7 @@ def fail_for_good(folder: Path) -> None:
     check(found["first_cause"]["rank"] == 1, f"the first cause should be rank 1, but the report has {found['summary']}")
     check("not a number" in found["first_cause"]["message"], "the report should contain the exception, but does not")
     check(found["restarts_used"] == 1, f"one restart should be reported, not {found['restarts_used']}")
-    check_all_gone([found["first_cause"]["pid"], *(worker["pid"] for worker in found["stopped_by_us"])])
+    check_all_gone([found["first_cause"]["pid"], *(worker["pid"] for worker in found["stopped"])])
     show("", "   Exit code 1: the failed worker's own.")
 
 

@@ -19,9 +19,9 @@ from kit.http import kube_probe
 from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History
+from tenax._io.interfaces import RequestRefused
 from tenax._io.listen import listen
 from tenax._io.loop import Loop
-from tenax._io.ports import RequestRefused
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._observe.health.check import HealthCheck, health_check_of
 from tenax._observe.health.liveness import AgentLiveness
@@ -292,7 +292,7 @@ def test_a_port_in_use_is_refused(kind: type[LocalElasticAgent], tmp_path: Path)
         server = HealthCheckServer(now, taken.getsockname()[1], 60)
         spec = WorkerSpec(entrypoint="touch", args=(str(tmp_path / "started"),))
         agent = kind(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
-        with pytest.raises(RequestRefused, match=f"port {server.port} for health checks cannot be used"):
+        with pytest.raises(RequestRefused, match=f"could not serve health checks on port {server.port}"):
             agent.run()
     assert not (tmp_path / "started").exists()
 
@@ -323,9 +323,9 @@ class Breaks(Foreign):
     [
         (
             "start",
-            "health checks are not answered: its start() raised LookupError: start broke; the run goes on without",
+            "could not start the health check server: start() raised LookupError: start broke; the run continues",
         ),
-        ("stop", "the health check server did not stop well: its stop() raised LookupError: stop broke"),
+        ("stop", "could not stop the health check server: stop() raised LookupError: stop broke"),
     ],
 )
 def test_a_server_that_breaks_costs_the_health_checks_only(
@@ -347,14 +347,14 @@ def test_the_environment_asks_for_a_server_of_ours() -> None:
     given = health_check_of(own, {"TORCHELASTIC_HEALTH_CHECK_PORT": "nonsense"})
     assert given is not None
     assert given.signs is own.signs
-    with pytest.raises(ValueError, match="expected the number of a port"):
+    with pytest.raises(ValueError, match="expected a port from 0"):
         health_check_of(None, {"TORCHELASTIC_HEALTH_CHECK_PORT": "nonsense"})
     check = health_check_of(None, environ)
     assert check is not None
     told: list[str] = []
-    check.open(warn=pytest.fail, tell=told.append)
+    check.open(warn=pytest.fail, inform=told.append)
     try:
-        assert told[0].startswith("health checks are answered at port ")
+        assert told[0].startswith("serving health checks on port ")
         port = int(told[0].rpartition(" ")[2])
         heard = kube_probe(port, "/readyz?format=json")
         assert (heard.status, heard.json()["phase"], heard.json()["timeout_s"]) == (503, "starting", 60)

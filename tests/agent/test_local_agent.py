@@ -22,7 +22,7 @@ from tenax._core.model import Assignment, Evidence, Failure, Outcome, Verdict
 from tenax._core.policy import AnyDecision, GiveUp, History, Restart, Wait
 from tenax._core.requests import AnyRequest
 from tenax._engines.free_port import free_port
-from tenax._io.ports import Control, ControlledNode, EventLoop
+from tenax._io.interfaces import Control, ControlledNode, EventLoop
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing import Std
@@ -219,7 +219,7 @@ class Said(EngineRendezvousHandler):
     def open(self, loop: EventLoop, emit: Callable[[AnyEvent], None], node: ControlledNode) -> None:
         self.emit = emit
 
-    def tell(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):
             self.emit(GenerationFormed(Assignment(1, 1, 2, 2, 4, 2, 4, "other", 1234, True)))
         if isinstance(message, self.says_at):
@@ -302,8 +302,8 @@ def test_a_run_that_an_operator_cancelled_was_closed(make: Maker) -> None:
 
 def test_a_run_that_found_too_few_nodes_is_an_error(make: Maker) -> None:
     """With the coordinator's sentence."""
-    verdict = Verdict(Outcome.BROKEN, "only 1 node of at least 2 came together")
-    with pytest.raises(RuntimeError, match="only 1 node of at least 2 came together"):
+    verdict = Verdict(Outcome.BROKEN, "only 1 of at least 2 nodes joined")
+    with pytest.raises(RuntimeError, match="only 1 of at least 2 nodes joined"):
         make.run("/bin/sleep", "600", rdzv_handler=Said(verdict))
 
 
@@ -335,7 +335,7 @@ def test_what_workers_leave_behind_is_ended(make: Maker) -> None:
 
 def test_a_lost_keeper_is_an_error_of_ours(make: Maker) -> None:
     """Not a failure of a worker: the run cannot go on, and says why."""
-    with pytest.raises(RuntimeError, match="keeper of the workers was lost: it was killed by SIGKILL"):
+    with pytest.raises(RuntimeError, match="keeper was lost: it was killed by SIGKILL"):
         make.shell("kill -9 $PPID; sleep 60", max_restarts=3)
 
 

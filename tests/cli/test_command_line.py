@@ -1,4 +1,4 @@
-"""What the words after ``tenax run`` mean: spellings, where our flags end, the environment's defaults."""
+"""The parser of ``tenax run``: spellings, where tenax's flags end, defaults from the environment."""
 
 from __future__ import annotations
 
@@ -43,16 +43,12 @@ SWITCHES = [flag for flag in FLAGS if flag.kind == "switch"]
 
 
 def good_value(dest: str) -> str:
-    return GOOD.get(dest, "word")
-
-
-def words_of(text: str) -> list[str]:
-    return text.split()
+    return GOOD.get(dest, "text")
 
 
 @pytest.mark.parametrize("flag", WITH_VALUE, ids=lambda flag: flag.dest)
 def test_every_spelling_with_a_value_means_the_same(flag) -> None:
-    """Dashes, underscores, the short form, two words or one with '=': one meaning."""
+    """Dashes, underscores, the short form, two arguments or one with '='."""
     value = good_value(flag.dest)
     readings = []
     for spelling in flag.spellings:
@@ -66,110 +62,104 @@ def test_every_spelling_with_a_value_means_the_same(flag) -> None:
 
 
 @pytest.mark.parametrize("flag", SWITCHES, ids=lambda flag: flag.dest)
-def test_every_spelling_of_a_switch_turns_it_on(flag) -> None:
-    """A switch is on when it is written, in any spelling, and off otherwise."""
+def test_every_spelling_of_a_switch_sets_it(flag) -> None:
     for spelling in flag.spellings:
         assert read([spelling, "train.py"], {}).values[flag.dest] is True
     assert read(["train.py"], {}).values[flag.dest] is False
 
 
 @pytest.mark.parametrize("flag", [flag for flag in WITH_VALUE if flag.from_environment], ids=lambda flag: flag.dest)
-def test_every_variable_supplies_its_default(flag) -> None:
-    """PET_<NAME> is a default: it counts when the flag is not written, and gives way when it is."""
+def test_every_variable_sets_a_default(flag) -> None:
+    """The command line overrides it, and an empty variable is ignored."""
     value = good_value(flag.dest)
     from_variable = read(["train.py"], {flag.variable: value})
     written = read([flag.name, value, "train.py"], {})
     assert from_variable.values == written.values
     assert from_variable.sources == {flag.dest: flag.variable}
-    both = read([flag.name, value, "train.py"], {flag.variable: "nonsense that is never looked at"})
+    both = read([flag.name, value, "train.py"], {flag.variable: "not parsed"})
     assert both.values == written.values
     assert read(["train.py"], {flag.variable: ""}).values[flag.dest] == flag.default
 
 
 @pytest.mark.parametrize("flag", [flag for flag in SWITCHES if flag.from_environment], ids=lambda flag: flag.dest)
-def test_every_switch_has_a_variable_in_plain_words(flag) -> None:
+def test_the_variable_of_a_switch_is_a_boolean(flag) -> None:
     """0 and 1, true and false, yes and no, in any case."""
-    for word in ("1", "true", "True", "YES"):
-        assert read(["train.py"], {flag.variable: word}).values[flag.dest] is True
-    for word in ("0", "false", "No", ""):
-        assert read(["train.py"], {flag.variable: word}).values[flag.dest] is False
+    for text in ("1", "true", "True", "YES"):
+        assert read(["train.py"], {flag.variable: text}).values[flag.dest] is True
+    for text in ("0", "false", "No", ""):
+        assert read(["train.py"], {flag.variable: text}).values[flag.dest] is False
 
 
 def test_flags_without_a_variable_ignore_the_environment() -> None:
-    """--logs-specs and --numa-binding have no PET_ variable in torchrun; what is for one call alone has none here."""
+    """--logs-specs and --numa-binding have no PET_ variable in torchrun; flags for a single call have none in tenax."""
     environ = {"PET_LOGS_SPECS": "x", "PET_NUMA_BINDING": "node", "PET_DRY_RUN": "1", "PET_REPORT": "x"}
     assert read(["train.py"], environ).values == read(["train.py"], {}).values
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))))
-def test_what_follows_the_script_comes_through_untouched(script_args) -> None:
-    """Any words at all behind the script are the script's, in order, whatever they look like."""
+def test_arguments_after_the_script_are_passed_unchanged(script_args) -> None:
     options = parse(["--tee", "3", "train.py", *script_args], {})
     assert options.script == "train.py"
     assert options.script_args == tuple(script_args)
     assert options.tee == 3
 
 
-LOOKS_LIKE_OURS = st.sampled_from(
+LIKE_TENAX_FLAGS = st.sampled_from(
     [spelling for flag in FLAGS for spelling in flag.spellings] + ["--", "-h", "--help", "-", "--tee=9", "--r=16", "-m"]
 )
 
 
-@given(st.lists(LOOKS_LIKE_OURS))
-def test_the_scripts_own_flags_may_look_like_ours(script_args) -> None:
-    """Our flags, '--' and '--help' behind the script are not ours any more."""
-    for words in (["train.py"], ["-m", "package.train"], ["--", "train.py"], ["--no-python", "program"]):
-        options = parse([*words, *script_args], {})
+@given(st.lists(LIKE_TENAX_FLAGS))
+def test_flags_after_the_script_belong_to_the_script(script_args) -> None:
+    """Even if they are named like tenax's flags, '--' or '--help'."""
+    for args in (["train.py"], ["-m", "package.train"], ["--", "train.py"], ["--no-python", "program"]):
+        options = parse([*args, *script_args], {})
         assert options.script_args == tuple(script_args)
         assert options.tee == 0
 
 
-def test_the_trap_of_torchrun_is_gone() -> None:
-    """'train.py --r=16' is an ambiguous option to torchrun; here it is the script's."""
+def test_an_abbreviated_flag_after_the_script_belongs_to_the_script() -> None:
+    """torchrun rejects 'train.py --r=16' as ambiguous."""
     assert parse(["main.py", "--r=16"], {}).script_args == ("--r=16",)
-    assert parse(words_of("train.py --tee 3 -- --x"), {}).script_args == ("--tee", "3", "--", "--x")
+    assert parse(["train.py", "--tee", "3", "--", "--x"], {}).script_args == ("--tee", "3", "--", "--x")
 
 
-def test_two_dashes_end_our_flags() -> None:
-    """'--' in front of the script is ours, also when the script's name looks like a flag."""
-    assert parse(words_of("--tee 3 -- train.py -- --x"), {}).script_args == ("--", "--x")
+def test_two_dashes_end_the_flags_of_tenax() -> None:
+    """Before the script, whose name may then look like a flag."""
+    assert parse(["--tee", "3", "--", "train.py", "--", "--x"], {}).script_args == ("--", "--x")
     assert parse(["--", "--odd.py"], {}).script == "--odd.py"
 
 
-def test_module_and_its_arguments() -> None:
-    """-m says what the next word is; flags may stand between the two."""
-    options = parse(words_of("-m --tee 3 package.train -m --tee 1"), {})
+def test_flags_may_be_between_m_and_the_module() -> None:
+    options = parse(["-m", "--tee", "3", "package.train", "-m", "--tee", "1"], {})
     assert (options.module, options.script, options.tee) == (True, "package.train", 3)
     assert options.script_args == ("-m", "--tee", "1")
 
 
-def test_the_last_one_wins() -> None:
-    """A flag may be repeated, as wrappers do: the last one counts."""
-    assert parse(words_of("--max-restarts 1 --max_restarts=5 train.py"), {}).max_restarts == 5
+def test_the_last_of_repeated_flags_counts() -> None:
+    assert parse(["--max-restarts", "1", "--max_restarts=5", "train.py"], {}).max_restarts == 5
 
 
-@pytest.mark.parametrize("words", ["--help", "-h", "--tee 3 --help train.py", "--nnodes 7 -h"])
-def test_help_comes_before_everything(words) -> None:
-    """--help in front of the script is answered, whatever else is wrong."""
+@pytest.mark.parametrize("args", ["--help", "-h", "--tee 3 --help train.py", "--nnodes 7 -h"])
+def test_help_is_shown_even_if_other_flags_are_invalid(args) -> None:
     with pytest.raises(HelpRequested):
-        parse(words_of(words), {"PET_TEE": "nonsense"})
+        parse(args.split(), {"PET_TEE": "nonsense"})
 
 
-def test_the_plainest_line() -> None:
-    """'tenax run train.py' is one worker, one node, no restarts, nothing to be looked up."""
+def test_a_script_alone_gets_the_defaults() -> None:
+    """One worker, one node, no restarts."""
     assert parse(["train.py"], {}) == Options(
         script="train.py", script_args=(), signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     )
 
 
-def test_a_full_line() -> None:
-    """Every group of flags arrives where it belongs."""
+def test_flags_of_every_group_are_parsed() -> None:
     line = (
         "--nproc-per-node=12 --max-restarts 3 --shutdown-timeout 5 --log-dir logs -r 0:1,11:3 -t3 "
         "--local-ranks-filter 0,11 --duplicate-stdout-filters loss,,acc,step --numa-binding core-complex "
         "--virtual-local-rank --role trainer --rdzv-id job7 --report r.json --dry-run train.py"
     )
-    options = parse(words_of(line), {"PYTHON_EXEC": "/py", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}] "})
+    options = parse(line.split(), {"PYTHON_EXEC": "/py", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}] "})
     assert options == Options(
         script="train.py",
         script_args=(),
@@ -195,20 +185,18 @@ def test_a_full_line() -> None:
 
 
 def test_options_are_frozen() -> None:
-    """What was decided once stays decided."""
     with pytest.raises(AttributeError):
         parse(["train.py"], {}).max_restarts = 3
 
 
-def test_nothing_but_the_given_environment_is_read(monkeypatch) -> None:
-    """The environment is an argument: the process's own makes no difference."""
+def test_only_the_given_environment_is_read(monkeypatch) -> None:
+    """Not that of the process."""
     monkeypatch.setenv("PET_MAX_RESTARTS", "9")
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
     assert parse(["train.py"], {}) == parse(["train.py"], {"PATH": ""})
 
 
-def test_words_for_the_number_of_workers() -> None:
-    """'cpu' and 'auto' are counted; digits are taken as they are."""
+def test_the_number_of_workers_can_be_counted() -> None:
     assert parse(["--nproc-per-node", "cpu", "train.py"], {}).nproc_per_node >= 1
     assert parse(["--nproc-per-node", "007", "train.py"], {}).nproc_per_node == 7
     with pytest.raises(UsageError, match=r"^--nproc-per-node"):
@@ -216,7 +204,7 @@ def test_words_for_the_number_of_workers() -> None:
 
 
 def test_the_shutdown_timeout_has_a_second_variable() -> None:
-    """--shutdown-timeout wins over PET_SHUTDOWN_TIMEOUT, that over TORCH_ELASTIC_SHUTDOWN_TIMEOUT, that over 30."""
+    """--shutdown-timeout, then PET_SHUTDOWN_TIMEOUT, then TORCH_ELASTIC_SHUTDOWN_TIMEOUT, then 30."""
     environ = {"PET_SHUTDOWN_TIMEOUT": "2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
     assert parse(["--shutdown-timeout", "1", "x"], environ).shutdown_timeout_s == 1
     assert parse(["x"], environ).shutdown_timeout_s == 2

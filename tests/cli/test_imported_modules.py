@@ -1,9 +1,8 @@
-"""What the agent of one node imports before its worker runs: exactly these modules of ours, few of the standard
-library, and of others only msgspec. Every module here is paid for by every launch; what is not, is imported where it is
-used.
+"""The modules that the agent of one node imports before its worker runs: these of tenax, few of the standard library,
+and of third-party packages only msgspec. Every launch takes the time to import them; other modules are imported where
+they are used.
 
-The agent tells of its imports as it makes them (``-X importtime``), into a file; the worker's first act is to keep what
-is in it by then.
+The agent writes its imports to a file (``-X importtime``), which the worker copies first.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ import tenax
 
 pytestmark = pytest.mark.process
 
-OURS = """
+OF_TENAX = """
 tenax tenax._node.abandonment tenax._node.live_steps tenax._node.node tenax._node.sinks
-tenax._node.watchdog tenax._io.channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options
-tenax.cli.run tenax.cli.script tenax.cli.host_checks tenax._core tenax._core.agent tenax._core.bounds
+tenax._node.watchdog tenax._io.helper_channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main
+tenax.cli.options tenax.cli.run tenax.cli.script tenax.cli.host_checks tenax._core tenax._core.agent tenax._core.bounds
 tenax._core.commands tenax._engines tenax._io
 tenax._core.coordinator tenax._core.environment tenax._core.events tenax._core.ledger tenax._core.messages
 tenax._core.model
@@ -32,7 +31,7 @@ tenax._io.helper_process
 tenax.launcher tenax.launcher.api tenax.launcher._config tenax._io.listen tenax._logs tenax._logs.prefix
 tenax._logs.writer
 tenax._logs.specs tenax._logs.std tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
-tenax._io.ports tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
+tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
 tenax._processes.keeper tenax._processes.placement tenax.rendezvous tenax.rendezvous.api
 tenax.rendezvous._engine_handler
 tenax._engines.local tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node
@@ -42,19 +41,19 @@ tenax.store tenax.store._host
 """
 # Without those that every interpreter has before the first line of a program. Only to name a newcomer: other versions
 # of Python have others.
-THEIRS = """
+OF_STDLIB = """
 __future__ _collections _collections_abc _datetime _decimal _functools _heapq _operator _socket _sre _stat _struct
 _typing _uuid _weakrefset array collections collections.abc contextlib copyreg datetime decimal encodings.idna enum
 errno fcntl functools genericpath heapq itertools keyword math numbers operator os platform posixpath re
 re._casefix re._compiler re._constants re._parser reprlib select selectors signal socket stat stringprep struct
 textwrap threading types typing unicodedata uuid warnings
 """
-MAX_OF_THEIRS = 65
+MAX_OF_STDLIB = 65
 # Imported by a timer a quarter of a second after the start: by then the worker has run, unless the machine is busy.
 LATER = {"tenax._node.control_socket", "tenax._io.private_folder", "tenax._core.requests"}
-IN_VAIN = {"_wmi", "typing_extensions"}  # asked for and not there, or hidden: they cost nothing
+NOT_FOUND = {"_wmi", "typing_extensions"}  # searched and not found, or hidden
 
-# Without ``site``: what an environment adds there is not ours.
+# Without ``site``, to which an environment may add imports.
 AGENT = """
 import sys
 sys.path[:0] = sys.argv[1].split(":")
@@ -63,7 +62,7 @@ raise SystemExit(main(["run", "--nproc-per-node=1", sys.argv[2]]))
 """
 WORKER = """
 import os, shutil
-shutil.copyfile(os.environ["TOLD"], os.environ["TOLD"] + ".by-then")
+shutil.copyfile(os.environ["IMPORTS"], os.environ["IMPORTS"] + ".copy")
 """
 
 
@@ -72,41 +71,41 @@ def _home(package) -> str:
 
 
 def _imported_by_the_agent(folder) -> set[str]:
-    """The names of all modules that were imported when the worker ran."""
+    """Return the names of all modules that were imported when the worker ran."""
     (folder / "worker.py").write_text(WORKER)
-    told = folder / "told"
+    log = folder / "imports"
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PET_"))}
-    places = f"{_home(tenax)}:{_home(msgspec)}"
-    with told.open("wb") as stderr:
+    paths = f"{_home(tenax)}:{_home(msgspec)}"
+    with log.open("wb") as stderr:
         done = subprocess.run(
-            [sys.executable, "-S", "-X", "importtime", "-c", AGENT, places, "worker.py"],
+            [sys.executable, "-S", "-X", "importtime", "-c", AGENT, paths, "worker.py"],
             cwd=folder,
-            env={**environ, "TOLD": str(told), "TMPDIR": str(folder)},
+            env={**environ, "IMPORTS": str(log), "TMPDIR": str(folder)},
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             timeout=30,
         )
-    assert done.returncode == 0, told.read_text()
-    lines = (folder / "told.by-then").read_text().splitlines()
+    assert done.returncode == 0, log.read_text()
+    lines = (folder / "imports.copy").read_text().splitlines()
     return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")} - {"imported package"}
 
 
-def test_the_agent_imports_exactly_what_it_needs(tmp_path) -> None:
-    """A newcomer makes every launch slower: import it where it is used, or, if every launch uses it, add it here."""
+def test_the_agent_imports_exactly_these_modules(tmp_path) -> None:
+    """A new module makes every launch slower: import it where it is used, or add it here if every launch uses it."""
     imported = _imported_by_the_agent(tmp_path)
-    ours = {name for name in imported if name.partition(".")[0] == "tenax"}
-    newcomers, gone = sorted(ours - set(OURS.split()) - LATER), sorted(set(OURS.split()) - ours)
-    assert not newcomers, f"tenax run imports these before the first worker, and did not before: {newcomers}"
-    assert not gone, f"tenax run does not import these any more, take them off the list: {gone}"
+    own = {name for name in imported if name.partition(".")[0] == "tenax"}
+    new, removed = sorted(own - set(OF_TENAX.split()) - LATER), sorted(set(OF_TENAX.split()) - own)
+    assert not new, f"tenax run now imports these before the first worker: {new}"
+    assert not removed, f"tenax run no longer imports these; remove them from the list: {removed}"
 
-    theirs = {name for name in imported if name.partition(".")[0] in sys.stdlib_module_names}
+    stdlib = {name for name in imported if name.partition(".")[0] in sys.stdlib_module_names}
     at_start = _imported_by_an_empty_program()
-    new = sorted(theirs - at_start - set(THEIRS.split()))
-    count = len(theirs - at_start)
-    assert count <= MAX_OF_THEIRS, f"tenax run imports {count} modules of the standard library, among them {new}"
+    new = sorted(stdlib - at_start - set(OF_STDLIB.split()))
+    count = len(stdlib - at_start)
+    assert count <= MAX_OF_STDLIB, f"tenax run imports {count} modules of the standard library, among them {new}"
 
-    strangers = sorted({name.partition(".")[0] for name in imported - ours - theirs} - {"msgspec"} - IN_VAIN)
-    assert not strangers, f"tenax run imports these packages of others before the first worker: {strangers}"
+    third_party = sorted({name.partition(".")[0] for name in imported - own - stdlib} - {"msgspec"} - NOT_FOUND)
+    assert not third_party, f"tenax run imports these third-party packages before the first worker: {third_party}"
 
 
 def _imported_by_an_empty_program() -> set[str]:

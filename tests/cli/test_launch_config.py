@@ -1,4 +1,4 @@
-"""LaunchConfig: TorchElastic's fields in TorchElastic's order, and a dataclass for everybody who asks."""
+"""LaunchConfig has TorchElastic's fields in TorchElastic's order, and behaves like a dataclass."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _no_timeout_in_the_environment(monkeypatch) -> None:
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
 
 
-def test_defaults() -> None:
-    """A config of three numbers has TorchElastic's defaults; the rendezvous timeout is filled in."""
+def test_the_defaults_are_torchelastics() -> None:
+    """The rendezvous timeout is filled in."""
     assert vars(LaunchConfig(1, 1, 2)) == {
         "min_nodes": 1,
         "max_nodes": 1,
@@ -70,7 +70,7 @@ def test_defaults() -> None:
 @pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real LaunchConfig")
 def test_the_fields_are_torchelastics() -> None:
-    """Same names, order and defaults as the real one; ours come after."""
+    """With the same order and defaults; tenax's own come after them."""
     dump = (
         "import dataclasses, json; from torch.distributed.launcher.api import LaunchConfig;"
         "none = dataclasses.MISSING;"
@@ -78,9 +78,9 @@ def test_the_fields_are_torchelastics() -> None:
         " f.default_factory is not none) for f in dataclasses.fields(LaunchConfig)]))"
     )
     done = subprocess.run([sys.executable, "-c", dump], capture_output=True, text=True, check=True, timeout=100)
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    torchs = json.loads(done.stdout.splitlines()[-1])
     none = dataclasses.MISSING
-    ours = [
+    tenaxs = [
         [
             field.name,
             None if field.default is none else field.default,
@@ -89,8 +89,8 @@ def test_the_fields_are_torchelastics() -> None:
         ]
         for field in dataclasses.fields(LaunchConfig)
     ]
-    assert ours[: len(theirs)] == theirs
-    assert [field[0] for field in ours[len(theirs) :]] == [
+    assert tenaxs[: len(torchs)] == torchs
+    assert [field[0] for field in tenaxs[len(torchs) :]] == [
         "restart_policy",
         "notice_signals",
         "notice_s",
@@ -102,7 +102,7 @@ def test_the_fields_are_torchelastics() -> None:
     ]
 
 
-def test_it_is_a_dataclass_to_those_who_ask() -> None:
+def test_the_functions_of_dataclasses_accept_it() -> None:
     """fields, asdict, astuple, replace and is_dataclass work on the class and on its instances."""
     config = LaunchConfig(1, 1, 2, rdzv_configs={"read_timeout": "3"})
     assert dataclasses.is_dataclass(LaunchConfig)
@@ -118,7 +118,7 @@ def test_it_is_a_dataclass_to_those_who_ask() -> None:
 
 
 def test_it_can_be_the_base_of_a_dataclass() -> None:
-    """A user's own subclass gets all fields, and the same checks."""
+    """A subclass of a user gets all fields and the same checks."""
 
     @dataclasses.dataclass
     class Mine(LaunchConfig):
@@ -134,7 +134,6 @@ def test_it_can_be_the_base_of_a_dataclass() -> None:
 
 @pytest.mark.process
 def test_importing_it_does_not_import_dataclasses() -> None:
-    """The command line's start does not pay for what it does not use."""
     code = "import sys, tenax.launcher._config as c; c.LaunchConfig(1, 1, 1); print('dataclasses' in sys.modules)"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=_with_source())
     assert done.stdout == "False\n", done.stderr
@@ -161,23 +160,22 @@ def test_equality_repr_copy_and_pickle() -> None:
         hash(config)
 
 
-def test_signature() -> None:
-    """The first three are required; all may be given by position."""
+def test_the_first_three_fields_are_required() -> None:
+    """All can be passed by position."""
     assert list(inspect.signature(LaunchConfig).parameters) == FIELDS
     with pytest.raises(TypeError):
         LaunchConfig(1, 1)
 
 
-def test_rendezvous_timeout() -> None:
-    """rdzv_timeout wins, then what rdzv_configs says, then 900; the caller's dict stays as it was."""
+def test_rdzv_timeout_overrides_rdzv_configs() -> None:
+    """The default is 900, and the caller's dict is not changed."""
     mine = {"timeout": 5}
     assert LaunchConfig(1, 1, 1, rdzv_configs=mine, rdzv_timeout=7).rdzv_configs == {"timeout": 7}
     assert LaunchConfig(1, 1, 1, rdzv_configs=mine).rdzv_configs == {"timeout": 5}
     assert mine == {"timeout": 5}
 
 
-def test_shutdown_timeout(monkeypatch) -> None:
-    """Given, else from the environment, else 30."""
+def test_shutdown_timeout_defaults_to_the_environment_then_30(monkeypatch) -> None:
     assert LaunchConfig(1, 1, 1, shutdown_timeout=0).shutdown_timeout == 0
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "12")
     assert LaunchConfig(1, 1, 1).shutdown_timeout == 12
@@ -186,13 +184,13 @@ def test_shutdown_timeout(monkeypatch) -> None:
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
         with pytest.raises(
             ValueError, match=r"^TORCH_ELASTIC_SHUTDOWN_TIMEOUT must be a whole number of seconds"
-        ) as no:
+        ) as error:
             LaunchConfig(1, 1, 1)
-        assert repr(text) in str(no.value)
+        assert repr(text) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "message"),
     [
         ({"min_nodes": 0}, "1 <= min_nodes <= max_nodes must hold, not min_nodes=0 and max_nodes=1"),
         ({"min_nodes": 2}, "1 <= min_nodes <= max_nodes must hold, not min_nodes=2 and max_nodes=1"),
@@ -213,8 +211,8 @@ def test_shutdown_timeout(monkeypatch) -> None:
         ({"shutdown_timeout": -1}, "shutdown_timeout must be a whole number of seconds of at least 0, not '-1'"),
     ],
 )
-def test_one_sentence_for_each_mistake(fields, sentence) -> None:
-    """A field that makes no sense is refused when the config is made, not when the job runs."""
-    with pytest.raises(ValueError, match=r".") as refusal:
+def test_an_invalid_field_is_rejected_with_this_message(fields, message) -> None:
+    """When the config is created, not when the job runs."""
+    with pytest.raises(ValueError, match=r".") as error:
         LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, **fields})
-    assert str(refusal.value) == sentence
+    assert str(error.value) == message

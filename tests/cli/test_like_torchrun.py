@@ -1,4 +1,4 @@
-"""Every flag of the real torchrun exists here, under the same spellings, with the same default and variable."""
+"""tenax run has every flag of the real torchrun, with the same spellings, default and variable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.process,
 ]
 
-# torch is imported in a process of its own: it would stay in this one for all other tests.
+# torch is imported in another process, because it would stay imported for all other tests.
 DUMP = """
 import json, sys
 from torch.distributed.run import get_args_parser, parse_args
@@ -76,7 +76,7 @@ LINES = [
 ]
 
 
-OURS = {
+TENAX_ONLY = {
     "compat",
     "preload",
     "dry_run",
@@ -107,8 +107,8 @@ def torchrun():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_every_flag_is_here_with_its_spellings_and_default(torchrun) -> None:
-    """Same names, same defaults, same choices, same kind, and a PET_ variable where torchrun has one."""
+def test_every_flag_has_torchruns_spellings_and_default(torchrun) -> None:
+    """And the same choices and kind, and a PET_ variable where torchrun has one."""
     for dest, theirs in torchrun["flags"].items():
         ours = BY_DEST[dest]
         assert list(ours.spellings) == theirs["spellings"]
@@ -118,26 +118,25 @@ def test_every_flag_is_here_with_its_spellings_and_default(torchrun) -> None:
         assert ours.from_environment == theirs["variable"]
 
 
-def test_what_is_ours_alone_is_known(torchrun) -> None:
-    """What we add is marked as ours, and nothing else is."""
-    assert {flag.dest for flag in FLAGS} - torchrun["flags"].keys() == OURS
-    assert {flag.dest for flag in FLAGS if flag.ours} == OURS
+def test_the_flags_that_torchrun_does_not_have_are_marked(torchrun) -> None:
+    assert {flag.dest for flag in FLAGS} - torchrun["flags"].keys() == TENAX_ONLY
+    assert {flag.dest for flag in FLAGS if flag.ours} == TENAX_ONLY
     theirs = {name for flag in torchrun["flags"].values() for name in flag["spellings"]}
-    assert set(BY_SPELLING) - theirs == {name for dest in OURS for name in BY_DEST[dest].spellings}
+    assert set(BY_SPELLING) - theirs == {name for dest in TENAX_ONLY for name in BY_DEST[dest].spellings}
 
 
-def test_lines_read_as_torchrun_reads_them(torchrun) -> None:
-    """Whole command lines give the same values, from our own parser and from the argparse one."""
+def test_command_lines_are_parsed_as_by_torchrun(torchrun) -> None:
+    """By tenax's parser and by the argparse parser."""
     for line, theirs in zip(LINES, torchrun["lines"], strict=True):
         if line[-2:] != ["--", "y"]:  # newer argparse versions disagree among themselves about a later '--'
-            assert own(vars(get_args_parser().parse_args(line))) == theirs
+            assert common(vars(get_args_parser().parse_args(line))) == theirs
             reading = read(line, {})
             values = {
                 dest: list(value) if isinstance(value, tuple) else value for dest, value in reading.values.items()
             }
             script = {"training_script": reading.script, "training_script_args": list(reading.script_args)}
-            assert own({**values, **script}) == theirs
+            assert common({**values, **script}) == theirs
 
 
-def own(values: dict) -> dict:
-    return {name: value for name, value in values.items() if name not in OURS}
+def common(values: dict) -> dict:
+    return {name: value for name, value in values.items() if name not in TENAX_ONLY}

@@ -1,4 +1,4 @@
-"""A marked secret: it is searched for in every settings class and in everything that a run prints or leaves behind."""
+"""A marked secret does not appear in the repr of a settings class, nor in anything that a run prints or writes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _MAY_HOLD_AN_ADDRESS = re.compile(r"^(trace|metrics|event_log_handler|rdzv_endpo
 _PROGRAMS = re.compile(
     r"\.(hook|warm|testing|compat|_processes\.\w+_main|_logs\.writer_main)\b|__main__|tenax_template"
 )
-_OF_OTHERS = {"Snapshot"}  # its token stands for a state of the rendezvous, and is not secret
+_NOT_SECRET = {"Snapshot"}  # its token is a version of the rendezvous state
 
 
 def structs() -> Iterator[type[msgspec.Struct]]:
     for module in pkgutil.walk_packages(tenax.__path__, "tenax."):
         if not _PROGRAMS.search(module.name):
-            with suppress(ModuleNotFoundError):  # an optional package of others
+            with suppress(ModuleNotFoundError):  # an optional third-party package
                 importlib.import_module(module.name)
     left = [msgspec.Struct]
     while left:
@@ -49,7 +49,7 @@ def structs() -> Iterator[type[msgspec.Struct]]:
 
 
 def marked(kind: type[msgspec.Struct]) -> Any:
-    """An instance whose secrets have the mark; None: it has none. What else it needs is left out."""
+    """Return an instance with the mark in its secrets; None if it has no secret. Other fields are None."""
     values: dict[str, Any] = {}
     for name in kind.__struct_fields__:
         if _SECRET.match(name):
@@ -63,16 +63,16 @@ def marked(kind: type[msgspec.Struct]) -> Any:
     return kind(**{**dict.fromkeys(kind.__struct_fields__), **values})
 
 
-def test_no_settings_class_shows_the_mark() -> None:
-    """Neither ``repr()`` nor ``str()``: both end up in logs and tracebacks."""
+def test_the_repr_of_settings_hides_secrets() -> None:
+    """``repr()`` and ``str()`` end up in logs and tracebacks."""
     seen = []
     for kind in structs():
-        if kind.__name__ in _OF_OTHERS or (made := marked(kind)) is None:
+        if kind.__name__ in _NOT_SECRET or (instance := marked(kind)) is None:
             continue
         seen.append(kind.__name__)
-        assert MARK not in repr(made) + str(made), kind
+        assert MARK not in repr(instance) + str(instance), kind
     expected = {"Options", "NodePlan", "TcpSettings", "EtcdEngineSettings", "EtcdSettings", "Leader", "JobSelector"}
-    assert expected <= set(seen), "they are found; a renamed field would otherwise pass for success"
+    assert expected <= set(seen), "the classes must be found, so that a renamed field does not pass"
     config = LaunchConfig(
         1,
         2,
@@ -83,8 +83,8 @@ def test_no_settings_class_shows_the_mark() -> None:
         event_log_handler=URL,
     )
     params = RendezvousParameters("tcp", "host", "run", 1, 2, token=MARK, password=MARK)
-    for made in (config, params):
-        assert MARK not in repr(made) + str(made)
+    for instance in (config, params):
+        assert MARK not in repr(instance) + str(instance)
     assert "'token_file': 'path'" in repr(config), "the name of a file is not secret"
     with pytest.raises(ValueError, match="would have no effect") as raised:
         create_backend(params)
@@ -96,16 +96,16 @@ WRONG_USAGE: dict[str, list[str]] = {
     "a trace to a wrong address": ["--dry-run", "--trace", f"otel:me:{MARK}@collector", "t.py"],
     "metrics to a wrong address": ["--dry-run", "--metrics", f"otel:me:{MARK}@collector", "t.py"],
     "a secret on the command line": ["--nnodes=2", "--rdzv-endpoint=h", f"--rdzv-conf=token={MARK}", "t.py"],
-    "half a setting": ["--nnodes=2", "--rdzv-endpoint=h", f"--rdzv-conf=token={MARK},half", "t.py"],
+    "an incomplete setting": ["--nnodes=2", "--rdzv-endpoint=h", f"--rdzv-conf=token={MARK},half", "t.py"],
     "a password in an endpoint": ["--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint=http://me:{MARK}@h", "t.py"],
     "a misspelt flag": [f"--rdzv-cnof=token={MARK}", "t.py"],
-    "a plan": ["--dry-run", "--nnodes=2", "--rdzv-endpoint=h", "--trace", URL, "--metrics", URL, "t.py"],
+    "a dry run": ["--dry-run", "--nnodes=2", "--rdzv-endpoint=h", "--trace", URL, "--metrics", URL, "t.py"],
 }
 
 
-def tenax_run(words: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def tenax_run(args: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tenax", "run", *words],
+        [sys.executable, "-m", "tenax", "run", *args],
         cwd=folder,
         env={**os.environ, **environ},
         capture_output=True,
@@ -115,11 +115,10 @@ def tenax_run(words: list[str], folder: Path, **environ: str) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("words", WRONG_USAGE.values(), ids=WRONG_USAGE.keys())
-def test_no_message_about_wrong_usage_and_no_plan_shows_the_mark(words: list[str], tmp_path: Path) -> None:
-    """What a user wrote is repeated in messages, but for secrets."""
+@pytest.mark.parametrize("args", WRONG_USAGE.values(), ids=WRONG_USAGE.keys())
+def test_usage_errors_and_dry_runs_hide_secrets(args: list[str], tmp_path: Path) -> None:
     (tmp_path / "t.py").touch()
-    done = tenax_run(words, tmp_path, TENAX_RDZV_TOKEN=MARK)
+    done = tenax_run(args, tmp_path, TENAX_RDZV_TOKEN=MARK)
     assert MARK not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
@@ -142,15 +141,15 @@ for pid in filter(str.isdecimal, os.listdir("/proc")):
 with open(os.environ["MARKED_RUN"] + os.environ["RANK"], "w") as file:
     file.write("\\n".join(map(repr, seen)))
 if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    raise RuntimeError("the first attempt fails, and is reported")
+    raise RuntimeError("the first attempt fails")
 """
 
 
 @on_linux
 @pytest.mark.parametrize("source", ["variable", "file"])
-def test_nothing_that_a_run_prints_writes_or_starts_has_the_mark(source: str, tmp_path: Path) -> None:
-    """Consoles of both nodes, logs, journals, reports, error files, and the command lines and environments of every
-    process of the run, helpers included. (Only the agents have it, in their own environment.)"""
+def test_output_files_and_processes_of_a_run_do_not_contain_the_secret(source: str, tmp_path: Path) -> None:
+    """Consoles of both nodes, logs, journals, reports, error files, and command lines and environments of all processes
+    except the agents, which get it in their environment."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "t.py").write_text(WORKER)
@@ -190,6 +189,6 @@ def test_nothing_that_a_run_prints_writes_or_starts_has_the_mark(source: str, tm
     files = [path for path in folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert {"journal.jsonl", "coordinator.jsonl", "r0.json", "seen0", "seen1", "stdout.log"} <= names
-    assert "tenax-keeper" in (folder / "seen0").read_text(), "helpers are looked at too"
+    assert "tenax-keeper" in (folder / "seen0").read_text(), "helpers must be included"
     for path in files:
         assert MARK.encode() not in path.read_bytes(), path

@@ -1,4 +1,4 @@
-"""What installed packages bring, when it is broken: refused with a sentence before anything starts, never our bug."""
+"""A broken plug-in of an installed package is a usage error before the start, not a bug in tenax."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GROUPS = {
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package as pip would have laid it down, of whose plug-ins none works."""
-    info = tmp_path / "theirs-1.0.dist-info"
+    """An installed package whose plug-ins are all broken."""
+    info = tmp_path / "extra-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "".join(
-            f"[{group}]\nmissing = nowhere:make\nbroken = theirs:make\nnothing = theirs:nothing\nunfit = theirs:unfit\n"
+            f"[{group}]\nmissing = nowhere:make\nbroken = extra:make\nnothing = extra:nothing\nunfit = extra:unfit\n"
             for group in GROUPS.values()
         )
     )
-    (tmp_path / "theirs.py").write_text(
+    (tmp_path / "extra.py").write_text(
         "def make(*args, **options):\n    raise KeyError('no key')\n"
         "def nothing(argument):\n    return None\n"
         "def unfit(argument):\n    return object()\n"
@@ -44,7 +44,7 @@ WHY = {"missing": "ModuleNotFoundError: No module named 'nowhere'", "broken": "K
 CASES = [
     *((flag, name, why) for flag in GROUPS for name, why in WHY.items()),
     *(
-        (flag, name, f"handler '{name}' is {what}; its maker must return an object with a method '{method}'")
+        (flag, name, f"handler '{name}' is {what}; its factory must return an object with a method '{method}'")
         for flag, method in (("--metrics", "emit"), ("--event-log-handler", "record"))
         for name, what in (("nothing", "None"), ("unfit", "of type 'object'"))
     ),

@@ -1,4 +1,4 @@
-"""The program itself, as a real process: commands, exit codes, what it prints where, and what it imports."""
+"""The program as a real process: commands, exit codes, output and imports."""
 
 from __future__ import annotations
 
@@ -16,106 +16,105 @@ pytestmark = pytest.mark.process
 HEAVY = {
     *("argparse", "asyncio", "dataclasses", "logging", "subprocess", "tempfile", "pathlib", "importlib.metadata"),
     *("shutil", "json", "difflib", "torch", "numpy", "multiprocessing", "tenax.cli.help", "tenax.cli.dry_run"),
-    *("tenax.cli.rendezvous_options", "tenax.rendezvous.api", "tenax._engines.tcp"),  # one node has nobody to find
+    *("tenax.cli.rendezvous_options", "tenax.rendezvous.api", "tenax._engines.tcp"),  # one node needs no rendezvous
 }
 
 
-def start(words: list[str], cwd: object, **environ: str) -> subprocess.CompletedProcess[str]:
+def start(args: list[str], cwd: object, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     return subprocess.run(
-        [sys.executable, *words], cwd=str(cwd), env={**clean, **environ}, capture_output=True, text=True, timeout=60
+        [sys.executable, *args], cwd=str(cwd), env={**clean, **environ}, capture_output=True, text=True, timeout=60
     )
 
 
-def program(words: list[str], cwd: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    return start(["-m", "tenax", *words], cwd, **environ)
+def program(args: list[str], cwd: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return start(["-m", "tenax", *args], cwd, **environ)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "message"),
     [
-        (["run"], "tenax run: no script was named; write 'tenax run train.py', or '-m' and the name of a module"),
-        (["run", "gone.py"], "tenax run: there is no file 'gone.py' in {cwd}; check the path, or change the folder"),
-        (["run", "--log-dir", "file/x", "t.py"], "tenax run: --log-dir file/x: {cwd}/file is a file; name a folder"),
+        (["run"], "tenax run: no script given; write 'tenax run train.py' or 'tenax run -m MODULE'"),
+        (["run", "gone.py"], "tenax run: no file 'gone.py' in {cwd}; check the path"),
+        (["run", "--log-dir", "file/x", "t.py"], "tenax run: --log-dir file/x: {cwd}/file is a file, not a folder"),
         (
             ["run", "--dry-run", "--log-dir", "file", "t.py"],
-            "tenax run: --log-dir file: {cwd}/file is a file; name a folder",
+            "tenax run: --log-dir file: {cwd}/file is a file, not a folder",
         ),
         (
             ["run", "--report", "x/r.json", "t.py"],
-            "tenax run: --report x/r.json: there is no folder '{cwd}/x' to write it in; make it first",
+            "tenax run: --report x/r.json: the folder '{cwd}/x' does not exist; create it first",
         ),
         (
             ["run", "--nnodes", "2", "--rdzv-endpoint", "h0", "--rdzv-conf", "token_file=gone", "t.py"],
             "tenax run: the file of the rendezvous option 'token_file' cannot be read: [Errno 2] No such file or "
             "directory: 'gone'",
         ),
-        (["run", "--report", ".", "t.py"], "tenax run: --report . is a folder; name a file"),
+        (["run", "--report", ".", "t.py"], "tenax run: --report . is a folder, not a file"),
         (
             ["run", "--rdzv-backend", "zookeeper", "t.py"],
-            "tenax run: --rdzv-backend zookeeper is neither one of ours nor installed; there are: "
+            "tenax run: unknown --rdzv-backend 'zookeeper'; installed backends: "
             "c10d, etcd, etcd-v2, local, static, tcp",
         ),
     ],
 )
-def test_usage_mistakes(words, sentence, tmp_path) -> None:
-    """One sentence, one hint, exit code 2, nothing on stdout, no stack trace."""
+def test_a_usage_error_is_one_message_with_exit_code_2(args, message, tmp_path) -> None:
+    """With a hint, nothing on stdout and no stack trace."""
     (tmp_path / "t.py").touch()
     (tmp_path / "file").touch()
-    done = program(words, tmp_path)
+    done = program(args, tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"{sentence.format(cwd=tmp_path)}\ntry: tenax run --help\n"
+    assert done.stderr == f"{message.format(cwd=tmp_path)}\ntry: tenax run --help\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "message"),
     [
-        (["t.py", "--x"], "tenax: there is no command 't.py'; did you mean: tenax run t.py --x"),
-        (["--tee", "3", "t.py"], "tenax: there is no command '--tee'; did you mean: tenax run --tee 3 t.py"),
-        (["rnu"], "tenax: there is no command 'rnu'; did you mean 'tenax run'?"),
-        (["help", "stauts"], "tenax: there is no command 'stauts'; did you mean 'tenax help status'?"),
+        (["t.py", "--x"], "tenax: unknown command 't.py'; did you mean: tenax run t.py --x"),
+        (["--tee", "3", "t.py"], "tenax: unknown command '--tee'; did you mean: tenax run --tee 3 t.py"),
+        (["rnu"], "tenax: unknown command 'rnu'; did you mean 'tenax run'?"),
+        (["help", "stauts"], "tenax: unknown command 'stauts'; did you mean 'tenax help status'?"),
         (
             ["help", "foo"],
-            "tenax: there is no command 'foo'; there are run, replay, ask, status, ps, logs, "
+            "tenax: unknown command 'foo'; commands: run, replay, ask, status, ps, logs, "
             "stop, drain, restart, timeline, report, version, help",
         ),
         (
             ["launch"],
-            "tenax: there is no command 'launch'; there are run, replay, ask, status, ps, logs, "
+            "tenax: unknown command 'launch'; commands: run, replay, ask, status, ps, logs, "
             "stop, drain, restart, timeline, report, version, help",
         ),
     ],
 )
-def test_unknown_commands(words, sentence, tmp_path) -> None:
-    """A command that is not there is answered with what was probably meant."""
-    done = program(words, tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"{sentence}\ntry: tenax help\n")
+def test_an_unknown_command_is_rejected_with_a_suggestion(args, message, tmp_path) -> None:
+    done = program(args, tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"{message}\ntry: tenax help\n")
 
 
 @pytest.mark.parametrize(
-    ("command", "sentence"),
+    ("command", "message"),
     [
-        ("replay", "no journal and no folder was named"),
-        ("report", "no journal and no folder was named"),
-        ("timeline", "no journal and no folder was named"),
-        ("ask", "no socket and no folder was named"),
+        ("replay", "no journal or folder given"),
+        ("report", "no journal or folder given"),
+        ("timeline", "no journal or folder given"),
+        ("ask", "no socket or folder given"),
     ],
 )
-def test_a_command_without_what_it_is_about(command, sentence, tmp_path) -> None:
-    """A variable that is empty in somebody's script must not look like success."""
+def test_a_command_without_its_argument_is_a_usage_error(command, message, tmp_path) -> None:
+    """An empty variable in a shell script must not look like success."""
     done = program([command], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"tenax {command}: {sentence}\ntry: tenax {command} --help\n"
+    assert done.stderr == f"tenax {command}: {message}\ntry: tenax {command} --help\n"
 
 
 def test_help_and_version(tmp_path) -> None:
-    """Help goes to stdout with exit code 0, also without any word."""
-    for words in ([], ["help"], ["--help"], ["-h"]):
-        done = program(words, tmp_path)
+    """Help goes to stdout with exit code 0, also without an argument."""
+    for args in ([], ["help"], ["--help"], ["-h"]):
+        done = program(args, tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("tenax: ")
-    for words in (["help", "run"], ["run", "--help"], ["run", "-h", "t.py"]):
-        done = program(words, tmp_path, PET_TEE="nonsense")
+    for args in (["help", "run"], ["run", "--help"], ["run", "-h", "t.py"]):
+        done = program(args, tmp_path, PET_TEE="nonsense")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("usage: tenax run ")
     assert (
@@ -125,8 +124,7 @@ def test_help_and_version(tmp_path) -> None:
     )
 
 
-def test_help_teaches_the_variables_that_have_no_flag(tmp_path) -> None:
-    """In a section at the end; nobody finds them by guessing."""
+def test_help_lists_the_environment_variables_without_a_flag(tmp_path) -> None:
     section = program(["run", "--help"], tmp_path).stdout.partition("\nenvironment:\n")[2]
     for variable in (
         *("PET_", "TORCHELASTIC_ENABLE_FILE_TIMER=1", "TORCHELASTIC_HEALTH_CHECK_PORT"),
@@ -135,39 +133,34 @@ def test_help_teaches_the_variables_that_have_no_flag(tmp_path) -> None:
         assert variable in section
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path) -> None:
     """'tenax run --help | head' ends quietly."""
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "wb") as nobody_reads:
+    with os.fdopen(writer, "wb") as closed_pipe:
         done = subprocess.run(
-            [sys.executable, "-m", "tenax", "run", "--help"], stdout=nobody_reads, stderr=subprocess.PIPE, timeout=60
+            [sys.executable, "-m", "tenax", "run", "--help"], stdout=closed_pipe, stderr=subprocess.PIPE, timeout=60
         )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_dry_run_and_notes(tmp_path) -> None:
-    """The plan goes to stdout, notes go to stderr, and no file is made."""
+def test_dry_run_prints_notes_to_stderr_and_creates_no_file(tmp_path) -> None:
     (tmp_path / "t.py").touch()
     done = program(["run", "--dry-run", "--monitor-interval=1", "--log-dir=logs", "t.py", "--x"], tmp_path)
     assert done.returncode == 0
     assert f"command     {sys.executable} -u t.py --x\n" in done.stdout
-    assert done.stderr == (
-        "tenax run: note: --monitor-interval 1 has no effect: tenax hears of a worker's end from the kernel at once\n"
-    )
+    assert done.stderr == ("tenax run: note: --monitor-interval 1 has no effect: tenax does not poll its workers\n")
     assert sorted(os.listdir(tmp_path)) == ["t.py"]
 
 
-def test_dry_run_refuses_what_a_run_would(tmp_path) -> None:
-    """A name of a handler that is nobody's."""
+def test_dry_run_rejects_an_unknown_handler(tmp_path) -> None:
     (tmp_path / "t.py").touch()
     done = program(["run", "--dry-run", "--metrics", "zz", "t.py"], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("tenax run: there is no metric handler 'zz'; known are ")
+    assert done.stderr.startswith("tenax run: unknown metric handler 'zz'; known: ")
 
 
 def test_dry_run_shows_the_variables_of_compat(tmp_path) -> None:
-    """They are what makes every Python process below see tenax under TorchElastic's names."""
     (tmp_path / "t.py").touch()
     done = program(["run", "--dry-run", "--compat", "--nproc-per-node", "2", "t.py"], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -177,16 +170,16 @@ def test_dry_run_shows_the_variables_of_compat(tmp_path) -> None:
     assert path.partition("=")[2].split(os.pathsep)[0].endswith("tenax/compat/hook")
 
 
-def test_words_that_no_terminal_can_show(tmp_path) -> None:
-    """Arguments that are not text in any encoding, or not in this one, neither break the plan nor a refusal."""
+def test_arguments_that_cannot_be_printed_are_escaped(tmp_path) -> None:
+    """In the dry run and in errors, also if they are not valid in the terminal's encoding."""
     (tmp_path / "t.py").touch()
-    for words, code in (
+    for args, code in (
         ([b"t.py", b"\xff", "ü".encode()], 0),
         ([b"--tee", b"\xff\xfe", b"t.py"], 2),
         ([b"\xff.py"], 2),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "tenax", "run", "--dry-run", *words],
+            [sys.executable, "-m", "tenax", "run", "--dry-run", *args],
             cwd=tmp_path,
             env={**os.environ, "PYTHONIOENCODING": "ascii"},
             capture_output=True,
@@ -195,7 +188,7 @@ def test_words_that_no_terminal_can_show(tmp_path) -> None:
         assert done.returncode == code, done.stderr
 
 
-def test_torchruns_module_is_the_same_program(tmp_path) -> None:
+def test_python_m_tenax_run_is_the_same_program(tmp_path) -> None:
     """'python -m tenax.run' is 'tenax run'."""
     (tmp_path / "t.py").touch()
     ours, theirs = (
@@ -205,18 +198,18 @@ def test_torchruns_module_is_the_same_program(tmp_path) -> None:
     assert start(["-m", "tenax.run", "gone.py"], tmp_path).returncode == 2
 
 
-def test_a_bug_is_called_a_bug(tmp_path) -> None:
-    """An unexpected error ends with exit code 70, the stack trace, and one line that says whose fault it is."""
-    code = "from tenax.cli.main import main; raise SystemExit(main(['run', 3, 't.py']))"  # no word is a number
+def test_an_unexpected_error_is_reported_as_a_bug(tmp_path) -> None:
+    """With exit code 70, the traceback, and a line that it is a bug in tenax."""
+    code = "from tenax.cli.main import main; raise SystemExit(main(['run', 3, 't.py']))"  # 3 is not a string
     done = start(["-c", code], tmp_path)
     assert done.returncode == 70
     lines = done.stderr.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-1] == "tenax: this is a bug in tenax, not in your script; please report it with the lines above"
+    assert lines[-1] == "tenax: this is a bug in tenax, not in your script; please report it with the traceback above"
 
 
-def test_the_start_imports_nothing_heavy(tmp_path) -> None:
-    """From the command line to the launch config, only what msgspec has already paid for is imported."""
+def test_the_start_imports_no_slow_module(tmp_path) -> None:
+    """From the command line to the launch config."""
     (tmp_path / "t.py").touch()
     code = (
         "import sys, msgspec; before = set(sys.modules)\n"
@@ -236,7 +229,7 @@ def test_the_start_imports_nothing_heavy(tmp_path) -> None:
 
 # --- interrupts before the agent handles signals ----------------------------------------------------------------------
 
-# What Python leaves behind when it has printed and discarded an interrupt on the way to the first line of its script.
+# The state after Python has printed and discarded an interrupt before the first line of the script.
 DISCARDED_BY_PYTHON = "sys.last_value = KeyboardInterrupt()"
 # An interrupt while a finalizer runs: Python discards a KeyboardInterrupt that is raised there.
 IN_A_FINALIZER = """
@@ -255,8 +248,8 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.parametrize(("happens", "code"), [(DISCARDED_BY_PYTHON, 130), (IN_A_FINALIZER, -signal.SIGINT)])
-def test_an_interrupt_that_python_discards_ends_the_start(tmp_path, happens: str, code: int) -> None:
-    """A Ctrl-C that Python would discard is not lost: no worker starts, and the program ends as interrupted."""
+def test_an_interrupt_that_python_discards_stops_the_start(tmp_path, happens: str, code: int) -> None:
+    """No worker starts, and the program exits as interrupted."""
     (tmp_path / "t.py").write_text("open('started', 'w')")
     program = (
         f"import os, signal, sys\n{happens}\n"
@@ -267,8 +260,8 @@ def test_an_interrupt_that_python_discards_ends_the_start(tmp_path, happens: str
     assert not (tmp_path / "started").exists()
 
 
-def test_a_call_inside_another_program_leaves_its_interrupts_alone(tmp_path) -> None:
-    """Called with arguments, the command line changes no handler and looks at no earlier error of its caller."""
+def test_a_call_from_another_program_changes_no_signal_handler(tmp_path) -> None:
+    """And it ignores earlier errors of its caller."""
     program = (
         f"import signal, sys\n{DISCARDED_BY_PYTHON}\nfrom tenax.cli.main import main\nmain(['run', '--help'])\n"
         "raise SystemExit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"

@@ -1,5 +1,5 @@
-"""The command line down to real workers: each way to start a script, its arguments as they were written, and several
-nodes, each an agent of its own on this host."""
+"""Command lines with real workers: each way to start a script, its arguments, and several nodes, each with an agent on
+this host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kit.processes import until
 
 pytestmark = pytest.mark.process
 
-NASTY = ["", " ", "--", "--tee", "3", "-m", "$$", "${HOME}", "%s", "a\nb", "ü", "'quoted'", "*", "--r=16", "-"]
+UNUSUAL = ["", " ", "--", "--tee", "3", "-m", "$$", "${HOME}", "%s", "a\nb", "ü", "'quoted'", "*", "--r=16", "-"]
 SCRIPT = """
 import json, os, sys
 with open(os.environ["SEEN"] + os.environ["RANK"], "w") as file:
@@ -38,12 +38,12 @@ def project(tmp_path):
     return tmp_path
 
 
-def tenax_run(words: list[str], cwd, code: str = "") -> subprocess.CompletedProcess[str]:
+def tenax_run(args: list[str], cwd, code: str = "") -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     environ = {**clean, "SEEN": str(cwd / "seen"), "TMPDIR": str(cwd)}
     how = ["-c", code] if code else ["-m", "tenax", "run"]
     return subprocess.run(
-        [sys.executable, *how, *words], cwd=str(cwd), env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, *how, *args], cwd=str(cwd), env=environ, capture_output=True, text=True, timeout=60
     )
 
 
@@ -59,27 +59,25 @@ def tenax_run(words: list[str], cwd, code: str = "") -> subprocess.CompletedProc
     ],
     ids=" ".join,
 )
-def test_every_worker_gets_the_words_as_they_were_written(way, project) -> None:
-    """Whichever way a script is started, its arguments arrive untouched, in all workers."""
-    done = tenax_run(["--nproc-per-node", "2", *way, *NASTY], project)
+def test_every_worker_gets_the_arguments_unchanged(way, project) -> None:
+    done = tenax_run(["--nproc-per-node", "2", *way, *UNUSUAL], project)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         seen = json.loads((project / f"seen{rank}").read_text())
-        assert (seen["argv"], seen["world"]) == (NASTY, "2")
+        assert (seen["argv"], seen["world"]) == (UNUSUAL, "2")
         if way[0] != "-m":
             assert seen["path0"] == str(project)
 
 
-def test_the_first_failures_exit_code_comes_back(project) -> None:
-    """A worker's own exit code is the program's, and there is no stack trace of ours."""
+def test_the_exit_code_is_that_of_the_first_failure(project) -> None:
+    """And tenax prints no stack trace of its own."""
     (project / "fail.py").write_text("import sys; sys.exit(43)\n")
     done = tenax_run(["fail.py"], project)
     assert done.returncode == 43
     assert "tenax/cli" not in done.stderr
 
 
-def test_main_as_a_function(project) -> None:
-    """tenax.run.main returns None for a job that succeeds and raises ChildFailedError for one that fails."""
+def test_main_returns_none_or_raises_child_failed_error(project) -> None:
     (project / "fail.py").write_text("import sys; sys.exit(43)\n")
     code = """
 import sys
@@ -98,7 +96,7 @@ except ChildFailedError as error:
 
 # --- several nodes ----------------------------------------------------------------------------------------------------
 
-TELL_RANKS = """
+WRITE_RANKS = """
 import json, os
 names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
 with open(os.environ["SEEN"] + os.environ["RANK"], "w") as file:
@@ -117,7 +115,7 @@ with open(seen, "w") as file:
 
 
 @pytest.fixture
-def place() -> str:
+def endpoint() -> str:
     return own_endpoint()
 
 
@@ -127,14 +125,14 @@ def agents(lines: list[list[str]], cwd, **environ: str) -> Iterator[list[subproc
     environ = {**clean, "SEEN": str(cwd / "seen"), "TMPDIR": str(cwd), **environ}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tenax", "run", *words],
+            [sys.executable, "-m", "tenax", "run", *args],
             cwd=str(cwd),
             env=environ,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for words in lines
+        for args in lines
     ]
     try:
         yield started
@@ -144,59 +142,59 @@ def agents(lines: list[list[str]], cwd, **environ: str) -> Iterator[list[subproc
             agent.communicate(timeout=60)
 
 
-def ends(started: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
-    """Exit codes, and what was said on stderr."""
-    said = [agent.communicate(timeout=60)[1] for agent in started]
-    return [agent.returncode for agent in started], said
+def wait(started: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+    """Return the exit codes and the texts on stderr."""
+    stderrs = [agent.communicate(timeout=60)[1] for agent in started]
+    return [agent.returncode for agent in started], stderrs
 
 
-def test_torchruns_line_for_two_nodes(project, place) -> None:
-    """Each node has the rank that it was given, whoever came first; global ranks follow, also of uneven nodes."""
-    (project / "train.py").write_text(TELL_RANKS)
-    host, _, port = place.partition(":")
-    meet = ["--nnodes=2", "--master-addr", host, "--master-port", port]
+def test_two_nodes_get_the_ranks_of_torchruns_flags(project, endpoint) -> None:
+    """In any order of joining. Global ranks follow, also if nodes have different numbers of workers."""
+    (project / "train.py").write_text(WRITE_RANKS)
+    host, _, port = endpoint.partition(":")
+    rendezvous = ["--nnodes=2", "--master-addr", host, "--master-port", port]
     lines = [
-        ["--nproc-per-node=2", *meet, "--node-rank=1", "train.py"],
-        ["--nproc-per-node=1", *meet, "--node-rank=0", "train.py"],
+        ["--nproc-per-node=2", *rendezvous, "--node-rank=1", "train.py"],
+        ["--nproc-per-node=1", *rendezvous, "--node-rank=0", "train.py"],
     ]
     with agents(lines, project) as started:
-        codes, said = ends(started)
-    assert codes == [0, 0], said
+        codes, stderrs = wait(started)
+    assert codes == [0, 0], stderrs
     seen = [json.loads((project / f"seen{rank}").read_text()) for rank in range(3)]
     assert [(each["GROUP_RANK"], each["LOCAL_RANK"]) for each in seen] == [("0", "0"), ("1", "0"), ("1", "1")]
     assert {(each["WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in seen} == {("3", "2")}
     assert {each["TORCHELASTIC_RUN_ID"] for each in seen} == {"none"}
     assert len({each["MASTER_PORT"] for each in seen}) == 1
-    # Said once, by the agent that serves: it is the one to whom others would come.
-    assert sum(text.count("a loopback address, so only agents on this host can join") for text in said) == 1
+    # Printed once, by the agent that serves the endpoint.
+    assert sum(text.count("a loopback address, so only agents on this host can join") for text in stderrs) == 1
 
 
-def test_what_is_fatal_ends_the_job_on_every_node(project, place) -> None:
-    """One worker's exit code decides for all: no restart, although three are left, and the same end everywhere."""
+def test_a_fatal_exit_code_ends_the_job_on_every_node(project, endpoint) -> None:
+    """Without a restart, although three are left."""
     (project / "secret").write_text("a secret of tests")
     (project / "secret").chmod(0o600)
     (project / "train.py").write_text(
         "import os, signal\nif os.environ['RANK'] == '1':\n    os._exit(64)\nsignal.pause()\n"
     )
-    words = ["--nnodes=2:3", "--rdzv-endpoint", place, "--rdzv-conf=token_file=secret,last_call_timeout=0"]
-    line = [*words, "--max-restarts=3", "--fatal-exit-codes=3,64", "train.py"]
+    args = ["--nnodes=2:3", "--rdzv-endpoint", endpoint, "--rdzv-conf=token_file=secret,last_call_timeout=0"]
+    line = [*args, "--max-restarts=3", "--fatal-exit-codes=3,64", "train.py"]
     with agents([line, line], project) as started:
-        codes, said = ends(started)
-    assert codes == [64, 64], said
-    assert all("exit code 64 is marked as fatal (--fatal-exit-codes)" in text for text in said)
-    assert not any("generation 2" in text for text in said)
+        codes, stderrs = wait(started)
+    assert codes == [64, 64], stderrs
+    assert all("exit code 64 is marked as fatal (--fatal-exit-codes)" in text for text in stderrs)
+    assert not any("generation 2" in text for text in stderrs)
 
 
-def test_a_notice_to_one_node_reaches_the_workers_of_all(project, place) -> None:
-    """A scheduler's signal to one agent stops nobody; the workers of both nodes can ask for it and end as they like."""
+def test_a_notice_to_one_node_reaches_the_workers_of_all_nodes(project, endpoint) -> None:
+    """The signal stops no worker; workers of both nodes can read the notice."""
     (project / "train.py").write_text(WAIT_FOR_NOTICE)
-    line = ["--nnodes=2", "--rdzv-endpoint", place, "--notice-signals=SIGUSR1", "--notice-seconds=600", "train.py"]
+    line = ["--nnodes=2", "--rdzv-endpoint", endpoint, "--notice-signals=SIGUSR1", "--notice-seconds=600", "train.py"]
     with agents([line, line], project) as started:
         for rank in range(2):
             until((project / f"seen{rank}").exists, f"the worker with rank {rank}")
         os.kill(started[0].pid, signal.SIGUSR1)
-        codes, said = ends(started)
-    assert codes == [0, 0], said
+        codes, stderrs = wait(started)
+    assert codes == [0, 0], stderrs
     seen = sorted((project / f"seen{rank}").read_text() for rank in range(2))
-    assert seen == ["False got SIGUSR1 True", "True got SIGUSR1 True"]
-    assert "this node is going to leave in 600 s: got SIGUSR1" in said[0]
+    assert seen == ["False its agent received SIGUSR1 True", "True its agent received SIGUSR1 True"]
+    assert "this node is leaving (up to 600 s): its agent received SIGUSR1" in stderrs[0]

@@ -218,7 +218,7 @@ def test_who_is_not_let_in_is_told_why(cluster: Cluster, make_etcd: MakeEtcd) ->
     cert, key = etcd.certificates.strange_client
     place = etcd.endpoint(0)
     tries: dict[str, dict[str, Any]] = {
-        f"etcd at {place} refuses this client: authentication failed, invalid user ID or password": {
+        f"etcd at {place} refused this client: authentication failed, invalid user ID or password": {
             "password": "not the root password"
         },
         f"etcd at {place}: it refused the certificate that this client showed": {
@@ -226,7 +226,7 @@ def test_who_is_not_let_in_is_told_why(cluster: Cluster, make_etcd: MakeEtcd) ->
             "ssl_cert_key": key,
             "link_tls": "false",  # it would be refused before etcd is asked
         },
-        f"etcd at {place}: its certificate is not trusted": {
+        f"etcd at {place}: untrusted certificate": {
             "ca_cert": etcd.certificates.strange_ca,
             "link_tls": "false",
         },

@@ -49,7 +49,7 @@ def test_the_budget_is_the_runs_and_not_each_nodes(cluster: Cluster) -> None:
     assert len(report["history"]) == 1
     for agent in agents:
         assert "rank 1" in agent.printed_report, agent
-        assert "the one restart is used" in agent.printed_report.replace("\n", " "), agent
+        assert "the only restart is used" in agent.printed_report.replace("\n", " "), agent
 
 
 def test_the_report_is_the_same_on_every_node_and_names_the_first_cause(cluster: Cluster) -> None:
@@ -59,7 +59,7 @@ def test_the_report_is_the_same_on_every_node_and_names_the_first_cause(cluster:
     report = told_alike(agents, 1)
     cause = report["first_cause"]
     assert (cause["rank"], cause["pid"], cause["message"]) == (1, workers[1].pid, "RuntimeError: told to fail")
-    assert sorted(each["rank"] for each in report["stopped_by_us"]) == [0, 2]
+    assert sorted(each["rank"] for each in report["stopped"]) == [0, 2]
     for agent in agents:
         assert "RuntimeError: told to fail" in agent.printed_report, agent
         assert agent.printed_report.count("First cause") == 1
@@ -72,7 +72,7 @@ def test_what_cannot_succeed_is_not_tried_again(cluster: Cluster, tmp_path: Path
     report = told_alike(agents, 1)
     assert report["restarts_used"] == 0
     for agent in agents:
-        assert "SyntaxError at the start is an error of the program itself" in agent.text.replace("\n", " "), agent
+        assert "SyntaxError at startup is an error in the program itself" in agent.text.replace("\n", " "), agent
 
 
 def test_an_exit_code_that_is_fatal_is_not_tried_again(cluster: Cluster) -> None:

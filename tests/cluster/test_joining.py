@@ -65,7 +65,7 @@ def test_who_finishes_early_neither_ends_nor_delays_the_others(cluster: Cluster)
     (early,) = cluster.workers_of(agents[0], workers)
     (late,) = cluster.workers_of(agents[1], workers)
     early.tell("exit 0")
-    agents[0].until_said("all workers of this node succeeded; the run ends when all nodes did")
+    agents[0].until_said("all workers of this node succeeded; waiting for the other nodes")
     assert late.ask("generation") == 1
     assert agents[0].is_running
     late.tell("exit 0")
@@ -100,7 +100,7 @@ def test_the_death_of_an_early_finisher_is_no_loss(cluster: Cluster) -> None:
 def test_too_few_nodes_for_too_long_end_the_run_on_every_node_with_a_sentence(cluster: Cluster) -> None:
     agents = cluster.start(2, nodes=(3, 3), conf={"join_timeout": 2})
     report = told_alike(agents, 71)
-    assert report["why"].startswith("only 2 nodes of at least 3 came together within 2 s")
+    assert report["why"].startswith("only 2 of at least 3 nodes joined within 2 s")
     for agent in agents:
         assert "join_timeout=SECONDS" in agent.printed_report, agent
 

@@ -62,7 +62,7 @@ def test_an_agent_that_is_asked_to_leave_drains_and_the_others_go_on(cluster: Cl
     assert agents[1].wait() == SIGTERMED
     second = cluster.desk.generation(2, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"0"}
-    assert "was asked to leave" in second[0].env["TENAX_GENERATION_REASON"]
+    assert "was drained" in second[0].env["TENAX_GENERATION_REASON"]
     assert gone([worker.pid for worker in first], 0.0)
     cluster.finish(second, agents[0], agents[2])
     assert agents[0].report["drains"] == 1
@@ -83,7 +83,7 @@ def test_the_others_work_on_until_a_leaving_nodes_workers_have_ended(cluster: Cl
     for worker in staying:
         notice = worker.ask("notice")
         assert not notice["is_this_host"]
-        assert notice["why"] == "the agent was asked to stop"
+        assert notice["why"] == "its agent received SIGTERM"
         assert 0 < notice["left"] <= 30
         assert worker.ask("generation") == 1, "it is still at work"
     for worker in leaving:
@@ -159,7 +159,7 @@ def test_a_fixed_size_run_waits_for_a_replacement_and_says_whom_it_misses(cluste
     first = cluster.desk.generation(2)
     lost_rank = cluster.workers_of(agents[1], first)[0].rank
     cluster.kill(agents[1])
-    agents[0].until_said("waiting for 1 more, lost were")
+    agents[0].until_said("s for 1 more; lost: ")
     (replacement,) = cluster.start(nodes=(2, 2))
     second = cluster.desk.generation(2, number=2)
     assert cluster.workers_of(replacement, second)[0].rank == lost_rank, "it fills the hole"

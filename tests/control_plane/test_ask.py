@@ -1,4 +1,4 @@
-"""``tenax ask``: one worker or all of a folder, ours and torch's; and clear words when it cannot be."""
+"""``tenax ask``: one worker or all of a folder, with tenax's and torch's server; and its error messages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pytestmark = on_linux
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
-def ask(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TENAX, "ask", *words], capture_output=True, text=True, timeout=PATIENCE_S)
+def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TENAX, "ask", *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 # --- the question -----------------------------------------------------------------------------------------------------
 
 
-def test_words_become_a_question() -> None:
+def test_arguments_are_parsed() -> None:
     assert parse_question(["/tmp/x"]) == Question("/tmp/x")
     assert parse_question(["/tmp/x", "go", "a=1", "b=x=y", "c="]) == Question(
         "/tmp/x", "go", (("a", "1"), ("b", "x=y"), ("c", ""))
@@ -42,34 +42,34 @@ def test_words_become_a_question() -> None:
     )
 
 
-def test_the_timeout_may_stand_anywhere() -> None:
-    """Also behind what is asked, where people add it."""
+def test_the_timeout_is_accepted_at_any_position() -> None:
+    """Also after the handler."""
     expected = Question("x", "go", (("a", "1"),), 2.0)
-    for words in ("--timeout 2 x go a=1", "x --timeout=2 go a=1", "x go --timeout 2 a=1", "x go a=1 --timeout=2"):
-        assert parse_question(words.split()) == expected
+    for line in ("--timeout 2 x go a=1", "x --timeout=2 go a=1", "x go --timeout 2 a=1", "x go a=1 --timeout=2"):
+        assert parse_question(line.split()) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "message"),
     [
-        (["--timeout", "soon", "x"], "--timeout takes a number of seconds greater than 0, not 'soon'"),
-        (["--timeout"], "--timeout takes a number of seconds greater than 0, not ''"),
-        (["--timeout=1"], "no socket and no folder was named"),
-        (["--all", "x"], "there is no flag '--all'"),
-        (["x", "go", "--all"], "there is no flag '--all'"),
-        (["x", "--timeout"], "--timeout takes a number of seconds greater than 0, not ''"),
-        (["x", "go", "fast"], "'fast' is no parameter; write NAME=VALUE"),
-        (["x", "a=1"], "'a=1' is no handler; the handler's name comes before its parameters"),
+        (["--timeout", "soon", "x"], "--timeout takes a number of seconds, more than 0, not 'soon'"),
+        (["--timeout"], "--timeout takes a number of seconds, more than 0, not ''"),
+        (["--timeout=1"], "no socket or folder given"),
+        (["--all", "x"], "unknown flag '--all'"),
+        (["x", "go", "--all"], "unknown flag '--all'"),
+        (["x", "--timeout"], "--timeout takes a number of seconds, more than 0, not ''"),
+        (["x", "go", "fast"], "'fast' is not a parameter; write NAME=VALUE"),
+        (["x", "a=1"], "'a=1' is not a handler; write the handler's name before its parameters"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(words: list[str], sentence: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: list[str], message: str) -> None:
     with pytest.raises(WrongQuestion) as caught:
-        parse_question(words)
-    assert str(caught.value) == sentence
+        parse_question(arguments)
+    assert str(caught.value) == message
 
 
 def test_the_sockets_of_a_folder_are_in_the_order_of_ranks(tmp_path: Path) -> None:
-    """rank2 before rank10; what is no socket is not asked."""
+    """rank2 before rank10; other files are ignored."""
     (tmp_path / "notes").touch()
     for rank in (10, 2, 0):
         with socket.socket(socket.AF_UNIX) as sock:
@@ -77,25 +77,25 @@ def test_the_sockets_of_a_folder_are_in_the_order_of_ranks(tmp_path: Path) -> No
     assert [os.path.basename(path) for path in sockets_at(str(tmp_path))] == ["rank0", "rank2", "rank10"]
 
 
-def test_a_place_without_workers_is_refused(tmp_path: Path) -> None:
-    """Exit code 2 and a sentence, for nothing, for a file and for an empty folder."""
+def test_a_path_without_workers_is_rejected(tmp_path: Path) -> None:
+    """Exit code 2 and a message, for a missing path, a file and an empty folder."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for name, sentence in (
-        ("gone", "is the job still running, on this machine?"),
+    for name, message in (
+        ("gone", "does not exist; check that the job is running on this host"),
         ("file", "is neither a socket nor a folder"),
         ("empty", "the script must use tenax.control_plane.worker_main"),
     ):
         done = ask(str(tmp_path / name), "ping")
         assert (done.returncode, done.stdout) == (2, "")
-        assert sentence in done.stderr
+        assert message in done.stderr
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_has_ended_or_does_not_answer_is_named(tmp_path: Path) -> None:
-    """Exit code 1; the sentence says which, and what it may be."""
+def test_a_worker_that_exited_or_does_not_answer_is_reported(tmp_path: Path) -> None:
+    """Exit code 1; the message names the worker and a possible reason."""
     dead, stuck = tmp_path / "rank0", tmp_path / "rank1"
     with leaving_nothing(), socket.socket(socket.AF_UNIX) as sock, socket.socket(socket.AF_UNIX) as silent:
         sock.bind(str(dead))
@@ -103,13 +103,13 @@ def test_a_worker_that_has_ended_or_does_not_answer_is_named(tmp_path: Path) -> 
         silent.listen()
         done = ask("--timeout", "0.1", str(tmp_path), "ping")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "tenax ask: rank0: nobody answers there any more: the worker has ended, or its server has" in done.stderr
-    assert "tenax ask: rank1: no answer within 0.1 s: it may be in native code" in done.stderr
+    assert "tenax ask: rank0: connection refused: the worker or its server has exited" in done.stderr
+    assert "tenax ask: rank1: no answer within 0.1 s; the worker may be in native code" in done.stderr
 
 
 @needs_torch
-def test_torchs_own_worker_server_is_asked_in_the_same_way(program: Callable[..., Program], tmp_path: Path) -> None:
-    """Its list, its ping, its traceback, its parameters and its refusals."""
+def test_torchs_own_worker_server_can_be_queried(program: Callable[..., Program], tmp_path: Path) -> None:
+    """List, ping, traceback, parameters and errors."""
     path = str(tmp_path / "torch")
     run = program(
         """
@@ -131,21 +131,21 @@ def test_torchs_own_worker_server_is_asked_in_the_same_way(program: Callable[...
     assert ask(path, "ping").stdout == "pong\n"
     assert ask(path, "echo", "word=a b&c").stdout == "a b&c\n"
     assert "line " in ask(path, "dump_traceback").stdout
-    done = ask(path, "nobody")
+    done = ask(path, "unknown")
     assert done.returncode == 1
-    assert "nobody" in done.stderr
+    assert "unknown" in done.stderr
     run.send(signal.SIGKILL)
     run.wait()
 
 
 @needs_torch
-def test_ours_speaks_as_torchs_does(program: Callable[..., Program], tmp_path: Path) -> None:
-    """The same question to both: the same status, the same content."""
+def test_the_worker_server_answers_like_torchs(program: Callable[..., Program], tmp_path: Path) -> None:
+    """The same requests get the same status and content type."""
     answers = []
     for name, make in (
         ("torch", "from torch._C._distributed_c10d import _WorkerServer as Server; server = Server(sys.argv[1])"),
         (
-            "ours",
+            "tenax",
             "from tenax.control_plane._server import WorkerServer; server = WorkerServer(sys.argv[1]); server.start()",
         ),
     ):
@@ -153,7 +153,7 @@ def test_ours_speaks_as_torchs_does(program: Callable[..., Program], tmp_path: P
         run = program(f"import signal, sys\n{make}\nprint('here', flush=True)\nsignal.pause()", path)
         assert run.pipe.line() == "here"
         found = {}
-        for request in ("POST /handler/ping", "POST /handler/nobody", "GET /handler/", "GET /", "GET /nowhere"):
+        for request in ("POST /handler/ping", "POST /handler/unknown", "GET /handler/", "GET /", "GET /nowhere"):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(PATIENCE_S)
                 sock.connect(path)
@@ -170,8 +170,8 @@ def test_ours_speaks_as_torchs_does(program: Callable[..., Program], tmp_path: P
     assert answers[0] == answers[1]
 
 
-def test_the_workers_of_a_run_are_asked(bench: Bench) -> None:
-    """All at once by the folder, one by its socket; after a restart as well; at the end the folder is gone."""
+def test_the_workers_of_a_run_can_be_queried(bench: Bench) -> None:
+    """All by the folder, one by its socket, also after a restart; the folder is removed at the end."""
     script = bench.script("""
         import os
         from tenax import control_plane
@@ -190,8 +190,8 @@ def test_the_workers_of_a_run_are_asked(bench: Bench) -> None:
         main()
     """)
     folder = f"/tmp/tenax ask {os.getpid()}"
-    words = ["--nproc-per-node", "2", "--virtual-local-rank", "--max-restarts", "1", script]
-    run = bench.start(*words, env={"TORCH_WORKER_SERVER_SOCKET": folder})
+    arguments = ["--nproc-per-node", "2", "--virtual-local-rank", "--max-restarts", "1", script]
+    run = bench.start(*arguments, env={"TORCH_WORKER_SERVER_SOCKET": folder})
     bench.pids(2)
     run.until_said(f"to query workers that use worker_main: tenax ask '{folder}'")
     assert ask(folder, "greet", "word=hello").stdout == "== rank0\nhello from 0\n== rank1\nhello from 1\n"
@@ -212,8 +212,8 @@ def test_the_workers_of_a_run_are_asked(bench: Bench) -> None:
 
 
 @needs_torch
-def test_scripts_that_use_torchs_own_are_asked_too(bench: Bench) -> None:
-    """Each worker has a path of its own, and the next generation finds it free."""
+def test_workers_with_torchs_worker_main_can_be_queried(bench: Bench) -> None:
+    """Each worker has its own path, which is free for the next generation."""
     script = bench.script("""
         import os
         from torch.distributed.elastic.control_plane import worker_main
@@ -236,29 +236,29 @@ def test_scripts_that_use_torchs_own_are_asked_too(bench: Bench) -> None:
     assert not os.path.exists(folder)
 
 
-def test_a_folder_that_cannot_be_is_refused_at_the_command_line(bench: Bench) -> None:
-    """A file in its place, before anything starts."""
+def test_an_unusable_folder_is_rejected_before_the_start(bench: Bench) -> None:
+    """A file instead of a folder."""
     done = bench.run(bench.script("pass"), env={"TORCH_WORKER_SERVER_SOCKET": str(bench.home / "train.py")})
     assert done.code == 2
-    assert "which is not a folder; name one for the workers' sockets" in done.err
+    assert "which is not a folder; expected a folder for the workers' sockets" in done.err
 
 
-def test_a_worker_that_ends_while_it_is_asked_is_named(tmp_path: Path) -> None:
-    """Before the first word of its answer, and in the middle of it."""
+def test_a_worker_that_exits_during_a_query_is_reported(tmp_path: Path) -> None:
+    """Before its answer, and in the middle of it."""
     for number, begun in enumerate((b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhal")):
         path = str(tmp_path / f"rank{number}")
-        with socket.socket(socket.AF_UNIX) as dying:
-            dying.bind(path)
-            dying.listen()
-            thread = threading.Thread(target=_hear_and_end, args=(dying, begun))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            thread = threading.Thread(target=_answer_partly, args=(listener, begun))
             thread.start()
             answer = ask_one(path, Question(path, "ping"))
             thread.join()
-        assert answer == Answer(False, "it ended before it answered")
+        assert answer == Answer(False, "the worker exited before it answered")
 
 
-def _hear_and_end(listener: socket.socket, said: bytes) -> None:
+def _answer_partly(listener: socket.socket, data: bytes) -> None:
     connection, _ = listener.accept()
     with connection:
         connection.recv(4096)
-        connection.sendall(said)
+        connection.sendall(data)

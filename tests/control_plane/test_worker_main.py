@@ -1,4 +1,4 @@
-"""worker_main: errors are recorded, in both of its forms; a socket that cannot be had costs nothing but the socket."""
+"""worker_main, as decorator and as context manager: errors are recorded, and the server is optional."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMS = pytest.mark.parametrize("form", [AS_DECORATOR, AS_CONTEXT], ids=["decora
 
 @FORMS
 def test_an_error_inside_is_recorded(form: str, program: Callable[..., Program], tmp_path: Path) -> None:
-    """In the error file, with a traceback of the script's own lines; and it goes on."""
+    """In the error file, with a traceback of the script's own lines; the exception propagates."""
     error_file = tmp_path / "error.json"
     run = program(form.replace("BODY", "raise RuntimeError('boom')"), env={"TORCHELASTIC_ERROR_FILE": str(error_file)})
     assert run.wait() == 1
@@ -53,7 +53,7 @@ def test_an_error_inside_is_recorded(form: str, program: Callable[..., Program],
 
 @FORMS
 def test_without_an_error_there_is_no_file(form: str, program: Callable[..., Program], tmp_path: Path) -> None:
-    """Nor is anything else changed: the function returns what it returns."""
+    """The function returns its own result."""
     error_file = tmp_path / "error.json"
     assert program(form.replace("BODY", "pass"), env={"TORCHELASTIC_ERROR_FILE": str(error_file)}).wait() == 0
     assert not error_file.exists()
@@ -69,8 +69,8 @@ def test_an_exit_is_not_an_error(form: str, program: Callable[..., Program], tmp
 
 
 @FORMS
-def test_the_socket_is_there_while_it_runs(form: str, program: Callable[..., Program], tmp_path: Path) -> None:
-    """From the beginning to the end, and not after it."""
+def test_the_socket_exists_while_the_function_runs(form: str, program: Callable[..., Program], tmp_path: Path) -> None:
+    """It is removed at the end."""
     path = tmp_path / "s"
     body = "import os; assert os.path.exists(os.environ['TORCH_WORKER_SERVER_SOCKET'])"
     assert program(form.replace("BODY", body), env={"TORCH_WORKER_SERVER_SOCKET": str(path)}).wait() == 0
@@ -78,52 +78,52 @@ def test_the_socket_is_there_while_it_runs(form: str, program: Callable[..., Pro
 
 
 @FORMS
-def test_a_socket_that_cannot_be_had_does_not_stop_the_work(
+def test_an_unusable_socket_does_not_stop_the_worker(
     form: str, program: Callable[..., Program], tmp_path: Path
 ) -> None:
-    """One sentence on stderr; the work is done."""
+    """One line on stderr reports it."""
     (tmp_path / "s").mkdir()
     run = program(form.replace("BODY", "print('done')"), env={"TORCH_WORKER_SERVER_SOCKET": str(tmp_path / "s")})
     assert run.wait() == 0, run.errors
     assert run.pipe.line() == "done"
-    assert "this worker cannot be asked" in run.errors
+    assert "could not start the worker server" in run.errors
 
 
-def test_children_of_the_worker_do_not_hold_its_socket(program: Callable[..., Program], tmp_path: Path) -> None:
-    """A forked loader lives on; the next worker can have the path."""
+def test_a_forked_child_does_not_keep_the_socket_open(program: Callable[..., Program], tmp_path: Path) -> None:
+    """The next worker can use the path while the child still runs."""
     run = program(
         """
         import os, socket, sys
         from tenax.control_plane import worker_main
 
         path = os.environ["TORCH_WORKER_SERVER_SOCKET"]
-        ours, theirs = socket.socketpair()
+        parent, child = socket.socketpair()
         with worker_main():
             pid = os.fork()
             if pid == 0:
-                ours.close()
-                theirs.send(b"here")
-                theirs.recv(1)
+                parent.close()
+                child.send(b"here")
+                child.recv(1)
                 os._exit(0)
-            ours.recv(4)
-        theirs.close()
+            parent.recv(4)
+        child.close()
         os.environ["TORCH_WORKER_SERVER_SOCKET"] = path
         with worker_main():
             assert os.path.exists(path)
-        ours.close()
+        parent.close()
         assert os.waitpid(pid, 0)[1] == 0
         """,
         env={"TORCH_WORKER_SERVER_SOCKET": str(tmp_path / "s")},
     )
     assert run.wait() == 0, run.errors
-    assert "cannot be asked" not in run.errors
+    assert "could not start the worker server" not in run.errors
 
 
 @FORMS
-def test_a_forked_child_leaves_its_parents_socket_alone(
+def test_a_forked_child_does_not_remove_its_parents_socket(
     form: str, program: Callable[..., Program], tmp_path: Path
 ) -> None:
-    """Also when it leaves worker_main itself, as a child does that returns or raises."""
+    """Also if the child itself leaves worker_main, by a return or an exception."""
     body = """
         import os
         pid = os.fork()
@@ -136,8 +136,8 @@ def test_a_forked_child_leaves_its_parents_socket_alone(
     assert not (tmp_path / "s").exists()
 
 
-def test_nothing_is_imported_that_is_not_needed(program: Callable[..., Program]) -> None:
-    """Without the variable: no server, no HTTP, no threads."""
+def test_without_the_variable_no_server_is_imported(program: Callable[..., Program]) -> None:
+    """No HTTP and no threads."""
     run = program(
         """
         import sys

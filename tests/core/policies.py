@@ -24,7 +24,7 @@ class GivesUpOn:
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         if failure.exit_code == self._exit_code:
-            return GiveUp(f"exit code {self._exit_code} says that trying again is useless")
+            return GiveUp(f"exit code {self._exit_code} is fatal")
         return BudgetPolicy().decide(failure, history)
 
 

@@ -267,7 +267,7 @@ class RandomNode:
         rng = self._rng
         if rng.random() < 0.25:
             is_late = rng.random() < 0.2
-            self._soon(events.GenerationEnded(generation, rng.choice(("b joins", "rank 9 failed")), is_late), 4.0)
+            self._soon(events.GenerationEnded(generation, rng.choice(("b joined", "rank 9 failed")), is_late), 4.0)
         if rng.random() < 0.08:
             self._soon(events.Fenced(generation, "no answer from the coordinator"), 4.0)
         if rng.random() < 0.1:
@@ -277,7 +277,7 @@ class RandomNode:
         if rng.random() < 0.2:
             self._hang(generation)
         if rng.random() < 0.03:
-            self._soon(events.JoinRefused("replaced by a new agent of this node"), 4.0)
+            self._soon(events.JoinRefused("the agent of this node was started again"), 4.0)
         if rng.random() < 0.06:
             self._end_run(Outcome.CANCELLED, "an operator ended it", 4.0)
 
@@ -331,7 +331,7 @@ class RandomNode:
         self._generations += 1
         self._formed = max(self._formed, generation) + self._rng.choice((1, 1, 1, 3))
         if self._rng.random() < 0.3:
-            self._soon(events.Waiting("1 node of 2 here"), 0.1)
+            self._soon(events.Waiting("1 of 2 nodes ready"), 0.1)
         if self._rng.random() < 0.02:
             self._soon(events.JoinRefused("the run is over"))
         elif self._generations > MAX_GENERATIONS:
@@ -431,7 +431,7 @@ class RandomNode:
                 ends = (events.JoinRefused("no"), events.KeeperLost("gone"), events.SignalReceived(SIGINT))
                 return rng.choice((*ends, events.LeaveRequested("maintenance")))
             case 11:
-                return events.GenerationEnded(generation, "b joins", rng.random() < 0.2)
+                return events.GenerationEnded(generation, "b joined", rng.random() < 0.2)
             case 12:
                 return events.LeaveNoticed(generation, "b", "its agent received SIGTERM")
             case 13 if rng.random() < 0.3:

@@ -122,7 +122,7 @@ class RandomRun:
             join_timeout_s=rng.choice((20.0, 100.0)),
             last_call_s=rng.choice((0.0, 0.5, 5.0)),
             scale_up=rng.random() < 0.8,
-            tell_waiting_every_s=rng.choice((1.0, 10.0)),
+            waiting_every_s=rng.choice((1.0, 10.0)),
             serving_node="n0" if rng.random() < 0.3 else "",
             on_hang=rng.choice(("off", "report", "report", "restart")),
             hang_after_s=rng.choice((0.0, 2.0)),

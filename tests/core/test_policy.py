@@ -33,7 +33,7 @@ def test_the_budget_is_exact(used: int, allowed: int) -> None:
     elif allowed == 0:
         assert decision == GiveUp("no restarts are allowed (--max-restarts 0)")
     else:
-        assert decision == GiveUp("the one restart is used" if allowed == 1 else f"all {allowed} restarts are used")
+        assert decision == GiveUp("the only restart is used" if allowed == 1 else f"all {allowed} restarts are used")
 
 
 # --- failures that are not restarted ----------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ PROGRAM_ERRORS = ["SyntaxError", "IndentationError", "TabError", "ModuleNotFound
 def test_a_program_error_at_the_start_is_not_restarted(kind: str) -> None:
     """It would happen again."""
     assert decide(failed(kind)) == GiveUp(
-        f"{kind} at the start is an error of the program itself, so the 3 restarts left would not help"
+        f"{kind} at startup is an error in the program itself; the remaining 3 restarts would not help"
     )
 
 
@@ -77,9 +77,9 @@ def all_failed(message: str, count: int = 2) -> tuple[Failure, ...]:
 def test_the_same_error_of_all_workers_twice_is_not_restarted() -> None:
     """All workers fail at the start with the error that was the first cause the last time."""
     now = all_failed("RuntimeError: boom")
-    why = "all 2 workers failed at the start with the same error as the time before"
+    why = "all 2 workers failed at startup with the same error as before"
     assert decide(now[0], failures=now, world_size=2, earlier=(failed(),)) == GiveUp(
-        f"{why}, so the 3 restarts left would not help"
+        f"{why}; the remaining 3 restarts would not help"
     )
 
 
@@ -121,12 +121,12 @@ def test_failures_that_the_user_marked_as_fatal_are_not_restarted() -> None:
     policy = BudgetPolicy(fatal_exit_codes=(42, -11), fatal_errors=("ConfigError", "my.pkg.DataError"))
     late = {"lived_s": 1e6}
     assert decide(failed(code=42), policy, **late) == GiveUp(
-        "exit code 42 is marked as fatal (--fatal-exit-codes), so the 3 restarts left would not help"
+        "exit code 42 is marked as fatal (--fatal-exit-codes); the remaining 3 restarts would not help"
     )
     assert isinstance(decide(failed(code=-11), policy, **late), GiveUp)
     for kind in ("ConfigError", "app.ConfigError", "my.pkg.DataError", "DataError"):
         assert decide(failed(kind), policy, **late) == GiveUp(
-            f"{kind} is marked as fatal (--fatal-errors), so the 3 restarts left would not help"
+            f"{kind} is marked as fatal (--fatal-errors); the remaining 3 restarts would not help"
         )
     assert decide(failed(), policy, **late) == Restart("restart 2 of 4")
 

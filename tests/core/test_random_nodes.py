@@ -85,7 +85,7 @@ any_event = st.one_of(
     st.just(events.RunRequested()),
     st.builds(events.GenerationFormed, st.builds(Assignment, generations)),
     st.builds(events.JoinRefused, st.just("no")),
-    st.builds(events.GenerationEnded, generations, st.just("b joins"), st.booleans()),
+    st.builds(events.GenerationEnded, generations, st.just("b joined"), st.booleans()),
     st.builds(events.RunEnded, verdicts, st.floats(-1e6, 1e6)),
     st.builds(events.Fenced, generations, st.just("cut off")),
     st.builds(events.LeaveNoticed, generations, st.just("b"), st.just("no"), st.none() | st.floats(0, 50)),

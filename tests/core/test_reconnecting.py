@@ -88,7 +88,7 @@ def test_a_node_reports_that_it_was_cut_off() -> None:
     assert stopped.was_cut_off
     assert ready == messages.NodeReady(1)
     machine.step(events.GenerationFormed(Assignment(2)), 10.0)
-    machine.step(events.GenerationEnded(2, "b joins"), 11.0)
+    machine.step(events.GenerationEnded(2, "b joined"), 11.0)
     for rank in range(2):
         machine.step(events.WorkerExited(2, rank, -15), 11.0)
     (stopped,) = [

@@ -91,7 +91,7 @@ def test_a_missing_member_is_awaited_from_the_first_return_on() -> None:
     successor.join("b", now=105.0)
     successor.tick(until=100.0 + RETURN_S)
     assert successor.phase is RunPhase.ENDING
-    assert successor.machine.state.lost == {"host-c": "it did not come back after the coordinator was lost"}
+    assert successor.machine.state.lost == {"host-c": "it did not reconnect after the coordinator was lost"}
     successor.step(run.Received("a", messages.NodeReady(1, "store", 2)), 110.0)
     successor.step(run.Received("b", messages.NodeReady(1, "store", 3)), 110.0)
     assert successor.phase is RunPhase.RUNNING

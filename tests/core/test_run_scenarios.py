@@ -48,9 +48,9 @@ def test_playing_writes_the_answers_below_the_events() -> None:
     assert played == (
         "# why\n\nscenario short\nsettings nodes=1\n\n"
         "at 0 node a up with 2 slots\n"
-        "    say to a: generation 1 formed, node 0 of 1, ranks 0-1 of 2: first generation\n"
+        "    send to a: generation 1 formed, node 0 of 1, ranks 0-1 of 2: first generation\n"
         "    gathering -> running\n    deadlines: none\n"
-        "at 1.5 node a succeeded\n    say to a: run ended: succeeded, all 2 workers succeeded\n"
+        "at 1.5 node a succeeded\n    send to a: run ended: succeeded, all 2 workers succeeded\n"
         "        generation 1, restarts used 0\n    running -> over\n"
     )
     assert play_run_scenario(played) == played
@@ -64,13 +64,13 @@ def test_playing_writes_the_answers_below_the_events() -> None:
         ("at 1 node a joined with two slots", "line 2: 'with two slots' does not describe a node"),
         ("at 1 node a up\nat 2 node a failed: rank one", "line 3: 'rank one' is not a failure"),
         ("at 1 node a up\nat 2 node a failed: rank 0 killed by SIGNOSUCH", "line 3: this system has no signal"),
-        ("at noon time passed", "line 2: 'noon' is not a time"),
-        ("at 5 time passed\nat 4 time passed", "line 3: time went back from 5 to 4"),
+        ("at noon tick", "line 2: 'noon' is not a time"),
+        ("at 5 tick\nat 4 tick", "line 3: time went back from 5 to 4"),
         ("settings nodes", "line 2: 'nodes' is not a setting"),
         ("settings nods=2", "line 2: .*nods.*the settings are nodes, "),
         ("settings nodes=two", "line 2: .*the settings are nodes, "),
         ("policy generous", "line 2: there is no policy 'generous'; there are budget, pausing"),
-        ("at 1 time passed\npolicy budget", "line 3: policy must come before the first event"),
+        ("at 1 tick\npolicy budget", "line 3: policy must come before the first event"),
         ("and then", "line 2: 'and then' is not part of a scenario"),
     ],
 )
@@ -93,10 +93,10 @@ def test_every_message_of_the_coordinator_has_a_description() -> None:
         "refused: ",
         "waiting: ",
         "will leave",
-        "asked to leave: ",
+        "leave requested: ",
     )
     for description in descriptions:
-        assert re.search(rf"^    say to .*{description}", text, re.MULTILINE), description
+        assert re.search(rf"^    send to .*{description}", text, re.MULTILINE), description
     assert describe_send(run.Send(("a", "b"), run.events.Waiting("why")), machine.state) == [
-        "say to a, b: waiting: why"
+        "send to a, b: waiting: why"
     ]

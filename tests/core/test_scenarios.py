@@ -52,9 +52,9 @@ def test_playing_writes_the_answers_below_the_events() -> None:
     played = play_scenario(script)
     assert played == (
         "# why\n\nscenario short\nsettings workers=1 grace_s=4\n\n"
-        "at 0 run requested\n    tell ready\n    new -> joining\n"
-        "at 1.5 signal SIGINT\n    tell left: the agent was asked to stop\n"
-        "    finish: cancelled, the agent was asked to stop\n"
+        "at 0 run requested\n    send ready\n    new -> joining\n"
+        "at 1.5 signal SIGINT\n    send left: its agent received SIGINT\n"
+        "    finish: cancelled, the agent received SIGINT\n"
         "        generation 0, restarts used 0, by SIGINT\n    joining -> ended\n"
     )
     assert play_scenario(played) == played
@@ -64,8 +64,8 @@ def test_playing_writes_the_answers_below_the_events() -> None:
     ("line", "message"),
     [
         ("at 1 worker 0 vanished", "line 2: 'worker 0 vanished' is not an event"),
-        ("at noon time passed", "line 2: 'noon' is not a time"),
-        ("at 5 time passed\nat 4 time passed", "line 3: time went back from 5 to 4"),
+        ("at noon tick", "line 2: 'noon' is not a time"),
+        ("at 5 tick\nat 4 tick", "line 3: time went back from 5 to 4"),
         ("at 1 signal SIGNOSUCH", "line 2: this system has no signal SIGNOSUCH"),
         ("settings workers", "line 2: 'workers' is not a setting"),
         ("settings wokers=2", "line 2: .*wokers.*the settings are workers, "),
@@ -75,7 +75,7 @@ def test_playing_writes_the_answers_below_the_events() -> None:
             "at 1 run ended: bravely, why not",
             "line 2: 'bravely' is not an outcome; the outcomes are succeeded, failed, ",
         ),
-        ("at 1 time passed\nsettings workers=2", "line 3: settings must come before the first event"),
+        ("at 1 tick\nsettings workers=2", "line 3: settings must come before the first event"),
         ("and then", "line 2: 'and then' is not part of a scenario"),
     ],
 )

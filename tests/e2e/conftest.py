@@ -1,4 +1,4 @@
-"""Every end-to-end test gets a bench, and its bench proves afterwards that nothing was left behind."""
+"""A fixture that runs jobs; afterwards it checks that no process is left."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from kit.jobs import Bench
 
 if not sys.platform.startswith("linux"):
-    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+    collect_ignore_glob = ["test_*.py"]  # they read /proc
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no worker of a parallel run is left alone with it at the end."""
+    """Run the longest tests first, so that they do not run alone at the end of a parallel run."""
     items.sort(key=lambda item: "e2e/test_torch" not in item.nodeid)
 
 

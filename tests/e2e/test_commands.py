@@ -1,4 +1,4 @@
-"""The command line's words: the plan, refusals, and the other commands, as a person meets them."""
+"""The command line: the plan, usage errors, and the other commands."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kit.jobs import TENAX, Bench
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 PLAN = """\
-A dry run: nothing is started. The command would run 2 workers on this machine.
+Dry run, nothing is started. The command would run 2 workers on this node.
 
 script      train.py
 interpreter {python} (the one that runs tenax)
-preload     what the script imports, once; workers are forked from there (--preload)
+preload     what the script imports, once per node; workers are forked (--preload)
 folder      {home}
 run id      job7
 role        actor
-restarts    up to 3: after a failure all workers are stopped and started again
-stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are passed on to the workers
-            what has not ended 5 s after it was asked to is killed
+restarts    up to 3: a failure restarts all workers (--max-restarts)
+stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are forwarded to the workers
+            SIGTERM, 5 s grace period, SIGKILL (--shutdown-timeout)
 logs        logs/job7_<random>/attempt_<restarts>/<local rank>/
             to files only: none (--redirects)
             to files and the terminal: stdout of local rank 0, stdout and stderr of local rank 1 (--tee)
@@ -65,8 +65,7 @@ worker 1: global rank 1 of 2
 """
 
 
-def test_the_plan(bench: Bench) -> None:
-    """'--dry-run' prints what would be run, and starts, makes and opens nothing."""
+def test_dry_run_prints_the_plan_and_starts_nothing(bench: Bench) -> None:
     script = bench.script("raise SystemExit('it was started')")
     done = bench.run(
         *("--dry-run", "--nproc-per-node", "2", "--max-restarts", "3", "--shutdown-timeout", "5", "--rdzv-id", "job7"),
@@ -92,11 +91,11 @@ def test_the_plan(bench: Bench) -> None:
     assert os.listdir(bench.home / "tmp") == []
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- usage errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("arguments", "expected"),
     [
         (["--nproc-per-node", "0", "train.py"], "--nproc-per-node"),
         (["--nnodes", "2", "train.py"], "--nnodes 2"),
@@ -121,48 +120,49 @@ def test_the_plan(bench: Bench) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_meant_is_refused_in_one_sentence(bench: Bench, words: list[str], names: str) -> None:
-    """Exit code 2, one sentence that names the mistake, where to look, and nothing is started."""
+def test_an_invalid_command_line_is_rejected_with_one_message(
+    bench: Bench, arguments: list[str], expected: str
+) -> None:
+    """Exit code 2, a message that names the mistake, a pointer to --help, and no worker is started."""
     bench.script("from worker_kit import note; note('started')")
-    done = bench.run(*words)
+    done = bench.run(*arguments)
     assert (done.code, done.out) == (2, "")
-    sentence, try_this = done.err.splitlines()
-    assert sentence.startswith("tenax run: ")
-    assert names in sentence
+    message, try_this = done.err.splitlines()
+    assert message.startswith("tenax run: ")
+    assert expected in message
     assert try_this == "try: tenax run --help"
     assert not bench.noted("started")
     assert os.listdir(bench.home / "tmp") == []
 
 
-def test_a_folder_that_is_gone(bench: Bench) -> None:
-    """Started in a folder that somebody has removed: a sentence, not a stack trace."""
+def test_a_removed_working_directory_is_reported(bench: Bench) -> None:
+    """Without a traceback."""
     command = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
     done = bench.run(str(bench.home / bench.script("")), program=["sh", "-c", command, "sh", *TENAX, "run"])
     assert done.code == 2
-    assert done.err.startswith("tenax run: the folder this was started in is gone"), done
+    assert done.err.startswith("tenax run: the current folder was removed"), done
 
 
-def test_notes_about_what_has_no_effect(bench: Bench) -> None:
-    """A flag that does nothing here is not refused, but not kept quiet about either."""
+def test_flags_without_effect_are_noted(bench: Bench) -> None:
     done = bench.run("--monitor-interval", "1", bench.script("print('ran')"), "--max-restarts=3")
     assert (done.code, done.out) == (0, "ran\n")
     notes = [line for line in done.err.splitlines() if line.startswith("tenax run: note: ")]
     assert len(notes) == 2
     assert "--monitor-interval 1 has no effect" in notes[0]
-    assert "'--max-restarts=3' stands behind the script" in notes[1]
+    assert "'--max-restarts=3' is after the script" in notes[1]
 
 
-# --- consoles that refuse ---------------------------------------------------------------------------------------------
+# --- unwritable consoles ----------------------------------------------------------------------------------------------
 
 
-def test_a_console_that_refuses_does_not_change_the_exit_code(bench: Bench) -> None:
-    """Notes, refusals and pages on a full or closed device: the code is still the right one, without a stack trace."""
+def test_an_unwritable_console_does_not_change_the_exit_code(bench: Bench) -> None:
+    """Messages and pages on a full or closed device cause no traceback."""
     bench.script("raise SystemExit(3)")
     with open("/dev/full", "wb") as full:
         assert bench.run("--monitor-interval", "1", "train.py", stderr=full).code == 3
         assert bench.run("--no-such-flag", "train.py", stderr=full).code == 2
         done = bench.run("--dry-run", "train.py", stdout=full)
-    assert (done.code, done.err) == (1, "tenax: this could not be printed: No space left on device\n")
+    assert (done.code, done.err) == (1, "tenax: could not write to stdout: No space left on device\n")
     for streams in (">&-", "2>&-"):
         done = bench.run("--dry-run", "train.py", program=["sh", "-c", f'exec "$@" {streams}', "sh", *TENAX, "run"])
         assert (done.code, done.err) == (0, "")
@@ -172,28 +172,27 @@ def test_a_console_that_refuses_does_not_change_the_exit_code(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("arguments", "expected"),
     [
         (["train.py"], "did you mean: tenax run train.py"),
         (["--nproc-per-node", "2", "train.py"], "did you mean: tenax run --nproc-per-node 2 train.py"),
         (["runn"], "did you mean 'tenax run'"),
-        (["launch"], "there is no command 'launch'"),
+        (["launch"], "unknown command 'launch'"),
     ],
 )
-def test_a_command_that_is_not_there(bench: Bench, words: list[str], names: str) -> None:
-    """Exit code 2 and what was probably meant."""
+def test_an_unknown_command_is_rejected_with_a_suggestion(bench: Bench, arguments: list[str], expected: str) -> None:
     bench.script("")
-    done = bench.run(*words, program=TENAX)
+    done = bench.run(*arguments, program=TENAX)
     assert (done.code, done.out) == (2, "")
-    assert names in done.err
+    assert expected in done.err
     assert "Traceback" not in done.err
 
 
-def test_pages(bench: Bench) -> None:
-    """Help and version print to stdout and succeed; every flag is on the help page."""
-    for words in ([], ["help"], ["--help"], ["help", "run"], ["run", "-h"], ["help", "replay"], ["version"]):
-        done = bench.run(*words, program=TENAX)
-        assert (done.code, done.err) == (0, ""), words
+def test_help_and_version_print_to_stdout(bench: Bench) -> None:
+    """Every flag is on the help page."""
+    for arguments in ([], ["help"], ["--help"], ["help", "run"], ["run", "-h"], ["help", "replay"], ["version"]):
+        done = bench.run(*arguments, program=TENAX)
+        assert (done.code, done.err) == (0, ""), arguments
         assert done.out
     page = bench.run("--help").out
     for flag in (
@@ -208,15 +207,15 @@ def test_pages(bench: Bench) -> None:
         assert flag in page
 
 
-def test_a_replay_tells_the_story(bench: Bench) -> None:
-    """'tenax replay' takes the journal or its folder, tells what happened in order, and checks every decision."""
+def test_replay_prints_what_happened_and_checks_every_decision(bench: Bench) -> None:
+    """It takes the journal or its folder."""
     script = bench.script("from worker_kit import ATTEMPT; raise SystemExit(ATTEMPT == 0)")
     assert bench.run("--max-restarts", "1", "--log-dir", "logs", "--rdzv-id", "job7", script).code == 0
     run = bench.run_dir()
     stories = [bench.run(str(path), program=[*TENAX, "replay"]) for path in (run, run / "journal.jsonl")]
     assert [story.code for story in stories] == [0, 0]
     assert stories[0].out == stories[1].out
-    told = stories[0].out
+    story = stories[0].out
     order = [
         "run job7 of train.py",
         "generation 1: starting",
@@ -224,24 +223,23 @@ def test_a_replay_tells_the_story(bench: Bench) -> None:
         "restart 1 of 1",
         "the run succeeded",
     ]
-    assert [told.index(words) for words in order] == sorted(told.index(words) for words in order)
-    assert "every decision follows from what happened" in told
+    assert [story.index(text) for text in order] == sorted(story.index(text) for text in order)
+    assert "every decision follows from the recorded events" in story
 
 
-def test_a_replay_of_an_agent_that_was_killed(bench: Bench) -> None:
-    """The journal of a run without an end is readable, and says so."""
+def test_replay_reads_the_journal_of_a_killed_agent(bench: Bench) -> None:
+    """And reports that it has no end."""
     job = bench.start("--log-dir", "logs", bench.script("from worker_kit import *; ready(); stay()"))
     bench.pids(1)
     job.process.kill()
     job.wait()
     story = bench.run(str(bench.run_dir()), program=[*TENAX, "replay"])
     assert story.code == 0
-    assert "the agent was killed, or the run is still going on" in story.out
+    assert "the agent was killed, or the run has not ended" in story.out
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"{}\n", b"\x00\xff" * 100, b'{"line":"header"}\n'])
-def test_what_is_not_a_journal(bench: Bench, content: bytes) -> None:
-    """Exit code 2 and a sentence."""
+def test_replay_rejects_a_file_that_is_not_a_journal(bench: Bench, content: bytes) -> None:
     (bench.home / "file").write_bytes(content)
     for path in ("file", "no-such-file", "."):
         done = bench.run(path, program=[*TENAX, "replay"])
@@ -250,8 +248,8 @@ def test_what_is_not_a_journal(bench: Bench, content: bytes) -> None:
         assert "Traceback" not in done.err
 
 
-def test_a_journal_that_was_changed(bench: Bench) -> None:
-    """A decision that does not follow from the facts is named, with exit code 1."""
+def test_replay_names_a_decision_that_does_not_follow(bench: Bench) -> None:
+    """With exit code 1."""
     assert bench.run("--log-dir", "logs", bench.script("")).code == 0
     journal = bench.run_dir() / "journal.jsonl"
     text = journal.read_text()
@@ -259,4 +257,4 @@ def test_a_journal_that_was_changed(bench: Bench) -> None:
     journal.write_text(text.replace('"exit_code":0', '"exit_code":1', 1))
     done = bench.run(str(journal), program=[*TENAX, "replay"])
     assert done.code == 1
-    assert "do not follow from the facts" in done.out
+    assert "do not follow from the recorded events" in done.out

@@ -1,8 +1,7 @@
-"""docs/concepts/security.md lists everything that a run opens. The kernel is asked whether that is true.
+"""docs/concepts/security.md lists everything that a run opens. The kernel is asked whether that is complete.
 
-Runs with everything enabled are started, one for each engine. Every listening socket and named pipe of their processes
-must be a row of the page's table, and every row must be seen; every file that they write must be a row.
-"""
+One run per engine has everything enabled. Every listening socket and named pipe of its processes must be a row of the
+page's table, and every row must be found; every file that they write must be a row."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def _start(bench: Bench, number: int, *words: str) -> Running:
 
 
 def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without: set[str]) -> None:
-    """Compare the page with what the kernel reports now, and with the files that are there when the run is over."""
+    """Compare the page with what the kernel reports now, and with the files that exist after the run."""
     home = re.escape(str(bench.home))
     names = {
         "LOGS": rf"{home}/logs/exposed_\w+",
@@ -130,15 +129,15 @@ def _control_sockets(bench: Bench) -> int:
 
 
 def _pattern(what: str, names: dict[str, str]) -> re.Pattern[str]:
-    """``tcp *:HEALTH_PORT`` as a regular expression: words in capitals are names, a star is any address."""
+    """Return ``tcp *:HEALTH_PORT`` as a regular expression: names in capitals match any value, a star any address."""
     parts = re.split(r"([A-Z][A-Z_]*[A-Z]|\*)", what)
     known = {**names, "*": f"(?:{_ADDRESS})"}
     return re.compile("".join(known[part] if index % 2 else re.escape(part) for index, part in enumerate(parts)))
 
 
 def _opened(bench: Bench) -> Iterator[tuple[str, str]]:
-    """What the processes of the run listen at, the named pipes that they hold, and the files that they write."""
-    ours = {bench.home / f"{name}.{number}" for name in ("stdout", "stderr") for number in range(2)}
+    """Return the listening sockets of the processes of the run, the named pipes they hold, and the files they write."""
+    own_streams = {bench.home / f"{name}.{number}" for name in ("stdout", "stderr") for number in range(2)}
     for pid in bench.alive():
         sockets = dict(_listening(pid))
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -148,7 +147,7 @@ def _opened(bench: Bench) -> Iterator[tuple[str, str]]:
                     yield sockets[target]
                 elif stat.S_ISFIFO(mode) and target.startswith("/"):
                     yield "fifo", target
-                elif stat.S_ISREG(mode) and entry.lstat().st_mode & stat.S_IWUSR and Path(target) not in ours:
+                elif stat.S_ISREG(mode) and entry.lstat().st_mode & stat.S_IWUSR and Path(target) not in own_streams:
                     yield "file", target
 
 

@@ -1,4 +1,4 @@
-"""Failures: what the on-call person reads, and what the shell gets."""
+"""Failures: the report and the exit code."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ RAISES = """
 """
 
 
-def test_an_exception_is_reported_whole_once_and_last(bench: Bench) -> None:
-    """Without any annotation: exception, traceback, host, rank and pid, once, at the very end."""
+def test_an_exception_is_reported_completely_once_and_last(bench: Bench) -> None:
+    """Without a decorator: exception, traceback, host, rank and pid."""
     done = bench.run("--nproc-per-node", "3", bench.script(RAISES))
     pids = bench.pids(3)
     assert done.code == 1
@@ -41,27 +41,26 @@ def test_an_exception_is_reported_whole_once_and_last(bench: Bench) -> None:
     assert done.fact("error") == "ValueError: loss is nan"
     assert 'train.py", line 5, in step' in done.report
     assert 'raise ValueError("loss is nan")' in done.report
-    assert "Stopped by us, not failed: ranks 0, 2" in done.report
-    # The worker's own traceback, where the worker printed it, and the report's: nobody else's.
+    assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
+    # One printed by the worker and one in the report.
     assert done.err.count("Traceback (most recent call last)") == 2
     assert "/tenax/" not in done.err.replace(str(bench.home), "")
 
 
-def test_where_to_look_is_there(bench: Bench) -> None:
-    """Every path in the report exists, and the command for the story works as it is printed."""
+def test_paths_and_commands_of_the_report_work(bench: Bench) -> None:
+    """Every path exists, and the replay command works as printed."""
     done = bench.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", "my logs", bench.script(RAISES))
     assert "loss is nan" in (bench.home / done.fact("stderr log")).read_text()
     assert (bench.home / done.fact("logs")).is_dir()
-    command = done.fact("the story").replace("tenax", " ".join(TENAX), 1)
-    told = subprocess.run(["sh", "-c", command], cwd=bench.home, env=bench.environ, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    assert "ValueError: loss is nan" in told.stdout
-    assert "every decision follows from what happened" in told.stdout
+    command = done.fact("replay").replace("tenax", " ".join(TENAX), 1)
+    replayed = subprocess.run(["sh", "-c", command], cwd=bench.home, env=bench.environ, capture_output=True, text=True)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "ValueError: loss is nan" in replayed.stdout
+    assert "every decision follows from the recorded events" in replayed.stdout
     assert "Traceback" not in done.err[: -len(done.report)], "redirected: the console shows it only in the report"
 
 
-def test_the_report_as_json(bench: Bench) -> None:
-    """'--report FILE' has the same truth for machines."""
+def test_the_json_report_has_the_same_content(bench: Bench) -> None:
     done = bench.run("--nproc-per-node", "3", "--max-restarts", "1", "--report", "r.json", bench.script(RAISES))
     report = json.loads((bench.home / "r.json").read_bytes())
     cause = report["first_cause"]
@@ -69,21 +68,21 @@ def test_the_report_as_json(bench: Bench) -> None:
     assert (cause["rank"], cause["host"], cause["pid"]) == (1, HOST, bench.pids(3, attempt=1)[1])
     assert (cause["error_type"], cause["message"]) == ("ValueError", "ValueError: loss is nan")
     assert cause["traceback"].splitlines()[-1] == "ValueError: loss is nan"
-    assert [worker["rank"] for worker in report["stopped_by_us"]] == [0, 2]
+    assert [worker["rank"] for worker in report["stopped"]] == [0, 2]
     assert (report["restarts_used"], report["max_restarts"], len(report["history"])) == (1, 1, 1)
     assert str(bench.pids(3)[1]) in report["history"][0]
     assert report["summary"] in " ".join(done.report.split())
 
 
-def test_the_history_of_restarts_is_in_the_report(bench: Bench) -> None:
-    """Each earlier failure has its line, in order, and the budget is told."""
-    script = bench.script("import sys; from worker_kit import ATTEMPT; sys.exit(f'no luck in attempt {ATTEMPT}')")
+def test_the_report_lists_earlier_failures_and_restarts(bench: Bench) -> None:
+    """In order."""
+    script = bench.script("import sys; from worker_kit import ATTEMPT; sys.exit(f'failed in attempt {ATTEMPT}')")
     done = bench.run("--max-restarts", "3", script)
     assert done.code == 1
     lines = [line for line in done.report.splitlines() if "(local rank 0, pid" in line]
     assert len(lines) == 3
-    assert "Restarted 3 of 3 times, then gave up" in done.report
-    assert "no luck in attempt 3" in done.report
+    assert "Gave up after 3 of 3 restarts" in done.report
+    assert "failed in attempt 3" in done.report
     starts = [line for line in done.said if "starting 1 worker" in line]
     assert [line.split(":")[0] for line in starts] == [
         "generation 1",
@@ -97,53 +96,53 @@ def test_the_history_of_restarts_is_in_the_report(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "words"),
+    ("ending", "code", "expected"),
     [
         ("sys.exit(3)", 3, "exited with code 3"),
-        ("sys.exit('some words')", 1, "some words"),
+        ("sys.exit('some text')", 1, "some text"),
         ("os._exit(255)", 255, "exited with code 255"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL (killed)"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "SIGTERM (asked to end)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "killed by SIGTERM"),
         ("ctypes.string_at(0)", 139, "SIGSEGV (invalid memory access)"),
-        ("os.abort()", 134, "SIGABRT (aborted itself)"),
+        ("os.abort()", 134, "SIGABRT (aborted by itself)"),
         ("1/0", 1, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_the_exit_code_of_the_first_failed_worker_is_kept(bench: Bench, ending: str, code: int, words: str) -> None:
-    """As a shell would say it, and in words in the report."""
+def test_the_exit_code_is_that_of_the_first_failed_worker(bench: Bench, ending: str, code: int, expected: str) -> None:
+    """As a shell reports it, and described in the report."""
     script = bench.script(
         f"import ctypes, os, signal, sys; from worker_kit import *; ready()\nif RANK: stay()\n{ending}"
     )
     done = bench.run("--nproc-per-node", "2", script)
     assert done.code == code, done
-    assert words in done.report
-    assert "Stopped by us, not failed: rank 1" in done.report
+    assert expected in done.report
+    assert "Stopped by tenax, not failed: rank 1" in done.report
 
 
-def test_a_program_that_vanishes_before_it_starts(bench: Bench) -> None:
-    """What cannot be started is 127 or 126 as in a shell, and said with the name."""
+def test_a_program_that_cannot_be_started_gives_126_or_127(bench: Bench) -> None:
+    """As in a shell, and the report names it."""
     program = bench.home / "program"
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
     done = bench.run("--no-python", "./program")
     assert done.code == 127, done
-    said = " ".join(done.report.split())
-    assert "could not be started: the interpreter in its first line does not exist: './program'" in said
+    report = " ".join(done.report.split())
+    assert "could not be started: the interpreter in its first line does not exist: './program'" in report
     program.write_bytes(b"\x00\x01\x02 not a program")
     done = bench.run("--no-python", "./program")
     assert done.code == 126, done
     assert "could not be started: Exec format error: './program'" in done.report
 
 
-def test_a_module_that_is_not_there(bench: Bench) -> None:
-    """The interpreter's own sentence reaches the report."""
+def test_a_missing_module_is_reported(bench: Bench) -> None:
+    """With the interpreter's message."""
     done = bench.run("-m", "no_such_module")
     assert done.code == 1
     assert "No module named no_such_module" in done.report
 
 
-def test_an_abort_while_the_interpreter_goes_down_does_not_hide_the_exception(bench: Bench) -> None:
-    """torch sometimes aborts after an uncaught exception, on its way out: the exception is still the cause."""
+def test_an_abort_during_interpreter_shutdown_does_not_hide_the_exception(bench: Bench) -> None:
+    """torch sometimes aborts there after an uncaught exception."""
     script = bench.script(
         """
         import atexit, os
@@ -165,8 +164,8 @@ def test_an_abort_while_the_interpreter_goes_down_does_not_hide_the_exception(be
 
 
 @pytest.mark.parametrize("home", ["tenax.multiprocessing.errors", "torch.distributed.elastic.multiprocessing.errors"])
-def test_recorded_exceptions(bench: Bench, home: str) -> None:
-    """Our own 'record' and torch's leave an error file, which the report names and reads."""
+def test_recorded_exceptions_are_read_from_the_error_file(bench: Bench, home: str) -> None:
+    """Written by ``record`` of tenax or of torch."""
     if home.startswith("torch"):
         pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
     script = bench.script(
@@ -188,8 +187,7 @@ def test_recorded_exceptions(bench: Bench, home: str) -> None:
     assert error["message"]["message"] == "KeyError: 'no such batch'"
 
 
-def test_a_recorded_exception_is_the_first_cause_although_its_process_dies_last(bench: Bench) -> None:
-    """A rank that raised first, then took its time to die, beats the ones that failed because of it."""
+def test_the_rank_that_raised_first_is_the_first_cause_even_if_it_exits_last(bench: Bench) -> None:
     script = bench.script(
         """
         import sys
@@ -235,8 +233,8 @@ def test_a_recorded_exception_is_the_first_cause_although_its_process_dies_last(
     ],
     ids=["truncated", "empty", "deep", "escapes", "wrong types", "binary"],
 )
-def test_an_error_file_can_hurt_nobody(bench: Bench, content: str) -> None:
-    """Whatever stands in it: the exit code is the worker's, stderr is shown or named, no escape code gets through."""
+def test_an_invalid_error_file_is_harmless(bench: Bench, content: str) -> None:
+    """The exit code is the worker's, stderr is shown or named, and no escape code is printed."""
     bench.script(
         """
         import os, sys
@@ -258,8 +256,8 @@ def test_an_error_file_can_hurt_nobody(bench: Bench, content: str) -> None:
 # --- more than one ----------------------------------------------------------------------------------------------------
 
 
-def test_two_that_fail_by_themselves_are_both_told(bench: Bench) -> None:
-    """Two ranks are dead before anybody could ask them to stop: one is the first cause, the other failed too."""
+def test_two_independent_failures_are_both_reported(bench: Bench) -> None:
+    """Both had exited before the stop."""
     script = bench.script(
         """
         from worker_kit import *
@@ -267,32 +265,31 @@ def test_two_that_fail_by_themselves_are_both_told(bench: Bench) -> None:
         if RANK == 2:
             stay()
         wait_for("now", rank=0)
-        raise RuntimeError(f"rank {RANK} is unhappy")
+        raise RuntimeError(f"rank {RANK} has failed")
         """
     )
     job = bench.start("--nproc-per-node", "3", "--redirects", "2", script)
     pids = bench.pids(3)
-    job.send(signal.SIGSTOP)  # so that both are dead when it looks
+    job.send(signal.SIGSTOP)  # so that both are dead when the agent continues
     bench.tell("now")
     until(lambda: not any(map(is_alive, pids[:2])), "both are dead")
     job.send(signal.SIGCONT)
     done = job.wait()
     assert done.code == 1
-    assert "rank 0 is unhappy" in done.report
-    assert "rank 1 is unhappy" in done.report
-    assert "Stopped by us, not failed: rank 2" in done.report
+    assert "rank 0 has failed" in done.report
+    assert "rank 1 has failed" in done.report
+    assert "Stopped by tenax, not failed: rank 2" in done.report
 
 
-def test_eight_that_fail_alike_are_told_once(bench: Bench) -> None:
-    """The report stays one screen however many say the same."""
+def test_equal_failures_are_reported_once(bench: Bench) -> None:
+    """The report stays short."""
     script = bench.script("from worker_kit import ready; ready(); raise ConnectionError('peer is gone')")
     done = bench.run("--nproc-per-node", "8", "--redirects", "2", script)
     assert done.code == 1
     assert len(done.report.splitlines()) < 40, done.report
 
 
-def test_a_worker_that_succeeds_when_asked_to_stop_is_not_a_failure(bench: Bench) -> None:
-    """Collateral: a worker that catches SIGTERM and exits with 0, or with any code, was stopped by us."""
+def test_a_stopped_worker_is_not_a_failure_whatever_its_exit_code(bench: Bench) -> None:
     script = bench.script(
         """
         import signal, sys
@@ -306,15 +303,15 @@ def test_a_worker_that_succeeds_when_asked_to_stop_is_not_a_failure(bench: Bench
     )
     done = bench.run("--nproc-per-node", "3", script)
     assert done.code == 4
-    assert "Stopped by us, not failed: ranks 0, 2" in done.report
+    assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
 
 
 # --- out of memory ----------------------------------------------------------------------------------------------------
 
 
 @needs_root
-def test_a_worker_that_the_kernel_killed_for_memory(bench: Bench) -> None:
-    """Killed by SIGKILL, and the report says why: out of memory, with the kernel's own count."""
+def test_an_out_of_memory_kill_is_reported_as_such(bench: Bench) -> None:
+    """With the kernel's counter as proof."""
     script = bench.script(
         """
         from worker_kit import *
@@ -334,8 +331,7 @@ def test_a_worker_that_the_kernel_killed_for_memory(bench: Bench) -> None:
     assert any("out of memory" in line for line in done.said)
 
 
-def test_a_plain_kill_is_not_called_out_of_memory(bench: Bench) -> None:
-    """Without proof the report does not guess."""
+def test_another_sigkill_is_not_reported_as_out_of_memory(bench: Bench) -> None:
     job = bench.start(bench.script("from worker_kit import ready, stay; ready(); stay()"))
     os.kill(bench.pids(1)[0], signal.SIGKILL)
     done = job.wait()
@@ -346,8 +342,8 @@ def test_a_plain_kill_is_not_called_out_of_memory(bench: Bench) -> None:
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_too_few_descriptors_for_so_many_workers(bench: Bench) -> None:
-    """A limit of this process is told as what it is, with what to do, and ends the job in an orderly way."""
+def test_too_few_descriptors_for_the_workers_are_reported_with_the_remedy(bench: Bench) -> None:
+    """The job ends normally."""
     command = 'ulimit -n 40; exec "$@"'
     program = ["sh", "-c", command, "sh", *TENAX, "run"]
     done = bench.run("--nproc-per-node", "32", "--no-python", "true", program=program)
@@ -359,23 +355,24 @@ def test_too_few_descriptors_for_so_many_workers(bench: Bench) -> None:
 
 
 @needs_root
-def test_too_few_processes_for_so_many_workers(bench: Bench) -> None:
-    """The system refuses a fork in the middle of the start: that is said, and who had started is stopped."""
+def test_too_few_processes_for_the_workers_are_reported(bench: Bench) -> None:
+    """Workers that had started are stopped."""
     with control_group("pids", "pids.max", 7) as enter:  # the agent, two helpers with a few threads, and not much more
         done = bench.run("--nproc-per-node", "8", "--no-python", "sleep", "60", program=[*enter, *TENAX, "run"])
-    # Whom it hits first is the system's choice: a worker, or a helper of ours that needs a process or a thread.
-    said = " ".join(done.err.split())
+    # It may hit a worker, or a helper that needs a process or a thread.
+    messages = " ".join(done.err.split())
     if done.code == 1:
-        assert "could not be started: Resource temporarily unavailable" in said, done
+        assert "could not be started: Resource temporarily unavailable" in messages, done
     else:
         assert done.code == 71, done
-        assert "can't start new thread" in said or "cannot be started: Resource temporarily unavailable" in said, done
-        assert "limits on processes" in said, done
+        assert (
+            "can't start new thread" in messages or "cannot be started: Resource temporarily unavailable" in messages
+        ), done
+        assert "limits on processes" in messages, done
     assert "Traceback" not in done.err
 
 
-def test_too_few_descriptors_for_the_launcher_itself(bench: Bench) -> None:
-    """Where not even our own helpers can be had, one sentence says so and what to raise; it is no bug of anybody."""
+def test_too_few_descriptors_for_the_helpers_are_reported_with_the_remedy(bench: Bench) -> None:
     program = ["sh", "-c", 'ulimit -n 8; exec "$@"', "sh", *TENAX, "run"]
     done = bench.run("--no-python", "true", program=program)
     assert done.code == 71, done
@@ -384,8 +381,7 @@ def test_too_few_descriptors_for_the_launcher_itself(bench: Bench) -> None:
     assert "Traceback" not in done.err
 
 
-def test_a_spawned_function_of_a_script_without_a_main_guard(bench: Bench) -> None:
-    """The remedy is named: what starts the run belongs under the guard."""
+def test_a_missing_main_guard_is_reported_with_the_remedy(bench: Bench) -> None:
     script = bench.script(
         """
         from tenax.agent.server import LocalElasticAgent, WorkerSpec
@@ -403,11 +399,11 @@ def test_a_spawned_function_of_a_script_without_a_main_guard(bench: Bench) -> No
 # --- the launcher itself ----------------------------------------------------------------------------------------------
 
 
-def test_a_script_that_breaks_the_import_system_does_not_break_the_launcher(bench: Bench) -> None:
-    """Files next to the script that are named like modules of ours or of Python are the worker's alone."""
+def test_modules_next_to_the_script_do_not_affect_the_launcher(bench: Bench) -> None:
+    """Even if they are named like modules of tenax or of Python."""
     for name in ("msgspec.py", "selectors.py", "json.py", "signal.py", "tenax.py", "socket.py"):
-        bench.script("raise SystemExit('a stranger was imported')", name)
-    if sys.version_info >= (3, 11):  # which can be told not to look into the current folder
+        bench.script("raise SystemExit('the wrong module was imported')", name)
+    if sys.version_info >= (3, 11):  # -P: do not import from the current folder
         done = bench.run(bench.script("print('fine')"), program=[sys.executable, "-P", "-m", "tenax", "run"])
         assert (done.code, done.out) == (0, "fine\n"), done
     done = bench.run(bench.script("print('fine')"))

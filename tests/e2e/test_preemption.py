@@ -1,4 +1,4 @@
-"""Notices: real workers of a real run learn that their machine is going to be taken, and use the time they have."""
+"""Notices: workers of a real run are informed that their node will leave, and use the remaining time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from kit.jobs import Bench
 
-# Trains until there is a notice, then saves and ends; SIGTERM alone does not impress it.
+# Runs until there is a notice, then exits; ignores SIGTERM.
 TRAINS = """
     import json, os, signal, sys, time
     from tenax import preemption
@@ -33,8 +33,8 @@ def noticed(bench: Bench, rank: int) -> tuple[str, bool, str, float | None]:
     return host, is_this_host, why, left
 
 
-def test_workers_see_that_their_node_was_asked_to_stop(bench: Bench) -> None:
-    """Every rank, before its grace is over; who ends by itself in time was not killed, and the run was cancelled."""
+def test_workers_get_a_notice_when_their_agent_is_stopped(bench: Bench) -> None:
+    """Every rank, within the grace period. Workers that exit in time are not killed, and the run is cancelled."""
     script = bench.script(TRAINS.replace("STAYS_IF_MORE_THAN_S", "1e9"))
     job = bench.start("--nproc-per-node", "2", "--shutdown-timeout", "25", script)
     bench.pids(2)
@@ -44,14 +44,14 @@ def test_workers_see_that_their_node_was_asked_to_stop(bench: Bench) -> None:
     assert done.code == 143, done
     for rank in range(2):
         host, is_this_host, why, left = noticed(bench, rank)
-        assert (host, is_this_host, why) == (os.uname().nodename, True, "the agent was asked to stop")
+        assert (host, is_this_host, why) == (os.uname().nodename, True, "the agent received SIGTERM")
         assert left is not None
         assert 0 < left <= 25
     assert not any("killing" in line for line in done.said), done
 
 
-def test_a_notice_in_advance_ends_nothing(bench: Bench) -> None:
-    """'--notice-signals': the workers know, and go on; the signal that follows is what ends them."""
+def test_an_advance_notice_stops_no_worker(bench: Bench) -> None:
+    """``--notice-signals``: only the stop signal that follows does."""
     script = bench.script(TRAINS.replace("STAYS_IF_MORE_THAN_S", "60"))
     job = bench.start(
         *("--nproc-per-node", "2", "--shutdown-timeout", "1"),
@@ -61,29 +61,29 @@ def test_a_notice_in_advance_ends_nothing(bench: Bench) -> None:
     job.send(signal.SIGUSR1)
     for rank in range(2):
         host, is_this_host, why, left = noticed(bench, rank)
-        assert (host, is_this_host, why) == (os.uname().nodename, True, "got SIGUSR1")
+        assert (host, is_this_host, why) == (os.uname().nodename, True, "its agent received SIGUSR1")
         assert left is not None
         assert 60 < left <= 120
     assert job.process.poll() is None
-    job.until_said("this node is going to leave in 120 s")
+    job.until_said("this node is leaving (up to 120 s)")
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
 
 
 @pytest.mark.parametrize("log_dir", ["logs", os.devnull])
-def test_where_nothing_is_kept_there_are_no_notices(bench: Bench, log_dir: str) -> None:
-    """Without a folder for the run there is no file, and a script that asks is told None, as anywhere else."""
+def test_without_a_log_folder_there_are_no_notices(bench: Bench, log_dir: str) -> None:
+    """``preemption.notice()`` returns None."""
     script = bench.script(
         """
         import os, signal
         from tenax import preemption
         from worker_kit import *
 
-        def asked(number, frame):
+        def on_sigterm(number, frame):
             note("answer", f"{'TENAX_NOTICE_FILE' in os.environ} {preemption.notice() is not None}")
             raise SystemExit(0)
 
-        signal.signal(signal.SIGTERM, asked)
+        signal.signal(signal.SIGTERM, on_sigterm)
         ready()
         stay()
         """
@@ -96,8 +96,7 @@ def test_where_nothing_is_kept_there_are_no_notices(bench: Bench, log_dir: str) 
     assert bench.note("answer") == f"{kept} {kept}"
 
 
-def test_the_next_generation_starts_without_the_notice(bench: Bench) -> None:
-    """What was announced to one is not told to the next; its number has grown."""
+def test_a_notice_is_for_its_generation_only(bench: Bench) -> None:
     script = bench.script(
         """
         import sys, time

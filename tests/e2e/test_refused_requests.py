@@ -1,4 +1,4 @@
-"""An explicit request that cannot be met is refused before any worker starts, with the reason and the remedy."""
+"""An explicit request that cannot be met is rejected before any worker starts, with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOWHERE = "/proc/nowhere"  # no file or folder can be created there, not even by
 
 @pytest.fixture(scope="module")
 def taken_port() -> Iterator[int]:
-    """A port at which another program listens."""
+    """A port at which another process listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         yield taken.getsockname()[1]
 
@@ -23,33 +23,33 @@ def taken_port() -> Iterator[int]:
 # Flags or variables, what the message says about them, and what to do.
 REQUESTS = [
     ("--log-dir {nowhere}", "--log-dir {nowhere}: ", "folder"),
-    ("--log-dir {home}/file", "--log-dir {home}/file: {home}/file is a file", "name a folder"),
-    ("--report {nowhere}", "--report {nowhere}: cannot be written", "name a file"),
-    ("--report {home}", "--report {home} is a folder", "name a file"),
-    ("--dashboard 127.0.0.1:{port}", "port {port} of 127.0.0.1 is taken by another program", "choose another"),
-    ("--dashboard 192.0.2.1:0", "192.0.2.1 is no address of this host", "choose one that is"),
+    ("--log-dir {home}/file", "--log-dir {home}/file: {home}/file is a file", "not a folder"),
+    ("--report {nowhere}", "--report {nowhere}: could not write the file: ", "use another file"),
+    ("--report {home}", "--report {home} is a folder", "not a file"),
+    ("--dashboard 127.0.0.1:{port}", "port {port} of 127.0.0.1 is already in use", "choose another"),
+    ("--dashboard 192.0.2.1:0", "192.0.2.1 is not an address of this host", "choose one that is"),
     ("--dashboard 127.0.0.1:0 TENAX_DASHBOARD_KEY=short", "TENAX_DASHBOARD_KEY must have", "at least 16 letters"),
     ("--trace otel:nonsense", "'nonsense' is not an endpoint", "expected one such as"),
-    ("--trace otel", "nothing says where to send it", "write --trace otel:"),
-    ("--trace other", "--trace other names no handler", "write --trace otel"),
+    ("--trace otel", "no address to send to", "use --trace otel:"),
+    ("--trace other", "--trace takes ", "'otel' or 'otel:URL', not 'other'"),
     ("--metrics jsonl:{nowhere}", "'jsonl:{nowhere}' cannot be made", "tenax run --help"),
     ("--metrics prometheus:{port}", "'prometheus:{port}' cannot be made: Address already in use", "tenax run --help"),
-    ("--metrics other", "metric handler 'other'", "known are"),
+    ("--metrics other", "unknown metric handler 'other'", "known: "),
     ("--event-log-handler jsonl:{nowhere}", "'{nowhere}' cannot be opened for writing", "tenax run --help"),
     ("--logs-specs other", "--logs-specs other", "there are: default"),
-    ("--rdzv-backend other", "--rdzv-backend other", "there are"),
-    ("TORCHELASTIC_HEALTH_CHECK_PORT={port}", "port {port} for health checks cannot be used", "or 0 for any"),
-    ("TORCH_WORKER_SERVER_SOCKET={nowhere}", "TORCH_WORKER_SERVER_SOCKET is '{nowhere}'", "or leave it unset"),
+    ("--rdzv-backend other", "unknown --rdzv-backend 'other'", "there are"),
+    ("TORCHELASTIC_HEALTH_CHECK_PORT={port}", "could not serve health checks on port {port}", "or to 0 for any"),
+    ("TORCH_WORKER_SERVER_SOCKET={nowhere}", "TORCH_WORKER_SERVER_SOCKET is '{nowhere}'", "or unset it"),
     ("TORCHELASTIC_ENABLE_FILE_TIMER=1 TORCHELASTIC_TIMER_FILE={nowhere}", "'{nowhere}'", "path"),
-    ("TENAX_PRIVATE_DIR={nowhere}/doors", "TENAX_PRIVATE_DIR is '{nowhere}/doors'", "or leave it unset"),
+    ("TENAX_PRIVATE_DIR={nowhere}/sockets", "TENAX_PRIVATE_DIR: could not create '{nowhere}/sockets'", "or unset it"),
 ]
 
 
 @pytest.mark.parametrize(("request_", "what", "remedy"), REQUESTS, ids=[row[0] for row in REQUESTS])
-def test_a_request_that_cannot_be_met_is_refused(
+def test_a_request_that_cannot_be_met_is_rejected(
     bench: Bench, taken_port: int, request_: str, what: str, remedy: str
 ) -> None:
-    """One message with what is wrong and what to do, exit code 2, and no worker was started."""
+    """One message with the problem and the remedy, exit code 2, and no worker is started."""
     (bench.home / "file").touch()
     values = {"nowhere": NOWHERE, "home": str(bench.home), "port": str(taken_port)}
     words = [word.format(**values) for word in request_.split()]
@@ -63,8 +63,8 @@ def test_a_request_that_cannot_be_met_is_refused(
     assert not bench.noted("started")
 
 
-def test_a_report_that_can_be_written_is_not_touched_before_the_end(bench: Bench) -> None:
-    """Trying to write leaves an earlier report as it was, and makes no empty one."""
+def test_an_existing_report_is_unchanged_until_the_run_ends(bench: Bench) -> None:
+    """The check for writability creates no empty report."""
     script = bench.script("import os; from worker_kit import note; note('seen', os.listdir())")
     earlier = bench.home / "earlier.json"
     earlier.write_text("of yesterday")

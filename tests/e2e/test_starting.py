@@ -1,4 +1,4 @@
-"""Starting: what runs, with which environment and arguments, beside what torchrun does with the same words."""
+"""Starting: what runs, with which environment and arguments, compared with torchrun."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def seen(bench: Bench, rank: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_every_worker_runs_and_the_run_succeeds(bench: Bench, workers: int) -> None:
-    """N workers run, each line is printed once, the exit code is 0, and there is no report."""
+    """Each line is printed once, the exit code is 0, and there is no report."""
     script = bench.script("import os; print('hello from', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     done = bench.run("--nproc-per-node", str(workers), script)
     assert done.code == 0, done
@@ -41,8 +41,7 @@ def test_every_worker_runs_and_the_run_succeeds(bench: Bench, workers: int) -> N
     assert done.said[-1].startswith("the run succeeded: "), done
 
 
-def test_python_dash_m_tenax_is_the_same_program(bench: Bench) -> None:
-    """'python -m tenax run' and 'python -m tenax.run' do what 'tenax run' does."""
+def test_python_m_tenax_is_the_same_program(bench: Bench) -> None:
     script = bench.script("import sys; print(*sys.argv[1:])")
     for module in (["tenax", "run"], ["tenax.run"]):
         done = bench.run(script, "a b", program=[sys.executable, "-m", *module])
@@ -69,16 +68,16 @@ SAME = (
     "CUDA_VISIBLE_DEVICES",
     "TORCHELASTIC_TIMER_FILE",
 )
-# Each with the reason why it differs.
+# With the reason.
 DIFFERENT = {
     "MASTER_ADDR": "a name of this machine; ours needs no resolver",
     "MASTER_PORT": "a free port, another one for each run",
     "TORCHELASTIC_ERROR_FILE": "in the run's own folder",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun leaks it",
-    "OMP_NUM_THREADS": "torchrun says 1; we share the cores",
+    "OMP_NUM_THREADS": "torchrun sets 1; tenax divides the cores",
     "TENAX_GENERATION": "ours",
     "TENAX_GENERATION_REASON": "ours: why this generation was formed",
-    "TENAX_NOTICE_FILE": "ours: where a worker reads that a node is going to leave",
+    "TENAX_NOTICE_FILE": "ours: where a worker reads that a node will leave",
     "TENAX_KEEPER": "ours: how a lost process is found",
     "PYTHONFAULTHANDLER": "ours: a crash in native code leaves its stack for the report",
     "_": "the shell's",
@@ -86,13 +85,24 @@ DIFFERENT = {
 
 
 @pytest.mark.skipif(not TORCHRUN.exists(), reason="needs torchrun")
-def test_the_environment_is_torchruns(bench: Bench) -> None:
-    """The same words give every worker the same variables as under torchrun, except for those with a reason."""
+def test_the_environment_equals_that_of_torchrun(bench: Bench) -> None:
+    """With the same arguments, except for documented differences."""
     script = bench.script(DUMP)
-    words = ["--nproc-per-node", "2", "--max-restarts", "2", "--rdzv-id", "job7", "--role", "trainer", script, "--lr=1"]
+    arguments = [
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "2",
+        "--rdzv-id",
+        "job7",
+        "--role",
+        "trainer",
+        script,
+        "--lr=1",
+    ]
     environments = []
     for program in ([str(TORCHRUN), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"], [*TENAX, "run"]):
-        done = bench.run(*words, program=program, env={"CUDA_VISIBLE_DEVICES": "3,4"}, timeout_s=60)
+        done = bench.run(*arguments, program=program, env={"CUDA_VISIBLE_DEVICES": "3,4"}, timeout_s=60)
         assert done.code == 0, done
         environments.append([seen(bench, rank) for rank in range(2)])
     for theirs, ours in zip(*environments, strict=True):
@@ -107,8 +117,7 @@ def test_the_environment_is_torchruns(bench: Bench) -> None:
     assert ours["env"]["TORCHELASTIC_ERROR_FILE"].endswith("/attempt_0/1/error.json")
 
 
-def test_the_restart_count_counts(bench: Bench) -> None:
-    """Each attempt has its own restart count, generation, meeting port and error file."""
+def test_each_attempt_has_its_own_restart_count_generation_port_and_error_file(bench: Bench) -> None:
     script = bench.script(
         """
         import os, sys
@@ -125,8 +134,8 @@ def test_the_restart_count_counts(bench: Bench) -> None:
     assert [Path(file).parts[-3] for *_, file in attempts] == ["attempt_0", "attempt_1", "attempt_2"]
 
 
-def test_threads_are_shared_and_it_is_said_once(bench: Bench) -> None:
-    """Several workers share the cores, one line says so; a value of the user's own is left alone, in silence."""
+def test_workers_share_the_cores_and_one_message_says_so(bench: Bench) -> None:
+    """A value set by the user is kept, without a message."""
     script = bench.script(DUMP)
     done = bench.run("--nproc-per-node", "2", "--max-restarts", "1", script)
     share = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -140,8 +149,7 @@ def test_threads_are_shared_and_it_is_said_once(bench: Bench) -> None:
     assert "OMP_NUM_THREADS" not in done.err
 
 
-def test_what_is_inherited_stays(bench: Bench) -> None:
-    """Workers run where the user stands, with the user's variables, limits and file mode mask."""
+def test_workers_inherit_folder_variables_limits_and_umask(bench: Bench) -> None:
     script = bench.script(
         """
         import os, resource
@@ -162,8 +170,7 @@ def test_what_is_inherited_stays(bench: Bench) -> None:
     assert bench.note("seen") == f"{folder} a=b c\nd 27 0"
 
 
-def test_workers_read_the_standard_input_as_under_torchrun(bench: Bench) -> None:
-    """'tenax run train.py < data' and 'generate | tenax run train.py' work: a worker's stdin is the launcher's."""
+def test_workers_inherit_stdin_as_under_torchrun(bench: Bench) -> None:
     script = bench.script(DUMP)
     (bench.home / "data").write_text("one\ntwo\n")
     with (bench.home / "data").open() as data:
@@ -176,8 +183,8 @@ def test_workers_read_the_standard_input_as_under_torchrun(bench: Bench) -> None
 ARGUMENTS = ["--tee", "3", "--", "-m", "$$", "${HOME}", "a b", "", "--nproc-per-node=9", "-h", "*"]
 
 
-def test_a_module_starts_from_the_folder_one_stands_in(bench: Bench) -> None:
-    """'-m package.train' runs the module as 'python -m' does, with its arguments untouched."""
+def test_a_module_is_run_from_the_current_folder(bench: Bench) -> None:
+    """As ``python -m`` does, with unchanged arguments."""
     bench.script("", "package/__init__.py")
     bench.script(DUMP, "package/train.py")
     assert bench.run("-m", "package.train", *ARGUMENTS).code == 0
@@ -186,14 +193,13 @@ def test_a_module_starts_from_the_folder_one_stands_in(bench: Bench) -> None:
     assert (found["name"], found["path0"]) == ("__main__", str(bench.home))
 
 
-def test_a_script_gets_its_arguments_untouched(bench: Bench) -> None:
-    """Whatever follows the script is the script's, also what looks like a flag of ours, and dollars stay dollars."""
+def test_arguments_of_the_script_are_unchanged(bench: Bench) -> None:
+    """Even if they look like flags of tenax or contain dollar signs."""
     assert bench.run(bench.script(DUMP), *ARGUMENTS).code == 0
     assert seen(bench)["argv"] == ["train.py", *ARGUMENTS]
 
 
-def test_the_one_macro(bench: Bench) -> None:
-    """'${local_rank}' in an argument becomes the worker's own number."""
+def test_local_rank_is_substituted_in_arguments(bench: Bench) -> None:
     assert (
         bench.run("--nproc-per-node", "2", bench.script(DUMP), "--device=cuda:${local_rank}", "$local_rank").code == 0
     )
@@ -201,8 +207,8 @@ def test_the_one_macro(bench: Bench) -> None:
         assert seen(bench, rank)["argv"][1:] == [f"--device=cuda:{rank}", "$local_rank"]
 
 
-def test_a_program_of_its_own(bench: Bench) -> None:
-    """'--no-python' starts any program, found on PATH or by its path, with ranks in its environment."""
+def test_no_python_starts_any_program(bench: Bench) -> None:
+    """Found on PATH or by its path."""
     done = bench.run(
         "--nproc-per-node", "2", "--no-python", "sh", "-c", 'echo "$RANK of $WORLD_SIZE, $0 $1"', "x", "y z"
     )
@@ -210,15 +216,13 @@ def test_a_program_of_its_own(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_run_path(bench: Bench, method: str) -> None:
-    """'--run-path' runs the script as __main__ in a process of multiprocessing's kind."""
+def test_run_path_runs_the_script_as_main_with_any_start_method(bench: Bench, method: str) -> None:
     assert bench.run("--run-path", "--start-method", method, bench.script(DUMP), *ARGUMENTS).code == 0
     found = seen(bench)
     assert (found["argv"], found["name"], found["path0"]) == (["train.py", *ARGUMENTS], "__main__", str(bench.home))
 
 
-def test_another_interpreter(bench: Bench) -> None:
-    """PYTHON_EXEC names the workers' interpreter."""
+def test_python_exec_sets_the_interpreter(bench: Bench) -> None:
     wrapper = bench.home / "my python"
     wrapper.write_text(f'#!/bin/sh\nWRAPPED=yes exec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
@@ -227,8 +231,7 @@ def test_another_interpreter(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("word", ["auto", "cpu"])
-def test_as_many_workers_as_cores(bench: Bench, word: str) -> None:
-    """Without a GPU 'auto' is 'cpu': one worker for each CPU this process may use."""
+def test_auto_and_cpu_start_one_worker_per_usable_cpu(bench: Bench, word: str) -> None:
     if word == "auto" and Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has GPUs")
     cpu = str(min(os.sched_getaffinity(0)))
@@ -237,8 +240,7 @@ def test_as_many_workers_as_cores(bench: Bench, word: str) -> None:
     assert (done.code, done.out) == (0, "1\n"), done
 
 
-def test_no_gpu_is_a_sentence(bench: Bench) -> None:
-    """'gpu' on a machine without one is refused before anything starts."""
+def test_gpu_without_a_gpu_is_rejected(bench: Bench) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has GPUs")
     done = bench.run("--nproc-per-node", "gpu", bench.script(DUMP))
@@ -247,16 +249,15 @@ def test_no_gpu_is_a_sentence(bench: Bench) -> None:
     assert not bench.noted("seen")
 
 
-def test_variables_supply_defaults_and_words_win(bench: Bench) -> None:
-    """PET_* stand for flags, both for values and for switches; the command line overrules them."""
+def test_pet_variables_are_defaults_of_flags(bench: Bench) -> None:
+    """For values and switches; the command line takes precedence."""
     bench.script("import os; print(os.environ['ROLE_NAME'], os.environ['WORLD_SIZE'])", "job.py")
     environ = {"PET_NPROC_PER_NODE": "3", "PET_ROLE": "actor", "PET_MODULE": "1"}
     done = bench.run("--nproc-per-node", "2", "job", env=environ)
     assert (done.code, done.out) == (0, "actor 2\n" * 2), done
 
 
-def test_two_jobs_side_by_side_do_not_meet(bench: Bench) -> None:
-    """Jobs without names or ports of their own get different ones."""
+def test_two_jobs_get_different_ids_and_ports(bench: Bench) -> None:
     script = bench.script(
         """
         import os
@@ -271,8 +272,8 @@ def test_two_jobs_side_by_side_do_not_meet(bench: Bench) -> None:
     assert bench.note("a") != bench.note("b")
 
 
-def test_it_is_a_quiet_citizen_of_a_shell_script(bench: Bench) -> None:
-    """In a pipeline with 'set -e -o pipefail', stdout is the workers' alone and the exit code counts."""
+def test_stdout_contains_only_the_output_of_workers(bench: Bench) -> None:
+    """In a pipeline with ``set -eo pipefail`` the exit code counts."""
     bench.script("print(6 * 7)")
     shell = f"set -eo pipefail; {' '.join(TENAX)} run train.py 2>/dev/null | grep -x 42 && echo good"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The workers' store in the agent: there when somebody connects, new for every generation, gone with the run."""
+"""The workers' store: started with the first connection, empty for every generation, stopped with the run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from store.users import NOBODY, answer_to
 from tenax._engines.free_port import free_port
 
 
-def test_a_job_that_never_connects_starts_no_store(bench: Bench) -> None:
-    """It is told where one would be, and pays for one socket; also after a restart."""
+def test_without_connections_no_store_process_is_started(bench: Bench) -> None:
+    """The agent only listens; also after a restart."""
     script = bench.script(
         """
         import os, sys
@@ -39,19 +39,19 @@ def test_a_job_that_never_connects_starts_no_store(bench: Bench) -> None:
     assert len(set(ports)) == 2
 
 
-# Workers that meet in the store with nothing but tenax, and leave a key behind.
+# Workers that use the store through tenax, and leave a key in it.
 MEETS = """
     import os, sys
     from tenax.store import TCPStore
     from worker_kit import *
 
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=30)
-    note("stale", store.check(["left behind"]) if RANK == 0 else "")
-    store.wait(["nobody is first"]) if RANK else store.set("nobody is first", b"")
+    note("stale", store.check(["stale key"]) if RANK == 0 else "")
+    store.wait(["started"]) if RANK else store.set("started", b"")
     count = store.add("here", 1)
     store.set(f"rank {RANK}", str(os.getpid()))
     store.wait([f"rank {rank}" for rank in range(WORLD)])
-    store.set("left behind", str(ATTEMPT))
+    store.set("stale key", str(ATTEMPT))
     note("met", f"{os.environ['MASTER_PORT']} {store.get('here').decode()}")
     ready()
     wait_for("go")
@@ -59,8 +59,8 @@ MEETS = """
 """
 
 
-def test_workers_meet_in_a_store_that_is_new_for_every_generation(bench: Bench) -> None:
-    """One process serves one generation after the other, at another port and without a key of the one before."""
+def test_each_generation_gets_an_empty_store(bench: Bench) -> None:
+    """One process serves all generations, each at another port."""
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", bench.script(MEETS))
     seen = []
     for attempt in range(2):
@@ -80,8 +80,8 @@ def test_workers_meet_in_a_store_that_is_new_for_every_generation(bench: Bench) 
     assert not is_alive(first)
 
 
-def test_a_port_that_was_named_serves_every_generation(bench: Bench) -> None:
-    """'--master-port': the same port, and new keys all the same."""
+def test_a_given_master_port_is_used_by_every_generation(bench: Bench) -> None:
+    """With an empty store each time."""
     port = str(free_port())
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port, bench.script(MEETS))
     for attempt in range(2):
@@ -93,8 +93,7 @@ def test_a_port_that_was_named_serves_every_generation(bench: Bench) -> None:
     assert job.wait().code == 0
 
 
-def test_a_store_that_is_killed_is_told_and_the_run_goes_on(bench: Bench) -> None:
-    """The person learns of it, and the next generation gets a new one."""
+def test_a_killed_store_is_reported_and_replaced_in_the_next_generation(bench: Bench) -> None:
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", bench.script(MEETS))
     bench.pids(2)
     (store,) = bench.store_pids()
@@ -111,8 +110,7 @@ def test_a_store_that_is_killed_is_told_and_the_run_goes_on(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped and killed"])
-def test_the_store_ends_with_a_killed_agent(bench: Bench, number: signal.Signals) -> None:
-    """However the agent goes, its store does not stay."""
+def test_the_store_exits_with_a_killed_agent(bench: Bench, number: signal.Signals) -> None:
     job = bench.start("--nproc-per-node", "2", bench.script(MEETS))
     bench.pids(2)
     (store,) = bench.store_pids()
@@ -123,8 +121,7 @@ def test_the_store_ends_with_a_killed_agent(bench: Bench, number: signal.Signals
     until(lambda: not is_alive(store), "the end of the store")
 
 
-def test_a_stopped_store_does_not_hold_up_the_end(bench: Bench) -> None:
-    """It has nothing to finish: it is ended, whatever it does."""
+def test_a_store_under_sigstop_does_not_delay_the_end(bench: Bench) -> None:
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", bench.script(MEETS))
     bench.pids(2)
     (store,) = bench.store_pids()
@@ -135,15 +132,15 @@ def test_a_stopped_store_does_not_hold_up_the_end(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "env"),
+    ("arguments", "env"),
     [
         (["--rdzv-conf", "use_agent_store=false"], {}),
         ([], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
     ],
     ids=["flag", "torch's variable"],
 )
-def test_a_worker_may_host_the_store_itself(bench: Bench, words: list[str], env: dict[str, str]) -> None:
-    """Then the port is free for rank 0, and the workers are told so."""
+def test_a_worker_can_host_the_store(bench: Bench, arguments: list[str], env: dict[str, str]) -> None:
+    """Then the port is free for rank 0, and a variable tells the workers."""
     script = bench.script(
         """
         import os
@@ -157,7 +154,7 @@ def test_a_worker_may_host_the_store_itself(bench: Bench, words: list[str], env:
         wait_for("go")
         """
     )
-    job = bench.start("--nproc-per-node", "2", *words, script, env=env)
+    job = bench.start("--nproc-per-node", "2", *arguments, script, env=env)
     bench.pids(2)
     assert bench.store_pids() == []
     for rank in range(2):
@@ -167,7 +164,7 @@ def test_a_worker_may_host_the_store_itself(bench: Bench, words: list[str], env:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
 def test_another_user_of_the_host_cannot_use_the_store(bench: Bench) -> None:
-    """Of a run of one node with default flags. The console says what was rejected, and how to allow it."""
+    """In a run of one node with default flags. A message shows what was rejected, and how to allow it."""
     script = bench.script(
         """
         import os
@@ -185,6 +182,6 @@ def test_another_user_of_the_host_cannot_use_the_store(bench: Bench) -> None:
     bench.tell("go")
     done = job.wait()
     assert done.code == 0
-    said = " ".join(done.err.split())
-    assert f"127.0.0.1 is a process of uid {NOBODY}, and the run belongs to uid 0" in said
-    assert "--rdzv-conf store_allow=127.0.0.1" in said
+    messages = " ".join(done.err.split())
+    assert f"127.0.0.1 is a process of uid {NOBODY}, and the run belongs to uid 0" in messages
+    assert "--rdzv-conf store_allow=127.0.0.1" in messages

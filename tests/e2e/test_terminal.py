@@ -1,4 +1,4 @@
-"""The terminal: what a person sees while a job runs, what a file gets instead, and what keys do."""
+"""The terminal: the live line, colours and keys, and plain lines in files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ FAILS_ONCE = """
     wait_for("go", rank=0)
 """
 FAILS = "import sys; sys.exit('on purpose')"
-DEAF = "from worker_kit import *; ignore('SIGTERM', 'SIGINT', 'SIGHUP'); ready(); stay()"
+IGNORES_SIGNALS = "from worker_kit import *; ignore('SIGTERM', 'SIGINT', 'SIGHUP'); ready(); stay()"
 SLEEPS = "from worker_kit import *; ready(); stay()"
 
 
 # --- the live line ----------------------------------------------------------------------------------------------------
 
 
-def test_the_live_line_follows_the_run(bench: Bench) -> None:
-    """At the bottom: the phase, the generation, how many workers, how many restarts are left."""
+def test_the_live_line_shows_phase_generation_workers_and_restarts(bench: Bench) -> None:
     terminal = bench.terminal(
         "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", bench.script(FAILS_ONCE)
     )
@@ -44,19 +43,18 @@ def test_the_live_line_follows_the_run(bench: Bench) -> None:
     assert "tenax: the run succeeded" in terminal.seen
 
 
-def test_the_live_line_says_who_is_waited_for(bench: Bench) -> None:
-    """While the job ends, it names the workers that have not."""
+def test_the_live_line_names_workers_that_have_not_exited(bench: Bench) -> None:
     script = bench.script("from worker_kit import *\nif RANK: ignore('SIGINT')\nready(); stay()")
     terminal = bench.terminal("--nproc-per-node", "2", "--rdzv-id", "job7", script)
     bench.pids(2)
     terminal.type(b"\x03")
-    terminal.until("tenax job7: generation 1 ending, waiting for local rank 1")
+    terminal.until("tenax job7: generation 1 stopping, waiting for local rank 1")
     terminal.type(b"\x03")
     assert terminal.wait() == 130
 
 
-def test_the_live_line_is_erased_before_anything_else_is_written(bench: Bench) -> None:
-    """Played on a screen, no line of output is mixed with it and none of it is left at the end."""
+def test_the_live_line_is_erased_before_other_output(bench: Bench) -> None:
+    """No line is mixed with it, and it is gone at the end."""
     terminal = bench.terminal(
         "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", bench.script(FAILS_ONCE)
     )
@@ -69,8 +67,8 @@ def test_the_live_line_is_erased_before_anything_else_is_written(bench: Bench) -
     assert all(re.match("tenax: |hello from [01]$|$", row) for row in screen), screen
 
 
-def test_a_narrow_terminal(bench: Bench) -> None:
-    """The live line is cut to one row, so that erasing it erases all of it."""
+def test_the_live_line_is_truncated_to_one_row(bench: Bench) -> None:
+    """So that it can be erased completely."""
     terminal = bench.terminal(bench.script(SLEEPS), columns=24)
     terminal.until("generat")
     terminal.process.terminate()
@@ -81,8 +79,8 @@ def test_a_narrow_terminal(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
-def test_on_a_real_screen(bench: Bench) -> None:
-    """As drawn by tmux: output above, one live line below, and at the end only what was said."""
+def test_a_real_screen_shows_output_above_one_live_line(bench: Bench) -> None:
+    """As drawn by tmux; at the end the live line is gone."""
     bench.script(FAILS_ONCE)
     command = (
         f"{' '.join(TENAX)} run --nproc-per-node 2 --max-restarts 1 --rdzv-id job7 train.py; echo code $?; exec cat"
@@ -108,8 +106,7 @@ def test_on_a_real_screen(bench: Bench) -> None:
 # --- colour -----------------------------------------------------------------------------------------------------------
 
 
-def test_colour_on_a_terminal(bench: Bench) -> None:
-    """The report's headline is coloured, and says the same without."""
+def test_the_report_is_coloured_on_a_terminal(bench: Bench) -> None:
     terminal = bench.terminal(bench.script(FAILS))
     assert terminal.wait() == 1
     assert COLOUR.search(terminal.seen)
@@ -117,22 +114,21 @@ def test_colour_on_a_terminal(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_colour_where_it_is_not_wanted(bench: Bench, variable: dict[str, str]) -> None:
-    """NO_COLOR and TERM=dumb are respected."""
+def test_no_color_and_dumb_terminals_disable_colour(bench: Bench, variable: dict[str, str]) -> None:
     terminal = bench.terminal(bench.script(FAILS), env=variable)
     assert terminal.wait() == 1
     assert not COLOUR.search(terminal.seen)
 
 
-def test_a_dumb_terminal_gets_no_escape_code_at_all(bench: Bench) -> None:
-    """TERM=dumb cannot erase a line: there is no live line either."""
+def test_a_dumb_terminal_gets_no_escape_code(bench: Bench) -> None:
+    """And no live line, because it cannot be erased."""
     terminal = bench.terminal(bench.script(FAILS), env={"TERM": "dumb"})
     assert terminal.wait() == 1
     assert ESCAPE not in terminal.seen
 
 
 def test_a_file_gets_plain_lines(bench: Bench) -> None:
-    """No escape code, no carriage return, no live line; each fact once."""
+    """No escape code, carriage return or live line, and no line twice."""
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", bench.script(FAILS_ONCE))
     bench.pids(2, attempt=1)
     bench.tell("go", attempt=1)
@@ -148,8 +144,8 @@ def test_a_file_gets_plain_lines(bench: Bench) -> None:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c(bench: Bench) -> None:
-    """One Ctrl-C: workers are interrupted once, by us; code 130; the report comes last."""
+def test_ctrl_c_interrupts_workers_once(bench: Bench) -> None:
+    """By the agent; exit code 130, and the report comes last."""
     script = bench.script(
         """
         from worker_kit import *
@@ -174,15 +170,14 @@ def test_ctrl_c(bench: Bench) -> None:
     assert not bench.noted("twice", 0)
     assert "train.py was cancelled by SIGINT" in terminal.seen
     assert terminal.seen.rstrip().endswith("=" * 80)
-    assert "Ctrl-C again kills them at once" in terminal.seen
+    assert "Ctrl-C again kills them now" in terminal.seen
 
 
-def test_ctrl_c_twice(bench: Bench) -> None:
-    """Workers that ignore everything: the second Ctrl-C is final."""
-    terminal = bench.terminal("--nproc-per-node", "2", bench.script(DEAF))
+def test_a_second_ctrl_c_kills_workers(bench: Bench) -> None:
+    terminal = bench.terminal("--nproc-per-node", "2", bench.script(IGNORES_SIGNALS))
     pids = bench.pids(2)
     terminal.type(b"\x03")
-    terminal.until("got SIGINT")
+    terminal.until("received SIGINT")
     began = time.monotonic()
     terminal.type(b"\x03")
     assert terminal.wait() == 130
@@ -190,17 +185,17 @@ def test_ctrl_c_twice(bench: Bench) -> None:
     assert not any(map(is_alive, pids))
 
 
-def test_a_closed_window(bench: Bench) -> None:
-    """The terminal goes away: the kernel says SIGHUP, and the job ends as on any signal."""
-    terminal = bench.terminal("--nproc-per-node", "2", "--shutdown-timeout", "1", bench.script(DEAF))
+def test_a_closed_terminal_stops_the_job(bench: Bench) -> None:
+    """By SIGHUP."""
+    terminal = bench.terminal("--nproc-per-node", "2", "--shutdown-timeout", "1", bench.script(IGNORES_SIGNALS))
     pids = bench.pids(2)
     terminal.hang_up()
     assert terminal.wait() == 128 + signal.SIGHUP
     assert not any(map(is_alive, pids))
 
 
-def test_ctrl_z_and_fg(bench: Bench) -> None:
-    """The launcher can be suspended and goes on; meanwhile workers keep working and printing."""
+def test_workers_continue_while_the_agent_is_suspended(bench: Bench) -> None:
+    """Ctrl-Z and fg: they keep running and printing."""
     script = bench.script(
         "from worker_kit import *; ready(); wait_for('go'); print('still here', flush=True); note('printed')"
     )
@@ -214,8 +209,8 @@ def test_ctrl_z_and_fg(bench: Bench) -> None:
     assert terminal.wait() == 0
 
 
-def test_a_person_with_a_debugger(bench: Bench) -> None:
-    """A script that asks, and one that stops in pdb, can be answered; prompts without a line's end are shown."""
+def test_input_and_pdb_work(bench: Bench) -> None:
+    """Prompts without a newline are shown."""
     script = bench.script("name = input('name? ')\nprint('hello', name)\nbreakpoint()\nprint('end')\n")
     terminal = bench.terminal(script)
     terminal.until("name? ")
@@ -227,8 +222,8 @@ def test_a_person_with_a_debugger(bench: Bench) -> None:
     assert "end" in terminal.seen
 
 
-def test_a_progress_bar(bench: Bench) -> None:
-    """Text that ends with a carriage return is shown at once and can be overwritten."""
+def test_a_progress_bar_is_shown_at_once(bench: Bench) -> None:
+    """Text that ends with a carriage return can be overwritten."""
     script = bench.script(
         """
         import os

@@ -11,7 +11,7 @@ from kit.jobs import Bench, holders, is_alive
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
-# A small training loop that saves its step; rank 1 is killed in the middle of the first so many attempts.
+# A small training loop that saves its step; rank 1 is killed during the first DEATHS attempts.
 TRAIN = """
     import os, signal, sys
     import torch
@@ -57,20 +57,20 @@ TRAIN = """
 """
 
 
-def test_ddp_trains_and_survives_two_deaths(bench: Bench) -> None:
-    """init_process_group, all_reduce and DDP work with nothing but the environment. A worker is killed in each of two
-    attempts: each restart meets a fresh store, and the third attempt finishes."""
+def test_ddp_training_survives_two_killed_workers(bench: Bench) -> None:
+    """``init_process_group``, ``all_reduce`` and DDP work with the environment alone. A worker is killed in each of two
+    attempts; each restart uses an empty store, and the third attempt finishes."""
     done = bench.run("--nproc-per-node", "2", "--max-restarts", "2", bench.script(TRAIN), "2", "6", timeout_s=110)
     assert done.code == 0, done
     assert [bench.note("began", 0, attempt) for attempt in range(3)] == ["0", "2", "4"]
     assert [bench.note("finished", rank, attempt=2) for rank in range(2)] == ["6", "6"]
-    deaths = [line for line in done.said if "ended by SIGKILL" in line]
+    deaths = [line for line in done.said if "was killed by SIGKILL" in line]
     assert len(deaths) == 2
     assert all(line.startswith("rank 1 ") for line in deaths), deaths
 
 
-def test_a_process_group_meets_in_the_agents_store(bench: Bench) -> None:
-    """Torch is told not to host one, and does not; after a restart the same process serves a new store elsewhere."""
+def test_a_process_group_uses_the_store_of_the_agent(bench: Bench) -> None:
+    """torch hosts none. After a restart the same process serves an empty store at another port."""
     script = bench.script(
         """
         import os
@@ -110,7 +110,7 @@ def test_a_process_group_meets_in_the_agents_store(bench: Bench) -> None:
 
 
 def test_the_first_cause_is_the_rank_that_raised(bench: Bench) -> None:
-    """The others fail in their collectives because of it, or are stopped; the report names the real one."""
+    """The other ranks fail in their collectives because of it, or are stopped."""
     script = bench.script(
         """
         import torch, torch.distributed as dist
@@ -150,7 +150,7 @@ SHARES = """
 """
 
 
-def test_tensors_are_shared_and_returned_as_under_torchs_own_multiprocessing(bench: Bench) -> None:
-    """A function worker changes the very tensor that it was given, and what it returns is a tensor again."""
+def test_tensors_are_shared_and_returned_as_by_torch_multiprocessing(bench: Bench) -> None:
+    """A function worker changes the tensor that it was given, and returns a tensor."""
     done = bench.run(bench.script(SHARES, "shares.py"), program=[sys.executable], timeout_s=90)
     assert (done.code, done.out) == (0, "spawn 1.0 90000.0\nforkserver 1.0 90000.0\n"), done

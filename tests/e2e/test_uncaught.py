@@ -1,4 +1,4 @@
-"""Uncaught exceptions of Python workers: recorded when they are raised, without a word in the user's code."""
+"""Uncaught exceptions of Python workers are recorded when they are raised, without changes to user code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from kit.jobs import Bench
 
 
-@pytest.mark.parametrize("heeds", ["SIGTERM", ""])
-def test_who_raised_first_is_the_cause_even_if_it_hangs_on_its_way_out(bench: Bench, heeds: str) -> None:
-    """Rank 0 raises, then waits for a thread; rank 1 fails because of that and ends first. Rank 0 is the first cause,
-    and the exit code is not that of the signal with which we had to end it."""
+@pytest.mark.parametrize("handled", ["SIGTERM", ""])
+def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(bench: Bench, handled: str) -> None:
+    """Rank 0 raises, then waits for a thread; rank 1 fails because of that and exits first. The exit code is not that
+    of the signal that ended rank 0."""
     script = bench.script(
         """
         import os, sys, threading, time
@@ -30,16 +30,16 @@ def test_who_raised_first_is_the_cause_even_if_it_hangs_on_its_way_out(bench: Be
         raise ConnectionError("the peer went away")
         """
     )
-    done = bench.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", "logs", script, heeds)
+    done = bench.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", "logs", script, handled)
     assert done.code == 1
     assert done.fact("rank").startswith("0 ")
     assert done.fact("error") == "ValueError: loss is nan: the root cause"
     assert "rank 1: raised ConnectionError: the peer went away" in done.report
-    assert "Stopped by us, not failed" not in done.report
+    assert "Stopped by tenax, not failed" not in done.report
 
 
-def test_the_hook_leaves_no_trace(bench: Bench) -> None:
-    """Neither the worker nor what it starts sees anything of it, whatever PYTHONPATH was."""
+def test_the_hook_is_invisible_to_workers_and_their_children(bench: Bench) -> None:
+    """Whatever PYTHONPATH was."""
     script = bench.script(
         """
         import json, os, subprocess, sys
@@ -62,7 +62,7 @@ def test_the_hook_leaves_no_trace(bench: Bench) -> None:
 
 
 def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench) -> None:
-    """We stand in front of it on the path, and then let it through."""
+    """The hook comes first on the path and then imports it."""
     (bench.home / "lib").mkdir()
     (bench.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
     script = bench.script(
@@ -75,8 +75,8 @@ def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench) -> None:
     assert done.out.splitlines() == ["True", str(bench.home / "lib" / "sitecustomize.py")]
 
 
-def test_a_child_process_that_fails_is_not_the_worker(bench: Bench) -> None:
-    """What a worker's own children raise is their business: only the worker writes its error file."""
+def test_exceptions_of_child_processes_are_not_recorded(bench: Bench) -> None:
+    """Only the worker writes its error file."""
     script = bench.script(
         """
         import os, subprocess, sys
@@ -90,8 +90,7 @@ def test_a_child_process_that_fails_is_not_the_worker(bench: Bench) -> None:
     assert bench.run(script).out.split() == ["False"]
 
 
-def test_the_first_cause_is_passed_on(bench: Bench) -> None:
-    """A launcher that is itself somebody's worker says in its own error file what its first failed worker said."""
+def test_a_launcher_that_is_a_worker_writes_its_first_cause_to_its_own_error_file(bench: Bench) -> None:
     script = bench.script('raise KeyError("inner")')
     path = bench.home / "outer.json"
     assert bench.run(script, env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 1
@@ -114,8 +113,8 @@ def test_the_first_cause_is_passed_on(bench: Bench) -> None:
         ("raise KeyboardInterrupt", None),
     ],
 )
-def test_what_is_recorded(bench: Bench, source: str, error: str | None) -> None:
-    """The exception as Python itself words it; leaving on purpose, or by Ctrl-C, is not an exception to record."""
+def test_uncaught_exceptions_are_recorded(bench: Bench, source: str, error: str | None) -> None:
+    """In the wording of Python; SystemExit and KeyboardInterrupt are not recorded."""
     done = bench.run("--log-dir", "logs", bench.script(source))
     path = bench.run_dir() / "attempt_0" / "0" / "error.json"
     assert path.exists() == (error is not None)
@@ -125,8 +124,8 @@ def test_what_is_recorded(bench: Bench, source: str, error: str | None) -> None:
     assert os.listdir(path.parent) == (["error.json"] if error else [])
 
 
-def test_a_stranger_among_the_modules_changes_nothing(bench: Bench) -> None:
-    """A json.py next to the script breaks the recording, not the exit code nor the report."""
+def test_a_module_json_next_to_the_script_only_prevents_the_recording(bench: Bench) -> None:
+    """The exit code and the report are right."""
     bench.script("raise SystemExit(55)", "json.py")
     done = bench.run(bench.script("raise ValueError('loss is nan')"))
     assert done.code == 1

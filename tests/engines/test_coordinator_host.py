@@ -249,7 +249,7 @@ def test_what_the_run_does_is_said_in_words(table: Callable[..., Table]) -> None
     made = table()
     made.seat.step(Opened())
     made.ready("a")
-    assert made.seat.describe_activity() == "1 node of 2 here (a); waiting for 1 more, for 600 s at most"
+    assert made.seat.describe_activity() == "1 of 2 nodes ready (a); waiting up to 600 s for 1 more"
     made.ready("b")
     assert made.seat.describe_activity() == "generation 1 is starting; waiting for the workers of a, b"
     made.seat.step(CancelRequested("enough"))
@@ -258,7 +258,7 @@ def test_what_the_run_does_is_said_in_words(table: Callable[..., Table]) -> None
 
 def test_a_deadline_that_passed_while_the_process_was_frozen_is_not_acted_on(table: Callable[..., Table]) -> None:
     """The missing node could not be heard: the one that waits goes on waiting, for a full period."""
-    made = table(join_timeout_s=60.0, tell_waiting_every_s=1000.0)
+    made = table(join_timeout_s=60.0, waiting_every_s=1000.0)
     made.seat.step(Opened())
     made.ready("a")
     made.clock.advance(90.0)
@@ -271,7 +271,7 @@ def test_a_deadline_that_passed_while_the_process_was_frozen_is_not_acted_on(tab
 
 def test_a_deadline_that_is_noticed_a_little_late_is_acted_on(table: Callable[..., Table]) -> None:
     """A busy machine is late now and then."""
-    made = table(join_timeout_s=60.0, tell_waiting_every_s=1000.0)
+    made = table(join_timeout_s=60.0, waiting_every_s=1000.0)
     made.seat.step(Opened())
     made.ready("a")
     made.clock.advance(61.0)

@@ -123,7 +123,7 @@ def test_a_leader_out_of_bounds_is_rejected_with_its_key(path: str, new: object)
     read_leader(KeyValue(b"/tenax/run/leader", msgspec.json.encode(LEADER)))
     with pytest.raises(EtcdRejected, match="the key '/tenax/run/leader' in etcd holds what this tenax does not") as no:
         read_leader(KeyValue(b"/tenax/run/leader", changed(LEADER, path, new)))
-    assert LEADER["secret"] not in no.value.sentence
+    assert LEADER["secret"] not in no.value.message
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_an_option_without_effect_is_named(key: str) -> None:
         ({"link_port": "7000", "store_port": "7000"}, "are both 7000"),
         ({"link_port": "2380", "managed": "true"}, "which the managed etcd on etcd1:2379 needs"),
         ({"link_tls": "perhaps"}, "'link_tls' is 'perhaps'; expected yes or no"),
-        ({"protocol": "http", "ca_cert": "ca.pem"}, "TLS files are given, but the etcd endpoint is 'http://"),
+        ({"protocol": "http", "ca_cert": "ca.pem"}, "TLS files are set, but the etcd endpoint is 'http://"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

@@ -20,8 +20,8 @@ from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
 from tenax._engines.free_port import free_port
 from tenax._engines.local import LocalEngine
 from tenax._engines.store_address import StoreAddress
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 from tenax.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -58,7 +58,7 @@ class Seated:
         node = ControlledNode(
             settings=AgentSettings(**chosen),
             policy=policy,
-            words=lambda _: [],
+            messages_on_connecting=lambda _: [],
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
@@ -73,14 +73,14 @@ class Seated:
         return event
 
     def join(self, last: int = 0) -> Assignment:
-        self.engine.tell(messages.NodeReady(last))
+        self.engine.send(messages.NodeReady(last))
         event = self.hear()
         assert isinstance(event, events.GenerationFormed), event
         return event.assignment
 
     def fail(self, generation: int) -> None:
         failure = Failure(generation, 0, 0, 77, 3, self.loop.now())
-        self.engine.tell(messages.NodeStopped(generation, self.loop.now(), (failure,)))
+        self.engine.send(messages.NodeStopped(generation, self.loop.now(), (failure,)))
         assert isinstance(self.hear(), events.GenerationEnded)
 
     def close(self) -> None:
@@ -125,10 +125,10 @@ def test_a_failure_is_answered_with_the_next_generation_while_restarts_are_left(
     part = made.join(1)
     assert (part.generation, part.restarts_used, part.why) == (2, 1, "restart 1 of 1")
     made.fail(2)
-    made.engine.tell(messages.NodeReady(2))
+    made.engine.send(messages.NodeReady(2))
     ended = made.hear()
     assert isinstance(ended, events.RunEnded)
-    assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the one restart is used")
+    assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the only restart is used")
     assert [(failure.generation, failure.host) for failure in ended.verdict.failures] == [(2, os.uname().nodename)]
     assert [failure.generation for failure in ended.verdict.earlier] == [1]
 
@@ -143,8 +143,8 @@ def test_a_policy_of_the_users_own_is_asked_here(seated: Callable[..., Seated]) 
     made = seated(policy=SlowDown(), max_restarts=0)
     made.join()
     made.fail(1)
-    made.engine.tell(messages.NodeReady(1))
-    assert made.hear() == events.Waiting("waiting 0.01 s before the next try: too hot")
+    made.engine.send(messages.NodeReady(1))
+    assert made.hear() == events.Waiting("waiting 0.01 s before the restart: too hot")
     formed = made.hear()
     while isinstance(formed, events.Waiting):
         formed = made.hear()
@@ -156,7 +156,7 @@ def test_success_ends_the_run(seated: Callable[..., Seated]) -> None:
     """And nobody has to be waited for."""
     made = seated()
     made.join()
-    made.engine.tell(messages.NodeSucceeded(1))
+    made.engine.send(messages.NodeSucceeded(1))
     ended = made.hear()
     assert isinstance(ended, events.RunEnded)
     assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.SUCCEEDED, "all 4 workers succeeded")
@@ -169,7 +169,7 @@ def test_a_host_without_a_free_port_refuses(seated: Callable[..., Seated]) -> No
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        made.engine.tell(messages.NodeReady(0))
+        made.engine.send(messages.NodeReady(0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     event = made.hear()
@@ -180,7 +180,7 @@ def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> N
     """A fixed port is the user's wish: another one would not be found by whoever was told of it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         made = seated(StoreAddress("127.0.0.1", other.getsockname()[1]))
-        made.engine.tell(messages.NodeReady(0))
+        made.engine.send(messages.NodeReady(0))
         event = made.hear()
         assert isinstance(event, events.JoinRefused)
         assert event.reason.startswith(

@@ -144,7 +144,7 @@ class TestByName:
     @pytest.mark.parametrize(
         ("text", "sentence"),
         [
-            ("nope", "there is no event handler 'nope'; known are "),
+            ("nope", "unknown event handler 'nope'; known: "),
             ("jsonl", "the event handler 'jsonl' needs a file to append to: jsonl:PATH"),
             ("jsonl:/no/such/folder/x", "'/no/such/folder/x' cannot be opened for writing: No such file or directory"),
             ("jsonl:a\0b", "cannot be opened for writing: .*embedded null"),
@@ -253,4 +253,4 @@ class TestByName:
             [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
         )
         assert json.loads((tmp_path / "out.jsonl").read_text())["name"] == "a"
-        assert "the event handler 'bad' of 'offering:no' cannot be loaded" in done.stdout
+        assert "could not load the event handler 'bad' from 'offering:no'" in done.stdout

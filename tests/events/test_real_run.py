@@ -75,7 +75,7 @@ def test_the_command_line_writes_them_to_a_file_and_the_console(tmp_path: Path) 
 def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = tenax_run(tmp_path, "--event-log-handler", "consle", "--no-python", "touch", "started")
     assert done.returncode == 2
-    assert "there is no event handler 'consle'; known are console, " in done.stderr
+    assert "unknown event handler 'consle'; known: console, " in done.stderr
     assert not (tmp_path / "started").exists()
 
 

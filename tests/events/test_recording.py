@@ -104,7 +104,7 @@ class TestErrors:
         assert isinstance(caught.value.__context__, OSError)
 
     def test_an_unknown_destination_is_one_sentence_at_once(self) -> None:
-        with pytest.raises(ValueError, match="there is no event handler 'consle'; known are console, ") as caught:
+        with pytest.raises(ValueError, match="unknown event handler 'consle'; known: console, ") as caught:
             events.record(an_event(), "consle")
         assert "tenax.event_handlers" in str(caught.value)
         with pytest.raises(ValueError, match="there is no logging handler 'consle' for events"):

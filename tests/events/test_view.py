@@ -230,7 +230,7 @@ def test_a_worker_that_cannot_be_started() -> None:
 def test_a_group_that_changes_is_no_failure() -> None:
     steps = [
         *STARTED,
-        (3.0, fact.GenerationEnded(1, "host-b joins")),
+        (3.0, fact.GenerationEnded(1, "host-b joined")),
         (3.5, fact.WorkerExited(1, 0, 0)),
         (3.5, fact.WorkerExited(1, 1, -SIGTERM)),
     ]
@@ -240,7 +240,7 @@ def test_a_group_that_changes_is_no_failure() -> None:
         (3.5, "worker", "TERMINATED", 2, 0, 1, 1875.0),
         (3.5, "worker", "TERMINATED", 3, -SIGTERM, 1, 1750.0),
     ]
-    assert {json.loads(str(event.metadata["metadata"]))["why"] for event in events[4:]} == {"host-b joins"}
+    assert {json.loads(str(event.metadata["metadata"]))["why"] for event in events[4:]} == {"host-b joined"}
 
 
 def test_a_run_that_is_cancelled() -> None:

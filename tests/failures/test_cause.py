@@ -1,4 +1,4 @@
-"""The cause of a failure, from texts as programs print them. Real jobs: ``tests/failures/verdicts``."""
+"""Classification of failures, from the output of real programs. Real jobs: ``tests/failures/verdicts``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenax._core.model import Evidence, Failure
-from tenax._failures.cause import KINDS, Observations, cause_of, classify, missing_ranks, next_step_of, sentence_of
+from tenax._failures.cause import KINDS, Observations, cause_of, classify, meaning_of, missing_ranks, next_step_of
 
 pytestmark = pytest.mark.process
 
@@ -20,7 +20,7 @@ FRAME = (
 
 
 def raised(text: str, *earlier: str) -> Observations:
-    """A process that ended by this exception, raised while those before it were handled."""
+    """Observe a process that exited with this exception, raised while handling the earlier ones."""
     joined = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
     chain = joined.join(FRAME + each for each in (*earlier, text))
     first = text.partition("\n")[0]
@@ -69,10 +69,10 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
         ("KeyError: 'Connection'", "exception"),
     ],
 )  # fmt: skip
-def test_what_an_exception_says_has_a_kind_of_its_own(text: str, kind: str) -> None:
+def test_an_exception_is_classified_by_its_message(text: str, kind: str) -> None:
     cause = classify(raised(text.strip()))
     assert (cause.kind, cause.is_consequence) == (kind, False)
-    assert cause.sentence == sentence_of(kind, cause.proof)
+    assert cause.meaning == meaning_of(kind, cause.proof)
     assert cause.next_step == next_step_of(kind, cause.proof)
 
 
@@ -95,50 +95,52 @@ def test_what_an_exception_says_has_a_kind_of_its_own(text: str, kind: str) -> N
         ("RuntimeError: Socket Timeout", "store_timeout"),
     ],
 )  # fmt: skip
-def test_what_says_that_a_peer_is_gone_is_a_consequence(text: str, kind: str) -> None:
+def test_an_error_about_a_lost_peer_is_a_consequence(text: str, kind: str) -> None:
     cause = classify(raised(text))
     assert (cause.kind, cause.is_consequence) == (kind, True)
 
 
-def test_only_what_says_so_is_a_consequence() -> None:
-    """Law 4: the list is short, and no kind is it by accident."""
+def test_only_a_lost_peer_or_a_timeout_is_a_consequence() -> None:
+    """Invariant 4."""
     assert {kind.id for kind in KINDS if kind.is_consequence} == {"peer_lost", "collective_timeout", "store_timeout"}
 
 
-def test_an_end_of_a_pipe_between_processes_is_a_lost_peer() -> None:
-    facts = raised("EOFError")
-    through = 'Traceback (most recent call last):\n  File "/usr/lib/multiprocessing/connection.py", line 1\nEOFError'
-    assert classify(facts).kind == "bad_file"
+def test_end_of_file_in_multiprocessing_is_a_lost_peer() -> None:
+    file = raised("EOFError")
+    pipe = 'Traceback (most recent call last):\n  File "/usr/lib/multiprocessing/connection.py", line 1\nEOFError'
+    assert classify(file).kind == "bad_file"
     assert (
-        classify(Observations(exit_code=1, error_type="EOFError", message="EOFError", traceback=through)).kind
+        classify(Observations(exit_code=1, error_type="EOFError", message="EOFError", traceback=pipe)).kind
         == "peer_lost"
     )
 
 
-def test_what_is_scarce_is_found_in_the_whole_chain() -> None:
-    """Law 2: it is never a side effect, even if telling the peers failed then."""
+def test_an_exhausted_resource_is_found_anywhere_in_the_chain() -> None:
+    """Invariant 2: it is never a side effect, even if an error of the network followed."""
     full = "OSError: [Errno 28] No space left on device: '/data/x'"
     for last in ("RuntimeError: could not save", "BrokenPipeError: [Errno 32] Broken pipe"):
         cause = classify(raised(last, full))
         assert (cause.kind, cause.proof) == ("disk_full", full)
-        assert "/data/x" in cause.sentence
+        assert "/data/x" in cause.meaning
 
 
-def test_of_a_chain_the_last_exception_decides_then_the_earlier() -> None:
+def test_the_last_exception_of_a_chain_decides_then_the_earlier() -> None:
     lost, missing = "ConnectionResetError: [Errno 104] reset", "ModuleNotFoundError: No module named 'fast'"
     assert classify(raised(lost, missing)).kind == "peer_lost"
     assert classify(raised("RuntimeError: step failed", lost)).kind == "peer_lost"
 
 
-def test_lines_of_source_are_no_evidence() -> None:
-    """Law 5: the frame of every traceback here quotes a line with 'CUDA out of memory' in it."""
+def test_source_lines_are_not_evidence() -> None:
+    """Invariant 5: the frame of every traceback here quotes a line with 'CUDA out of memory' in it."""
     assert classify(raised("KeyError: 'x'")).kind == "exception"
 
 
-def test_the_kernels_proof_goes_before_everything() -> None:
-    facts = Observations(exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)")
-    assert classify(facts).kind == "out_of_memory"
-    assert classify(facts).proof == facts.out_of_memory
+def test_the_kernels_proof_has_priority() -> None:
+    observed = Observations(
+        exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)"
+    )
+    assert classify(observed).kind == "out_of_memory"
+    assert classify(observed).proof == observed.out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -158,16 +160,16 @@ def test_the_kernels_proof_goes_before_everything() -> None:
         (60, "signal"),
     ],
 )
-def test_signals_speak_for_themselves(number: int, kind: str) -> None:
+def test_a_signal_has_its_own_kind(number: int, kind: str) -> None:
     assert classify(Observations(exit_code=-number)).kind == kind
     noise = ("WARNING: Connection reset by peer, retrying", "CUDA error: out of memory, trying a smaller batch")
     if number != signal.SIGABRT:
-        assert classify(printed(*noise, exit_code=-number)).kind == kind, "what it survived before does not matter"
+        assert classify(printed(*noise, exit_code=-number)).kind == kind, "it survived what it printed before"
     if number != 60:
-        assert classify(Observations(exit_code=128 + number)).kind == kind, "as a shell says it"
+        assert classify(Observations(exit_code=128 + number)).kind == kind, "the exit code of a shell"
 
 
-def test_one_that_aborts_says_why_in_its_last_lines() -> None:
+def test_an_abort_is_classified_by_the_last_lines() -> None:
     timeout = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)"
     cause = classify(printed("step 5", timeout, "Fatal Python error: Aborted", exit_code=-6))
     assert (cause.kind, cause.is_consequence, cause.proof) == ("collective_timeout", True, timeout)
@@ -177,14 +179,14 @@ def test_one_that_aborts_says_why_in_its_last_lines() -> None:
     assert classify(printed(timeout, gpu, exit_code=-6)).kind == "gpu_illegal_access"
 
 
-def test_what_was_printed_long_before_the_end_was_survived() -> None:
+def test_output_long_before_the_exit_is_not_the_cause() -> None:
     old = ("Connection reset by peer, retrying", *(f"step {n}" for n in range(20)))
     assert classify(printed(*old, exit_code=3)).kind == "exit_code"
     assert classify(printed("step 1", "send: Connection reset by peer", exit_code=3)).kind == "peer_lost"
 
 
 @pytest.mark.parametrize(
-    ("facts", "kind"),
+    ("observed", "kind"),
     [
         (printed(exit_code=3), "exit_code"),
         (printed("error: --data must name a folder"), "exit_code"),
@@ -199,46 +201,48 @@ def test_what_was_printed_long_before_the_end_was_survived() -> None:
         (printed(exit_code=0), "unknown"),
     ],
 )  # fmt: skip
-def test_without_an_exception_the_output_and_the_exit_code_speak(facts: Observations, kind: str) -> None:
-    assert classify(facts).kind == kind
+def test_without_an_exception_output_and_exit_code_decide(observed: Observations, kind: str) -> None:
+    assert classify(observed).kind == kind
 
 
-def test_the_kernels_log_knows_a_gpu_better() -> None:
-    facts = raised("RuntimeError: CUDA error: unspecified launch failure")
+def test_the_kernel_log_is_more_specific_about_a_gpu() -> None:
+    observed = raised("RuntimeError: CUDA error: unspecified launch failure")
     line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
-    known = Observations(exit_code=1, message=facts.message, error_type="x", kernel_kind="gpu_lost", kernel_line=line)
-    assert (classify(facts).kind, classify(known).kind, classify(known).proof) == (
+    known = Observations(
+        exit_code=1, message=observed.message, error_type="x", kernel_kind="gpu_lost", kernel_line=line
+    )
+    assert (classify(observed).kind, classify(known).kind, classify(known).proof) == (
         "gpu_illegal_access",
         "gpu_lost",
         line,
     )
 
 
-def test_details_stand_in_the_sentence() -> None:
+def test_the_meaning_contains_details_of_the_proof() -> None:
     port = classify(raised("RuntimeError: failed to listen. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE"))
-    assert port.sentence == "The port 29500 is in use by another process."
+    assert port.meaning == "Port 29500 is already in use by another process."
     plain = classify(raised("OSError: [Errno 98] Address already in use"))
-    assert plain.sentence == "The port that it wants to listen at is in use by another process."
-    assert sentence_of("missing_module", "No module named 'a.b'").startswith("The Python module a.b is not installed")
-    assert (sentence_of("of a newer tenax"), next_step_of("of a newer tenax")) == ("", "")
+    assert plain.meaning == "The port to listen on is already in use by another process."
+    assert meaning_of("missing_module", "No module named 'a.b'").startswith("The Python module a.b is not installed")
+    assert (meaning_of("of a newer tenax"), next_step_of("of a newer tenax")) == ("", "")
 
 
-def test_what_only_the_agent_knows_goes_before_what_the_process_left() -> None:
-    said = Evidence(cause="killed")
-    late = Failure(1, 0, 0, 5, -9, 1.0, "did not leave the scope 'x' within 1 s", said, was_late=True)
+def test_what_the_agent_observed_has_priority_over_the_evidence() -> None:
+    evidence = Evidence(cause="killed")
+    late = Failure(1, 0, 0, 5, -9, 1.0, "did not leave the scope 'x' within 1 s", evidence, was_late=True)
     unstarted = Failure(1, 0, 0, 0, 127, 1.0, "could not be started: No such file")
     assert (cause_of(late).kind, cause_of(unstarted).kind) == ("scope_expired", "not_started")
-    assert cause_of(Failure(1, 0, 0, 5, -9, 1.0, evidence=said)).kind == "killed"
+    assert cause_of(Failure(1, 0, 0, 5, -9, 1.0, evidence=evidence)).kind == "killed"
 
 
-def test_a_failure_that_nobody_judged_is_judged_by_what_is_left_of_it() -> None:
-    """From a journal of an older tenax, or with evidence that came too late."""
+def test_a_failure_without_a_known_cause_is_classified_from_its_evidence() -> None:
+    """From a journal of another version of tenax, or with evidence that came too late."""
     assert cause_of(Failure(1, 0, 0, 5, -11, 1.0)).kind == "segmentation_fault"
     unknown = Evidence(cause="of a newer tenax", error_type="KeyError", message="KeyError: 5")
     assert cause_of(Failure(1, 0, 0, 5, 1, 1.0, evidence=unknown)).kind == "exception"
 
 
-def test_ranks_that_are_said_to_be_missing() -> None:
+def test_missing_ranks_are_found_in_messages() -> None:
     texts = [
         "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 5000 ms",
         "- [5] finished collective #3, but didn't join collective #4",
@@ -247,9 +251,9 @@ def test_ranks_that_are_said_to_be_missing() -> None:
     assert missing_ranks(texts) == [1, 3, 5]
 
 
-def test_every_kind_has_its_words() -> None:
+def test_every_kind_has_a_meaning_and_a_next_step() -> None:
     for kind in KINDS:
-        meaning, step = sentence_of(kind.id), next_step_of(kind.id)
+        meaning, step = meaning_of(kind.id), next_step_of(kind.id)
         assert (meaning[-1], step[-1]) == (".", "."), kind.id
         assert "{" not in meaning + step, kind.id
         assert kind.patterns or kind.signals or kind.id in {
@@ -257,24 +261,24 @@ def test_every_kind_has_its_words() -> None:
         }  # fmt: skip
 
 
-def test_every_kind_stands_in_the_guide() -> None:
+def test_every_kind_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/failures.md").read_text()
     for kind in KINDS:
-        assert f"| `{kind.id}` | {sentence_of(kind.id)}" in guide, kind.id
+        assert f"| `{kind.id}` | {meaning_of(kind.id)}" in guide, kind.id
 
 
-anything = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
+any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
 
 
-@given(st.integers(-70, 300), anything, anything, anything, st.lists(anything, max_size=4), anything)
-def test_whatever_a_worker_says_it_is_judged_and_always_the_same(
+@given(st.integers(-70, 300), any_text, any_text, any_text, st.lists(any_text, max_size=4), any_text)
+def test_any_observation_is_classified_deterministically(
     code: int, error: str, message: str, trace: str, lines: list[str], memory: str
 ) -> None:
-    facts = Observations(
+    observed = Observations(
         exit_code=code, error_type=error, message=message, traceback=trace, last_lines=lines, out_of_memory=memory
     )
-    cause = classify(facts)
-    assert cause == classify(facts)
+    cause = classify(observed)
+    assert cause == classify(observed)
     assert cause.kind in {kind.id for kind in KINDS}
     cause.proof.encode()
     assert "\n" not in cause.proof

@@ -1,4 +1,4 @@
-"""Evidence: gathered from whatever a dead worker left, in the order of what knows most."""
+"""Evidence: gathered from error file, stderr and kernel, the most specific source first."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def recorded(
     return path
 
 
-def test_the_error_file_knows_most(tmp_path: Path) -> None:
-    """What the worker recorded itself goes before what it printed."""
+def test_the_error_file_has_priority_over_stderr(tmp_path: Path) -> None:
+    """The worker recorded its exception itself."""
     path = recorded(tmp_path)
     found = gather(pid=1, exit_code=1, error_file=path, stderr_tail=TAIL, log_file="/logs/stderr.log")
     assert (found.error_type, found.message) == ("KeyError", "KeyError: recorded")
@@ -42,8 +42,8 @@ def test_the_error_file_knows_most(tmp_path: Path) -> None:
     assert found.raised_at == NOW
 
 
-def test_stderr_speaks_where_there_is_no_file(tmp_path: Path) -> None:
-    """Without any annotation in the user's code the exception is found."""
+def test_without_an_error_file_the_exception_is_found_in_stderr(tmp_path: Path) -> None:
+    """No annotation in the user's code is needed."""
     found = gather(pid=1, exit_code=1, error_file=str(tmp_path / "none"), stderr_tail=TAIL)
     assert (found.error_type, found.message) == ("ValueError", "ValueError: printed")
     assert found.traceback.startswith("Traceback (most recent call last):\n")
@@ -51,8 +51,8 @@ def test_stderr_speaks_where_there_is_no_file(tmp_path: Path) -> None:
     assert found.raised_at is None
 
 
-def test_without_an_exception_the_last_lines_remain() -> None:
-    """A worker that only printed has its last lines kept, each of bounded length."""
+def test_without_an_exception_the_last_lines_are_kept() -> None:
+    """Number and length of the lines are limited."""
     tail = "".join(f"line {n}\n" for n in range(100)) + "x" * 5000 + "\n"
     found = gather(pid=1, exit_code=2, stderr_tail=tail.encode())
     assert (found.error_type, found.message, found.traceback) == ("", "", "")
@@ -61,13 +61,13 @@ def test_without_an_exception_the_last_lines_remain() -> None:
     assert len(found.last_lines[-1]) == 400
 
 
-def test_a_dead_process_owes_nothing() -> None:
-    """No file, no output: empty evidence, but for what the signal says."""
+def test_a_process_without_output_has_only_a_cause() -> None:
+    """No file, no output: the cause comes from the signal."""
     assert gather(pid=1, exit_code=-9) == Evidence(cause="killed")
 
 
-def test_of_a_progress_bar_the_last_state_is_kept() -> None:
-    """A line that was redrawn a thousand times is shown as it stood at the end."""
+def test_the_last_state_of_a_progress_bar_is_kept() -> None:
+    """A line that was redrawn is shown as a terminal shows it."""
     assert last_lines("start\n 1%\r 2%\r 3%\r\nend") == ("start", " 3%", "end")
     assert last_lines("half a line\nwhole", cut=True) == ("whole",)
     assert last_lines("only", cut=True) == ("only",)
@@ -75,7 +75,7 @@ def test_of_a_progress_bar_the_last_state_is_kept() -> None:
     assert last_lines("\n \n") == ()
 
 
-def test_a_message_without_traceback_borrows_the_printed_one(tmp_path: Path) -> None:
+def test_a_message_without_traceback_gets_the_printed_one(tmp_path: Path) -> None:
     """The older format has no traceback; stderr may have it."""
     path = tmp_path / "e"
     path.write_text(json.dumps({"message": "\n CUDA error: x\nmore"}))
@@ -87,18 +87,18 @@ def test_a_message_without_traceback_borrows_the_printed_one(tmp_path: Path) -> 
 
 
 def test_a_traceback_without_message_gives_the_message(tmp_path: Path) -> None:
-    """Half of the format is enough."""
+    """The error file may contain either of them."""
     found = gather(pid=1, exit_code=1, error_file=recorded(tmp_path, "", TAIL.decode()))
     assert (found.error_type, found.message) == ("ValueError", "ValueError: printed")
 
 
-def test_a_torn_file_is_used_and_told(tmp_path: Path) -> None:
-    """W12: what is left counts, and the reader learns that it is not the whole."""
+def test_a_truncated_error_file_is_used_and_marked(tmp_path: Path) -> None:
+    """The report shows that the file is incomplete."""
     path = tmp_path / "e"
     path.write_text('{"message": {"message": "ValueError: torn')
     found = gather(pid=1, exit_code=1, error_file=str(path))
     assert found.message == "ValueError: torn"
-    assert "[the error file is not whole or not JSON" in found.traceback
+    assert "[the error file is truncated or not JSON" in found.traceback
     path.write_text("")
     assert gather(pid=1, exit_code=1, error_file=str(path), stderr_tail=TAIL).message == "ValueError: printed"
 
@@ -108,14 +108,14 @@ def test_a_torn_file_is_used_and_told(tmp_path: Path) -> None:
     [
         (100.0, 200.0, 150.25),
         (None, None, 150.25),
-        (160.0, 200.0, None),  # before it was born: the wall clock was set, or the file is not its own
-        (100.0, 120.0, 120.0),  # after it was dead
+        (160.0, 200.0, None),  # before its start: the wall clock was set, or the file belongs to another process
+        (100.0, 120.0, 120.0),  # after its exit
     ],
 )
-def test_the_time_is_the_agents_and_within_the_workers_life(
+def test_the_time_is_converted_and_limited_to_the_workers_lifetime(
     tmp_path: Path, started_at: float | None, seen_at: float | None, expected: float | None
 ) -> None:
-    """The wall clock's time is converted, and never believed against the agent's own observation."""
+    """The agent's own observation has priority over the wall clock."""
     found = gather(
         pid=1,
         exit_code=1,
@@ -129,7 +129,7 @@ def test_the_time_is_the_agents_and_within_the_workers_life(
 
 @pytest.fixture
 def oom(tmp_path: Path) -> OutOfMemoryWatch:
-    """A watch whose counter has risen by one."""
+    """A watch whose counter has increased by one."""
     (tmp_path / "memory.events").write_text("oom_kill 0\n")
     (tmp_path / "membership").write_text("0::/\n")
     absent = str(tmp_path / "absent")
@@ -144,14 +144,14 @@ def oom(tmp_path: Path) -> OutOfMemoryWatch:
 
 
 def test_sigkill_with_the_kernels_proof_is_out_of_memory(oom: OutOfMemoryWatch) -> None:
-    """The proof is asked for when SIGKILL ended the worker."""
+    """The proof is requested if the worker was killed by SIGKILL."""
     found = gather(pid=1, exit_code=-signal.SIGKILL, out_of_memory=oom)
     assert found.out_of_memory == "killed by the kernel: out of memory (cgroup /, oom_kill 0 → 1)"
 
 
 @pytest.mark.parametrize("exit_code", [1, 3, -signal.SIGTERM, -signal.SIGSEGV])
-def test_other_ends_are_not_out_of_memory(oom: OutOfMemoryWatch, exit_code: int) -> None:
-    """A kill elsewhere in the group does not explain an ordinary error."""
+def test_other_exit_codes_are_not_out_of_memory(oom: OutOfMemoryWatch, exit_code: int) -> None:
+    """A kill of another process of the group is not the cause of an ordinary error."""
     assert gather(pid=1, exit_code=exit_code, stderr_tail=TAIL, out_of_memory=oom).out_of_memory == ""
 
 
@@ -164,16 +164,16 @@ def test_other_ends_are_not_out_of_memory(oom: OutOfMemoryWatch, exit_code: int)
         (1, "CalledProcessError: Command 'x' died with <Signals.SIGKILL: 9>."),
     ],
 )
-def test_a_killed_child_is_told(oom: OutOfMemoryWatch, exit_code: int, message: str) -> None:
-    """A worker that fails because its child got SIGKILL inherits the proof."""
+def test_a_killed_child_is_reported(oom: OutOfMemoryWatch, exit_code: int, message: str) -> None:
+    """A worker that fails because its child was killed gets the proof."""
     tail = b"Traceback (most recent call last):\n" + message.encode()
     found = gather(pid=1, exit_code=exit_code, stderr_tail=tail if message else b"", out_of_memory=oom)
-    assert found.out_of_memory == "a child of it was killed by the kernel: out of memory (cgroup /, oom_kill 0 → 1)"
+    assert found.out_of_memory == "child process killed by the kernel: out of memory (cgroup /, oom_kill 0 → 1)"
 
 
 @pytest.mark.process
-def test_a_real_worker_is_explained(tmp_path: Path) -> None:
-    """End to end with a real process whose tail was cut: exception, traceback, times."""
+def test_the_exception_of_a_real_process_is_found(tmp_path: Path) -> None:
+    """A real process and the end of its stderr."""
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('x' * 9000, file=sys.stderr)\nraise RuntimeError('boom')\n")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, timeout=60, check=False)
@@ -186,10 +186,10 @@ def test_a_real_worker_is_explained(tmp_path: Path) -> None:
 @given(
     tail=st.binary(max_size=400), content=st.binary(max_size=100), exit_code=st.integers(-20, 140), cut=st.booleans()
 )
-def test_no_remains_make_it_raise_and_all_can_be_stored(
+def test_any_input_gives_evidence_that_can_be_stored(
     tmp_path: Path, tail: bytes, content: bytes, exit_code: int, cut: bool
 ) -> None:
-    """Whatever was left behind, the evidence goes into a journal and comes back the same."""
+    """Whatever file and output contain, the evidence survives encoding and decoding."""
     (tmp_path / "e").write_bytes(content)
     found = gather(pid=1, exit_code=exit_code, error_file=str(tmp_path / "e"), stderr_tail=tail, tail_is_cut=cut)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Evidence) == found
@@ -205,8 +205,8 @@ def test_hostile_names_and_texts_can_be_stored(tmp_path: Path) -> None:
     assert found.message == "E: \\ud800"
 
 
-def test_stacks_are_what_the_worker_wrote_when_it_hung(tmp_path: Path) -> None:
-    """Bounded, and without what cannot be stored. A worker that was not asked has none."""
+def test_stacks_are_read_from_the_dump_of_the_worker(tmp_path: Path) -> None:
+    """Limited in size, and storable. Without a dump there are none."""
     path = tmp_path / "stacks.txt"
     path.write_bytes(b'Current thread 0x1 (most recent call first):\n  File "t.py", line 3 in step\xff\n\n')
     found = gather(pid=1, exit_code=-9, stacks_file=str(path))
@@ -218,12 +218,12 @@ def test_stacks_are_what_the_worker_wrote_when_it_hung(tmp_path: Path) -> None:
         assert gather(pid=1, exit_code=-9, stacks_file=nothing).stacks == ""
 
 
-def test_of_long_stacks_the_end_is_kept_and_what_faulthandler_left_out_is_said(tmp_path: Path) -> None:
-    """The main thread is the oldest one, and stands last."""
+def test_the_end_of_long_stacks_is_kept_and_omitted_threads_are_marked(tmp_path: Path) -> None:
+    """The main thread is the oldest one and comes last."""
     path = tmp_path / "stacks.txt"
     path.write_text(
         "Thread 0x2:\n" + '  File "t.py", line 3 in step\n' * 2000 + "...\nCurrent thread 0x1:\n  in main\n"
     )
     found = stacks_in(str(path))
     assert len(found) <= 32_000
-    assert found.endswith("faulthandler stops after the newest hundred]\nCurrent thread 0x1:\n  in main")
+    assert found.endswith("faulthandler stops after the newest 100]\nCurrent thread 0x1:\n  in main")

@@ -1,4 +1,4 @@
-"""The exit code of a run, row by row of the table."""
+"""The exit code of a run: every row of the table."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def failed(*codes: int) -> Verdict:
     ],
 )
 def test_the_table(verdict: Verdict, code: int) -> None:
-    """The first failed worker's code is kept; signals are told as a shell tells them."""
+    """The first failed worker's code is kept; signals become 128 + n, as in a shell."""
     assert exit_code_for(verdict) == code
 
 
 def test_a_failed_run_never_exits_with_success() -> None:
-    """Only success is 0, whatever a worker's code was."""
+    """Only a successful run exits with 0, whatever a worker's code was."""
     for code in range(-64, 300):
         assert 0 < exit_code_for(failed(code)) <= 255
 
 
 def test_the_reserved_codes_differ() -> None:
-    """Each of our own codes means one thing."""
+    """Each of tenax's own codes has one meaning."""
     own = [exit_codes.WRONG_USAGE, exit_codes.INTERNAL_ERROR, exit_codes.BROKEN, exit_codes.ABANDONED]
     assert own == [2, 70, 71, 72]

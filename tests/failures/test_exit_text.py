@@ -1,4 +1,4 @@
-"""Exit codes and signals in words."""
+"""Descriptions of exit codes and signals."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import signal
 
 import pytest
 
-from tenax._failures.exit_text import ended_in_words, signal_in_words, signal_name
+from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "words"),
+    ("exit_code", "text"),
     [
         (0, "exited with code 0"),
         (1, "exited with code 1"),
         (7, "exited with code 7"),
         (127, "exited with code 127 (command not found)"),
         (126, "exited with code 126 (found but not executable)"),
-        (137, "exited with code 137 (how a shell says that its command was ended by SIGKILL)"),
+        (137, "exited with code 137 (a shell's code for a command killed by SIGKILL)"),
         (255, "exited with code 255"),
-        (-9, "ended by SIGKILL (killed)"),
-        (-11, "ended by SIGSEGV (invalid memory access)"),
-        (-15, "ended by SIGTERM (asked to end)"),
+        (-9, "was killed by SIGKILL"),
+        (-11, "was killed by SIGSEGV (invalid memory access)"),
+        (-15, "was killed by SIGTERM"),
     ],
 )
-def test_an_end_is_told_in_words(exit_code: int, words: str) -> None:
-    """Each way to end has a sentence that needs no manual."""
-    assert ended_in_words(exit_code) == words
+def test_an_exit_code_is_described(exit_code: int, text: str) -> None:
+    """Negative codes are signals."""
+    assert describe_exit(exit_code) == text
 
 
-def test_every_number_has_a_name() -> None:
-    """No number, however odd, makes the words fail."""
+def test_every_number_can_be_described() -> None:
+    """No number raises an exception."""
     for number in range(-200, 1000):
         assert signal_name(number)
-        assert signal_in_words(number)
-        assert ended_in_words(number)
+        assert describe_signal(number)
+        assert describe_exit(number)
     assert signal_name(9) == "SIGKILL"
     assert signal_name(777) == "signal 777"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="this system has no real-time signals")
 def test_a_real_time_signal_is_named_by_its_distance() -> None:
-    """The kernel names only the first and the last of them."""
+    """Only the first and the last of them have names."""
     assert signal_name(signal.SIGRTMIN + 3) == "SIGRTMIN+3"

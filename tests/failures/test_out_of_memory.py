@@ -1,4 +1,4 @@
-"""The kernel's proof of an out-of-memory kill: from counters and log as files, and once for real."""
+"""The kernel's proof of an out-of-memory kill: from files as the kernel shows them, and once for real."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = "3,{n},1234567,-;Memory cgroup out of memory: Killed process {pid} (pyt
 
 
 class Kernel:
-    """A tree of files as the kernel shows them, that a test may change as the kernel would."""
+    """Files as the kernel shows them, which a test can change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Kernel:
             self.counter_file.write_text(f"low 0\nhigh 0\nmax 9\noom 3\noom_kill {kills}\noom_group_kill 5\n")
         return self
 
-    def say(self, text: str) -> None:
+    def log_text(self, text: str) -> None:
         with open(self.log, "a") as log:
             log.write(text)
 
@@ -66,17 +66,17 @@ def kernel(tmp_path: Path) -> Kernel:
     return Kernel(tmp_path)
 
 
-def test_a_counter_that_rose_is_proof(kernel: Kernel) -> None:
-    """Version 2: the sentence names the group and the counter before and after."""
+def test_an_increased_counter_is_proof(kernel: Kernel) -> None:
+    """Version 2: the text contains the group and the counter before and after."""
     kernel.version_2().count(4)
     with kernel.watch() as watch:
         assert watch.proof(10) == ""
         kernel.count(5)
         assert watch.proof(10) == "killed by the kernel: out of memory (cgroup /job, oom_kill 4 → 5)"
-        assert watch.proof(11) == ""  # one kill explains one process
+        assert watch.proof(11) == ""  # one kill is the proof for one process
 
 
-def test_two_kills_explain_two_processes(kernel: Kernel) -> None:
+def test_two_kills_are_proof_for_two_processes(kernel: Kernel) -> None:
     """The kernel may have counted both before the first is examined."""
     kernel.version_2()
     with kernel.watch() as watch:
@@ -87,94 +87,94 @@ def test_two_kills_explain_two_processes(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("mounted", ["memory/job", "memory"], ids=["as on a host", "as in a container"])
-def test_version_1_counts_too(kernel: Kernel, mounted: str) -> None:
-    """Version 1: also where the mount shows the container's own group as its root."""
+def test_counters_of_version_1_are_read(kernel: Kernel, mounted: str) -> None:
+    """Also if the root of the mount is the container's own group."""
     kernel.version_1(mounted=mounted)
     with kernel.watch() as watch:
         kernel.count(1)
         assert watch.proof(10).startswith("killed by the kernel: out of memory (cgroup /")
 
 
-def test_the_local_counter_stands_in(kernel: Kernel) -> None:
-    """Where only the group's own counter is shown, it is used."""
+def test_the_local_counter_is_used_if_it_is_the_only_one(kernel: Kernel) -> None:
+    """``memory.events.local`` counts the group alone."""
     kernel.version_2(file="memory.events.local")
     with kernel.watch() as watch:
         kernel.count(1)
         assert "oom_kill 0 → 1" in watch.proof(10)
 
 
-def test_the_log_names_the_process(kernel: Kernel) -> None:
-    """A line about this process proves it alone, and joins the counter where both are there."""
+def test_a_log_line_about_the_process_is_proof(kernel: Kernel) -> None:
+    """The counter is added if there is one."""
     kernel.membership.write_text("")
     with kernel.watch() as watch:
-        kernel.say("6,1,1,-;usb 1-1: new device\n KEY=value\n" + KILLED.format(n=2, pid=77))
+        kernel.log_text("6,1,1,-;usb 1-1: new device\n KEY=value\n" + KILLED.format(n=2, pid=77))
         assert watch.proof(76) == ""
         assert watch.proof(77) == (
             "killed by the kernel: out of memory (kernel log: Memory cgroup out of memory: Killed process 77 (python3))"
         )
     kernel.version_2()
     with kernel.watch() as watch:
-        kernel.count(1).say("3,3,1,-;Out of memory: Killed process 78 (a) b) total-vm:1kB\n")
+        kernel.count(1).log_text("3,3,1,-;Out of memory: Killed process 78 (a) b) total-vm:1kB\n")
         assert watch.proof(78) == (
             "killed by the kernel: out of memory (cgroup /job, oom_kill 0 → 1;"
             " kernel log: Out of memory: Killed process 78 (a))"
         )
 
 
-def test_a_kill_of_somebody_else_proves_nothing(kernel: Kernel) -> None:
-    """The counter rose, but the log says for whom."""
+def test_a_kill_of_another_process_is_not_proof(kernel: Kernel) -> None:
+    """The counter increased, but the log names the other process."""
     kernel.version_2()
     with kernel.watch() as watch:
-        kernel.count(1).say(KILLED.format(n=1, pid=500))
+        kernel.count(1).log_text(KILLED.format(n=1, pid=500))
         assert watch.proof(10) == ""
         assert watch.proof(500) != ""
 
 
-def test_a_childs_kill_is_told_as_such(kernel: Kernel) -> None:
-    """A worker whose child was killed says so; the log names the child."""
+def test_the_proof_for_a_child_is_marked(kernel: Kernel) -> None:
+    """The log names the child."""
     kernel.version_2()
     with kernel.watch() as watch:
-        kernel.count(1).say(KILLED.format(n=1, pid=500))
+        kernel.count(1).log_text(KILLED.format(n=1, pid=500))
         assert watch.proof(10, child=True) == (
-            "a child of it was killed by the kernel: out of memory (cgroup /job, oom_kill 0 → 1;"
+            "child process killed by the kernel: out of memory (cgroup /job, oom_kill 0 → 1;"
             " kernel log: Memory cgroup out of memory: Killed process 500 (python3))"
         )
         assert watch.proof(11, child=True) == ""
 
 
-def test_what_happened_before_proves_nothing(kernel: Kernel) -> None:
-    """Neither kills before the watch was made nor those before the last rebase count."""
-    kernel.version_2().count(7).say(KILLED.format(n=1, pid=10))
+def test_earlier_kills_are_not_proof(kernel: Kernel) -> None:
+    """Kills before the watch was created or before the last rebase do not count."""
+    kernel.version_2().count(7).log_text(KILLED.format(n=1, pid=10))
     with kernel.watch() as watch:
         assert watch.proof(10) == ""
-        kernel.count(9).say(KILLED.format(n=2, pid=11))
+        kernel.count(9).log_text(KILLED.format(n=2, pid=11))
         watch.rebase()
         assert watch.proof(11) == ""
         kernel.count(10)
         assert "oom_kill 9 → 10" in watch.proof(12)
 
 
-def test_a_line_that_the_kernel_did_not_write_proves_nothing(kernel: Kernel) -> None:
-    """Processes with the right may write into the log too; their lines are marked."""
+def test_a_log_line_of_a_process_is_not_proof(kernel: Kernel) -> None:
+    """Privileged processes can write to the log; their lines have another priority."""
     kernel.membership.write_text("")
     with kernel.watch() as watch:
-        kernel.say("12,1,1,-;Out of memory: Killed process 10 (python3)\n")
+        kernel.log_text("12,1,1,-;Out of memory: Killed process 10 (python3)\n")
         assert watch.proof(10) == ""
 
 
-def test_in_another_pid_namespace_the_log_is_not_believed(kernel: Kernel) -> None:
-    """In a container, number 10 of the log is somebody else's 10."""
+def test_in_another_pid_namespace_the_log_is_ignored(kernel: Kernel) -> None:
+    """In a container, pid 10 of the log is another process."""
     kernel.namespace.unlink()
     kernel.namespace.symlink_to("pid:[4026532999]")
     kernel.membership.write_text("")
     with kernel.watch() as watch:
-        kernel.say(KILLED.format(n=1, pid=10))
+        kernel.log_text(KILLED.format(n=1, pid=10))
         assert watch.proof(10) == ""
 
 
 @pytest.mark.parametrize("membership", ["", "\n\n", "garbage", "0::/../..", "::::", "2:memory:", "\udcff"])
-def test_a_system_that_shows_nothing_proves_nothing(kernel: Kernel, membership: str) -> None:
-    """Missing files, odd contents: an empty sentence, no error."""
+def test_a_system_without_counters_and_log_has_no_proof(kernel: Kernel, membership: str) -> None:
+    """Missing or malformed files: an empty text, no error."""
     kernel.membership.write_bytes(membership.encode("utf-8", "surrogateescape"))
     kernel.log.unlink()
     with kernel.watch() as watch:
@@ -187,7 +187,7 @@ def test_a_system_that_shows_nothing_proves_nothing(kernel: Kernel, membership: 
 
 
 def test_the_real_system_can_be_watched() -> None:
-    """With its defaults it works on whatever machine this is, and leaves no descriptor open."""
+    """The defaults work on any machine, and no descriptor stays open."""
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     with OutOfMemoryWatch() as watch:
         assert watch.proof(os.getpid()) == ""
@@ -195,7 +195,7 @@ def test_the_real_system_can_be_watched() -> None:
     assert after == before
 
 
-_HOG = """
+_ALLOCATE = """
 import sys
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 print("in", flush=True)
@@ -234,25 +234,25 @@ def memory_group() -> Iterator[Path]:
 
 
 @pytest.mark.process
-def test_a_real_hog_that_the_kernel_kills_is_proven(memory_group: Path) -> None:
-    """A process that takes more memory than its group has is killed by the kernel, and the watch says so."""
-    hog = subprocess.Popen(
-        [sys.executable, "-c", _HOG, str(memory_group)],
+def test_a_real_out_of_memory_kill_is_proven(memory_group: Path) -> None:
+    """A process uses more memory than its control group allows."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ALLOCATE, str(memory_group)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # Should the group not hold it, its own limit does.
+        # In case the limit of the group does not work.
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)),
     )
-    with hog:
-        assert hog.stdout is not None
-        assert hog.stdin is not None
-        assert hog.stdout.readline() == b"in\n"
-        with OutOfMemoryWatch(cgroup_file=f"/proc/{hog.pid}/cgroup") as watch:
-            hog.stdin.write(b"\n")
-            hog.stdin.flush()
-            assert hog.wait(60) == -9
-            sentence = watch.proof(hog.pid)
+    with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"in\n"
+        with OutOfMemoryWatch(cgroup_file=f"/proc/{process.pid}/cgroup") as watch:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.wait(60) == -9
+            proof = watch.proof(process.pid)
     expected = f"killed by the kernel: out of memory (cgroup /{memory_group.name}, oom_kill 0 → 1"
-    assert sentence.startswith(expected)
-    if "kernel log" in sentence:
-        assert f"Killed process {hog.pid} (" in sentence
+    assert proof.startswith(expected)
+    if "kernel log" in proof:
+        assert f"Killed process {process.pid} (" in proof

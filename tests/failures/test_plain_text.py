@@ -1,4 +1,4 @@
-"""Text from strangers is made harmless and storable."""
+"""Text of workers is made harmless and storable."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tenax._failures.plain_text import decoded, harmless, shortened, storable, without_middle
 
-# hypothesis leaves surrogates out unless asked.
+# By default hypothesis generates no surrogates.
 any_text = st.text(st.characters(codec=None, exclude_categories=()))
 
 
 @given(any_text)
-def test_harmless_text_acts_on_no_terminal(text: str) -> None:
-    """Nothing but printable characters, tabs and newlines comes out, and it can be encoded."""
+def test_harmless_text_contains_no_control_characters(text: str) -> None:
+    """Only printable characters, tabs and newlines; it can be encoded."""
     safe = harmless(text)
     assert not any(ord(c) < 32 and c not in "\t\n" for c in safe)
     assert not any(0x7F <= ord(c) < 0xA0 for c in safe)
@@ -21,8 +21,8 @@ def test_harmless_text_acts_on_no_terminal(text: str) -> None:
     safe.encode("utf-8")
 
 
-def test_colours_vanish_and_other_escapes_show() -> None:
-    """A coloured line reads like a plain one; what would clear the screen is seen instead of done."""
+def test_colours_are_removed_and_other_escapes_are_shown() -> None:
+    """An escape sequence that clears the screen becomes visible text."""
     assert harmless("\x1b[1;31mError\x1b[0m:\tx\n") == "Error:\tx\n"
     assert harmless("\x1b[2J\x07a\rb\x9b\u202e") == "\\x1b[2J\\x07a\\x0db\\x9b\\u202e"
     assert harmless("a\r\nb") == "a\nb"
@@ -39,7 +39,7 @@ def test_storable_text_can_be_encoded_and_is_otherwise_the_same(text: str) -> No
 
 @given(st.binary())
 def test_any_bytes_become_text(data: bytes) -> None:
-    """Bytes that are no UTF-8 are shown, not refused; bytes that are come out as they are."""
+    """Invalid UTF-8 becomes escapes; valid UTF-8 stays unchanged."""
     text = decoded(data)
     text.encode("utf-8")
     try:
@@ -48,10 +48,10 @@ def test_any_bytes_become_text(data: bytes) -> None:
         assert "\\x" in text
 
 
-def test_long_text_says_what_it_leaves_out() -> None:
-    """A cut is always marked, and the end of a text matters more than its beginning."""
+def test_shortened_text_is_marked() -> None:
+    """More of the end is kept than of the beginning."""
     assert shortened("abcdefgh", 8) == "abcdefgh"
     assert shortened("abcdefghi", 8) == "abcde..."
     cut = without_middle("a" * 50 + "b" * 150, 100)
-    assert cut == "a" * 25 + "\n[... 100 characters left out ...]\n" + "b" * 75
+    assert cut == "a" * 25 + "\n[... 100 characters omitted ...]\n" + "b" * 75
     assert without_middle("short", 100) == "short"

@@ -1,4 +1,4 @@
-"""ProcessFailure and ChildFailedError: TorchElastic's classes without their traps."""
+"""ProcessFailure and ChildFailedError: TorchElastic's classes, robust against any content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenax._failures import error_file
 from tenax._failures.child_failed import ChildFailedError
 from tenax._failures.process_failure import ProcessFailure
 
-from .test_error_file import NOW, nearly_right
+from .test_error_file import NOW, almost_valid
 
 
 def written(path: Path, message: str = "ValueError: boom", at: float = NOW) -> str:
@@ -26,8 +26,8 @@ def written(path: Path, message: str = "ValueError: boom", at: float = NOW) -> s
     return str(path)
 
 
-def test_the_file_is_read_at_once(tmp_path: Path) -> None:
-    """The derived fields hold what the file says, in TorchElastic's types."""
+def test_the_error_file_is_read_by_the_constructor(tmp_path: Path) -> None:
+    """The derived fields have TorchElastic's types."""
     failure = ProcessFailure(local_rank=1, pid=99, exitcode=1, error_file=written(tmp_path / "e"))
     assert failure.error_file_data == json.loads((tmp_path / "e").read_text())
     assert failure.message == failure.error_file_data["message"]
@@ -37,7 +37,7 @@ def test_the_file_is_read_at_once(tmp_path: Path) -> None:
 
 
 def test_it_is_a_real_dataclass(tmp_path: Path) -> None:
-    """replace, asdict and fields work as users use them."""
+    """replace, asdict and fields work."""
     failure = ProcessFailure(1, 99, 1, written(tmp_path / "e"))
     other = dataclasses.replace(failure, exitcode=-9)
     assert (other.exitcode, other.message) == (-9, failure.message)
@@ -54,8 +54,8 @@ def test_it_is_a_real_dataclass(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(failure)) == failure
 
 
-def test_without_a_file_the_exit_code_speaks() -> None:
-    """A signal has the sentence that log readers know; an exit code has one that says how to learn more."""
+def test_without_a_file_the_message_describes_the_exit_code() -> None:
+    """A signal has TorchElastic's message; an exit code has one with the next step."""
     before = int(time.time())
     killed = ProcessFailure(0, 99, -signal.SIGKILL, "/no/such/file")
     assert killed.message == "Signal 9 (SIGKILL) received by PID 99"
@@ -63,20 +63,20 @@ def test_without_a_file_the_exit_code_speaks() -> None:
     assert before <= killed.timestamp <= time.time()
     assert killed.signal_name() == "SIGKILL"
     exited = ProcessFailure(0, 99, 3, "")
-    assert exited.message.startswith("exited with code 3; it wrote no error file (")
+    assert exited.message.startswith("exited with code 3; no error file was written (")
     assert exited.error_file_data["errorTraits"]["category"] == "system_terminated_error"
     assert exited.signal_name() == "<N/A>"
     assert ProcessFailure(0, 99, -99, "").signal_name() == "<N/A>"
 
 
-def test_one_failure_does_not_colour_the_next() -> None:
-    """W16: what an exit code adds to its own data never appears in another's."""
+def test_failures_do_not_share_their_data() -> None:
+    """TorchElastic's class adds the data of one exit code to all later failures."""
     ProcessFailure(0, 1, 3, "")
     assert ProcessFailure(0, 1, -9, "").error_file_data == {"message": "<NONE>"}
 
 
-def test_a_torn_file_is_no_reason_to_raise(tmp_path: Path) -> None:
-    """W12: what is left of the message is told, and the file stays named."""
+def test_a_truncated_file_does_not_raise(tmp_path: Path) -> None:
+    """The rest of the message is used, and the path is kept."""
     (tmp_path / "e").write_text('{"message": {"message": "ValueError: half')
     failure = ProcessFailure(0, 1, 1, str(tmp_path / "e"))
     assert failure.message["message"] == "ValueError: half"
@@ -91,9 +91,9 @@ def test_a_torn_file_is_no_reason_to_raise(tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
-@given(data=nearly_right)
+@given(data=almost_valid)
 def test_no_content_makes_the_classes_raise(tmp_path: Path, data: object) -> None:
-    """Whatever stands in the file: a failure, a date, and a formatted error come out."""
+    """Any file gives a failure, a date and a formatted error."""
     (tmp_path / "e").write_text(json.dumps(data))
     failure = ProcessFailure(0, 1, 1, str(tmp_path / "e"))
     assert failure.message
@@ -101,8 +101,8 @@ def test_no_content_makes_the_classes_raise(tmp_path: Path, data: object) -> Non
     assert "rank      : 0" in str(ChildFailedError("x", {0: failure}))
 
 
-def test_evidence_found_elsewhere_stands_in_for_the_file() -> None:
-    """A worker without any annotation still has its traceback and its true time in the classic class."""
+def test_evidence_replaces_a_missing_error_file() -> None:
+    """A worker without annotation still has its traceback and its precise time."""
     evidence = Evidence(error_type="ValueError", message="ValueError: x", traceback="Traceback ...\nValueError: x")
     failure = ProcessFailure.from_failure(
         Failure(1, 2, 6, 99, 1, seen_at=50.5, evidence=evidence), wall_to_agent_clock=-1_000_000_000.0
@@ -112,8 +112,8 @@ def test_evidence_found_elsewhere_stands_in_for_the_file() -> None:
     assert (failure.timestamp, failure.raised_at) == (1_000_000_050, 1_000_000_050.5)
 
 
-def test_a_failure_from_a_file_or_from_nothing_is_converted_too(tmp_path: Path) -> None:
-    """The error file goes before other evidence, and a bare signal has its sentence."""
+def test_failures_with_and_without_a_file_are_converted(tmp_path: Path) -> None:
+    """The error file has priority over other evidence, and a signal alone has its message."""
     evidence = Evidence(error_file=written(tmp_path / "e"), raised_at=7.0)
     from_file = ProcessFailure.from_failure(Failure(1, 0, 0, 99, 1, 8.0, evidence=evidence))
     assert from_file.message["message"] == "ValueError: boom"
@@ -125,7 +125,7 @@ def test_a_failure_from_a_file_or_from_nothing_is_converted_too(tmp_path: Path) 
 
 
 def test_a_worker_that_hung_is_converted_with_its_stacks() -> None:
-    """Where its threads were stands where a traceback would; what it was late with stays the message."""
+    """The stacks replace the traceback; the reason stays the message."""
     evidence = Evidence(stacks="Current thread 0x1 (most recent call first):\n  File 't.py', line 3 in step")
     late = Failure(1, 0, 0, 99, -9, 8.0, reason="did not leave the scope 'step' within 60 s", evidence=evidence)
     failure = ProcessFailure.from_failure(late)
@@ -137,13 +137,13 @@ def test_a_worker_that_hung_is_converted_with_its_stacks() -> None:
 
 
 def test_the_first_failure_is_found_within_a_second(tmp_path: Path) -> None:
-    """W15: fractions of a second decide, and of equals the first named stands."""
+    """Fractions of a second decide; ties go to the first entry."""
     failures = {
         0: ProcessFailure(0, 10, 1, written(tmp_path / "a", "Late: x", NOW + 0.5)),
         1: ProcessFailure(1, 11, 1, written(tmp_path / "b", "Early: x", NOW + 0.1)),
     }
     assert ChildFailedError("x", failures).get_first_failure() == (1, failures[1])
-    failures[0].timestamp = 5  # what a caller sets by hand counts
+    failures[0].timestamp = 5  # a value set by a caller is used
     assert ChildFailedError("x", failures).get_first_failure()[0] == 0
 
 
@@ -171,7 +171,7 @@ def test_the_text_has_torchelastics_layout(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_another_node_names_its_host() -> None:
-    """Every node raises the error; the host in it is where the worker ran. It is no field: TorchElastic's has none."""
+    """The host is where the worker ran. It is not a field: TorchElastic's class has none."""
     there = ProcessFailure.from_failure(Failure(1, 0, 4, 99, 3, 8.0, host="gpu-08"))
     error = pickle.loads(pickle.dumps(ChildFailedError("x", {4: there, 0: ProcessFailure(0, 10, 1, "")})))
     assert [line for line in str(error).split("\n") if line.startswith("  host")] == [
@@ -182,28 +182,28 @@ def test_a_failure_of_another_node_names_its_host() -> None:
     assert "host" not in {each.name for each in dataclasses.fields(there)}
 
 
-def test_the_text_does_not_act_on_a_terminal() -> None:
-    """Escape sequences that a worker put into its error are shown, not sent."""
+def test_the_text_contains_no_escape_sequences() -> None:
+    """Those of a worker's error are shown as text."""
     failure = ProcessFailure(0, 10, 1, "")
-    failure.message = "\x1b]0;title\x07 gotcha"
+    failure.message = "\x1b]0;title\x07 text"
     assert "\x1b" not in str(ChildFailedError("x", {0: failure}))
 
 
-def test_no_failures_make_no_error() -> None:
-    """An error about nothing is a mistake of the caller."""
+def test_an_error_without_failures_is_rejected() -> None:
+    """It is a mistake of the caller."""
     with pytest.raises(AssertionError, match="at least one failure"):
         ChildFailedError("x", {})
 
 
-def test_the_error_survives_a_process_boundary(tmp_path: Path) -> None:
-    """It can be pickled, with its failures."""
+def test_the_error_can_be_pickled(tmp_path: Path) -> None:
+    """With its failures, so that it can be sent to another process."""
     error = ChildFailedError("x", {3: ProcessFailure(0, 10, 1, written(tmp_path / "e"))})
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.name, copy.failures, str(copy)) == (error.name, error.failures, str(error))
 
 
-def test_the_second_is_the_one_that_the_file_names(tmp_path: Path) -> None:
-    """Also of torch's files, which know no fraction: the latest moment that is possible only decides who was first."""
+def test_the_timestamp_is_the_second_in_the_file(tmp_path: Path) -> None:
+    """torch's files have no fractions: the latest possible time is used for ordering only."""
     data = {"message": {"message": "E: x", "extraInfo": {"py_callstack": "", "timestamp": "1717171717"}}}
     (tmp_path / "e").write_text(json.dumps(data))
     failure = ProcessFailure(0, 1, 1, str(tmp_path / "e"))

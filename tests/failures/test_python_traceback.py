@@ -1,4 +1,4 @@
-"""The last words of real Python processes, found in what they really printed."""
+"""The error that ended a Python process, found in the stderr of real processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HEADER = "Traceback (most recent call last):\n"
 
 
 def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
-    """Run the script in a new interpreter: its exit code and stderr."""
+    """Run the script in a new interpreter; return its exit code and stderr."""
     path = folder / "script.py"
     path.write_text(script)
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    # Without this the interpreter may dump core, which takes a moment on some machines.
+    # Without this the interpreter may dump core, which is slow on some machines.
     preamble = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
     if "#bare" not in script:
         path.write_text(preamble + script)
@@ -33,11 +33,7 @@ def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
-def words(error_type: str, message: str, text: str) -> LastOutput:
-    return LastOutput(error_type, message, text)
-
-
-# name: (script, type, one-line message); all that the interpreter prints is the traceback.
+# name: (script, type, one-line message); the interpreter prints only the traceback.
 EXACT = {
     "plain": ("raise ValueError('boom')", "ValueError", "ValueError: boom"),
     "no message": ("raise ValueError", "ValueError", "ValueError"),
@@ -153,8 +149,8 @@ if sys.version_info >= (3, 11):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_python_prints_is_found_exactly(tmp_path: Path, name: str) -> None:
-    """The whole traceback and nothing else, with or without other output before it."""
+def test_the_traceback_is_found_exactly(tmp_path: Path, name: str) -> None:
+    """The complete traceback and nothing else, with or without other output before it."""
     script, error_type, message = EXACT[name]
     exit_code, stderr = run(tmp_path, script)
     assert exit_code == (-signal.SIGINT if name == "interrupt" else 1)
@@ -169,7 +165,7 @@ def test_what_python_prints_is_found_exactly(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_torchs_rank_prefix_is_removed(tmp_path: Path, name: str) -> None:
-    """A process group prefixes each line of an uncaught exception with the rank; the traceback comes out bare."""
+    """torch prefixes each line of an uncaught exception with the rank if there is a process group."""
     script, error_type, _ = EXACT[name]
     exit_code, stderr = run(tmp_path, script)
     prefixed = "\n".join(f"[rank12]: {line}" if line else "" for line in stderr.split("\n"))
@@ -178,16 +174,16 @@ def test_torchs_rank_prefix_is_removed(tmp_path: Path, name: str) -> None:
     assert (found.traceback, found.error_type) == (stderr.rstrip("\n"), error_type)
 
 
-def test_a_header_after_a_progress_bar_is_seen(tmp_path: Path) -> None:
-    """A progress bar leaves its line unfinished; the traceback begins in the middle of it."""
+def test_a_header_after_a_progress_bar_is_found(tmp_path: Path) -> None:
+    """A progress bar leaves its line unfinished; the traceback begins on the same line."""
     exit_code, stderr = run(tmp_path, "raise ValueError('boom')")
     found = find(" 30%|###   | 3/10 [00:01<00:03]" + stderr, exit_code)
     assert found is not None
     assert found.traceback == stderr.rstrip("\n")
 
 
-def test_an_exception_that_was_only_logged_is_not_the_cause(tmp_path: Path) -> None:
-    """Of a handled and a fatal one, the last; and none if much was printed since."""
+def test_a_logged_exception_is_not_the_cause(tmp_path: Path) -> None:
+    """The last one counts, and none if much was printed after it."""
     script = (
         "import traceback, sys\ntry:\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"
         "print('going on', file=sys.stderr)\nraise ValueError('fatal')"
@@ -201,8 +197,8 @@ def test_an_exception_that_was_only_logged_is_not_the_cause(tmp_path: Path) -> N
     assert find(handled + "epoch done\n" * 500, 3) is None
 
 
-def test_lesser_tracebacks_do_not_hide_the_cause(tmp_path: Path) -> None:
-    """Destructors, exit functions, threads and children print tracebacks too, also after the fatal one."""
+def test_secondary_tracebacks_do_not_hide_the_cause(tmp_path: Path) -> None:
+    """Destructors, exit functions, threads and children print tracebacks too, also after the main one."""
     script = (
         "import atexit, threading, sys, multiprocessing\n"
         "class Bad:\n    def __del__(self): raise KeyError('destructor')\n"
@@ -223,8 +219,8 @@ def test_lesser_tracebacks_do_not_hide_the_cause(tmp_path: Path) -> None:
     assert found.traceback.endswith("ValueError: fatal\nof two lines")
 
 
-def test_a_lesser_traceback_is_better_than_none(tmp_path: Path) -> None:
-    """A script that ends with an error because its thread failed has only the thread's traceback to show."""
+def test_a_secondary_traceback_is_used_if_it_is_the_only_one(tmp_path: Path) -> None:
+    """A script that exits with an error because its thread failed has only the thread's traceback."""
     script = (
         "import threading, sys\ndef f(): raise OSError('thread')\n"
         "t = threading.Thread(target=f); t.start(); t.join()\nsys.exit(3)"
@@ -236,8 +232,8 @@ def test_a_lesser_traceback_is_better_than_none(tmp_path: Path) -> None:
     assert found.message == "OSError: thread"
 
 
-def test_a_segmentation_fault_is_told_by_the_fault_handler(tmp_path: Path) -> None:
-    """The fault handler's whole account, and nothing that stood before it."""
+def test_the_dump_of_a_segmentation_fault_is_found(tmp_path: Path) -> None:
+    """The complete dump of the fault handler, without earlier output."""
     script = "import ctypes, sys\nprint('before', file=sys.stderr)\ndef f(): ctypes.string_at(0)\nf()"
     exit_code, stderr = run(tmp_path, script, "-X", "faulthandler")
     found = find(stderr, exit_code)
@@ -248,8 +244,8 @@ def test_a_segmentation_fault_is_told_by_the_fault_handler(tmp_path: Path) -> No
     assert "in f" in found.traceback
 
 
-def test_a_fatal_error_of_the_interpreter_is_told(tmp_path: Path) -> None:
-    """The interpreter's own abort looks the same and is found the same way."""
+def test_the_dump_of_an_abort_is_found(tmp_path: Path) -> None:
+    """It has the same format."""
     exit_code, stderr = run(tmp_path, "import os\nos.abort()", "-X", "faulthandler")
     found = find(stderr, exit_code)
     assert exit_code == -signal.SIGABRT
@@ -257,8 +253,8 @@ def test_a_fatal_error_of_the_interpreter_is_told(tmp_path: Path) -> None:
     assert found.message == "Fatal Python error: Aborted"
 
 
-def test_a_hang_dumped_by_the_fault_handler_is_told(tmp_path: Path) -> None:
-    """dump_traceback_later ends the process with code 1 and says where each thread stood."""
+def test_the_dump_of_a_timeout_is_found(tmp_path: Path) -> None:
+    """dump_traceback_later exits with code 1 and dumps the stack of each thread."""
     script = (
         "import faulthandler, threading\nfaulthandler.dump_traceback_later(0.01, exit=True)\nthreading.Event().wait(60)"
     )
@@ -271,7 +267,7 @@ def test_a_hang_dumped_by_the_fault_handler_is_told(tmp_path: Path) -> None:
 
 
 def test_a_childs_crash_does_not_hide_the_parents_exception(tmp_path: Path) -> None:
-    """A child segfaults, the parent raises because of it: the parent's exception is what ended the parent."""
+    """A child crashes, and the parent raises an exception because of that: it is the error of the parent."""
     _, crash = run(tmp_path, "import ctypes\nctypes.string_at(0)", "-X", "faulthandler")
     exit_code, stderr = run(tmp_path, "raise RuntimeError('my child died')")
     found = find(crash + stderr, exit_code)
@@ -279,19 +275,19 @@ def test_a_childs_crash_does_not_hide_the_parents_exception(tmp_path: Path) -> N
     assert found.message == "RuntimeError: my child died"
 
 
-def test_an_uncaught_cpp_exception_is_told() -> None:
-    """The C++ runtime says what was thrown before it aborts."""
+def test_an_uncaught_cpp_exception_is_found() -> None:
+    """The C++ runtime prints it before it aborts."""
     text = "some line\nterminate called after throwing an instance of 'c10::Error'\n  what():  NCCL timeout\nframe #0\n"
     found = find(text, -signal.SIGABRT)
-    assert found == words(
+    assert found == LastOutput(
         "c10::Error",
         "c10::Error: NCCL timeout",
         "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL timeout\nframe #0",
     )
 
 
-def test_a_crash_of_long_ago_is_not_the_cause(tmp_path: Path) -> None:
-    """Law 2 holds for crashes of children and for the syntax errors of files that were only tried, too."""
+def test_an_old_crash_is_not_the_cause(tmp_path: Path) -> None:
+    """Invariant 2 also holds for crashes of children and for syntax errors of other files."""
     _, crash = run(tmp_path, "import ctypes\nctypes.string_at(0)", "-X", "faulthandler")
     _, syntax = run(tmp_path, "#bare\ndef f(:\n")
     for stderr in (crash, syntax):
@@ -301,8 +297,8 @@ def test_a_crash_of_long_ago_is_not_the_cause(tmp_path: Path) -> None:
     assert find(crash, -signal.SIGKILL) is None
 
 
-def test_an_abort_by_cpp_says_what_was_thrown_before_the_fault_handler_speaks(tmp_path: Path) -> None:
-    """The exception is the message; the fault handler's account follows in the text."""
+def test_a_cpp_exception_has_priority_over_the_dump_of_the_abort(tmp_path: Path) -> None:
+    """The exception is the message; the dump follows in the text."""
     thrown = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
     exit_code, stderr = run(tmp_path, "import os\nos.abort()", "-X", "faulthandler")
     found = find(thrown + stderr, exit_code)
@@ -312,22 +308,22 @@ def test_an_abort_by_cpp_says_what_was_thrown_before_the_fault_handler_speaks(tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_who_was_killed_from_outside_raised_nothing(tmp_path: Path, number: int) -> None:
-    """Law 3: an exception that was logged before is not why somebody sent the signal."""
+def test_a_process_killed_from_outside_has_no_exception(tmp_path: Path, number: int) -> None:
+    """Invariant 3: an exception that was logged before is not the reason for the signal."""
     _, stderr = run(tmp_path, "raise ValueError('logged')")
     assert find(stderr, -number) is None
 
 
 def test_a_crash_after_an_exception_shows_the_exception(tmp_path: Path) -> None:
-    """Teardown after an exception often crashes; the exception was the cause."""
+    """The interpreter often crashes while it exits; the exception was the cause."""
     _, stderr = run(tmp_path, "raise ValueError('cause')")
     found = find(stderr + "free(): invalid pointer\n", -signal.SIGABRT)
     assert found is not None
     assert found.message == "ValueError: cause"
 
 
-def test_a_tail_that_begins_anywhere_still_tells_the_exception(tmp_path: Path) -> None:
-    """However much of the beginning is lost, the exception is found as long as a frame and its line are there."""
+def test_the_exception_is_found_in_any_end_of_the_text(tmp_path: Path) -> None:
+    """As long as one frame and the line of the exception are left."""
     script = (
         "def f(n):\n    if n: f(n - 1)\n    else: {}['key']\ntry:\n    f(3)\nexcept KeyError as e:\n"
         "    raise ValueError('the\\nend') from e"
@@ -340,12 +336,12 @@ def test_a_tail_that_begins_anywhere_still_tells_the_exception(tmp_path: Path) -
         assert (found.error_type, found.message) == ("ValueError", "ValueError: the")
         assert found.traceback.endswith("ValueError: the\nend")
         if begin > len(HEADER):
-            assert found.traceback.startswith("[the beginning is not in what was kept of stderr]\n") or (
+            assert found.traceback.startswith("[the beginning of stderr was not kept]\n") or (
                 found.traceback.startswith((HEADER, "KeyError"))
             )
 
 
-def test_text_without_last_words_has_none() -> None:
+def test_text_without_an_error_has_none() -> None:
     """Ordinary output is not taken for an error."""
     for text in ("", "\n\n", "all good\n", "ValueError: mentioned in passing\n", "  indented\nError: no\n"):
         for cut in (False, True):
@@ -384,7 +380,7 @@ pieces = st.sampled_from(
 
 @given(st.lists(pieces | st.text(max_size=8), max_size=30), st.integers(-20, 3), st.booleans())
 def test_no_text_makes_it_raise(lines: list[str], exit_code: int, cut: bool) -> None:
-    """Any order of the lines it looks for, and any other: an answer, whose parts come from the text."""
+    """Any order of the lines that it looks for, mixed with other text."""
     text = "\n".join(lines)
     found = find(text, exit_code, cut=cut)
     if found is not None:
@@ -394,7 +390,7 @@ def test_no_text_makes_it_raise(lines: list[str], exit_code: int, cut: bool) -> 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=60))
 def test_any_message_is_found_exactly(message: str) -> None:
-    """What the interpreter's own formatter makes of any message comes out whole, up to blank lines at the end."""
+    """The output of the interpreter's own formatter is found completely, except for blank lines at the end."""
     try:
         raise RuntimeError(message)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""record and ErrorHandler: what a dying process writes down, seen from outside in real processes."""
+"""record and ErrorHandler, partly in real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenax._failures.record import record
 
 
 class Recorder(ErrorHandler):
-    """A handler of a user's own, that writes where the test says."""
+    """A user's own handler, which writes to a given path."""
 
     def __init__(self, path: Path | str | None) -> None:
         self.path = path
@@ -48,7 +48,7 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 
 def test_a_recorded_function_behaves_like_the_function(tmp_path: Path) -> None:
-    """Arguments, result, name and documentation pass through; the handler is initialised at each call."""
+    """Arguments, result, name and docstring are kept; the handler is initialized at each call."""
     handler = Recorder(tmp_path / "e")
 
     def add(a: int, b: int = 2) -> int:
@@ -62,8 +62,8 @@ def test_a_recorded_function_behaves_like_the_function(tmp_path: Path) -> None:
     assert not (tmp_path / "e").exists()
 
 
-def test_an_exception_is_recorded_and_goes_on(tmp_path: Path) -> None:
-    """The error file has the exception and its traceback without our own frame; the caller gets the same object."""
+def test_an_exception_is_recorded_and_raised_again(tmp_path: Path) -> None:
+    """The error file has its traceback without the frame of record; the caller gets the same object."""
     error = ValueError("boom")
     with pytest.raises(ValueError, match="boom") as caught:
         record(raising(error), Recorder(tmp_path / "e"))()
@@ -78,14 +78,14 @@ def test_an_exception_is_recorded_and_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [0, None, False])
 def test_an_exit_with_success_is_a_return(tmp_path: Path, code: int | None) -> None:
-    """sys.exit(0) in a function that runs inside another process ends only the function."""
+    """So sys.exit(0) ends only the function."""
     assert record(raising(SystemExit(code)), Recorder(tmp_path / "e"))() is None
     assert not (tmp_path / "e").exists()
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), SystemExit("bad"), SystemExit(""), KeyboardInterrupt()])
-def test_other_exits_and_interrupts_pass_unrecorded(tmp_path: Path, error: BaseException) -> None:
-    """They are decisions, not errors; the exit code or signal tells of them."""
+def test_other_exits_and_interrupts_are_not_recorded(tmp_path: Path, error: BaseException) -> None:
+    """They are not errors; the exit code or the signal shows them."""
     with pytest.raises(type(error)) as caught:
         record(raising(error), Recorder(tmp_path / "e"))()
     assert caught.value is error
@@ -93,7 +93,7 @@ def test_other_exits_and_interrupts_pass_unrecorded(tmp_path: Path, error: BaseE
 
 
 def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
-    """No file is asked for: the exception passes and no file appears."""
+    """The exception is raised, and no file is created."""
     for path in (None, ""):
         with pytest.raises(ValueError, match="x"):
             record(raising(ValueError("x")), Recorder(path))()
@@ -102,7 +102,7 @@ def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_path_comes_from_the_environment(tmp_path: Path) -> None:
-    """A worker's script needs nothing but the decorator; its exit code stays Python's."""
+    """A script needs only the decorator; the exit code is Python's."""
     script = (
         "from tenax.multiprocessing.errors import record\n@record\ndef main():\n    raise OSError(5, 'disk')\nmain()\n"
     )
@@ -113,8 +113,8 @@ def test_the_path_comes_from_the_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_crash_of_the_interpreter_says_where(tmp_path: Path) -> None:
-    """The fault handler is on: a segmentation fault prints the Python stack and leaves no error file."""
+def test_a_crash_prints_the_python_stack(tmp_path: Path) -> None:
+    """The fault handler is enabled; there is no error file."""
     script = (
         "import ctypes\nfrom tenax.multiprocessing.errors import record\n"
         "@record\ndef main():\n    ctypes.string_at(0)\nmain()\n"
@@ -127,8 +127,8 @@ def test_a_crash_of_the_interpreter_says_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_fault_handler_of_the_users_own_stays(tmp_path: Path) -> None:
-    """Who sends crash reports to a file keeps getting them there."""
+def test_the_users_own_fault_handler_stays(tmp_path: Path) -> None:
+    """It keeps writing to its file."""
     script = (
         "import ctypes, faulthandler\nfrom tenax.multiprocessing.errors import record\n"
         "faulthandler.enable(open('crash.txt', 'w'))\n@record\ndef main():\n    ctypes.string_at(0)\nmain()\n"
@@ -144,7 +144,7 @@ def test_a_fault_handler_of_the_users_own_stays(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_fault_handler_works_without_sys_stderr(tmp_path: Path) -> None:
-    """A replaced or missing sys.stderr is no reason to lose a crash: descriptor 2 is still there."""
+    """If sys.stderr is replaced or missing, descriptor 2 is used."""
     for replacement in ("None", "__import__('io').StringIO()"):
         script = (
             "import ctypes, sys\nfrom tenax.multiprocessing.errors import record\n"
@@ -156,11 +156,11 @@ def test_the_fault_handler_works_without_sys_stderr(tmp_path: Path) -> None:
 
 
 def test_the_first_of_nested_records_wins(tmp_path: Path) -> None:
-    """An inner recorded function's error is the cause of the outer one's."""
+    """The error of the inner function is the cause of the outer one's."""
 
     @record
     def unused() -> None:
-        """Only shows that the bare decorator works."""
+        """Show that the decorator works without arguments."""
 
     unused()
     handlers = Recorder(tmp_path / "e"), Recorder(tmp_path / "e")
@@ -176,18 +176,18 @@ def test_the_first_of_nested_records_wins(tmp_path: Path) -> None:
     assert error_file.read(str(tmp_path / "e")).message == "ValueError: cause"
 
 
-class Awkward(Exception):
+class UnprintableError(Exception):
     """An exception that cannot be printed."""
 
     def __str__(self) -> str:
-        raise RuntimeError("no text for you")
+        raise RuntimeError("no text")
 
 
 def test_an_exception_that_cannot_be_printed_is_recorded_too(tmp_path: Path) -> None:
     """Its type is still known."""
-    with pytest.raises(Awkward):
-        record(raising(Awkward()), Recorder(tmp_path / "e"))()
-    assert error_file.read(str(tmp_path / "e")).message.startswith("Awkward: ")
+    with pytest.raises(UnprintableError):
+        record(raising(UnprintableError()), Recorder(tmp_path / "e"))()
+    assert error_file.read(str(tmp_path / "e")).message.startswith("UnprintableError: ")
 
 
 @pytest.mark.parametrize(
@@ -196,34 +196,34 @@ def test_an_exception_that_cannot_be_printed_is_recorded_too(tmp_path: Path) -> 
 def test_a_file_that_cannot_be_written_does_not_hide_the_exception(
     path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The user's exception arrives; one line on stderr says what could not be written."""
+    """The user's exception is raised, and one line on stderr reports the problem."""
     if path == "/dev/full":
-        path = str(tmp_path)  # a folder stands where the file should be
+        path = str(tmp_path)  # a folder instead of a file
     with pytest.raises(ValueError, match="the real one"):
         record(raising(ValueError("the real one")), Recorder(path))()
-    said = capfd.readouterr().err
-    assert said.startswith("tenax: the error could not be written to ")
-    assert said.count("\n") == 1
+    printed = capfd.readouterr().err
+    assert printed.startswith("tenax: could not write the error to ")
+    assert printed.count("\n") == 1
 
 
-class Broken(Recorder):
+class FailingHandler(Recorder):
     def record_exception(self, e: BaseException) -> None:
         raise KeyError("bug in the handler")
 
 
-def test_a_broken_handler_does_not_hide_the_exception(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The user's exception arrives; the handler's own goes to stderr in a line."""
+def test_a_failing_handler_does_not_hide_the_exception(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The user's exception is raised; the handler's own is printed in one line."""
     with pytest.raises(ValueError, match="the real one"):
-        record(raising(ValueError("the real one")), Broken(tmp_path / "e"))()
-    assert "tenax: the error handler failed while it recorded an error: KeyError" in capfd.readouterr().err
+        record(raising(ValueError("the real one")), FailingHandler(tmp_path / "e"))()
+    assert "tenax: the error handler failed while recording an error: KeyError" in capfd.readouterr().err
 
 
 def failure(path: Path | str, exitcode: int = -11) -> ProcessFailure:
     return ProcessFailure(0, 123, exitcode, str(path))
 
 
-def test_a_failed_child_passes_its_own_error_on(tmp_path: Path) -> None:
-    """A launcher's error file is the first failed worker's, with the exit code that only the parent knows."""
+def test_the_error_file_of_a_failed_child_is_copied(tmp_path: Path) -> None:
+    """With its exit code, which only the parent knows."""
     error_file.write(str(tmp_path / "child"), error_file.content("ValueError: in the child", "Traceback ...", 1e9))
     (tmp_path / "parent").write_text('{"message": "from before"}')
     error = ChildFailedError("train.py", {0: failure(tmp_path / "child")})
@@ -236,41 +236,41 @@ def test_a_failed_child_passes_its_own_error_on(tmp_path: Path) -> None:
     assert data["message"]["extraInfo"]["timestamp"] == "1000000000"
 
 
-def test_a_failed_child_without_an_error_file_leaves_none(tmp_path: Path) -> None:
-    """As in TorchElastic: there is nothing to pass on."""
+def test_without_an_error_file_of_the_child_there_is_none(tmp_path: Path) -> None:
+    """As in TorchElastic."""
     with pytest.raises(ChildFailedError):
         record(raising(ChildFailedError("x", {0: failure("<N/A>")})), Recorder(tmp_path / "parent"))()
     assert not (tmp_path / "parent").exists()
 
 
-def test_a_damaged_file_of_a_child_is_passed_on_as_far_as_it_goes(
+def test_the_readable_part_of_a_childs_damaged_file_is_copied(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What could be saved, the exit code, and the reason why it is not more."""
+    """With the exit code; the problem is printed."""
     (tmp_path / "child").write_text('{"message": {"message": "ValueError: tor')
     Recorder(tmp_path / "parent").dump_error_file(str(tmp_path / "child"), 7)
     data = json.loads((tmp_path / "parent").read_text())
     assert data["message"]["message"] == "ValueError: tor"
     assert data["message"]["errorCode"] == 7
-    assert "not whole" in capfd.readouterr().err
+    assert "truncated or not JSON" in capfd.readouterr().err
     Recorder(tmp_path / "other").dump_error_file(str(tmp_path / "nothing"), 7)
     assert json.loads((tmp_path / "other").read_text())["message"]["message"] == "no error file was written"
 
 
-def test_the_older_format_is_passed_on_without_an_exit_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A message that is plain text has no place for a code; the text is passed on as it is."""
+def test_the_older_format_is_copied_without_an_exit_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A message that is a string cannot contain a code; it is copied unchanged."""
     (tmp_path / "child").write_text('{"message": "text", "timestamp": 5}')
     Recorder(tmp_path / "parent").dump_error_file(str(tmp_path / "child"), 7)
     assert json.loads((tmp_path / "parent").read_text()) == {"message": "text", "timestamp": 5}
-    assert "exit code 7 is not noted" in capfd.readouterr().err
+    assert "exit code 7 was not recorded" in capfd.readouterr().err
     data: dict[str, object] = {}
     get_error_handler().override_error_code_in_rootcause_data("f", data, 7)
     assert data == {}
 
 
 @pytest.mark.process
-def test_a_worker_pays_little_for_the_decorator() -> None:
-    """Importing it loads neither torch nor what only the agent needs."""
+def test_the_decorator_is_cheap_to_import() -> None:
+    """It imports neither torch nor modules that only the agent needs."""
     script = (
         "import sys\nfrom tenax._failures.record import record\n@record\ndef main(): return 1\nmain()\n"
         "print(sorted({'torch', 'numpy', 'msgspec', 'typing', 'json', 'dataclasses', 'logging', 're', 'traceback'}"
@@ -282,8 +282,8 @@ def test_a_worker_pays_little_for_the_decorator() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_public_names_have_torchelastics_homes() -> None:
-    """Everything is importable from where TorchElastic's users expect it."""
+def test_the_public_names_are_those_of_torchelastic() -> None:
+    """In the same modules."""
     from tenax.multiprocessing import errors
     from tenax.multiprocessing.errors.error_handler import ErrorHandler as SameHandler
 
@@ -302,13 +302,13 @@ def test_the_public_names_have_torchelastics_homes() -> None:
 
 
 @pytest.mark.process
-def test_torch_reads_ours_and_we_read_torchs(tmp_path: Path) -> None:
-    """The format is the same in both directions, also for the exception types."""
+def test_tenax_and_torch_read_each_others_error_files(tmp_path: Path) -> None:
+    """And accept each other's exception types."""
     pytest.importorskip("importlib.util").find_spec("torch") or pytest.skip("torch is not installed")
     script = """
 import json, os, sys
-from torch.distributed.elastic.multiprocessing import errors as theirs
-from tenax.multiprocessing import errors as ours
+from torch.distributed.elastic.multiprocessing import errors as torch_errors
+from tenax.multiprocessing import errors as tenax_errors
 from tenax._failures import error_file
 folder = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
 def boom():
@@ -321,27 +321,27 @@ def recorded(module, name):
         return os.environ["TORCHELASTIC_ERROR_FILE"]
 def shape(value):
     return {k: shape(v) for k, v in value.items()} if isinstance(value, dict) else type(value).__name__
-written = recorded(theirs, "theirs"), recorded(ours, "ours")
+written = recorded(torch_errors, "torch_errors"), recorded(tenax_errors, "tenax_errors")
 a, b = (json.load(open(path)) for path in written)
 del b["message"]["extraInfo"]["timestamp_s"]
 assert shape(a) == shape(b), (a, b)
-read = theirs.ProcessFailure(0, 1, 1, written[1]), ours.ProcessFailure(0, 1, 1, written[1])
+read = torch_errors.ProcessFailure(0, 1, 1, written[1]), tenax_errors.ProcessFailure(0, 1, 1, written[1])
 assert read[0].message == read[1].message and read[0].timestamp == read[1].timestamp
 found = error_file.read(written[0])
 assert (found.error_type, found.message, found.problem) == ("ValueError", "ValueError: boom", "")
-for mine, other in ((ours, theirs), (theirs, ours)):
+for mine, other in ((tenax_errors, torch_errors), (torch_errors, tenax_errors)):
     failure = other.ProcessFailure(0, 1, 3, written[0])
     texts = [m.ChildFailedError("x", {0: failure}).format_msg() for m in (mine, other)]
     lines = [[line.split() for line in text.splitlines() if "host" not in line] for text in texts]
     assert lines[0] == lines[1], texts
-def nanny():
-    raise theirs.ChildFailedError("x", {0: theirs.ProcessFailure(0, 1, 3, written[0])})
-os.environ["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "nanny")
+def launcher():
+    raise torch_errors.ChildFailedError("x", {0: torch_errors.ProcessFailure(0, 1, 3, written[0])})
+os.environ["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "launcher")
 try:
-    ours.record(nanny)()
-except theirs.ChildFailedError:
+    tenax_errors.record(launcher)()
+except torch_errors.ChildFailedError:
     pass
-assert json.load(open(os.path.join(folder, "nanny")))["message"]["errorCode"] == 3
+assert json.load(open(os.path.join(folder, "launcher")))["message"]["errorCode"] == 3
 print("ok")
 """
     done = run(script, tmp_path)

@@ -1,4 +1,4 @@
-"""Where a report gets its times from: the first line of the run's journal, or the clocks of the host."""
+"""The wall clock of a report: from the first line of the journal, otherwise from the clocks of the host."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tenax._failures.wall_clock import wall_clock_of
 from tenax._node.journal import Journal
 
 
-def test_the_journal_knows_when_the_run_began(tmp_path: Path) -> None:
-    """Times are those that a replay and a timeline of the same journal say."""
+def test_the_journal_has_the_start_time(tmp_path: Path) -> None:
+    """So report, replay and timeline of a journal show the same times."""
     before = time.time()
     journal = Journal(str(tmp_path / "journal.jsonl"))
     journal.begin(AgentSettings("job", "default", 2, 3), "train.py", 1000.0)
@@ -25,8 +25,8 @@ def test_the_journal_knows_when_the_run_began(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [None, b"", b"hello\n", b'{"line":"header","at":"noon"}\n'])
-def test_without_a_journal_the_host_knows_what_time_it_is(tmp_path: Path, written: bytes | None) -> None:
-    """But not when the run began."""
+def test_without_a_journal_the_clock_of_the_host_is_used(tmp_path: Path, written: bytes | None) -> None:
+    """The start time is unknown then."""
     path = tmp_path / "journal.jsonl"
     if written is not None:
         path.write_bytes(written)

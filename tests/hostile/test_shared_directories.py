@@ -16,7 +16,7 @@ import pytest
 from kit.jobs import PATIENCE_S
 from tenax._failures.evidence import stacks_in
 from tenax._io.json_lines import JsonLinesFile
-from tenax._io.named_file import create_named, open_named, read_regular
+from tenax._io.safe_open import create_safely, open_safely, read_regular
 from tenax._logs.log_file import LogFile
 from tenax._node.journal import Journal
 
@@ -43,7 +43,7 @@ def test_a_link_of_another_user_is_not_followed(mode: int, tmp_path: Path) -> No
     folder.mkdir()
     link = link_of_another(folder, target, mode)
     with pytest.raises(OSError, match="link of another user") as raised:
-        create_named(str(link))
+        create_safely(str(link))
     assert raised.value.errno == errno.ELOOP
     with pytest.raises(OSError, match="link of another user"):
         JsonLinesFile(str(link))
@@ -56,7 +56,7 @@ def test_a_link_of_another_user_in_our_own_directory_is_followed(tmp_path: Path)
     folder = tmp_path / "own"
     folder.mkdir()
     link = link_of_another(folder, tmp_path / "target", 0o755)
-    with create_named(str(link)) as file:
+    with create_safely(str(link)) as file:
         file.write(b"report")
     assert (tmp_path / "target").read_bytes() == b"report"
 
@@ -66,7 +66,7 @@ def test_our_own_link_is_followed_in_any_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to(tmp_path / "target")
-    with create_named(str(tmp_path / "one")) as file:
+    with create_safely(str(tmp_path / "one")) as file:
         file.write(b"report")
     assert (tmp_path / "target").read_bytes() == b"report"
 
@@ -75,7 +75,7 @@ def test_links_without_end_are_an_error(tmp_path: Path) -> None:
     """A link to itself."""
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="too many symbolic links"):
-        create_named(str(tmp_path / "loop"))
+        create_safely(str(tmp_path / "loop"))
 
 
 @pytest.mark.process
@@ -86,7 +86,7 @@ def test_names_of_the_system_work(name: str) -> None:
         [
             sys.executable,
             "-c",
-            f"from tenax._io.named_file import create_named\nwith create_named({name!r}) as f: f.write(b'ok')",
+            f"from tenax._io.safe_open import create_safely\nwith create_safely({name!r}) as f: f.write(b'ok')",
         ],
         capture_output=True,
         timeout=PATIENCE_S,
@@ -101,7 +101,7 @@ def test_a_fifo_without_a_reader_is_an_error_and_not_a_wait(tmp_path: Path) -> N
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
-        open_named(fifo, os.O_WRONLY)
+        open_safely(fifo, os.O_WRONLY)
     with pytest.raises(OSError, match="not a regular file"):
         read_regular(fifo, 10)
     assert stacks_in(fifo) == ""

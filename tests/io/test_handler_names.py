@@ -1,4 +1,4 @@
-"""Handlers by name: lists, arguments, packages of others, and sentences for what cannot be had."""
+"""Handlers by name: lists, arguments, third-party packages, and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tenax._io.handler_names import UnknownHandler, check_names, make_handlers, 
 
 
 class Handler:
-    """Takes events, and notes that it was closed."""
+    """Accepts events and records that it was closed."""
 
     def __init__(self, name: str, raises: Exception | None = None) -> None:
         self.name = name
@@ -19,7 +19,7 @@ class Handler:
         self._raises = raises
 
     def record(self, event: object) -> None:
-        """Nothing comes here in these tests."""
+        """Not called in these tests."""
 
     def close(self) -> None:
         self.is_closed = True
@@ -33,7 +33,7 @@ OWN = {
 }
 
 
-def made(text: str, own: Mapping[str, Callable[[str], object]] = OWN, group: str = "nobody.offers") -> list[str]:
+def names_of(text: str, own: Mapping[str, Callable[[str], object]] = OWN, group: str = "tests.empty") -> list[str]:
     return [handler.name for handler in make_handlers(text, "event handler", own, group, "record")]
 
 
@@ -46,23 +46,23 @@ def made(text: str, own: Mapping[str, Callable[[str], object]] = OWN, group: str
         (" console , ,statsd:host:8125 ", [("console", ""), ("statsd", "host:8125")]),
     ],
 )
-def test_a_list_of_names(text: str, names: list[tuple[str, str]]) -> None:
+def test_names_and_arguments_are_parsed(text: str, names: list[tuple[str, str]]) -> None:
     assert parse_names(text) == names
 
 
-def test_each_name_makes_its_handler() -> None:
-    assert made("jsonl:x,console") == ["jsonl(x)", "console()"]
+def test_each_name_creates_its_handler() -> None:
+    assert names_of("jsonl:x,console") == ["jsonl(x)", "console()"]
 
 
-def test_a_name_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UnknownHandler) as refused:
-        made("splunk", group="tenax.event_handlers")
-    assert str(refused.value).startswith("there is no event handler 'splunk'; known are console, jsonl")
-    assert "entry point group 'tenax.event_handlers'" in str(refused.value)
+def test_an_unknown_name_is_rejected_with_the_known_ones() -> None:
+    with pytest.raises(UnknownHandler) as caught:
+        names_of("splunk", group="tenax.event_handlers")
+    assert str(caught.value).startswith("unknown event handler 'splunk'; known: console, jsonl")
+    assert "entry point in the group 'tenax.event_handlers'" in str(caught.value)
 
 
 def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """A package as pip would have laid it down."""
+    """Write a package as pip installs it."""
     info = folder / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -71,67 +71,67 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None
         "class Theirs:\n"
         "    def __init__(self, argument): self.name = f'theirs({argument})'\n"
         "    def record(self, event): pass\n"
-        "def tired(argument): raise OSError('no\\nserver')\n"
+        "def failing(argument): raise OSError('no\\nserver')\n"
     )
     monkeypatch.syspath_prepend(folder)
 
 
-def test_an_installed_package_offers_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_provides_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, "their_handlers:Theirs")
-    assert made("theirs:42", group="tests.handlers") == ["theirs(42)"]
+    assert names_of("theirs:42", group="tests.handlers") == ["theirs(42)"]
 
 
-def test_a_package_that_is_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_is_reported_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, "their_handlers:gone")
-    with pytest.raises(UnknownHandler, match=r"the event handler 'theirs' of 'their_handlers:gone' cannot be loaded"):
-        made("theirs", group="tests.handlers")
+    with pytest.raises(UnknownHandler, match=r"could not load the event handler 'theirs' from 'their_handlers:gone'"):
+        names_of("theirs", group="tests.handlers")
 
 
-def test_one_that_cannot_be_made_is_named_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(tmp_path, monkeypatch, "their_handlers:tired")
-    with pytest.raises(UnknownHandler) as refused:
-        made("theirs", group="tests.handlers")
-    assert str(refused.value) == "the event handler 'theirs' cannot be made (OSError: no server)"
+def test_a_failing_factory_is_reported_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, monkeypatch, "their_handlers:failing")
+    with pytest.raises(UnknownHandler) as caught:
+        names_of("theirs", group="tests.handlers")
+    assert str(caught.value) == "could not create the event handler 'theirs' (OSError: no server)"
 
 
 @pytest.mark.parametrize(
-    ("maker", "what"),
+    ("factory", "found"),
     [(lambda _: None, "None"), (lambda _: "text", "of type 'str'"), (lambda _: Handler, "the class Handler")],
-    ids=["nothing", "something else", "a class"],
+    ids=["none", "another type", "a class"],
 )
-def test_what_is_no_handler_is_refused(maker: Callable[[str], object], what: str) -> None:
-    """Before a job runs, and not at its first event."""
-    with pytest.raises(UnknownHandler) as refused:
-        made("mine", {"mine": maker})
-    assert str(refused.value) == (
-        f"the event handler 'mine' is {what}; its maker must return an object with a method 'record'"
+def test_a_factory_that_returns_no_handler_is_rejected(factory: Callable[[str], object], found: str) -> None:
+    """Before the job runs, not at its first event."""
+    with pytest.raises(UnknownHandler) as caught:
+        names_of("mine", {"mine": factory})
+    assert str(caught.value) == (
+        f"the event handler 'mine' is {found}; its factory must return an object with a method 'record'"
     )
 
 
-def test_those_that_were_made_are_closed_when_a_later_one_cannot_be() -> None:
+def test_created_handlers_are_closed_if_a_later_one_fails() -> None:
     first, second = Handler("first", OSError("gone")), Handler("second")
     own = {"first": lambda _: first, "second": lambda _: second}
-    with pytest.raises(UnknownHandler) as refused:
-        made("first,second,third", own)
+    with pytest.raises(UnknownHandler) as caught:
+        names_of("first,second,third", own)
     assert first.is_closed
     assert second.is_closed
-    assert str(refused.value).startswith("there is no event handler 'third'; known are first, second; ")
-    assert str(refused.value).endswith("; one that was made before could not be closed (OSError: gone)")
+    assert str(caught.value).startswith("unknown event handler 'third'; known: first, second; ")
+    assert str(caught.value).endswith("; a handler created before it could not be closed (OSError: gone)")
 
 
-def test_a_check_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It refuses a name that is nobody's and a package that cannot be loaded."""
-    _install(tmp_path, monkeypatch, "their_handlers:tired")
+def test_check_names_creates_no_handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rejects an unknown name."""
+    _install(tmp_path, monkeypatch, "their_handlers:failing")
 
     def check(text: str) -> None:
-        check_names(text, "event handler", {"own": lambda _: pytest.fail("was made")}, "tests.handlers")
+        check_names(text, "event handler", {"own": lambda _: pytest.fail("created")}, "tests.handlers")
 
     check("own:x, theirs:y,")
-    with pytest.raises(UnknownHandler, match="there is no event handler 'splunk'; known are own, theirs; "):
+    with pytest.raises(UnknownHandler, match="unknown event handler 'splunk'; known: own, theirs; "):
         check("own,splunk")
 
 
-def test_a_check_refuses_a_package_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_names_rejects_a_package_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, monkeypatch, "their_handlers:gone")
-    with pytest.raises(UnknownHandler, match=r"the event handler 'theirs' of 'their_handlers:gone' cannot be loaded"):
+    with pytest.raises(UnknownHandler, match=r"could not load the event handler 'theirs' from 'their_handlers:gone'"):
         check_names("theirs", "event handler", {}, "tests.handlers")

@@ -1,4 +1,4 @@
-"""The addresses that a node announces: those from which other hosts may see its workers."""
+"""The addresses that a node announces: those from which its workers may connect to other hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tenax._engines.tcp.server import with_seen_address
 from tenax._io.host_addresses import host_addresses
 
 
-def test_the_address_of_the_link_comes_first_and_without_its_interface() -> None:
-    """It is the most likely one, and may be link-local if the endpoint is; each address appears once."""
+def test_the_address_of_the_link_comes_first_without_its_interface() -> None:
+    """It may be link-local if the endpoint is. Each address appears once."""
     found = host_addresses("fe80::7%eth0", 16)
     assert found[0] == "fe80::7"
     assert host_addresses("fe80::7", 1) == ("fe80::7",)
@@ -23,20 +23,20 @@ def test_the_address_of_the_link_comes_first_and_without_its_interface() -> None
 
 @on_linux
 def test_loopback_and_link_local_addresses_are_not_announced() -> None:
-    """Other hosts do not see them, or see another host's."""
+    """Other hosts cannot reach them, or would reach another host."""
     for first in ("", "127.0.0.1", "::1"):
         found = host_addresses(first, 16)
         assert not [each for each in found if each.startswith(("127.", "fe80:", "169.254.")) or each == "::1"]
 
 
 @on_linux
-def test_the_address_from_which_this_host_reaches_others_is_among_them() -> None:
-    """Asked of the kernel, without a packet being sent."""
+def test_the_default_source_address_is_announced() -> None:
+    """The kernel returns it without sending a packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
         except OSError:
-            pytest.skip("this host has no way to others")
+            pytest.skip("this host has no route to other hosts")
         assert probe.getsockname()[0] in host_addresses("", 16)
 
 
@@ -49,14 +49,14 @@ def test_the_address_from_which_this_host_reaches_others_is_among_them() -> None
         ("", ("10.1.2.3",)),
     ],
 )
-def test_the_coordinator_adds_the_address_that_it_sees(seen: str, expected: tuple[str, ...]) -> None:
-    """Behind a translation of addresses the node does not know it. A loopback one is of no use to other hosts."""
+def test_the_coordinator_adds_the_peer_address_of_the_link(seen: str, expected: tuple[str, ...]) -> None:
+    """Behind NAT the node does not know it. A loopback address is not added."""
     ready = NodeReady(0, "here", 1, True, ("10.1.2.3",))
     assert with_seen_address(ready, seen) == msgspec.structs.replace(ready, addresses=expected)
 
 
-def test_what_the_coordinator_adds_stays_within_the_bounds_of_the_wire() -> None:
-    """It is written to journals, which are read back with the same bounds."""
+def test_added_addresses_stay_within_the_limits_of_the_wire() -> None:
+    """They are written to journals, which are read back with the same limits."""
     many = NodeReady(0, addresses=tuple(f"10.0.0.{number}" for number in range(MAX_HOST_ADDRESSES)))
     for ready in (many, msgspec.structs.replace(many, addresses=(*many.addresses, "10.9.9.9"))):
         added = with_seen_address(ready, "192.0.2.9")

@@ -1,4 +1,4 @@
-"""The endpoint: what people write, what it means, and whether it is this host's."""
+"""The endpoint: parsing, name lookup, and listeners."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("text", "host", "port"), GOOD, ids=[case[0] for case in GOOD])
-def test_what_people_write(text: str, host: str, port: int) -> None:
+def test_endpoints_are_parsed(text: str, host: str, port: int) -> None:
     endpoint = Endpoint.parse(text)
     assert (endpoint.host, endpoint.port) == (host, port)
     again = Endpoint.parse(str(endpoint))
-    assert (again.host, again.port) == (host, port), "what we say can be read again"
+    assert (again.host, again.port) == (host, port), "str() can be parsed again"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_people_write(text: str, host: str, port: int) -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_be_meant_is_a_sentence(text: str) -> None:
+def test_an_invalid_endpoint_raises_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"^the rendezvous endpoint is .*; expected HOST or HOST:PORT"):
         Endpoint.parse(text)
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_meant_is_a_sentence(text: str) -> None:
         ("127.0.0.1.example", False, False),
     ],
 )
-def test_addresses_names_and_loopback(host: str, is_address: bool, is_loopback: bool) -> None:
+def test_addresses_and_loopback_are_recognized(host: str, is_address: bool, is_loopback: bool) -> None:
     endpoint = Endpoint(host, 80)
     assert (endpoint.is_address, endpoint.is_loopback) == (is_address, is_loopback)
 
@@ -90,14 +90,14 @@ class Answer:
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:80", "[::1]:80", "10.1.2.3"])
-def test_an_address_is_known_at_once_and_nobody_is_asked(text: str) -> None:
+def test_an_address_needs_no_lookup(text: str) -> None:
     with leaving_nothing():
         answer = Answer(text)
         assert not answer.is_later
         assert [address[0] for _, address in answer.found] == [Endpoint.parse(text).host]
 
 
-def test_a_name_is_looked_up_aside() -> None:
+def test_a_name_is_looked_up_in_the_background() -> None:
     answer = Answer("localhost:80")
     assert answer.is_later
     assert not answer.found
@@ -107,13 +107,13 @@ def test_a_name_is_looked_up_aside() -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 70 + ".invalid", "a..b", "\udc80"])
-def test_a_name_that_cannot_be_looked_up_is_a_reason(name: str) -> None:
+def test_a_failed_lookup_is_reported_with_a_reason(name: str) -> None:
     answer = Answer(f"{name}:80").wait()
     assert answer.failed
     assert not answer.found
 
 
-def test_an_answer_that_nobody_wants_any_more_is_dropped() -> None:
+def test_the_answer_of_a_closed_lookup_is_dropped() -> None:
     import threading
 
     before = set(threading.enumerate())
@@ -126,14 +126,14 @@ def test_an_answer_that_nobody_wants_any_more_is_dropped() -> None:
     assert not answer.found
 
 
-# --- listening --------------------------------------------------------------------------------------------------------
+# --- listeners --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def listening() -> Iterator[list[socket.socket]]:
-    kept: list[socket.socket] = []
-    yield kept
-    for sock in kept:
+def listeners() -> Iterator[list[socket.socket]]:
+    opened: list[socket.socket] = []
+    yield opened
+    for sock in opened:
         sock.close()
 
 
@@ -141,75 +141,75 @@ def addresses(*hosts: str, port: int = 0) -> list[Address]:
     return [(socket.AF_INET6, (host, port, 0, 0)) if ":" in host else (socket.AF_INET, (host, port)) for host in hosts]
 
 
-def names(listeners: list[socket.socket]) -> list[str]:
-    return [sock.getsockname()[0] for sock in listeners]
+def names(sockets: list[socket.socket]) -> list[str]:
+    return [sock.getsockname()[0] for sock in sockets]
 
 
-def test_own_addresses_are_listened_at(listening: list[socket.socket]) -> None:
-    listening += open_listeners(Endpoint("127.0.0.1", 80), addresses("127.0.0.1"))
-    assert names(listening) == ["127.0.0.1"]
-    with socket.create_connection(listening[0].getsockname()):
-        assert wait_readable(listening[0])
+def test_it_listens_at_the_addresses_of_this_host(listeners: list[socket.socket]) -> None:
+    listeners += open_listeners(Endpoint("127.0.0.1", 80), addresses("127.0.0.1"))
+    assert names(listeners) == ["127.0.0.1"]
+    with socket.create_connection(listeners[0].getsockname()):
+        assert wait_readable(listeners[0])
 
 
-def test_addresses_of_others_are_not() -> None:
+def test_it_does_not_listen_at_addresses_of_other_hosts() -> None:
     with leaving_nothing():
         assert open_listeners(Endpoint("192.0.2.1", 80), addresses("192.0.2.1")) == []
         assert open_listeners(Endpoint("2001:db8::1", 80), addresses("2001:db8::1")) == []
 
 
-def test_of_several_addresses_those_of_this_host_count(listening: list[socket.socket]) -> None:
-    listening += open_listeners(Endpoint("node", 80), addresses("192.0.2.1", "127.0.0.1"))
-    assert names(listening) == ["127.0.0.1"]
+def test_it_listens_only_at_those_addresses_that_belong_to_this_host(listeners: list[socket.socket]) -> None:
+    listeners += open_listeners(Endpoint("node", 80), addresses("192.0.2.1", "127.0.0.1"))
+    assert names(listeners) == ["127.0.0.1"]
 
 
-def test_where_somebody_serves_already_nothing_is_taken() -> None:
-    """Also not at the other addresses of the name: all of it is theirs."""
+def test_it_listens_nowhere_if_one_address_is_in_use() -> None:
+    """Not even at the other addresses of the name: another process serves this endpoint."""
     host, _, port = own_endpoint().rpartition(":")
-    with leaving_nothing(), socket.socket() as taken:
-        taken.bind((host, int(port)))
-        taken.listen()
+    with leaving_nothing(), socket.socket() as other:
+        other.bind((host, int(port)))
+        other.listen()
         both = [*addresses("127.0.0.1"), *addresses(host, port=int(port))]
         assert open_listeners(Endpoint("node", int(port)), both) == []
 
 
-def test_a_port_is_free_for_the_next_at_once() -> None:
-    """Although old connections to it are still being forgotten by the system."""
+def test_a_port_can_be_reused_at_once() -> None:
+    """Even while old connections are in TIME_WAIT."""
     host, _, port = own_endpoint().rpartition(":")
     for _ in range(3):
-        (door,) = open_listeners(Endpoint(host, int(port)), addresses(host, port=int(port)))
-        visitor = socket.create_connection((host, int(port)))
-        door.accept()[0].close()
-        door.close()
-        visitor.close()
+        (listener,) = open_listeners(Endpoint(host, int(port)), addresses(host, port=int(port)))
+        client = socket.create_connection((host, int(port)))
+        listener.accept()[0].close()
+        listener.close()
+        client.close()
 
 
-def test_a_name_that_means_loopback_here_means_this_host_for_others(listening: list[socket.socket]) -> None:
-    """Debian writes a host's own name so into /etc/hosts."""
-    listening += open_listeners(Endpoint("node0", 0), addresses("127.0.1.1"))
-    assert set(names(listening)) <= {"0.0.0.0", "::"}
-    assert "0.0.0.0" in names(listening)
+def test_a_name_that_resolves_to_loopback_means_all_interfaces(listeners: list[socket.socket]) -> None:
+    """Debian maps the host's own name to 127.0.1.1 in /etc/hosts."""
+    listeners += open_listeners(Endpoint("node0", 0), addresses("127.0.1.1"))
+    assert set(names(listeners)) <= {"0.0.0.0", "::"}
+    assert "0.0.0.0" in names(listeners)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_but_loopback_that_was_asked_for_stays_on_this_host(listening: list[socket.socket], host: str) -> None:
-    listening += open_listeners(Endpoint(host, 0), addresses("127.0.0.1"))
-    assert names(listening) == ["127.0.0.1"]
+def test_an_explicit_loopback_endpoint_stays_on_loopback(listeners: list[socket.socket], host: str) -> None:
+    listeners += open_listeners(Endpoint(host, 0), addresses("127.0.0.1"))
+    assert names(listeners) == ["127.0.0.1"]
 
 
-def test_ipv6_and_ipv4_of_one_name_are_listened_at_side_by_side(listening: list[socket.socket]) -> None:
+def test_it_listens_at_ipv6_and_ipv4_of_one_name(listeners: list[socket.socket]) -> None:
     if not Path("/proc/net/if_inet6").exists() or "00000001" not in Path("/proc/net/if_inet6").read_text():
-        pytest.skip("there is no IPv6 loopback here")
-    listening += open_listeners(Endpoint("localhost", 0), addresses("127.0.0.1", "::1"))
-    assert sorted(names(listening)) == ["127.0.0.1", "::1"]
+        pytest.skip("this host has no IPv6 loopback")
+    listeners += open_listeners(Endpoint("localhost", 0), addresses("127.0.0.1", "::1"))
+    assert sorted(names(listeners)) == ["127.0.0.1", "::1"]
 
 
 @needs_root
-def test_a_port_that_may_not_be_taken_is_an_error_and_nothing_is_left() -> None:
-    """Raised, so that the node can say so: it is the right host, and cannot serve."""
+def test_a_forbidden_port_raises_and_leaves_nothing_open() -> None:
+    """The node reports it: this is the right host, but it cannot serve."""
     low = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     if low <= 1:
-        pytest.skip("any user may take any port here")
+        pytest.skip("this host has no privileged ports")
     os.seteuid(65534)
     try:
         with leaving_nothing(), pytest.raises(PermissionError):

@@ -12,12 +12,12 @@ pytestmark = [needs_openssl, pytest.mark.process]
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An authority and a node, and another authority."""
+    """A CA with a node's certificate, and an unrelated CA."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def exchange(client: TlsStream, server: TlsStream) -> tuple[bytes, bytes]:
-    """Carry bytes between the two until neither has any; return what each has decrypted."""
+    """Transfer bytes between the two until neither sends any. Return what each has decrypted."""
     to_client, to_server = b"", b""
     while True:
         from_client, from_server = client.to_send(), server.to_send()
@@ -30,7 +30,7 @@ def exchange(client: TlsStream, server: TlsStream) -> tuple[bytes, bytes]:
 
 
 def pair(server: TlsFiles, client: TlsFiles) -> tuple[TlsStream, TlsStream]:
-    """A client and a server."""
+    """Return a client and a server."""
     return TlsStream(client.for_client(), server_hostname="localhost"), TlsStream(server.for_server(), is_server=True)
 
 
@@ -46,8 +46,7 @@ def test_data_sent_before_the_handshake_is_complete_arrives(certificates: Certif
     assert server.receive(client.send(b"three")) == b"three"
 
 
-def test_any_cut_of_the_encrypted_bytes_gives_the_same_data(certificates: Certificates) -> None:
-    """One byte at a time included."""
+def test_the_data_does_not_depend_on_how_the_bytes_are_cut(certificates: Certificates) -> None:
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
     client, server = pair(files, files)
     exchange(client, server)
@@ -58,8 +57,8 @@ def test_any_cut_of_the_encrypted_bytes_gives_the_same_data(certificates: Certif
     assert server.failure is None
 
 
-def test_a_peer_without_tls_is_recognised(certificates: Certificates) -> None:
-    """On both sides, and the peer is sent an alert."""
+def test_a_peer_without_tls_is_recognized_and_gets_an_alert(certificates: Certificates) -> None:
+    """On both sides."""
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
     client, server = pair(files, files)
     client.to_send()
@@ -72,8 +71,8 @@ def test_a_peer_without_tls_is_recognised(certificates: Certificates) -> None:
         assert each.to_send()[:2] == REFUSAL[:2]
 
 
-def test_the_side_that_is_rejected_knows_it(certificates: Certificates) -> None:
-    """A client that does not trust the server fails by itself; the server learns it from the alert."""
+def test_a_rejection_is_reported_on_both_sides(certificates: Certificates) -> None:
+    """A client that does not trust the server fails by itself; the server receives an alert."""
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
     client, server = pair(TlsFiles(certificates.cert, certificates.key), TlsFiles(ca=certificates.strange_ca))
     exchange(client, server)
@@ -82,15 +81,15 @@ def test_the_side_that_is_rejected_knows_it(certificates: Certificates) -> None:
     assert server.failure is not None
     assert server.failure.is_rejection
     assert server.failure.reason == "unknown ca"
-    client, server = pair(files, TlsFiles(ca=certificates.ca))  # the server asks for a certificate
+    client, server = pair(files, TlsFiles(ca=certificates.ca))  # the server requires a certificate
     exchange(client, server)
     assert client.failure is not None
     assert client.failure.is_rejection
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\xff\xff" + bytes(70_000), b"\x16\x03\x01\x00\x04\x01\x00\x00\x00"])
-def test_a_malformed_handshake_fails_once_and_cleanly(certificates: Certificates, garbage: bytes) -> None:
-    """As a failure with a reason, never as an exception."""
+def test_a_malformed_handshake_fails_with_a_reason(certificates: Certificates, garbage: bytes) -> None:
+    """It never raises."""
     server = TlsStream(TlsFiles(certificates.cert, certificates.key).for_server(), is_server=True)
     assert server.receive(garbage) == b""
     assert server.failure is not None

@@ -25,7 +25,7 @@ import pytest
 
 import tenax
 from tenax._core.events import AnyEvent, WorkerExited, WorkerStartFailed
-from tenax._io.ports import Launch, Processes
+from tenax._io.interfaces import Launch, Processes
 
 T = TypeVar("T")
 E = TypeVar("E")

@@ -32,8 +32,8 @@ from tenax._engines.tcp import wire
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.link import Link
 from tenax._engines.tcp.server import CoordinatorServer
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 
 T = TypeVar("T")
 
@@ -518,7 +518,7 @@ class EngineNode:
         self._node = ControlledNode(
             settings=agent,
             policy=None,
-            words=self._words,
+            messages_on_connecting=self._words,
             hold=self._on_hold,
             keep=lambda name, _: self._note(self.kept, name),
             release=lambda name: self._note(self.released, name),
@@ -555,7 +555,7 @@ class EngineNode:
                 self.generation, self.is_running, self.part = part.generation, True, part
             case GenerationEnded(generation) | Fenced(generation) if generation == self.generation:
                 self.is_running = False
-                self.engine.tell(NodeReady(self.generation))
+                self.engine.send(NodeReady(self.generation))
         self._note(self.events, event)
 
     def turns(self) -> list[type[Any]]:
@@ -583,7 +583,7 @@ class EngineNode:
             return fact()
 
     def tell(self, message: FromNode) -> None:
-        self.thread.call(lambda: self.engine.tell(message))
+        self.thread.call(lambda: self.engine.send(message))
 
     def close(self) -> None:
         if self._is_open:

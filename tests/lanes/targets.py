@@ -46,7 +46,7 @@ from tenax._view.history import histories_of
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import timeline_page
 from tenax._view.status import RunStatus, status_of
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from tenax.store import _wire as store_wire
 from tenax.store._key_values import KeyValues
 from tenax.store._limits import Limits
@@ -179,7 +179,7 @@ def show(runs: list[Any], nodes: list[Any]) -> None:
         timeline_page(history)
         trace_in_text(history)
     summary = summary_of(histories)
-    summary_in_words(summary)
+    format_summary(summary)
     report_page(summary, histories)
 
 

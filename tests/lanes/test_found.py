@@ -38,8 +38,8 @@ from tenax._engines.tcp import wire
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.operations import Put, TransactionAnswer
+from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
-from tenax._io.ports import ControlledNode
 
 
 class SlowEtcd:
@@ -169,7 +169,7 @@ class Follower:
         node = ControlledNode(
             settings=AgentSettings("run", "default", 1, max_restarts=0),
             policy=None,
-            words=lambda info: [NodeJoined(info), NodeReady(0)],
+            messages_on_connecting=lambda info: [NodeJoined(info), NodeReady(0)],
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
@@ -185,7 +185,7 @@ class Follower:
         """As an agent does: ready for the next generation as soon as its workers have ended."""
         self.events.put(event)
         if isinstance(event, Fenced):
-            self._engine.tell(NodeReady(event.generation))
+            self._engine.send(NodeReady(event.generation))
 
     def close(self) -> None:
         self._is_over = True

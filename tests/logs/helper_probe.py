@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tenax._io.channel import Channel
+from tenax._io.helper_channel import Channel
 
 
 def main(descriptor: int) -> None:

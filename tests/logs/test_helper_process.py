@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Path:
     source = Path(__file__).parents[2] / "src" / "tenax"
     package = tmp_path / "packages" / "tenax"
     (package / "_io").mkdir(parents=True)
-    for name in ("__init__.py", "_io/__init__.py", "_io/channel.py", "_io/helper_process.py"):
+    for name in ("__init__.py", "_io/__init__.py", "_io/helper_channel.py", "_io/helper_process.py"):
         (package / name).write_text((source / name).read_text())
     (package / "helper_probe.py").write_text((Path(__file__).parent / "helper_probe.py").read_text())
     (tmp_path / "socket.py").write_text("raise ImportError('the current directory stands in for the library')")

@@ -119,7 +119,7 @@ def test_initialize_metrics_again_closes_what_it_made(tmp_path: Path) -> None:
 def test_initialize_metrics_that_fails_leaves_no_closed_handler_in_use(tmp_path: Path) -> None:
     """After a text that cannot be used, values are thrown away again."""
     metrics.initialize_metrics(MetricsConfig({"handlers": f"jsonl:{tmp_path / 'm.jsonl'}"}))
-    with pytest.raises(ValueError, match="there is no metric handler 'jasonl'"):
+    with pytest.raises(ValueError, match="unknown metric handler 'jasonl'"):
         metrics.initialize_metrics(MetricsConfig({"handlers": "jasonl"}))
     metrics.put_metric("n", 1, "mine")
     assert metrics.handler_in_use("mine") is None

@@ -122,7 +122,7 @@ def test_open_telemetry_without_any_destination_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("prometheuss", "there is no metric handler 'prometheuss'; known are console, dogstatsd, jsonl, null, otel"),
+        ("prometheuss", "unknown metric handler 'prometheuss'; known: console, dogstatsd, jsonl, null, otel"),
         ("prometheus:http", "'prometheus:http' cannot be made: "),
         ("prometheus:0.0.0.0:99999", "'99999' is no port; expected a number up to 65535"),
         ("statsd:localhost:many", "'many' is no port; expected a number"),
@@ -141,7 +141,7 @@ def test_what_cannot_be_made_is_said(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("console,prometheuss", "there is no metric handler 'prometheuss'; known are console, "),
+        ("console,prometheuss", "unknown metric handler 'prometheuss'; known: console, "),
         ("prometheus:0.0.0.0:99999", "'prometheus:0.0.0.0:99999' cannot be made: '99999' is no port"),
         ("dogstatsd:localhost:many", "'many' is no port; expected a number"),
         ("otel:localhost:4318", "'localhost:4318' is not an endpoint"),
@@ -198,9 +198,9 @@ def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
     first, second, third = done.stdout.splitlines()
     assert first == "x:y"
-    assert "the metric handler 'broken' of 'offer:absent' cannot be loaded" in second
+    assert "could not load the metric handler 'broken' from 'offer:absent'" in second
     assert third == (
-        "the metric handler 'no_method' is of type 'NoMethod'; its maker must return an object with a method 'emit'"
+        "the metric handler 'no_method' is of type 'NoMethod'; its factory must return an object with a method 'emit'"
     )
 
 

@@ -14,7 +14,7 @@ from tenax._core.messages import FailureSeen, NodeProgress, WorkerProgress
 from tenax._core.model import Evidence, Failure
 from tenax._observe.metrics_page import CONTENT_TYPE, render
 from tenax._view.status import FailureStatus, NodeStatus, RunStatus, status_of
-from view.told_run import ToldRun
+from view.recorded_run import RecordedRun
 
 parser = pytest.importorskip("prometheus_client.parser")
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def test_a_run_that_has_only_begun() -> None:
 
 def test_what_a_coordinator_makes_of_it(tmp_path: Path) -> None:
     """From a machine that heard of nodes, steps and a failure."""
-    run = ToldRun(tmp_path, count=2)
+    run = RecordedRun(tmp_path, count=2)
     run.all_join()
     run.all_run(2.0)
     for node, step in ((0, 12), (1, 10)):

@@ -193,7 +193,7 @@ def test_a_run_that_failed_in_the_end() -> None:
 
 def test_a_node_that_comes_or_goes_is_no_recovery() -> None:
     """A generation that ends for that reason has a name of its own for the time without workers."""
-    ended = events.GenerationEnded(1, "c joins", is_uncharged=True)
+    ended = events.GenerationEnded(1, "c joined", is_uncharged=True)
     history = [*RUN, *up(1, 2.0), (12.0, ended), *((at, event) for at, event in failed(1, 12.0) if at > 12.0)]
     history.insert(-1, (12.25, events.WorkerExited(1, 1, -SIGTERM)))
     said = watch([*history, *up(2, 13.0)])

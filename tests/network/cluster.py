@@ -1,8 +1,7 @@
-"""A cluster: one run of agents on the hosts of a lab, and what its workers tell of it.
+"""A cluster: the agents of one run on the hosts of a lab, and the history that its workers record.
 
-Everything is started as people start it, with ``python -m tenax run``. A test waits for a generation to be at work,
-does something to the hosts or the agents, and waits for the next one. At the end ``check`` holds the whole history
-against what must always be true.
+Agents are started with ``python -m tenax run``. A test waits until a generation is working, causes a fault, and waits
+for the next generation. At the end ``check`` checks the whole history against the invariants.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 from kit.jobs import Done
 
-from .changes import PATIENCE_S
+from .file_watch import PATIENCE_S
 from .history import Generation, History
 from .lab import Host, Lab
 from .running import Running
@@ -23,20 +22,20 @@ T = TypeVar("T")
 
 
 def in_one_line(text: str) -> str:
-    """What was said, whatever the width of the page."""
+    """Return the text without line breaks, whatever the width of the terminal."""
     return " ".join(text.split())
 
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PORT = 29400
 BEAT_S = "0.05"
-# Half of the default lease: a node that is cut off is missed sooner, and a busy machine may still pause for 2 s.
+# Half of the default lease: a lost node is detected sooner, and a busy machine may still pause for 2 s.
 LEASE_S = 2.5
 LEASE = {"keep_alive_interval": LEASE_S / 5, "keep_alive_max_attempt": 5}
 
 
 class Cluster:
-    """``nnodes`` as on the command line. node0 serves the endpoint unless ``endpoint`` says otherwise."""
+    """``nnodes`` as on the command line. node0 serves the endpoint unless ``endpoint`` is given."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Cluster:
         conf: Mapping[str, object] | None = None,
         options: Sequence[str] = (),
         script: str = "plain_worker.py",
-        words: Sequence[str] = ("--beat-s", BEAT_S, "--reach-master"),
+        arguments: Sequence[str] = ("--beat-s", BEAT_S, "--reach-master"),
         folder: Path | None = None,
     ) -> None:
         self.lab = lab
@@ -64,7 +63,7 @@ class Cluster:
         self._nproc = nproc
         self._conf = {**LEASE, **(conf or {})}
         self._options = options
-        self._program = [str(SCRIPTS / script), str(self.folder), *words]
+        self._program = [str(SCRIPTS / script), str(self.folder), *arguments]
 
     # --- agents -------------------------------------------------------------------------------------------------------
 
@@ -83,33 +82,33 @@ class Cluster:
         return started
 
     def _argv(self, conf: Mapping[str, object], options: Sequence[str]) -> list[str]:
-        told = ",".join(f"{key}={value}" for key, value in conf.items())
+        options_text = ",".join(f"{key}={value}" for key, value in conf.items())
         return [
             *(sys.executable, "-m", "tenax", "run"),
             *("--nnodes", self.nnodes, "--nproc-per-node", str(self._nproc)),
             *("--rdzv-backend", "tcp", "--rdzv-endpoint", self.endpoint, "--rdzv-id", self.run_id),
             *("--max-restarts", str(self.max_restarts)),
-            *(("--rdzv-conf", told) if told else ()),
+            *(("--rdzv-conf", options_text) if options_text else ()),
             *self._options,
             *options,
             *self._program,
         ]
 
-    # --- facts --------------------------------------------------------------------------------------------------------
+    # --- waiting ------------------------------------------------------------------------------------------------------
 
-    def until(self, fact: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
-        """Wait for a fact about the history or the agents."""
+    def until(self, condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+        """Wait until a condition of the history or the agents is true."""
 
         def updated() -> T:
             self.history.update()
-            return fact()
+            return condition()
 
-        return self.lab.until(updated, lambda: f"{what}\n{self.tell()}", timeout_s)
+        return self.lab.until(updated, lambda: f"{what}\n{self.describe()}", timeout_s)
 
     def until_at_work(
         self, world_size: int, *, after: Generation | None = None, timeout_s: float = PATIENCE_S
     ) -> Generation:
-        """Until all ranks of a generation of this size beat; a later one than ``after``, if that is given."""
+        """Wait until all ranks of a generation of this size work; of a later one than ``after``, if given."""
         least = after.number if after is not None else 0
 
         def found() -> Generation | None:
@@ -125,51 +124,51 @@ class Cluster:
         assert generation is not None
         return generation
 
-    def until_said(self, agent: Running, text: str, timeout_s: float = PATIENCE_S) -> None:
-        def said() -> bool:
+    def until_printed(self, agent: Running, text: str, timeout_s: float = PATIENCE_S) -> None:
+        def is_printed() -> bool:
             is_over = agent.is_over
             found = text in agent.err
-            assert found or not is_over, f"{agent.name} was to say {text!r}\n{self.tell()}"
+            assert found or not is_over, f"{agent.name} exited without printing {text!r}\n{self.describe()}"
             return found
 
-        self.until(said, f"{agent.name} was to say {text!r}", timeout_s)
+        self.until(is_printed, f"{agent.name} to print {text!r}", timeout_s)
 
-    def until_it_worked_for(self, generation: Generation, seconds: float, *, pids: set[int] | None = None) -> None:
-        """Until every worker of it (or these) has beaten for so long. Fails if another generation comes instead."""
+    def until_worked_for(self, generation: Generation, seconds: float, *, pids: set[int] | None = None) -> None:
+        """Wait until every worker of it (or of these) has worked for that long. Fails if another generation forms."""
         self.history.update()
         workers = [worker for worker in generation.by_rank() if pids is None or worker.pid in pids]
         least = max(worker.last_at for worker in workers) + seconds
 
         def worked() -> bool:
-            assert self.history.latest() is generation, f"{generation} was to stay\n{self.tell()}"
+            assert self.history.latest() is generation, f"{generation} was replaced\n{self.describe()}"
             return all(worker.last_at >= least for worker in workers)
 
-        self.until(worked, f"{generation} was to work for {seconds:g} s", seconds + PATIENCE_S)
+        self.until(worked, f"{generation} to work for {seconds:g} s", seconds + PATIENCE_S)
 
-    def tell(self) -> str:
-        """Everything that is known, for the reader of a failed test."""
+    def describe(self) -> str:
+        """Return everything that is known, for the output of a failed test."""
         generations = "\n".join(map(repr, self.history.in_order()))
-        return f"{generations}\n\n{self.lab.tell()}"
+        return f"{generations}\n\n{self.lab.describe()}"
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self, *agents: Running) -> list[Done]:
-        """The workers are told to finish: these agents (all that were started, if not said) succeed. Then check."""
+        """Make the workers finish. These agents (by default all) must succeed. Then check the history."""
         (self.folder / "finish").touch()
         done = self.over(*agents)
         codes = {agent.name: result.code for agent, result in zip(agents or self.agents, done, strict=True)}
-        assert not any(codes.values()), f"not all succeeded: {codes}\n{self.tell()}"
+        assert not any(codes.values()), f"not all succeeded: {codes}\n{self.describe()}"
         self.check()
         return done
 
     def over(self, *agents: Running) -> list[Done]:
-        """Wait for the end of these agents, or of all."""
+        """Wait until these agents, or all, have exited."""
         for agent in agents or self.agents:
-            self.until(lambda agent=agent: agent.is_over, f"the end of {agent.name}")  # type: ignore[misc]
+            self.until(lambda agent=agent: agent.is_over, f"{agent.name} to exit")  # type: ignore[misc]
         return [agent.wait() for agent in agents or self.agents]
 
     def check(self) -> None:
-        """The whole history so far is as it must be."""
+        """Check the whole history against the invariants."""
         self.history.update()
         violations = self.history.violations(self.max_restarts)
-        assert not violations, "\n".join([*violations, "", self.tell()])
+        assert not violations, "\n".join([*violations, "", self.describe()])

@@ -1,4 +1,4 @@
-"""Tests on a network get their hosts here; what the hosts' programs said is shown when a test fails."""
+"""Fixtures for tests on a network. The output of the hosts' programs is shown when a test fails."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from .lab import Lab
 
 if not sys.platform.startswith("linux"):
-    collect_ignore_glob = ["test_*.py"]  # namespaces are Linux's
+    collect_ignore_glob = ["test_*.py"]  # network namespaces need Linux
 
 
 @pytest.fixture
 def make_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    """Make labs with ``Lab``'s options; they are torn down after the test, whatever happened in it."""
+    """Return a factory of labs, which takes the options of ``Lab``. They are torn down after the test."""
     with contextlib.ExitStack() as labs:
 
         def make(hosts: int = 3, **options: object) -> Lab:
@@ -29,7 +29,7 @@ def make_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
         made: list[Lab] = []
         yield make
         for lab in made:
-            print(lab.tell())
+            print(lab.describe())
 
 
 @pytest.fixture

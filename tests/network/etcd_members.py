@@ -1,7 +1,7 @@
-"""A real etcd on hosts of a lab, one member each, and what a run has written into one.
+"""A real etcd on hosts of a lab, one member each, and the record that a run has written to it.
 
-The members are started like everything else on a host: a host that loses its power takes its member along, a cut cuts
-it off. Questions are asked from a member's own host, so no cut of a test disturbs them.
+Members are programs of their hosts: a power failure or a cut affects them, too. Requests are sent from a member's own
+host, so no cut affects them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import pytest
 from kit.etcd import find_etcd
 from tenax._engines.etcd.keys import Keys, Written
 
-from .changes import PATIENCE_S
+from .file_watch import PATIENCE_S
 from .lab import Host
 from .running import Running
 
-Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
+Call = Callable[[str, dict[str, Any]], dict[str, Any]]
 _PORT, _PEERS_PORT = 2379, 2380
 
 
@@ -39,7 +39,7 @@ class EtcdMembers:
     def __init__(self, hosts: Sequence[Host]) -> None:
         binary = find_etcd()
         if binary is None:
-            pytest.skip("needs etcd, beside python or on PATH")
+            pytest.skip("needs etcd, next to python or on PATH")
         self._binary = binary
         self.hosts = list(hosts)
         self.running: list[Running | None] = [None] * len(self.hosts)
@@ -49,25 +49,25 @@ class EtcdMembers:
     def endpoints(self) -> str:
         return ",".join(host.endpoint(_PORT) for host in self.hosts)
 
-    # --- life and death -----------------------------------------------------------------------------------------------
+    # --- starting and killing -----------------------------------------------------------------------------------------
 
     def start_all(self) -> None:
-        """Those that do not run; with the data that they had."""
+        """Start the members that do not run, with their old data."""
         started = [self._start(index) for index, running in enumerate(self.running) if running is None]
         for index, ready in started:
             with ready:
                 self._until_ready(index, ready)
 
     def kill(self, index: int) -> None:
-        """SIGKILL. It is gone when this returns."""
+        """Kill a member and wait until it is gone."""
         running = self.running[index]
-        assert running is not None, f"member {index} does not run"
+        assert running is not None, f"member {index} is not running"
         running.process.kill()
         running.process.wait()
         self.running[index] = None
 
     def kill_leader(self) -> int:
-        """Returns which one that was."""
+        """Kill the leader. Return its index."""
         index = self.leader()
         self.kill(index)
         return index
@@ -88,7 +88,7 @@ class EtcdMembers:
             "--unsafe-no-fsync",
             "--log-level=error",
         ]
-        path = host.home / "ready"  # a name in the file system: abstract ones are a network's own
+        path = host.home / "ready"  # not abstract: those belong to one network namespace
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -105,47 +105,47 @@ class EtcdMembers:
         finally:
             os.close(pidfd)
         if ready not in readable or b"READY=1" not in ready.recv(4096):
-            pytest.fail(f"the etcd member on {self.hosts[index].name} did not come up\n{running!r}")
+            pytest.fail(f"the etcd member on {self.hosts[index].name} did not start\n{running!r}")
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
-    def ask(self, index: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON that a member answers. Raises urllib's errors."""
+    def call(self, index: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON answer of a member. Raises urllib's errors."""
         host = self.hosts[index]
         request = urllib.request.Request(f"http://{host.endpoint(_PORT)}{path}", json.dumps(body).encode())
 
-        def asked() -> dict[str, Any]:
+        def send() -> dict[str, Any]:
             with urllib.request.urlopen(request, timeout=10.0) as response:
                 answer: dict[str, Any] = json.loads(response.read())
                 return answer
 
-        return host.inside(asked)
+        return host.inside(send)
 
     def leader(self) -> int:
-        """The index of the leader, once there is one. A read that needs it waits for it."""
+        """Return the index of the leader, once there is one: a linearizable read waits for it."""
         alive = [index for index, running in enumerate(self.running) if running is not None]
         until = time.monotonic() + PATIENCE_S
         for index in itertools.cycle(alive):
-            assert time.monotonic() < until, "there is no leader"
+            assert time.monotonic() < until, "etcd has no leader"
             with contextlib.suppress(urllib.error.URLError, OSError):
-                self.ask(index, "/v3/kv/range", {"key": "AA=="})
-                leader = self.ask(index, "/v3/maintenance/status", {}).get("leader", "0")
+                self.call(index, "/v3/kv/range", {"key": "AA=="})
+                leader = self.call(index, "/v3/maintenance/status", {}).get("leader", "0")
                 for other in alive:
-                    if self.ask(other, "/v3/maintenance/status", {})["header"]["member_id"] == leader:
+                    if self.call(other, "/v3/maintenance/status", {})["header"]["member_id"] == leader:
                         return other
-        raise AssertionError("no member runs")
+        raise AssertionError("no member is running")
 
     def records(self, run_id: str) -> list[Written]:
         index = self.leader()
-        return records_of(lambda path, body: self.ask(index, path, body), run_id)
+        return records_of(lambda path, body: self.call(index, path, body), run_id)
 
 
-def records_of(ask: Ask, run_id: str) -> list[Written]:
-    """Every value that the record of a run has ever had, the first one first: etcd keeps them all."""
+def records_of(call: Call, run_id: str) -> list[Written]:
+    """Return every value that the record of a run has had, oldest first."""
     key = b64encode(Keys(run_id).record).decode()
     found: list[Written] = []
     revision = 0
-    while kvs := ask("/v3/kv/range", {"key": key, "revision": str(revision)}).get("kvs"):
+    while kvs := call("/v3/kv/range", {"key": key, "revision": str(revision)}).get("kvs"):
         found.append(msgspec.json.decode(b64decode(kvs[0]["value"]), type=Written))
         revision = int(kvs[0]["mod_revision"]) - 1
         if revision <= 0:

@@ -1,7 +1,7 @@
-"""What joins the hosts of a lab: a bridge of the kernel, or a switch in user space that can be slow and lossy.
+"""What connects the hosts of a lab: a kernel bridge, or a switch in user space that can be slow and lossy.
 
-Each works in a namespace apart from those of the hosts and from the machine's: no interface of a lab is ever visible
-outside of it, and no firewall of the machine has a say in it.
+Each has its own network namespace: no interface of a lab is visible outside it, and the machine's firewall does not
+affect it.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ from pathlib import Path
 
 from .namespaces import Namespace
 
-_ANSWERS_WITHIN_S = 30.0
+_ANSWER_TIMEOUT_S = 30.0
 
 
 class Bridge:
-    """Every host has a virtual cable (veth) to a bridge."""
+    """Connects every host to a bridge by a veth pair."""
 
-    def __init__(self, place: Namespace) -> None:
-        self._place = place
-        self._place.ip("link add br0 type bridge stp_state 0 mcast_snooping 0", "link set br0 up")
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._namespace.ip("link add br0 type bridge stp_state 0 mcast_snooping 0", "link set br0 up")
 
     def attach(self, number: int, mac: str, host: Namespace) -> None:
         """Give the host an ``eth0`` with this address."""
-        self._place.ip(
+        self._namespace.ip(
             f"link add p{number} type veth peer name eth0 address {mac} netns {host.path}",
             f"link set p{number} master br0 up",
         )
 
     def until_carrying(self, number: int) -> AbstractContextManager[None]:
-        """What happens inside brings the host's cable up; returns when our end of it has noticed."""
-        return self._place.until_running(f"p{number}")
+        """On exit, wait until the bridge's end of the link is up."""
+        return self._namespace.until_running(f"p{number}")
 
     def plug(self, number: int, is_in: bool) -> None:
-        self._place.ip(f"link set p{number} {'up' if is_in else 'down'}")
+        self._namespace.ip(f"link set p{number} {'up' if is_in else 'down'}")
 
     def detach(self, number: int) -> None:
-        """The cable is gone, with the host's ``eth0``."""
-        self._place.ip(f"link del p{number}")
+        """Remove the link and the host's ``eth0``."""
+        self._namespace.ip(f"link del p{number}")
 
     def shape(self, source: int, target: int, delay_ms: float, jitter_ms: float, loss: float) -> None:
-        raise RuntimeError("A bridge of the kernel cannot be slow: make the lab with a delay, a loss or a seed.")
+        raise RuntimeError("a kernel bridge cannot be slow; create the lab with a delay, a loss or a seed")
 
     def close(self) -> None:
-        """It goes with its namespace."""
+        """Do nothing: the bridge is removed with its namespace."""
 
 
 class SlowSwitch:
-    """Every host has a TAP device whose other end is a process of ours; see ``switch.py``."""
+    """Connects every host by a TAP device to a switch process; see ``switch.py``."""
 
-    def __init__(self, place: Namespace, seed: int, folder: Path) -> None:
-        self._place = place
+    def __init__(self, namespace: Namespace, seed: int, folder: Path) -> None:
+        self._namespace = namespace
         self._control, theirs = socket.socketpair()
-        self._control.settimeout(_ANSWERS_WITHIN_S)
+        self._control.settimeout(_ANSWER_TIMEOUT_S)
         self._errors = folder / "switch.err"
         program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("switch.py")), str(seed)]
         with theirs, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [*self._place.enter, *program], stdin=theirs.fileno(), stdout=errors, stderr=errors, cwd="/"
+                [*self._namespace.enter, *program], stdin=theirs.fileno(), stdout=errors, stderr=errors, cwd="/"
             )
 
     def _do(self, do: str, **details: object) -> None:
@@ -72,10 +72,10 @@ class SlowSwitch:
 
     def attach(self, number: int, mac: str, host: Namespace) -> None:
         self._do("add", port=f"p{number}", mac=mac)
-        self._place.ip(f"link set p{number} netns {host.path} name eth0 address {mac}")
+        self._namespace.ip(f"link set p{number} netns {host.path} name eth0 address {mac}")
 
     def until_carrying(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext()  # our end carries whatever comes
+        return nullcontext()  # the switch always forwards
 
     def plug(self, number: int, is_in: bool) -> None:
         self._do("carrier", port=f"p{number}", up=is_in)
@@ -89,7 +89,7 @@ class SlowSwitch:
     def close(self) -> None:
         self._control.close()
         try:
-            self._process.wait(_ANSWERS_WITHIN_S)
+            self._process.wait(_ANSWER_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

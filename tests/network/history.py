@@ -1,11 +1,12 @@
-"""The history of a run, as its workers wrote it down, and what must be true of every history.
+"""The history of a run, from the traces of its workers, and the invariants of every history.
 
-Numbers are those of the promises: S1 one group per generation, S2 no process of an earlier generation, S3 ranks are a
-permutation and everybody is told the same, S5 the budget is counted once for the whole run, S10 generations only grow.
+S1 one group per generation, S2 no process of an earlier generation is alive, S3 ranks are a permutation and all workers
+get the same values, S4 each generation has its own master address, S5 the restart budget is counted once for the whole
+run, S10 generations only grow.
 
-Times are those of the system, on the one clock that all hosts of a lab share. A worker's first line was run at
-``born_at``, and it was alive at its last line in the trace; what a worker of the next generation still finds alive is a
-violation, whatever the times are.
+Times are those of the monotonic clock, which all hosts of a lab share. A worker ran its first line at ``born_at`` and
+was alive at its last line in the trace. A worker that finds a worker of an earlier generation alive is a violation,
+whatever the times are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .traces import Follower
+from .traces import TraceReader
 
 _TICK_S = 0.01
 
@@ -44,7 +45,7 @@ class Worker:
 
 
 class Generation:
-    """One agreed group, as far as its workers have started."""
+    """One generation: those of its workers that have started."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -71,7 +72,7 @@ class Generation:
 
     @property
     def hosts(self) -> list[str]:
-        """Of each rank in turn."""
+        """The host of each rank."""
         return [worker.host for worker in self.by_rank()]
 
     @property
@@ -84,18 +85,18 @@ class Generation:
 
     @property
     def last_at(self) -> float:
-        """When it was last known to be alive."""
+        """When a worker was last known to be alive."""
         return max(worker.last_at for worker in self.workers.values())
 
     @property
     def is_at_work(self) -> bool:
-        """Every rank has done something."""
+        """True once every rank has done a step."""
         working = {worker.rank for worker in self.workers.values() if worker.steps or worker.is_finished}
         return working == set(range(self.world_size))
 
     @property
     def first_step(self) -> int:
-        """That any rank did; 0: none did one."""
+        """The first step of any rank; 0: none."""
         return min((worker.first_step for worker in self.workers.values() if worker.steps), default=0)
 
     @property
@@ -108,12 +109,12 @@ class Generation:
 
 class History:
     def __init__(self, folder: Path) -> None:
-        self._follower = Follower(folder)
+        self._reader = TraceReader(folder)
         self.generations: dict[int, Generation] = {}
 
     def update(self) -> None:
-        """Take in what has been written since."""
-        for line in self._follower.new():
+        """Read what was written since the last call."""
+        for line in self._reader.new():
             generation = self.generations.setdefault(line["generation"], Generation(line["generation"]))
             if line["event"] == "start":
                 generation.workers[line["pid"]] = Worker(line)
@@ -130,52 +131,52 @@ class History:
     def in_order(self) -> list[Generation]:
         return [self.generations[number] for number in sorted(self.generations)]
 
-    # --- what must be true --------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     def violations(self, max_restarts: int) -> list[str]:
         generations = self.in_order()
-        found = [problem for generation in generations for problem in _of_one(generation)]
-        found += [problem for pair in pairwise(generations) for problem in _of_neighbours(*pair)]
-        found += _of_ports(generations)
+        found = [problem for generation in generations for problem in _check_generation(generation)]
+        found += [problem for pair in pairwise(generations) for problem in _check_pair(*pair)]
+        found += _check_ports(generations)
         if generations and generations[-1].restart_count > max_restarts:
-            found.append(f"S5: {generations[-1].restart_count} restarts, where {max_restarts} were allowed")
+            found.append(f"S5: {generations[-1].restart_count} restarts; {max_restarts} are allowed")
         return found
 
 
-def _of_one(generation: Generation) -> Iterator[str]:
+def _check_generation(generation: Generation) -> Iterator[str]:
     workers = generation.by_rank()
     ranks = [worker.rank for worker in workers]
     if len(set(ranks)) != len(ranks):
-        yield f"S1: a rank was given twice in {generation}"
+        yield f"S1: a rank was assigned twice in {generation}"
     for name in ("world_size", "restart_count", "master"):
-        told = {getattr(worker, name) for worker in workers}
-        if len(told) != 1:
-            yield f"S3: the workers of {generation} were told different things as {name}: {told}"
+        values = {getattr(worker, name) for worker in workers}
+        if len(values) != 1:
+            yield f"S3: the workers of {generation} have different values of {name}: {values}"
     if not set(ranks) <= set(range(generation.world_size)):
         yield f"S3: the ranks of {generation} are {ranks}"
-    places: dict[tuple[str, int], list[int]] = {}
+    nodes: dict[tuple[str, int], list[int]] = {}
     for worker in workers:
-        places.setdefault((worker.host, worker.rank - worker.local_rank), []).append(worker.local_rank)
-    for (host, first), locals_ in places.items():
+        nodes.setdefault((worker.host, worker.rank - worker.local_rank), []).append(worker.local_rank)
+    for (host, first), locals_ in nodes.items():
         if sorted(locals_) != sorted(set(locals_)):
             yield f"S3: the node on {host} with ranks from {first} has local ranks {locals_} in {generation}"
     for worker in workers:
         if worker.alive_before:
-            yield f"S2: {worker} was started and found processes {worker.alive_before} of earlier generations alive"
+            yield f"S2: {worker} found processes {worker.alive_before} of earlier generations alive"
 
 
-def _of_neighbours(old: Generation, new: Generation) -> Iterator[str]:
+def _check_pair(old: Generation, new: Generation) -> Iterator[str]:
     for worker in old.by_rank():
         if worker.last_at > new.first_born_at + _TICK_S:
             late_s = worker.last_at - new.first_born_at
-            yield f"S1, S2: {worker} was alive {late_s:.3f} s after {new} had begun to start"
+            yield f"S1, S2: {worker} was alive {late_s:.3f} s after the start of {new}"
         if worker.born_at > new.first_born_at + _TICK_S:
-            yield f"S10: {worker} was started after {new} had begun to start"
+            yield f"S10: {worker} was started after {new}"
     if new.restart_count < old.restart_count:
-        yield f"S5: {new} tells of fewer restarts than {old}"
+        yield f"S5: {new} counts fewer restarts than {old}"
 
 
-def _of_ports(generations: list[Generation]) -> Iterator[str]:
+def _check_ports(generations: list[Generation]) -> Iterator[str]:
     seen: dict[tuple[str, str], Generation] = {}
     for generation in generations:
         other = seen.setdefault(generation.master, generation)

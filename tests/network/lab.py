@@ -1,19 +1,18 @@
-"""The lab: a few hosts on a network of their own, whose faults a test commands.
+"""The lab: a few hosts on their own network, with faults on command.
 
-Each host has its own network, its own name and its own /etc/hosts, and shares processes and files with the machine.
-What always holds:
+Each host has its own network, host name and /etc/hosts, and shares processes and files with the machine. Invariants:
 
-1. A cut is silent. Packets vanish; nobody is told: no reset, no "unreachable", the link stays up.
-2. Directions are apart: what ``a`` sends to ``b`` can vanish while ``b`` still reaches ``a``.
-3. A host that is powered off ends at once and says no farewell. It comes back empty, with its old name and address.
-4. Two labs never meet, and nothing of a lab is visible outside it: no interface, no namespace with a name, no mount.
-5. After a lab nothing of it is left, whatever happened inside: every process that runs in one of its networks is ended.
+1. A cut is silent: packets are dropped without a reset or "unreachable", and the link stays up.
+2. Directions are independent: packets from ``a`` to ``b`` can be dropped while ``b`` still reaches ``a``.
+3. A power failure ends all programs of a host at once; none can send anything more. After a boot nothing runs, and the
+   host has its old name and address.
+4. Labs are isolated from each other, and nothing of a lab is visible outside: no interface, named namespace or mount.
+5. A lab leaves nothing behind: every process in one of its networks is killed.
 
-How a cut is made: the hosts know each other's hardware addresses by heart, and a direction is cut by teaching the
-sender a wrong one. That needs nothing but ``ip`` and works for connections that stand as well as for new ones.
-Broadcasts are not cut.
+How a cut works: hosts have static neighbour entries for each other, and a direction is cut by a wrong hardware address
+at the sender. That needs only ``ip`` and works for existing and new connections. Broadcasts are not cut.
 
-Needs Linux, root and ``ip`` (iproute2); a slow network needs /dev/net/tun too, a skewed clock a C compiler.
+Needs Linux, root and ``ip`` (iproute2); a slow network needs /dev/net/tun too, a shifted clock a C compiler.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from typing import Literal, TypeVar
 
 import pytest
 
-from .changes import PATIENCE_S, until
 from .fabric import Bridge, SlowSwitch
-from .names import SERVER, Dns, SlowNameServer, write_files
+from .file_watch import PATIENCE_S, until
+from .name_service import SERVER, Dns, SlowNameServer, write_files
 from .namespaces import Namespace
 from .running import Running
 
@@ -48,15 +47,15 @@ Family = Literal["v4", "v6", "both"]
 Direction = Literal["both", "in", "out"]
 
 SLOW_NAME_S = 0.3
-_NOBODY = "02:00:00:00:00:00"  # the hardware address of no host
-_SILENT = 254  # the number of the host that does not exist
-# What a launcher or a test run put into our environment is not a host's.
-_NOT_THEIRS = re.compile(
+_UNUSED_MAC = "02:00:00:00:00:00"  # no host has this hardware address
+_SILENT_HOST = 254  # the number of an address without a host
+# Variables of a launcher or of the test run, which hosts do not inherit.
+_NOT_INHERITED = re.compile(
     "PET_|TORCH|TENAX|OMP_|CUDA_|PYTHON(?!PATH)|NO_COLOR|COLUMNS|LINES|RES_OPTIONS"
     "|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_"
 )
-# Become a host: take its name and its view of names, then become the program.
-_BECOME = """
+# Set the host's name and its name service files, then execute the program.
+_ENTER_HOST = """
 echo "$1" > /proc/sys/kernel/hostname || exit 126
 for name in hosts resolv.conf nsswitch.conf; do
   if [ -e "/etc/$name" ]; then mount --bind "$2/$name" "/etc/$name" || exit 126; fi
@@ -67,11 +66,11 @@ exec "$@"
 
 
 def why_not(*, slow: bool = False, v6: bool = False) -> str:
-    """Why there can be no lab here, in words; empty when there can be one."""
+    """Return why labs are not possible here; empty if they are."""
     if not sys.platform.startswith("linux"):
-        return "network namespaces are Linux's"
+        return "network namespaces need Linux"
     if os.getuid() != 0:
-        return "making network namespaces needs root"
+        return "creating network namespaces needs root"
     missing = [name for name in ("ip", "nsenter", "unshare", "mount") if shutil.which(name) is None]
     if missing:
         return f"the program {missing[0]} is missing (Debian: apt-get install iproute2 util-linux mount)"
@@ -96,7 +95,7 @@ requires_ipv6 = _skip_if(why_not(v6=True))
 
 
 class Host:
-    """One machine of a lab. Its name is ``node0``, ``node1`` …; its interface is ``eth0``."""
+    """One host of a lab. Its name is ``node0``, ``node1`` …; its interface is ``eth0``."""
 
     def __init__(self, lab: Lab, number: int) -> None:
         self._lab = lab
@@ -105,7 +104,7 @@ class Host:
         self.addresses = lab._addresses(number + 1)
         self.address = self.addresses[0]
         self.mac = f"02:{secrets.token_hex(1)}:00:00:00:{number + 1:02x}"
-        self.home = lab.home / self.name  # where its programs start, and their TMPDIR
+        self.home = lab.home / self.name  # working directory and TMPDIR of its programs
         self.home.mkdir()
         self._started: list[Running] = []
         self._is_plugged = False
@@ -116,7 +115,7 @@ class Host:
         return f"<{self.name} {self.address}{'' if self.is_on else ' (off)'}>"
 
     def endpoint(self, port: int) -> str:
-        """``address:port`` as people write it."""
+        """Return ``address:port``; IPv6 addresses in brackets."""
         return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
 
     @property
@@ -126,7 +125,7 @@ class Host:
     @property
     def network(self) -> Namespace:
         if self._network is None:
-            raise RuntimeError(f"{self.name} is off: power it on first.")
+            raise RuntimeError(f"{self.name} is off; power it on first")
         return self._network
 
     # --- programs and sockets -----------------------------------------------------------------------------------------
@@ -141,14 +140,14 @@ class Host:
         dns: Dns = "hosts",
         skew_s: float | None = None,
     ) -> Running:
-        """Start a program on this host, in a session of its own.
+        """Start a program on this host, in its own session.
 
-        ``env`` is added to a clean environment. ``hostname`` is another name than the host's own (two hosts may have
-        the same one). ``dns`` says how it finds names. ``skew_s`` moves its wall clock; 0 makes it movable later.
+        ``env`` is added to a clean environment. ``hostname`` replaces the host's name (two hosts may have the same
+        one). ``dns`` selects the name service. ``skew_s`` shifts its wall clock; 0 allows ``set_skew`` later.
         """
         network = self.network
         title = f"{self.name}.{len(self._started)}"
-        variables = {key: value for key, value in os.environ.items() if not _NOT_THEIRS.match(key)}
+        variables = {key: value for key, value in os.environ.items() if not _NOT_INHERITED.match(key)}
         variables |= {"TMPDIR": str(self.home), **(env or {})}
         clock = None
         if skew_s is not None:
@@ -162,11 +161,11 @@ class Host:
         name = self.name if hostname is None else hostname
         etc = self._lab.home / f"{title}.etc"
         names = {name: self.address} | {other.name: other.address for other in self._lab.hosts if other.name != name}
-        write_files(etc, dns, names, self._lab._addresses(_SILENT)[0])
+        write_files(etc, dns, names, self._lab._addresses(_SILENT_HOST)[0])
         if dns == "slow":
-            self._serve_names_slowly(names)
+            self._start_slow_name_server(names)
         out, err = self._lab.home / f"{title}.out", self._lab.home / f"{title}.err"
-        become = ["unshare", "--uts", "--mount", "--", "sh", "-c", _BECOME, "sh", name, str(etc)]
+        become = ["unshare", "--uts", "--mount", "--", "sh", "-c", _ENTER_HOST, "sh", name, str(etc)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
                 [*network.enter, *become, *argv],
@@ -182,7 +181,7 @@ class Host:
         self._lab.started.append(running)
         return running
 
-    def _serve_names_slowly(self, names: Mapping[str, str]) -> None:
+    def _start_slow_name_server(self, names: Mapping[str, str]) -> None:
         if self._names is None:
 
             def make() -> socket.socket:
@@ -192,38 +191,38 @@ class Host:
 
             self._names = SlowNameServer(self.inside(make), names, SLOW_NAME_S)
         for name, address in names.items():
-            self._names.know(name, address)
+            self._names.add(name, address)
 
     @property
-    def names_asked(self) -> list[str]:
-        """What programs with ``dns="slow"`` wanted to know the address of."""
-        return [] if self._names is None else list(self._names.asked)
+    def names_queried(self) -> list[str]:
+        """The names that programs with ``dns="slow"`` have looked up."""
+        return [] if self._names is None else list(self._names.queried)
 
     def inside(self, act: Callable[[], T]) -> T:
-        """Do something on this host's network, in a thread of this process. Sockets made so belong to the host."""
+        """Call ``act`` on this host's network, in a thread of this process. Its sockets belong to the host."""
         return self.network.inside(act)
 
     def listen(self, port: int = 0) -> socket.socket:
-        """A listening socket of this host, on its own address."""
+        """Return a socket that listens at this host's address."""
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         return self.inside(lambda: socket.create_server((self.address, port), family=family))
 
     def connect(self, address: str, port: int, timeout_s: float = PATIENCE_S) -> socket.socket:
-        """A connection of this host to somewhere. Raises TimeoutError when nobody answers in time."""
+        """Return a connection from this host. Raises TimeoutError."""
         return self.inside(lambda: socket.create_connection((address, port), timeout_s))
 
     def processes(self) -> dict[int, str]:
-        """Everything that lives on this host, started by whomever: pid and command."""
+        """Return all processes on this host: pid and command."""
         return self._network.processes() if self._network else {}
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def cut(self, direction: Direction = "both") -> None:
-        """From now on this host hears nobody (``in``), is heard by nobody (``out``), or both."""
+        """Drop all packets to this host (``in``), from it (``out``), or both."""
         self._lab._change(close=self._edges(direction))
 
     def heal(self, direction: Direction = "both") -> None:
-        """It hears and is heard again, whoever cut it off."""
+        """Undo all cuts of this host in that direction."""
         self._lab._change(open_=self._edges(direction))
 
     def _edges(self, direction: Direction) -> set[tuple[int, int]]:
@@ -233,35 +232,35 @@ class Host:
         return {"both": incoming | outgoing, "in": incoming, "out": outgoing}[direction]
 
     def reset(self, port: int) -> None:
-        """All connections of this host to that port are reset on both sides, as a firewall that forgot them does."""
-        words = ["ss", "--tcp", "--kill", "dport", "=", f":{port}"]
-        done = subprocess.run([*self.network.enter, *words], capture_output=True, text=True)
-        if f":{port}" not in done.stdout:  # it names those that it has reset
-            pytest.skip(f"the kernel resets no connections for ss: {done.stderr.strip()}")
+        """Reset all connections of this host to that port on both sides, as a firewall that lost its state does."""
+        command = ["ss", "--tcp", "--kill", "dport", "=", f":{port}"]
+        done = subprocess.run([*self.network.enter, *command], capture_output=True, text=True)
+        if f":{port}" not in done.stdout:  # ss prints the connections that it has reset
+            pytest.skip(f"the kernel does not support ss --kill: {done.stderr.strip()}")
 
     def unplug(self) -> None:
-        """Pull the network cable. The host lives on, and sees that its link is down."""
+        """Unplug the network cable. The host keeps running and sees its link down."""
         if self._is_plugged:
             self._lab._fabric.plug(self.number, is_in=False)
             self._is_plugged = False
 
     def plug(self) -> None:
-        """Put the cable back."""
+        """Plug the cable in again."""
         if not self._is_plugged:
             with self._until_connected(self.network):
                 self._lab._fabric.plug(self.number, is_in=True)
 
     @contextlib.contextmanager
     def _until_connected(self, network: Namespace) -> Iterator[None]:
-        """What happens inside connects this host; returns when both ends of its cable carry packets."""
+        """On exit, wait until both ends of the host's link are up."""
         with self._lab._fabric.until_carrying(self.number), network.until_running("eth0"):
             yield
         self._is_plugged = True
 
     def power_off(self, *, kill: bool = True) -> None:
-        """The cable goes dead first, so that no farewell can leave, and then everything on the host ends at once.
+        """Unplug the cable first, so that nothing more is sent, then kill everything on the host at once.
 
-        With ``kill=False`` only the cable goes dead; end the host's processes yourself, or ``power_on`` again.
+        With ``kill=False`` only the cable is unplugged; kill the host's processes yourself, or call ``power_on``.
         """
         self.unplug()
         if kill:
@@ -273,7 +272,7 @@ class Host:
     def _end_programs(self) -> None:
         ours = [running.process for running in self._started if not running.is_over]
         for process in ours:
-            process.send_signal(signal.SIGSTOP)  # one that was started a moment ago may not have come in yet
+            process.send_signal(signal.SIGSTOP)  # a new one may not have entered the namespace yet
         if self._network is not None:
             self._network.end_all()
         for process in ours:
@@ -289,7 +288,7 @@ class Host:
             self._network = None
 
     def power_on(self) -> None:
-        """Boot: nothing runs, no connection is known; the name and the address are the old ones."""
+        """Boot: nothing runs and there are no connections; name and address are the same."""
         if self.is_on:
             self.plug()
             return
@@ -298,16 +297,16 @@ class Host:
         routes = {address: f"{address}/{64 if ':' in address else 24}" for address in self.addresses}
         settings = [f"addr add {route} dev eth0{' nodad' if ':' in route else ''}" for route in routes.values()]
         neighbours = self._lab._neighbours(self.number)
-        with self._until_connected(network), network.until_known_as(a for a in self.addresses if ":" in a):
+        with self._until_connected(network), network.until_reachable_at(a for a in self.addresses if ":" in a):
             network.ip("link set lo up", "link set eth0 up", *settings, *neighbours)
 
 
 class Lab:
     """``with Lab(hosts=3) as lab: a, b, c = lab`` …
 
-    ``family``: v4, v6 (no IPv4 but on loopback) or both. With ``delay_ms`` (one way), ``jitter_ms``, ``loss`` (0 to 1,
-    each way) or a ``seed`` the network is one that can be slow; it loses the same frames for the same seed.
-    ``folder`` is where its files go; without one they go to a temporary folder that is removed at the end.
+    ``family``: v4, v6 (IPv4 on loopback only) or both. With ``delay_ms`` (one way), ``jitter_ms``, ``loss`` (0 to 1,
+    each way) or a ``seed`` the network can be slow; the same seed loses the same frames.
+    ``folder`` is for its files; by default a temporary folder, which is removed at the end.
     """
 
     def __init__(
@@ -321,8 +320,8 @@ class Lab:
         seed: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        if not 1 <= hosts < _SILENT - 1:
-            raise ValueError(f"a lab has 1 to {_SILENT - 2} hosts, not {hosts}")
+        if not 1 <= hosts < _SILENT_HOST - 1:
+            raise ValueError(f"a lab has 1 to {_SILENT_HOST - 2} hosts, not {hosts}")
         self.family = family
         self.hosts: list[Host] = []
         self.started: list[Running] = []
@@ -343,11 +342,11 @@ class Lab:
                 stack.callback(shutil.rmtree, self.home)
             else:
                 self.home = self._folder
-            self.shared = self.home / "shared"  # stands for a file system that all hosts have mounted
+            self.shared = self.home / "shared"  # a file system shared by all hosts
             self.shared.mkdir()
-            place = Namespace()
-            stack.callback(place.close)
-            self._fabric = Bridge(place) if self._seed is None else SlowSwitch(place, self._seed, self.home)
+            namespace = Namespace()
+            stack.callback(namespace.close)
+            self._fabric = Bridge(namespace) if self._seed is None else SlowSwitch(namespace, self._seed, self.home)
             stack.callback(self._fabric.close)
             self.hosts += [Host(self, number) for number in range(self._count)]
             for host in self.hosts:
@@ -370,31 +369,31 @@ class Lab:
     def __getitem__(self, number: int) -> Host:
         return self.hosts[number]
 
-    # --- what is there ------------------------------------------------------------------------------------------------
+    # --- processes ----------------------------------------------------------------------------------------------------
 
     def processes(self) -> dict[int, str]:
-        """Everything that lives on any host: pid, and host and command."""
+        """Return all processes of all hosts: pid, and host and command."""
         return {pid: f"{host.name}: {command}" for host in self.hosts for pid, command in host.processes().items()}
 
-    def until(self, fact: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
-        """Wait for a fact that a program's output, a file in ``shared`` or the end of a program tells; return it."""
+    def until(self, condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
+        """Wait until the condition is true. Checked when a program prints or exits, or ``shared`` changes."""
         living = [running.pid for running in self.started if not running.is_over]
-        return until(fact, what, [self.home, self.shared], living, timeout_s)
+        return until(condition, what, [self.home, self.shared], living, timeout_s)
 
-    def tell(self) -> str:
-        """Every program and what it said, for the reader of a failed test."""
+    def describe(self) -> str:
+        """Return every program and its output, for the output of a failed test."""
         return "\n\n".join(map(repr, self.started))
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def partition(self, *groups: Iterable[Host]) -> None:
-        """From now on these groups do not hear each other. Hosts that are in none of them hear everybody."""
+        """Cut these groups off from each other. Other hosts are not affected."""
         members = [[host.number for host in group] for group in groups]
         pairs = [(one, other) for one in members for other in members if one is not other]
         self._change(close={(source, target) for one, other in pairs for source in one for target in other})
 
     def heal(self) -> None:
-        """All cuts are undone."""
+        """Undo all cuts."""
         self._change(open_=set(self._closed))
 
     def shape(
@@ -406,7 +405,7 @@ class Lab:
         sources: Iterable[Host] | None = None,
         targets: Iterable[Host] | None = None,
     ) -> None:
-        """From now on the ways from these hosts to those (all, if not said) are so slow and lossy."""
+        """Set delay, jitter and loss from these hosts to those (by default all)."""
         for source in self.hosts if sources is None else sources:
             for target in self.hosts if targets is None else targets:
                 if source is not target:
@@ -422,14 +421,14 @@ class Lab:
                 self.hosts[source].network.ip(*self._neighbours(source, targets))
 
     def _neighbours(self, source: int, targets: Iterable[int] | None = None) -> list[str]:
-        """What ``ip`` must teach a host about the others: their hardware addresses, and a wrong one where it is cut."""
+        """Return the neighbour entries of a host as ``ip`` commands: hardware addresses, wrong ones where it is cut."""
         lines = []
         for target in range(self._count) if targets is None else targets:
             if target != source:
-                mac = _NOBODY if (source, target) in self._closed else self.hosts[target].mac
+                mac = _UNUSED_MAC if (source, target) in self._closed else self.hosts[target].mac
                 lines += [(address, mac) for address in self.hosts[target].addresses]
         if targets is None:
-            lines += [(address, _NOBODY) for address in self._addresses(_SILENT)]
+            lines += [(address, _UNUSED_MAC) for address in self._addresses(_SILENT_HOST)]
         return [f"neigh replace {address} lladdr {mac} nud permanent dev eth0" for address, mac in lines]
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -439,12 +438,12 @@ class Lab:
         return {"v4": [v4], "v6": [v6], "both": [v4, v6]}[self.family]
 
     def skew_library(self) -> Path:
-        """The library that moves a program's wall clock; the test is skipped when it cannot be built."""
+        """Return the library that shifts a program's wall clock. Skips the test if it cannot be built."""
         library = self.home / "skew.so"
         if not library.exists():
             compiler = shutil.which("cc") or shutil.which("gcc")
             if compiler is None:
-                pytest.skip("moving a program's wall clock needs a C compiler")
+                pytest.skip("shifting a program's wall clock needs a C compiler")
             source = Path(__file__).with_name("skew.c")
             command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
             done = subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Running: a program on a host, with its output in two files, so that no unread pipe can hold it."""
+"""A program on a host, with its output in two files, so that it never blocks on an unread pipe."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from kit.jobs import Done, ended
 
-from .changes import PATIENCE_S, Changes
+from .file_watch import PATIENCE_S, FileWatch
 
 
 class Running:
     def __init__(self, process: subprocess.Popen[bytes], name: str, out: Path, err: Path, clock: Path | None) -> None:
         self.process = process
-        self.pid = process.pid  # the program's own: whoever started it became it
+        self.pid = process.pid  # the program's: the wrapper commands use exec
         self.name = name
         self._out = out
         self._err = err
@@ -41,40 +41,40 @@ class Running:
         self.process.send_signal(number)
 
     def line(self, timeout_s: float = PATIENCE_S) -> str:
-        """The next whole line of its stdout, as soon as it is there."""
+        """Wait for the next complete line of stdout and return it."""
         deadline = time.monotonic() + timeout_s
-        with Changes([self._out.parent], [self.pid]) as changes:
+        with FileWatch([self._out.parent], [self.pid]) as watch:
             while True:
                 is_over = self.is_over
                 lines = self.out.split("\n")[:-1]
                 if len(lines) > self._lines_read:
                     self._lines_read += 1
                     return lines[self._lines_read - 1]
-                if is_over or not changes.wait(deadline - time.monotonic()):
-                    pytest.fail(f"waited in vain for line {self._lines_read + 1}\n{self!r}")
+                if is_over or not watch.wait(deadline - time.monotonic()):
+                    pytest.fail(f"did not print line {self._lines_read + 1}\n{self!r}")
 
-    def until_said(self, text: str, timeout_s: float = PATIENCE_S) -> None:
-        """Until this is somewhere in its stdout or stderr."""
+    def until_printed(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until stdout or stderr contains ``text``."""
         deadline = time.monotonic() + timeout_s
-        with Changes({self._out.parent, self._err.parent}, [self.pid]) as changes:
+        with FileWatch({self._out.parent, self._err.parent}, [self.pid]) as watch:
             while True:
                 is_over = self.is_over
                 if text in self.err or text in self.out:
                     return
-                if is_over or not changes.wait(deadline - time.monotonic()):
-                    pytest.fail(f"waited in vain for {text!r}\n{self!r}")
+                if is_over or not watch.wait(deadline - time.monotonic()):
+                    pytest.fail(f"did not print {text!r}\n{self!r}")
 
     def wait(self, timeout_s: float = PATIENCE_S) -> Done:
-        """Until it ends."""
+        """Wait until it exits."""
         if not ended(self.process, timeout_s):
             pytest.fail(f"still running after {timeout_s:g} s\n{self!r}")
         return Done(self.process.wait(), self.out, self.err)
 
     def set_skew(self, seconds: float) -> None:
-        """Move the wall clock of the program and of everything below it, now. Only if it was started with a skew."""
+        """Shift the wall clock of the program and its children. It must have been started with ``skew_s``."""
         if self._clock is None:
-            raise RuntimeError("The clock of this program is the machine's: start it with skew_s.")
-        with self._clock.open("r+b") as file:  # mapped by the programs: it must stay the same file
+            raise RuntimeError("this program uses the machine's clock; start it with skew_s")
+        with self._clock.open("r+b") as file:  # mapped by the programs, so do not replace it
             file.write(struct.pack("=q", round(seconds * 1e9)))
 
     def __repr__(self) -> str:

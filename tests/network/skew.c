@@ -1,5 +1,5 @@
-/* Moves the wall clock of a process, and of no other: what CLOCK_REALTIME tells is shifted by the nanoseconds that
-   stand in the file TENAX_LAB_CLOCK, at any time. The monotonic clock and the times of files stay what they are. */
+/* Shifts the wall clock of one process: CLOCK_REALTIME is shifted by the nanoseconds in the file TENAX_LAB_CLOCK, which
+   may change at any time. The monotonic clock and the times of files are not affected. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

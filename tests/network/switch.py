@@ -1,10 +1,10 @@
-"""A switch in user space: carries frames between TAP devices, late and with losses, the same ones for the same seed.
+"""A switch in user space: forwards frames between TAP devices with delay and loss, reproducibly for one seed.
 
-``python switch.py SEED``, with a stream socket as standard input that carries one JSON command per line; each is
-answered by a line, ``ok`` when it was carried out. It ends when that socket is closed, and its devices with it.
+``python switch.py SEED``, with a stream socket as standard input: one JSON command per line, each answered by a line,
+``ok`` on success. It exits when the socket is closed, and its devices are removed.
 
-Loss and delay are drawn per direction between two ports, each from a source of its own, so what happens to one
-connection does not depend on what others send. With jitter, frames overtake each other.
+Loss and delay are drawn per direction between two ports, each from its own random generator, so one connection does not
+affect another. With jitter, frames overtake each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 _TUNSETIFF, _TUNSETCARRIER = 0x400454CA, 0x400454E2
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
-_FRAMES_AT_ONCE = 64  # before arrivals and other ports have their turn
+_FRAMES_AT_ONCE = 64  # per port, before frames are delivered and other ports are read
 
 
 class Link:
@@ -37,14 +37,14 @@ class Link:
         self._random = random.Random(seed)
 
     def arrival(self, now: float) -> float | None:
-        """When a frame that is sent now arrives; None if it is lost."""
+        """Return when a frame sent now arrives; None if it is lost."""
         if self.loss and self._random.random() < self.loss:
             return None
         return now + self.delay_s + (self._random.uniform(0.0, self.jitter_s) if self.jitter_s else 0.0)
 
 
 class Port:
-    """One TAP device. It is made in the namespace of this process and may be moved to another one."""
+    """One TAP device. It is created in the namespace of this process and may be moved to another."""
 
     def __init__(self, name: str, mac: str) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class Port:
             raise
 
     def write(self, frame: bytes) -> None:
-        """A full or unplugged device loses the frame, as a cable would."""
+        """Write a frame. A full or unplugged device drops it."""
         try:
             os.write(self.handle, frame)
         except BlockingIOError:
@@ -83,7 +83,7 @@ class Switch:
         self._seed = seed
         self._ports: dict[str, Port] = {}
         self._links: dict[tuple[str, str], Link] = {}
-        self._under_way: list[tuple[float, int, str, bytes]] = []
+        self._in_flight: list[tuple[float, int, str, bytes]] = []
         self._count = 0
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Switch:
         link = self._link(source, target)
         link.delay_s, link.jitter_s, link.loss = delay_ms / 1000, jitter_ms / 1000, loss
 
-    def obey(self, line: bytes) -> bytes:
+    def execute(self, line: bytes) -> bytes:
         command: dict[str, Any] = json.loads(line)
         act: Callable[..., None] = getattr(self, command.pop("do"))
         act(**command)
@@ -117,29 +117,29 @@ class Switch:
     def accept(self, source: Port, frame: bytes, now: float) -> None:
         to = frame[:6]
         for target in self._ports.values():
-            is_meant = target.mac == to or (to[0] & 1 and target is not source)
-            if not (is_meant and source.is_up and target.is_up):
+            is_target = target.mac == to or (to[0] & 1 and target is not source)
+            if not (is_target and source.is_up and target.is_up):
                 continue
             link = self._link(source.name, target.name)
-            # The kernels' own chatter is for everybody: it must not use up what is drawn for the tests' frames.
+            # Broadcasts of the kernels must not consume random numbers for the frames of tests.
             arrival = now + link.delay_s if to[0] & 1 else link.arrival(now)
             if arrival is not None:
                 self._count += 1
-                heapq.heappush(self._under_way, (arrival, self._count, target.name, frame))
+                heapq.heappush(self._in_flight, (arrival, self._count, target.name, frame))
 
     def deliver(self, now: float) -> float | None:
-        """Hand over what has arrived. Returns how long the next one still needs."""
-        while self._under_way:
-            arrival, _, name, frame = self._under_way[0]
+        """Deliver the frames that are due. Return the seconds until the next one."""
+        while self._in_flight:
+            arrival, _, name, frame = self._in_flight[0]
             if arrival > now:
                 return arrival - now
-            heapq.heappop(self._under_way)
+            heapq.heappop(self._in_flight)
             if (port := self._ports.get(name)) is not None and port.is_up:
                 port.write(frame)
         return None
 
     def collect(self, handles: Iterable[int], at_most: int = sys.maxsize) -> None:
-        """Take what the hosts have sent on these ports."""
+        """Read what the hosts have sent on these ports."""
         by_handle = {port.handle: port for port in self._ports.values()}
         for port in [by_handle[handle] for handle in handles]:
             for _ in range(at_most):
@@ -160,10 +160,10 @@ class Switch:
             data = control.recv(1 << 16)
             if not data:
                 return
-            self.collect(handles)  # what was sent before a command does not feel it
+            self.collect(handles)  # a command does not affect frames sent before it
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                control.sendall(self.obey(line))
+                control.sendall(self.execute(line))
 
 
 if __name__ == "__main__":

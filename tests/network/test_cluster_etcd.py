@@ -1,6 +1,6 @@
-"""A run through a real etcd of three members, on a network with faults: etcd's, the agents', and of the way between.
+"""A run with a real etcd of three members: faults of etcd, of the agents, and of the network between them.
 
-Hosts node0 to node2 have the agents, the first of which leads; the members of etcd are on hosts of their own.
+The agents are on node0 to node2, and node0 leads; the members of etcd have their own hosts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ pytestmark = [requires_netns, needs_etcd]
 MakeLab = Callable[..., Lab]
 SERVES = "this node serves the coordinator of the run"
 TAKES_OVER = "this node takes over the coordinator of the run"
-# Where nothing must happen: on a busy machine a pause lasts longer than the test meant.
-PATIENT = {"keep_alive_max_attempt": 10}
-USUAL = {"keep_alive_interval": 1, "keep_alive_max_attempt": 6}  # the defaults with etcd
-# Where somebody must be missed: the lease is 3 s.
-SHORT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 6}
+# Where nothing must happen: on a busy machine a pause lasts longer than intended.
+LONG_LEASE = {"keep_alive_max_attempt": 10}
+DEFAULT_LEASE = {"keep_alive_interval": 1, "keep_alive_max_attempt": 6}  # the defaults with etcd
+# Where a node must be lost: the lease is 3 s.
+SHORT_LEASE = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 6}
 
 
 class EtcdRun(Cluster):
@@ -40,34 +40,34 @@ class EtcdRun(Cluster):
             nnodes,
             endpoint=self.etcd.endpoints,
             options=("--rdzv-backend", "etcd"),
-            conf={"last_call_timeout": 60, **USUAL, **(conf or {})},
+            conf={"last_call_timeout": 60, **DEFAULT_LEASE, **(conf or {})},
         )
 
     def start_in_order(self, *hosts: Host) -> list[Running]:
-        """The first one leads, for sure."""
+        """Start agents on these hosts. The first one leads."""
         (first,) = self.start(hosts[0])
-        self.until_said(first, SERVES)
+        self.until_printed(first, SERVES)
         return [first, *self.start(*hosts[1:])]
 
     def until_one_takes_over(self, agents: list[Running]) -> Running:
         def found() -> Running | None:
             return next((agent for agent in agents if TAKES_OVER in agent.err), None)
 
-        agent = self.until(found, "one of them takes over")
+        agent = self.until(found, "an agent to take over")
         assert agent is not None
         return agent
 
-    def until_all_are_with_the_new_one(self) -> None:
-        """Only then it says in the record that nobody else can have an answer for anybody."""
-        until(lambda: not self.etcd.records(self.run_id)[-1].before, "all members to be with the one that leads")
+    def until_all_joined_the_new_leader(self) -> None:
+        """Wait until the record shows that all members have joined the new leader."""
+        until(lambda: not self.etcd.records(self.run_id)[-1].before, "all members to join the new leader")
 
 
-# --- etcd's own leader dies -------------------------------------------------------------------------------------------
+# --- the leader of etcd dies ------------------------------------------------------------------------------------------
 
 
-def test_the_leader_of_etcd_dies_before_all_nodes_are_here(make_lab: MakeLab) -> None:
+def test_the_leader_of_etcd_may_die_before_all_nodes_have_joined(make_lab: MakeLab) -> None:
     lab = make_lab(6)
-    run = EtcdRun(lab, "3", PATIENT)
+    run = EtcdRun(lab, "3", LONG_LEASE)
     run.start_in_order(lab[0], lab[1])
     run.etcd.kill_leader()
     run.start(lab[2])
@@ -76,15 +76,15 @@ def test_the_leader_of_etcd_dies_before_all_nodes_are_here(make_lab: MakeLab) ->
     assert run.history.latest() is generation
 
 
-def test_the_leader_of_etcd_dies_while_workers_are_at_work_and_then_while_they_are_restarted(make_lab: MakeLab) -> None:
-    """First nothing is restarted; then the failure is."""
+def test_the_leader_of_etcd_may_die_while_workers_run_and_while_they_restart(make_lab: MakeLab) -> None:
+    """The first death causes no restart."""
     lab = make_lab(6)
     run = EtcdRun(lab, "3")
     run.start_in_order(*lab.hosts[:3])
     first = run.until_at_work(3)
     pids = first.pids
     run.etcd.kill_leader()
-    run.until_it_worked_for(first, 4.0)  # longer than the lease in etcd of the one that leads the run
+    run.until_worked_for(first, 4.0)  # longer than the leader's lease in etcd
     run.etcd.start_all()
     leader = run.etcd.leader()
     assert (first.number, first.pids) == (1, pids)
@@ -100,10 +100,10 @@ def test_the_leader_of_etcd_dies_while_workers_are_at_work_and_then_while_they_a
 # --- agents and their hosts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["the one that leads", "another"])
-def test_an_agent_is_killed(make_lab: MakeLab, victim: int) -> None:
+@pytest.mark.parametrize("victim", [0, 1], ids=["the leader", "another"])
+def test_the_run_continues_after_an_agent_was_killed(make_lab: MakeLab, victim: int) -> None:
     lab = make_lab(6)
-    run = EtcdRun(lab, "2:3", SHORT)
+    run = EtcdRun(lab, "2:3", SHORT_LEASE)
     agents = run.start_in_order(*lab.hosts[:3])
     whole = run.until_at_work(3)
     agents[victim].send(signal.SIGKILL)
@@ -115,10 +115,10 @@ def test_an_agent_is_killed(make_lab: MakeLab, victim: int) -> None:
     run.finish(*agents)
 
 
-def test_the_host_of_the_one_that_leads_is_cut_off_and_comes_back(make_lab: MakeLab) -> None:
-    """Its workers are gone before the others go on without it: the history says so at the end."""
+def test_the_leaders_host_may_be_cut_off_and_rejoin(make_lab: MakeLab) -> None:
+    """Its workers are gone before the others continue without it."""
     lab = make_lab(6)
-    run = EtcdRun(lab, "2:3", SHORT)
+    run = EtcdRun(lab, "2:3", SHORT_LEASE)
     run.start_in_order(*lab.hosts[:3])
     whole = run.until_at_work(3)
     lab[0].cut()
@@ -131,14 +131,14 @@ def test_the_host_of_the_one_that_leads_is_cut_off_and_comes_back(make_lab: Make
     by = [written.by for written in run.etcd.records(run.run_id)]
     assert by[0].host == "node0"
     assert by[-1] != by[0]
-    assert by[0] not in by[by.count(by[0]) :], "once another led, nothing was written by the first"
+    assert by[0] not in by[by.count(by[0]) :], "the first leader wrote after another led"
     run.finish()
 
 
-def test_the_one_that_leads_is_cut_off_from_etcd_only(make_lab: MakeLab) -> None:
-    """It cannot learn who leads now, and so its node is lost to the others, who go on without it."""
+def test_a_leader_that_is_cut_off_from_etcd_is_lost(make_lab: MakeLab) -> None:
+    """It cannot find the new leader, so the others continue without its node."""
     lab = make_lab(6)
-    run = EtcdRun(lab, "2:3", SHORT)
+    run = EtcdRun(lab, "2:3", SHORT_LEASE)
     agents = run.start_in_order(*lab.hosts[:3])
     whole = run.until_at_work(3)
     lab.partition([lab[0]], run.etcd.hosts)
@@ -151,40 +151,40 @@ def test_the_one_that_leads_is_cut_off_from_etcd_only(make_lab: MakeLab) -> None
     run.finish()
 
 
-def test_when_it_reaches_etcd_again_in_time_nothing_is_restarted(make_lab: MakeLab) -> None:
+def test_a_leader_that_reaches_etcd_again_in_time_causes_no_restart(make_lab: MakeLab) -> None:
     lab = make_lab(6)
-    run = EtcdRun(lab, "2:3", PATIENT)
+    run = EtcdRun(lab, "2:3", LONG_LEASE)
     agents = run.start_in_order(*lab.hosts[:3])
     whole = run.until_at_work(3)
     lab.partition([lab[0]], run.etcd.hosts)
     run.until_one_takes_over(agents[1:])
     lab.heal()
-    run.until_said(agents[0], "this node serves the coordinator no longer")
-    run.until_all_are_with_the_new_one()
-    run.until_it_worked_for(whole, 0.5)
+    run.until_printed(agents[0], "this node serves the coordinator no longer")
+    run.until_all_joined_the_new_leader()
+    run.until_worked_for(whole, 0.5)
     (lab.shared / "fail-0").touch()
     again = run.until_at_work(3, after=whole)
     assert (again.number, again.restart_count) == (2, 1)
     run.finish()
 
 
-def test_the_death_of_a_successor_says_nothing_about_those_it_never_heard_of(make_lab: MakeLab) -> None:
-    """A generation is cut off from etcd, its leader with it: it goes on. Of two that wait elsewhere one takes over,
-    and dies before it has heard of anybody. The other must not believe that the generation is dead as well."""
+def test_members_that_a_dead_successor_never_met_are_not_lost(make_lab: MakeLab) -> None:
+    """A generation is cut off from etcd with its leader and keeps running. One of two spares takes over and dies before
+    any member has connected. The other spare must not declare the generation lost."""
     lab = make_lab(7)
-    run = EtcdRun(lab, "1:2", SHORT)
+    run = EtcdRun(lab, "1:2", SHORT_LEASE)
     members = run.start_in_order(lab[0], lab[1])
     whole = run.until_at_work(2)
     spares = run.start(lab[2], lab[3])
     for agent in spares:
-        run.until_said(agent, "this node is a spare")
+        run.until_printed(agent, "this node is a spare")
     lab.partition(lab.hosts[:2], lab.hosts[2:])
     first = run.until_one_takes_over(spares)
     first.send(signal.SIGKILL)
     (other,) = [agent for agent in spares if agent is not first]
-    run.until_said(other, TAKES_OVER)
-    run.until_it_worked_for(whole, 5.0)  # longer than it would wait for those of a dead leader
+    run.until_printed(other, TAKES_OVER)
+    run.until_worked_for(whole, 5.0)  # longer than it waits for the members of a dead leader
     lab.heal()
-    run.until_all_are_with_the_new_one()
-    run.until_it_worked_for(whole, 0.5)
+    run.until_all_joined_the_new_leader()
+    run.until_worked_for(whole, 0.5)
     run.finish(*members, other)

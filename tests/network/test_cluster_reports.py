@@ -1,4 +1,4 @@
-"""One verdict for the run: every node says the same, and ends alike."""
+"""One verdict for the run: every node prints the same report and exits with the same code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 folder = Path(sys.argv[1])
 if os.environ["RANK"] == "3":
-    raise RuntimeError("the third knows why")
+    raise RuntimeError("rank 3 fails")
 while True:
     time.sleep(60)
 """
@@ -27,23 +27,23 @@ def program(lab: Lab, text: str) -> Path:
     return path
 
 
-def test_every_node_tells_the_same_first_cause_and_exits_alike(lab: Lab) -> None:
-    cluster = Cluster(lab, 3, nproc=2, max_restarts=0, script=str(program(lab, FAILS_ON_RANK_3)), words=())
+def test_every_node_reports_the_same_first_cause_and_exit_code(lab: Lab) -> None:
+    cluster = Cluster(lab, 3, nproc=2, max_restarts=0, script=str(program(lab, FAILS_ON_RANK_3)), arguments=())
     for number, host in enumerate(lab):
         cluster.start(host, options=["--node-rank", str(number)])
     results = cluster.over()
     for result in results:
-        said = in_one_line(result.err)
-        assert "rank 3 on node1" in said
-        assert "RuntimeError: the third knows why" in said
-        assert 'raise RuntimeError("the third knows why")' in said
-        assert "no restarts are allowed (--max-restarts 0)" in said
+        printed = in_one_line(result.err)
+        assert "rank 3 on node1" in printed
+        assert "RuntimeError: rank 3 fails" in printed
+        assert 'raise RuntimeError("rank 3 fails")' in printed
+        assert "no restarts are allowed (--max-restarts 0)" in printed
     assert len({result.code for result in results}) == 1
     assert results[0].code != 0
 
 
-def test_the_budget_is_one_for_all_nodes(lab: Lab) -> None:
-    """Two restarts in all, whichever node fails; then every node tells the same story."""
+def test_all_nodes_share_one_restart_budget(lab: Lab) -> None:
+    """Two restarts in total, whichever node fails. Then every node prints the same report."""
     cluster = Cluster(lab, 3, max_restarts=2)
     cluster.start(*lab)
     generation = cluster.until_at_work(3)
@@ -56,9 +56,9 @@ def test_the_budget_is_one_for_all_nodes(lab: Lab) -> None:
     (lab.shared / "fail-2").touch()
     results = cluster.over()
     for result in results:
-        said = in_one_line(result.err)
-        assert f"rank 2 on {host}" in said
-        assert "rank 2 fails as it was told" in said
-        assert "all 2 restarts are used" in said
+        printed = in_one_line(result.err)
+        assert f"rank 2 on {host}" in printed
+        assert "rank 2 fails as requested" in printed
+        assert "all 2 restarts are used" in printed
     assert {result.code for result in results} == {results[0].code} != {0}
     cluster.check()

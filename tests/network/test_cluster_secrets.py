@@ -1,4 +1,4 @@
-"""Who may join: a secret that all nodes share, and TLS with and without certificates of the nodes."""
+"""Which nodes may join: a shared secret, and TLS with and without client certificates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ REJECTED = "rejected this node: it serves another run or has another secret"
 
 
 class Authority:
-    """Signs certificates, with the program that everybody has."""
+    """A CA that signs certificates with openssl."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
-            pytest.skip("making certificates needs the program openssl")
+            pytest.skip("creating certificates needs openssl")
         self._folder = folder
         folder.mkdir()
         self.certificate = folder / "ca.pem"
-        self._openssl(*self._request("ca", "a lab's authority"), "-x509", "-out", "ca.pem")
+        self._openssl(*self._request("ca", "a lab's CA"), "-x509", "-out", "ca.pem")
 
-    def _openssl(self, *words: str) -> None:
-        done = subprocess.run(["openssl", *words], cwd=self._folder, capture_output=True, text=True)
+    def _openssl(self, *arguments: str) -> None:
+        done = subprocess.run(["openssl", *arguments], cwd=self._folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     @staticmethod
@@ -38,7 +38,7 @@ class Authority:
         return ["req", "-batch", "-subj", f"/CN={subject}", *key]
 
     def sign(self, host: Host) -> dict[str, object]:
-        """The rendezvous options with which a host shows who it is."""
+        """Return the rendezvous options with a certificate for this host."""
         name = host.name
         names = f"subjectAltName=IP:{host.address},DNS:{name}"
         signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext", names, "-out", f"{name}.pem"]
@@ -51,15 +51,15 @@ def authority(lab: Lab) -> Authority:
     return Authority(lab.home / "certificates")
 
 
-def assert_refused(cluster: Cluster, agent: Running, sentence: str) -> None:
-    cluster.until(lambda: agent.is_over, f"{agent.name} was to be refused")
-    refused = agent.wait()
-    assert refused.code != 0
-    assert sentence in in_one_line(refused.err)
-    assert "Traceback" not in refused.err
+def assert_rejected(cluster: Cluster, agent: Running, message: str) -> None:
+    cluster.until(lambda: agent.is_over, f"{agent.name} to exit")
+    rejected = agent.wait()
+    assert rejected.code != 0
+    assert message in in_one_line(rejected.err)
+    assert "Traceback" not in rejected.err
 
 
-def test_a_node_with_another_secret_or_none_is_refused_and_does_no_harm(lab: Lab) -> None:
+def test_a_node_with_another_secret_or_none_is_rejected(lab: Lab) -> None:
     cluster = Cluster(lab, "2:3")
     secret = lab.home / "secret"
     secret.write_text("very lovely weather\n")
@@ -69,15 +69,15 @@ def test_a_node_with_another_secret_or_none_is_refused_and_does_no_harm(lab: Lab
     generation = cluster.until_at_work(2)
     for env in ({"TENAX_RDZV_TOKEN": "very awful weather"}, {}):
         (agent,) = cluster.start(lab[2], env=env)
-        assert_refused(cluster, agent, REJECTED)
+        assert_rejected(cluster, agent, REJECTED)
         assert "awful weather" not in agent.err
-    cluster.until_it_worked_for(generation, 0.2)
+    cluster.until_worked_for(generation, 0.2)
     members += cluster.start(lab[2], env={"TENAX_RDZV_TOKEN": "very lovely weather"})
     cluster.until_at_work(3, after=generation)
     cluster.finish(*members)
 
 
-def test_nodes_meet_over_tls_with_the_machines_trust_in_an_authority(lab: Lab, authority: Authority) -> None:
+def test_nodes_may_trust_a_ca_of_the_system(lab: Lab, authority: Authority) -> None:
     cluster = Cluster(lab, 3)
     trust = {"SSL_CERT_FILE": str(authority.certificate)}
     cluster.start(lab[0], conf=authority.sign(lab[0]), env=trust)
@@ -88,51 +88,47 @@ def test_nodes_meet_over_tls_with_the_machines_trust_in_an_authority(lab: Lab, a
     cluster.finish()
 
 
-def test_with_mutual_tls_a_node_without_a_certificate_is_refused_and_does_no_harm(
-    lab: Lab, authority: Authority
-) -> None:
+def test_with_mutual_tls_a_node_without_a_certificate_is_rejected(lab: Lab, authority: Authority) -> None:
     cluster = Cluster(lab, "2:3", conf={"ca_cert": authority.certificate, "last_call_timeout": 0})
     members = [cluster.start(host, conf=authority.sign(host))[0] for host in lab.hosts[:2]]
     generation = cluster.until_at_work(2)
-    (bare,) = cluster.start(lab[2])
-    refusal = "it refused what this side showed for TLS (certificate required); check the rendezvous options ssl_cert"
-    assert_refused(cluster, bare, refusal)
-    cluster.until_it_worked_for(generation, 0.2)
+    (agent,) = cluster.start(lab[2])
+    expected = "it refused what this side showed for TLS (certificate required); check the rendezvous options ssl_cert"
+    assert_rejected(cluster, agent, expected)
+    cluster.until_worked_for(generation, 0.2)
     members += cluster.start(lab[2], conf=authority.sign(lab[2]))
     cluster.until_at_work(3, after=generation)
     cluster.finish(*members)
 
 
-def test_nodes_that_differ_about_tls_or_whom_they_trust_are_told_so(lab: Lab, authority: Authority) -> None:
-    stranger = Authority(lab.home / "other certificates")
+def test_nodes_with_different_tls_settings_are_rejected(lab: Lab, authority: Authority) -> None:
+    other_authority = Authority(lab.home / "other certificates")
     cluster = Cluster(lab, "1:3", conf={"last_call_timeout": 0})
     members = cluster.start(lab[0], conf={**authority.sign(lab[0]), "ca_cert": authority.certificate})
     generation = cluster.until_at_work(1)
     (plain,) = cluster.start(lab[1])
-    assert_refused(
+    assert_rejected(
         cluster, plain, "it speaks TLS, and this side was not told to; check the rendezvous options ssl_cert"
     )
-    (distrustful,) = cluster.start(lab[1], conf={**authority.sign(lab[1]), "ca_cert": stranger.certificate})
-    assert_refused(cluster, distrustful, "TLS could not be agreed on: self-signed certificate in certificate chain")
-    (distrusted,) = cluster.start(lab[2], conf={**stranger.sign(lab[2]), "ca_cert": authority.certificate})
-    assert_refused(cluster, distrusted, "it refused what this side showed for TLS (unknown ca)")
-    cluster.until_it_worked_for(generation, 0.2)
+    (untrusting,) = cluster.start(lab[1], conf={**authority.sign(lab[1]), "ca_cert": other_authority.certificate})
+    assert_rejected(cluster, untrusting, "TLS could not be agreed on: self-signed certificate in certificate chain")
+    (untrusted,) = cluster.start(lab[2], conf={**other_authority.sign(lab[2]), "ca_cert": authority.certificate})
+    assert_rejected(cluster, untrusted, "it refused what this side showed for TLS (unknown ca)")
+    cluster.until_worked_for(generation, 0.2)
     cluster.finish(*members)
 
 
-def test_a_certificate_for_another_host_than_the_endpoint_is_said_where_it_was_given(
-    lab: Lab, authority: Authority
-) -> None:
+def test_a_certificate_for_another_host_is_reported_by_the_serving_node(lab: Lab, authority: Authority) -> None:
     cluster = Cluster(lab, 3, conf={"ca_cert": authority.certificate})
     (agent,) = cluster.start(lab[0], conf=authority.sign(lab[1]))
-    assert_refused(cluster, agent, f"certificate is not valid for '{lab[0].address}'")
+    assert_rejected(cluster, agent, f"certificate is not valid for '{lab[0].address}'")
 
 
-def test_a_node_that_wants_tls_is_told_that_the_coordinator_has_none(lab: Lab, authority: Authority) -> None:
+def test_a_node_with_tls_is_rejected_by_a_coordinator_without(lab: Lab, authority: Authority) -> None:
     cluster = Cluster(lab, 2)
     members = cluster.start(lab[0], lab[1])
     generation = cluster.until_at_work(2)
     (agent,) = cluster.start(lab[2], conf={"ca_cert": authority.certificate})
-    assert_refused(cluster, agent, "it refused what this side showed for TLS (handshake failure)")
-    cluster.until_it_worked_for(generation, 0.2)
+    assert_rejected(cluster, agent, "it refused what this side showed for TLS (handshake failure)")
+    cluster.until_worked_for(generation, 0.2)
     cluster.finish(*members)

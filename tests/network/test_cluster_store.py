@@ -1,4 +1,4 @@
-"""Who may use the workers' store of a run of several hosts: their workers, from any address, and nobody else."""
+"""Which clients the store of a multi-host run accepts: workers, from any address of their hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORE_PORT = 23456
 
 
 def is_served(host: Host, address: str, source: str = "") -> bool:
-    """Whether a process of root on this host gets an answer of the store there."""
+    """Return True if the store there answers a process of root on this host."""
 
     def call() -> bool:
         origin = (source, 0) if source else None
@@ -34,11 +34,11 @@ def is_served(host: Host, address: str, source: str = "") -> bool:
 
 
 @pytest.mark.parametrize("family", ["v4", pytest.param("v6", marks=requires_ipv6)])
-def test_only_members_use_the_store(make_lab: Callable[..., Lab], family: Family) -> None:
-    """A member has two addresses and uses both. A host that is no member and another user of rank 0's host are
-    rejected, and the console of that host says so, with the option that would let them in."""
+def test_only_members_can_use_the_store(make_lab: Callable[..., Lab], family: Family) -> None:
+    """From each of their addresses. Another host, and another user of rank 0's host, are rejected, and the console of
+    rank 0 prints the option that would accept them."""
     lab = make_lab(3, family=family)
-    first, second, stranger = lab.hosts
+    first, second, outsider = lab.hosts
     base, separator, _ = second.address.rpartition(":" if family == "v6" else ".")
     other = f"{base}{separator}77"
     second.network.ip(f"addr add {other}/{'64 nodad' if family == 'v6' else '24'} dev eth0")
@@ -49,23 +49,23 @@ def test_only_members_use_the_store(make_lab: Callable[..., Lab], family: Family
     assert is_served(first, first.address)
     assert is_served(second, first.address, second.address)
     assert is_served(second, first.address, other)
-    assert not is_served(stranger, first.address)
-    cluster.until_said(agent, "is not an address of a node of this generation")
-    assert f"store_allow={stranger.address}" in in_one_line(agent.err)
-    asked = ask.GREETING + ask.ping(b"abcd")
-    words = [sys.executable, "-S", "-c", CLIENT, first.address, str(STORE_PORT), str(NOBODY), asked.hex()]
-    assert first.run(words).wait().out.strip() == ""
-    cluster.until_it_worked_for(generation, 0.1)
+    assert not is_served(outsider, first.address)
+    cluster.until_printed(agent, "is not an address of a node of this generation")
+    assert f"store_allow={outsider.address}" in in_one_line(agent.err)
+    request = ask.GREETING + ask.ping(b"abcd")
+    command = [sys.executable, "-S", "-c", CLIENT, first.address, str(STORE_PORT), str(NOBODY), request.hex()]
+    assert first.run(command).wait().out.strip() == ""
+    cluster.until_worked_for(generation, 0.1)
     cluster.finish()
 
 
-def test_an_operator_lets_other_hosts_in(lab: Lab) -> None:
-    """By their network; those are served although they are no members."""
-    first, second, stranger = lab.hosts
+def test_store_allow_accepts_other_hosts(lab: Lab) -> None:
+    """By their network, although they are not members."""
+    first, second, outsider = lab.hosts
     network = f"{first.address.rpartition('.')[0]}.0/24"
     cluster = Cluster(lab, 2, conf={"store_port": STORE_PORT, "store_allow": f"192.168.0.0/16+{network}"})
     cluster.start(first, conf={"rank": 0})
     cluster.start(second, conf={"rank": 1})
     cluster.until_at_work(2)
-    assert is_served(stranger, first.address)
+    assert is_served(outsider, first.address)
     cluster.finish()

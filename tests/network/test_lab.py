@@ -1,4 +1,4 @@
-"""The lab does to a network what it says, proved with plain sockets and programs."""
+"""Tests of the lab itself, with plain sockets and programs."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from .lab import (
 
 pytestmark = requires_netns
 
-A_MOMENT_S = 0.2  # only to show what must not happen; never to wait for something
+SHORT_S = 0.2  # to check that something does not happen; never to wait for an event
 PATIENCE_S = 30.0
 MakeLab = Callable[..., Lab]
 _SIOCETHTOOL, _ETHTOOL_GLINK = 0x8946, 0x0A
 
-# A server that greets each caller and keeps the connection; its first line is its port.
+# A server that sends "hello" on each connection and keeps it open; its first line is its port.
 SERVER = """
 import socket, sys
 server = socket.create_server((sys.argv[1], 0), family=socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
 print(server.getsockname()[1], flush=True)
-callers = []
+connections = []
 while True:
-    callers.append(server.accept()[0])
-    callers[-1].sendall(b"hello")
+    connections.append(server.accept()[0])
+    connections[-1].sendall(b"hello")
 """
-# Leaves a process of the nastiest kind behind: orphaned, in a session of its own, deaf to what can be ignored.
+# Leaves an orphan behind, in its own session, that ignores SIGTERM and SIGHUP.
 DAEMON = """
 import os, signal, time
 if os.fork() == 0:
@@ -74,7 +74,7 @@ print(answer, time.monotonic() - begun)
 
 @contextlib.contextmanager
 def connected(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The two ends of a TCP connection: ``one``'s and ``other``'s."""
+    """Open a TCP connection. Yield the socket of ``one`` and that of ``other``."""
     with other.listen() as server, one.connect(other.address, server.getsockname()[1]) as ours:
         theirs, _ = server.accept()
         with theirs:
@@ -82,8 +82,8 @@ def connected(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.so
             yield ours, theirs
 
 
-class Post:
-    """Sends datagrams between hosts. They keep their order, so one that arrives proves that an earlier one is lost."""
+class DatagramSockets:
+    """Sends datagrams between hosts. They keep their order: if a later one arrives first, the earlier one is lost."""
 
     def __init__(self, hosts: list[Host]) -> None:
         self._sockets = {host: self._make(host) for host in hosts}
@@ -107,49 +107,49 @@ class Post:
 
 
 @contextlib.contextmanager
-def post(*hosts: Host) -> Iterator[Post]:
-    with contextlib.closing(Post(list(hosts))) as made:
+def datagram_sockets(*hosts: Host) -> Iterator[DatagramSockets]:
+    with contextlib.closing(DatagramSockets(list(hosts))) as made:
         yield made
 
 
-def roads_that_lose(lab: Lab, undo: Callable[[], None]) -> set[str]:
-    """Send something on every road; then undo the fault and send again: who did not hear the first one first?"""
-    roads = [(source, target) for source in lab for target in lab if source is not target]
+def lost_routes(lab: Lab, undo: Callable[[], None]) -> set[str]:
+    """Send a datagram on every route, undo the fault, and send another. Return the routes that lost the first."""
+    routes = [(source, target) for source in lab for target in lab if source is not target]
     lost = set()
     with contextlib.ExitStack() as stack:
-        posts = {road: stack.enter_context(post(*road)) for road in roads}
-        for source, target in roads:
-            posts[source, target].send(source, target, "before")
+        sockets_by_route = {route: stack.enter_context(datagram_sockets(*route)) for route in routes}
+        for source, target in routes:
+            sockets_by_route[source, target].send(source, target, "before")
         undo()
-        for source, target in roads:
-            posts[source, target].send(source, target, "after")
-        for source, target in roads:
-            if posts[source, target].receive(target) == "after":
+        for source, target in routes:
+            sockets_by_route[source, target].send(source, target, "after")
+        for source, target in routes:
+            if sockets_by_route[source, target].receive(target) == "after":
                 lost.add(f"{source.number}→{target.number}")
     return lost
 
 
 def silent(end: socket.socket) -> bool:
-    """Whether nothing at all happens on a connection for a moment: no data, no end, no error."""
-    return not select.select([end], [], [], A_MOMENT_S)[0]
+    """Return True if a connection is silent for a short time: no data, no end, no error."""
+    return not select.select([end], [], [], SHORT_S)[0]
 
 
 def has_carrier(host: Host) -> bool:
-    """What the host's network card says about its cable."""
+    """Return True if the host's network card reports a carrier."""
 
-    def ask() -> bool:
+    def query() -> bool:
         is_linked = (ctypes.c_uint32 * 2)(_ETHTOOL_GLINK, 0)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP16x", b"eth0", ctypes.addressof(is_linked)))
         return bool(is_linked[1])
 
-    return host.inside(ask)
+    return host.inside(query)
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
 
 
-def test_hosts_have_their_own_name_and_find_each_other_by_name(lab: Lab) -> None:
+def test_hosts_have_names_and_resolve_each_other(lab: Lab) -> None:
     a, b, _ = lab
     server = b.run(python(SERVER, b.address))
     port = int(server.line())
@@ -170,24 +170,24 @@ def test_hosts_have_their_own_name_and_find_each_other_by_name(lab: Lab) -> None
 
 
 def test_two_hosts_can_have_the_same_name(lab: Lab) -> None:
-    ask = python("import socket; print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))")
+    program = python("import socket; print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))")
     for host in lab[0], lab[1]:
-        assert host.run(ask, hostname="twin").wait().out.split() == ["twin", host.address]
+        assert host.run(program, hostname="twin").wait().out.split() == ["twin", host.address]
 
 
 def test_a_program_gets_its_folder_and_a_clean_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "7")
-    monkeypatch.setenv("TENAX_SOMETHING", "ours")
-    ask = python("import os, json; print(json.dumps([os.getcwd(), dict(os.environ)]))")
-    folder, variables = json.loads(lab[0].run(ask, env={"EXTRA": "1"}).wait().out)
+    monkeypatch.setenv("TENAX_SOMETHING", "x")
+    program = python("import os, json; print(json.dumps([os.getcwd(), dict(os.environ)]))")
+    folder, variables = json.loads(lab[0].run(program, env={"EXTRA": "1"}).wait().out)
     assert folder == variables["TMPDIR"] == str(lab[0].home)
     assert variables["EXTRA"] == "1"
     assert not {"RANK", "TENAX_SOMETHING"} & variables.keys()
-    assert json.loads(lab[0].run(ask, cwd=lab.shared).wait().out)[0] == str(lab.shared)
+    assert json.loads(lab[0].run(program, cwd=lab.shared).wait().out)[0] == str(lab.shared)
 
 
-def test_a_running_program_is_heard_signalled_and_awaited(lab: Lab) -> None:
-    """Its pid is its own, its lines come when they are written, and its end is told with what it said."""
+def test_the_output_and_the_exit_of_a_program_can_be_awaited(lab: Lab) -> None:
+    """Its pid is known, its lines are returned when they are complete, and failures show its output."""
     code = """
         import os, signal, sys
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -200,52 +200,52 @@ def test_a_running_program_is_heard_signalled_and_awaited(lab: Lab) -> None:
     """
     running = lab[0].run(python(code))
     assert running.line() == str(running.pid)
-    running.until_said("ready")
+    running.until_printed("ready")
     running.send(signal.SIGUSR1)
     assert running.line() == "half and half"
     with pytest.raises(pytest.fail.Exception, match=r"(?s)still running.*half and half"):
         running.wait(timeout_s=0.01)
     running.send(signal.SIGTERM)
     assert running.wait().code == -signal.SIGTERM
-    with pytest.raises(pytest.fail.Exception, match="waited in vain for line 3"):
+    with pytest.raises(pytest.fail.Exception, match="did not print line 3"):
         running.line()
 
 
-def test_a_fact_in_the_shared_folder_is_awaited(lab: Lab) -> None:
+def test_a_condition_of_the_shared_folder_can_be_awaited(lab: Lab) -> None:
     lab[1].run(["sh", "-c", 'echo x > "$1/half" && mv "$1/half" "$1/whole"', "sh", str(lab.shared)])
     lab.until((lab.shared / "whole").exists, "the file")
-    with pytest.raises(pytest.fail.Exception, match="in vain: another file"):
+    with pytest.raises(pytest.fail.Exception, match=r"timed out after 0\.01 s: another file"):
         lab.until((lab.shared / "other").exists, "another file", timeout_s=0.01)
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 1}, pytest.param({"family": "v6"}, marks=requires_ipv6)])
-def test_nothing_is_lost_from_the_first_packet_on(make_lab: MakeLab, options: dict[str, object]) -> None:
+def test_no_packet_is_lost_without_a_fault(make_lab: MakeLab, options: dict[str, object]) -> None:
     lab = make_lab(3, **options)
-    assert roads_that_lose(lab, undo=lambda: None) == set()
+    assert lost_routes(lab, undo=lambda: None) == set()
     lab[0].unplug()
     lab[0].plug()
     lab[1].power_off()
     lab[1].power_off()
     lab[1].power_on()
     lab[1].power_on()
-    assert roads_that_lose(lab, undo=lambda: None) == set()
+    assert lost_routes(lab, undo=lambda: None) == set()
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cut_is_silent_and_what_was_sent_meanwhile_arrives_when_it_heals(lab: Lab) -> None:
+def test_a_cut_is_silent_and_sent_data_arrives_after_it(lab: Lab) -> None:
     a, b, c = lab
     with connected(a, b) as (ours, theirs), connected(b, c) as (other, others), b.listen() as server:
         a.cut()
         ours.sendall(b"late")
         with pytest.raises(TimeoutError):
-            a.connect(b.address, server.getsockname()[1], timeout_s=A_MOMENT_S)
+            a.connect(b.address, server.getsockname()[1], timeout_s=SHORT_S)
         assert silent(ours)
         assert silent(theirs)
         assert has_carrier(a)
-        other.sendall(b"not us")
-        assert others.recv(100) == b"not us"
+        other.sendall(b"unaffected")
+        assert others.recv(100) == b"unaffected"
         a.heal()
         assert theirs.recv(100) == b"late"
 
@@ -254,36 +254,36 @@ def test_a_cut_is_silent_and_what_was_sent_meanwhile_arrives_when_it_heals(lab: 
     ("direction", "lost"),
     [("in", {"1→0", "2→0"}), ("out", {"0→1", "0→2"}), ("both", {"1→0", "2→0", "0→1", "0→2"})],
 )
-def test_a_cut_has_a_direction(lab: Lab, direction: Direction, lost: set[str]) -> None:
+def test_a_cut_affects_only_its_direction(lab: Lab, direction: Direction, lost: set[str]) -> None:
     lab[0].cut(direction)
-    assert roads_that_lose(lab, undo=lab[0].heal) == lost
+    assert lost_routes(lab, undo=lab[0].heal) == lost
 
 
 def test_one_direction_can_heal_before_the_other(lab: Lab) -> None:
     lab[0].cut()
     lab[0].heal("in")
-    assert roads_that_lose(lab, undo=lab.heal) == {"0→1", "0→2"}
+    assert lost_routes(lab, undo=lab.heal) == {"0→1", "0→2"}
 
 
-def test_a_partition_separates_groups_and_nothing_else(make_lab: MakeLab) -> None:
+def test_a_partition_separates_only_its_groups(make_lab: MakeLab) -> None:
     a, b, c, _ = lab = make_lab(4)
     lab.partition([a, b], [c])
-    assert roads_that_lose(lab, undo=lab.heal) == {"0→2", "1→2", "2→0", "2→1"}
+    assert lost_routes(lab, undo=lab.heal) == {"0→2", "1→2", "2→0", "2→1"}
 
 
-def test_a_host_that_boots_during_a_partition_is_still_apart(lab: Lab) -> None:
+def test_a_host_that_boots_during_a_partition_stays_cut_off(lab: Lab) -> None:
     a, b, c = lab
     lab.partition([a], [b, c])
     a.power_off()
     a.power_on()
-    assert roads_that_lose(lab, undo=lab.heal) == {"0→1", "0→2", "1→0", "2→0"}
+    assert lost_routes(lab, undo=lab.heal) == {"0→1", "0→2", "1→0", "2→0"}
 
 
 # --- power ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_is_killed_says_farewell_and_a_host_without_power_does_not(lab: Lab) -> None:
-    """After the host has come back, it knows nothing of the old connection, and says so to whoever uses it."""
+def test_a_killed_process_closes_its_connections_but_a_power_failure_is_silent(lab: Lab) -> None:
+    """After a boot, the host resets the old connection when it is used."""
     a, b, _ = lab
     killed = b.run(python(SERVER, b.address))
     with a.connect(b.address, int(killed.line())) as connection:
@@ -298,12 +298,12 @@ def test_a_process_that_is_killed_says_farewell_and_a_host_without_power_does_no
         assert silent(connection)
         b.power_on()
         assert silent(connection)
-        connection.sendall(b"are you there?")
+        connection.sendall(b"data")
         with pytest.raises(ConnectionResetError):
             connection.recv(5)
 
 
-def test_everything_on_a_host_ends_with_its_power(lab: Lab) -> None:
+def test_a_power_failure_ends_everything_on_the_host(lab: Lab) -> None:
     daemon = lab[0].run(python(DAEMON))
     elsewhere = lab[1].run(python(DAEMON))
     pid = int(daemon.line())
@@ -319,13 +319,13 @@ def test_everything_on_a_host_ends_with_its_power(lab: Lab) -> None:
     assert lab[0].run(["true"]).wait().code == 0
 
 
-def test_a_program_that_was_just_started_ends_with_the_power_too(lab: Lab) -> None:
+def test_a_power_failure_ends_programs_that_were_just_started(lab: Lab) -> None:
     runs = [lab[0].run(["sh", "-c", "while :; do :; done"]) for _ in range(5)]
     lab[0].power_off()
     assert [run.wait(timeout_s=0).code for run in runs] == [-signal.SIGKILL] * 5
 
 
-def test_a_connection_outlives_a_pulled_cable(make_lab: MakeLab) -> None:
+def test_a_connection_survives_an_unplugged_cable(make_lab: MakeLab) -> None:
     for options in {}, {"seed": 1}:
         a, b = make_lab(2, **options)
         with connected(a, b) as (ours, theirs):
@@ -346,7 +346,7 @@ def test_a_connection_outlives_a_pulled_cable(make_lab: MakeLab) -> None:
 
 @requires_ipv6
 @pytest.mark.parametrize("options", [{}, {"seed": 3}])
-def test_a_v6_lab_has_no_v4(make_lab: MakeLab, options: dict[str, int]) -> None:
+def test_a_lab_with_ipv6_has_no_ipv4(make_lab: MakeLab, options: dict[str, int]) -> None:
     a, b, _ = lab = make_lab(3, family="v6", **options)
     assert a.endpoint(80) == f"[{a.address}]:80"
     with connected(a, b) as (ours, theirs):
@@ -357,11 +357,11 @@ def test_a_v6_lab_has_no_v4(make_lab: MakeLab, options: dict[str, int]) -> None:
     answer, _ = a.run(python(RESOLVE, "node1")).wait().out.split()
     assert answer == b.address
     a.cut("out")
-    assert roads_that_lose(lab, undo=a.heal) == {"0→1", "0→2"}
+    assert lost_routes(lab, undo=a.heal) == {"0→1", "0→2"}
 
 
 @requires_ipv6
-def test_a_host_can_have_both_kinds_of_addresses(make_lab: MakeLab) -> None:
+def test_a_host_can_have_ipv4_and_ipv6_addresses(make_lab: MakeLab) -> None:
     a, b = make_lab(2, family="both")
     assert [":" in address for address in b.addresses] == [False, True]
     for family, address in zip((socket.AF_INET, socket.AF_INET6), b.addresses, strict=True):
@@ -374,15 +374,15 @@ def test_a_host_can_have_both_kinds_of_addresses(make_lab: MakeLab) -> None:
 
 
 @requires_slow_network
-def test_a_delay_is_seen_in_the_round_trip(make_lab: MakeLab) -> None:
+def test_a_delay_lengthens_the_round_trip(make_lab: MakeLab) -> None:
     a, b, c = lab = make_lab(3, delay_ms=20)
-    with post(a, b, c) as letters:
+    with datagram_sockets(a, b, c) as datagrams:
 
         def round_trip_s(target: Host) -> float:
             begun = time.monotonic()
-            letters.send(a, target, "ping")
-            letters.send(target, a, letters.receive(target))
-            letters.receive(a)
+            datagrams.send(a, target, "ping")
+            datagrams.send(target, a, datagrams.receive(target))
+            datagrams.receive(a)
             return time.monotonic() - begun
 
         assert round_trip_s(b) >= 0.040
@@ -396,13 +396,13 @@ def test_a_delay_is_seen_in_the_round_trip(make_lab: MakeLab) -> None:
 def test_the_same_seed_loses_the_same_packets(make_lab: MakeLab) -> None:
     def arrived(seed: int) -> list[str]:
         a, b = lab = make_lab(2, loss=0.2, seed=seed)
-        with post(a, b) as letters:
+        with datagram_sockets(a, b) as datagrams:
             for number in range(100):
-                letters.send(a, b, str(number))
-                letters.send(b, a, "meanwhile")  # does not change what happens the other way
+                datagrams.send(a, b, str(number))
+                datagrams.send(b, a, "meanwhile")  # does not affect the other direction
             lab.shape(loss=0.0)
-            letters.send(a, b, "last")
-            return list(iter(lambda: letters.receive(b), "last"))
+            datagrams.send(a, b, "last")
+            return list(iter(lambda: datagrams.receive(b), "last"))
 
     first = arrived(7)
     assert 50 < len(first) < 100
@@ -411,7 +411,7 @@ def test_the_same_seed_loses_the_same_packets(make_lab: MakeLab) -> None:
 
 
 @requires_slow_network
-def test_a_lossy_network_delivers_a_stream_whole_and_can_be_cut_and_powered(make_lab: MakeLab) -> None:
+def test_a_lossy_network_delivers_streams_and_supports_all_faults(make_lab: MakeLab) -> None:
     a, b = make_lab(2, delay_ms=1, jitter_ms=2, loss=0.01, seed=7)
     data = bytes(range(256)) * 1000
     with connected(a, b) as (ours, theirs):
@@ -431,22 +431,22 @@ def test_a_lossy_network_delivers_a_stream_whole_and_can_be_cut_and_powered(make
 
 
 def test_a_fast_network_cannot_be_made_slow(lab: Lab) -> None:
-    with pytest.raises(RuntimeError, match="make the lab with a delay"):
+    with pytest.raises(RuntimeError, match="create the lab with a delay"):
         lab.shape(delay_ms=1)
 
 
 # --- names and clocks -------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_name_server_knows_nobody_not_even_the_host_itself(lab: Lab) -> None:
+def test_a_dead_name_server_resolves_no_name(lab: Lab) -> None:
     for name in "node0", "node1", "example.org":
         assert lab[0].run(python(RESOLVE, name), dns="dead").wait().out.split()[0] == "error"
     assert lab[0].run(python(RESOLVE, "localhost"), dns="dead").wait().out.split()[0] in ("127.0.0.1", "::1")
 
 
-def test_a_slow_name_server_answers_late_also_after_a_reboot(make_lab: MakeLab) -> None:
+def test_a_slow_name_server_answers_late(make_lab: MakeLab) -> None:
     a, b = make_lab(2)
-    for name, expected in (b.name, b.address), ("nobody", "error"):
+    for name, expected in (b.name, b.address), ("unknown", "error"):
         answer, seconds = a.run(python(RESOLVE, name), dns="slow").wait().out.split()
         assert (answer, float(seconds) >= SLOW_NAME_S) == (expected, True)
         a.power_off()
@@ -454,27 +454,27 @@ def test_a_slow_name_server_answers_late_also_after_a_reboot(make_lab: MakeLab) 
 
 
 @requires_ipv6
-def test_a_slow_name_server_knows_v6_addresses(make_lab: MakeLab) -> None:
+def test_a_slow_name_server_resolves_ipv6_addresses(make_lab: MakeLab) -> None:
     a, b = make_lab(2, family="v6")
     assert a.run(python(RESOLVE, b.name), dns="slow").wait().out.split()[0] == b.address
 
 
-def test_a_silent_name_server_keeps_the_resolver_waiting(lab: Lab) -> None:
-    impatient = {"RES_OPTIONS": "timeout:1 attempts:1"}  # instead of 5 seconds, twice
-    asking = lab[0].run(python(RESOLVE, "node0"), dns="silent", env=impatient)
-    answer, seconds = asking.wait().out.split()
-    assert (answer, float(seconds) >= 1) == ("error", True), asking
+def test_a_silent_name_server_lets_the_resolver_time_out(lab: Lab) -> None:
+    options = {"RES_OPTIONS": "timeout:1 attempts:1"}  # instead of 5 s, twice
+    lookup = lab[0].run(python(RESOLVE, "node0"), dns="silent", env=options)
+    answer, seconds = lookup.wait().out.split()
+    assert (answer, float(seconds) >= 1) == ("error", True), lookup
 
 
-def test_a_program_can_have_another_wall_clock(lab: Lab) -> None:
-    """Everything below it has it too; it can jump while it runs; the monotonic clock is the machine's."""
+def test_the_wall_clock_of_a_program_can_be_shifted(lab: Lab) -> None:
+    """Also that of its children, and while it runs. The monotonic clock is not affected."""
     code = """
         import signal, subprocess, sys, time
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        tell = "import time; print(time.time(), time.time_ns() / 1e9, time.monotonic(), flush=True)"
+        report = "import time; print(time.time(), time.time_ns() / 1e9, time.monotonic(), flush=True)"
         while True:
-            exec(tell)
-            subprocess.run([sys.executable, "-I", "-S", "-c", tell])
+            exec(report)
+            subprocess.run([sys.executable, "-I", "-S", "-c", report])
             signal.sigwait({signal.SIGUSR1})
     """
     running = lab[0].run(python(code), skew_s=3600)
@@ -492,19 +492,19 @@ def test_a_program_can_have_another_wall_clock(lab: Lab) -> None:
         plain.set_skew(1)
 
 
-# --- apart from everything else ---------------------------------------------------------------------------------------
+# --- isolation --------------------------------------------------------------------------------------------------------
 
 
 def visible_outside() -> tuple[str, str, list[str]]:
-    """The machine's interfaces, mounts and named namespaces."""
+    """Return the machine's interfaces, mounts and named namespaces."""
     links = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
     named = Path("/run/netns")
     mounts = Path("/proc/self/mountinfo").read_text()
     return links, mounts, sorted(path.name for path in named.iterdir()) if named.exists() else []
 
 
-def test_two_labs_do_not_meet(make_lab: MakeLab) -> None:
-    """The same port can be taken in both, and a fault in one is none in the other."""
+def test_two_labs_are_isolated(make_lab: MakeLab) -> None:
+    """The same port is free in both, and a fault of one does not affect the other."""
     one, other = make_lab(2), make_lab(2)
     with one[1].listen(5000), one[1].listen(5001), other[1].listen(5000):
         with pytest.raises(OSError, match=r"unreachable|refused"):
@@ -517,7 +517,7 @@ def test_two_labs_do_not_meet(make_lab: MakeLab) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"family": "v6"}, {"delay_ms": 1}])
-def test_a_lab_leaves_nothing_even_when_a_test_fails(options: dict[str, object]) -> None:
+def test_a_lab_leaves_nothing_behind_even_if_a_test_fails(options: dict[str, object]) -> None:
     before = visible_outside()
     pids = []
 
@@ -538,16 +538,16 @@ def test_a_lab_leaves_nothing_even_when_a_test_fails(options: dict[str, object])
     assert visible_outside() == before
 
 
-def test_a_lab_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_that_cannot_be_created_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = visible_outside()
     with leaving_nothing(), monkeypatch.context() as without_programs:
         without_programs.setenv("PATH", str(tmp_path))
         with pytest.raises(FileNotFoundError), Lab(2, folder=tmp_path):
-            pytest.fail("there was no ip")
+            pytest.fail("the lab was created without ip")
     assert visible_outside() == before
 
 
-def test_the_reason_why_there_is_no_lab_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_why_labs_are_not_possible_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not() == ""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_not() == "the program ip is missing (Debian: apt-get install iproute2 util-linux mount)"

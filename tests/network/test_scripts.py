@@ -1,4 +1,4 @@
-"""The scripts that the tests of runs on several hosts train with do what those tests rely on."""
+"""The scripts of the cluster tests do what the tests rely on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 5
 
 
-def start(script: str, host: Host, rank: int, world: int, generation: int, *words: str) -> Running:
-    """A worker as a launcher would start it; node0 is the master."""
+def start(script: str, host: Host, rank: int, world: int, generation: int, *arguments: str) -> Running:
+    """Start a worker as a launcher does; node0 is the master."""
     lab = host._lab
     env = {
         "RANK": str(rank),
@@ -29,12 +29,12 @@ def start(script: str, host: Host, rank: int, world: int, generation: int, *word
         "TENAX_GENERATION": str(generation),
         "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
     }
-    return host.run([sys.executable, str(SCRIPTS / script), str(lab.shared), *words], env=env)
+    return host.run([sys.executable, str(SCRIPTS / script), str(lab.shared), *arguments], env=env)
 
 
-def test_a_plain_worker_beats_fails_when_told_and_finishes_when_told(lab: Lab) -> None:
+def test_a_plain_worker_records_steps_and_fails_or_finishes_on_request(lab: Lab) -> None:
     failing, finishing = (start("plain_worker.py", lab[rank], rank, 2, generation=3) for rank in range(2))
-    lab.until(lambda: {line["rank"] for line in traces.read(lab.shared, event="step")} == {0, 1}, "a beat of each")
+    lab.until(lambda: {line["rank"] for line in traces.read(lab.shared, event="step")} == {0, 1}, "a step of each")
     (lab.shared / "fail-0").touch()
     assert failing.wait().code == 3
     assert not (lab.shared / "fail-0").exists()
@@ -56,12 +56,12 @@ def test_a_plain_worker_beats_fails_when_told_and_finishes_when_told(lab: Lab) -
     }
 
 
-def test_training_without_an_interruption_passes_its_check_and_a_wrong_result_does_not(lab: Lab) -> None:
+def test_only_a_correct_result_passes_the_check(lab: Lab) -> None:
     pytest.importorskip("torch.distributed")
-    words = ("--step-s", "0", "--check", "--no-ddp", "--steps")
-    right = start("ddp_train.py", lab[0], 0, 1, 1, *words, str(STEPS))
-    assert right.wait(timeout_s=90).code == 0, right
+    arguments = ("--step-s", "0", "--check", "--no-ddp", "--steps")
+    correct = start("ddp_train.py", lab[0], 0, 1, 1, *arguments, str(STEPS))
+    assert correct.wait(timeout_s=90).code == 0, correct
     assert [line["step"] for line in traces.read(lab.shared, event="step")] == list(range(1, STEPS + 1))
-    wrong = start("ddp_train.py", lab[0], 0, 1, 2, *words, str(STEPS - 1))  # the checkpoint is of a later step
+    wrong = start("ddp_train.py", lab[0], 0, 1, 2, *arguments, str(STEPS - 1))  # the checkpoint is of a later step
     assert wrong.wait(timeout_s=90).code == 4, wrong
-    assert "the parameters are off by" in wrong.err
+    assert "the parameters differ by" in wrong.err

@@ -80,7 +80,7 @@ def test_every_kind_of_event_is_read_back(path: str) -> None:
         drains=3,
     )
     steps = [
-        Step(11.0, events.Waiting("1 node of 2 here")),
+        Step(11.0, events.Waiting("1 of 2 nodes ready")),
         Step(
             12.0,
             events.LeaveNoticed(5, "b", "maintenance", 30.0),

@@ -64,7 +64,7 @@ def test_a_process_that_cannot_be_killed_ends_in_72(tmp_path: Path) -> None:
     verdict = node.run(observe=fail_one)
     assert (verdict.outcome, exit_code_for(verdict)) == (Outcome.ABANDONED, 72)
     assert verdict.stuck_pids == (processes[0].pid,)
-    assert "this host needs attention" in verdict.why
+    assert "check this host" in verdict.why
     assert processes[0].signals == [15, 9]
     assert replay(*read_journal(node.journal_path)).differences == []
 

@@ -54,11 +54,11 @@ def test_another_node_leaves(notices: NoticeFile) -> None:
     """The notice has the host, the reason and the remaining time on this host's clock."""
     become_a_worker(notices, 1)
     before = time.monotonic()
-    notices.write(ForwardNotice(1, "gpu-08", "the agent was asked to stop", 30.0))
+    notices.write(ForwardNotice(1, "gpu-08", "its agent received SIGTERM", 30.0))
     after = time.monotonic()
     notice = preemption.notice()
     assert notice is not None
-    assert (notice.host, notice.is_this_host, notice.why) == ("gpu-08", False, "the agent was asked to stop")
+    assert (notice.host, notice.is_this_host, notice.why) == ("gpu-08", False, "its agent received SIGTERM")
     assert notice.leaves_at is not None
     assert before + 30 <= notice.leaves_at <= after + 30
     assert notice.seconds_left is not None

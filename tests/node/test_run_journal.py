@@ -73,7 +73,7 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     served = Recorded(path)
     served.gather()
     served.fail(1)
-    served.step(NodeLost("b", "its connection was closed"))
+    served.step(NodeLost("b", "connection closed"))
     served.receive("a", word.NodeStopped(2, served.now), word.NodeReady(2))
     served.step(Tick())
     served.receive("c", word.NodeJoined(word.NodeInfo("c", "host-c", min_nodes=2, max_nodes=2)), word.NodeReady(0))
@@ -88,23 +88,23 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     assert differences == []
     told = [line for _, line in story]
     for part in (
-        "host-a came, with 1 worker",
+        "host-a joined with 1 worker",
         "host-a is ready for a generation",
-        "  to host-a: generation 1, node 0 of 2, 2 workers in all (first generation)",
-        "host-b saw rank 1 fail in generation 1: exit code 3",
-        "  to host-a, host-b: generation 1 is over: rank 1 on host-b failed",
-        "host-b was lost: its connection was closed",
+        "  to host-a: generation 1, node 0 of 2, 2 workers in total (first generation)",
+        "host-b reported that rank 1 failed in generation 1: exit code 3",
+        "  to host-a, host-b: generation 1 ended: rank 1 on host-b failed",
+        "host-b was lost: connection closed",
         "  to host-a, host-c: the run succeeded: all 2 workers succeeded",
     ):
         assert part in told, told
-    assert any(line.startswith("  to host-c: generation 3, node 1 of 2, 2 workers in all (") for line in told), told
+    assert any(line.startswith("  to host-c: generation 3, node 1 of 2, 2 workers in total (") for line in told), told
     assert [at for at, _ in story] == sorted(at for at, _ in story)
 
 
 def test_messages_distinguish_nodes_of_one_host() -> None:
     story = RunMessages()
     for node_id, host in (("a", "big"), ("b", "big"), ("c", "small")):
-        story.tell(Received(node_id, word.NodeJoined(word.NodeInfo(node_id, host))), [])
+        story.lines_for(Received(node_id, word.NodeJoined(word.NodeInfo(node_id, host))), [])
     assert [story.name(node_id) for node_id in ("a", "b", "c", "0123456789abc")] == [
         "big #1",
         "big #2",
@@ -130,17 +130,17 @@ def test_every_message_of_a_node_has_a_text() -> None:
         word.NodeLeft("SIGTERM"),
     ]
     story = RunMessages()
-    assert [story.tell(Received("a", each), []) for each in said] == [
-        ["host-a came, with 8 workers"],
-        ["host-a came, with 8 workers and runs generation 2"],
-        ["host-a came, with 8 workers and is done with generation 2"],
+    assert [story.lines_for(Received("a", each), []) for each in said] == [
+        ["host-a joined with 8 workers"],
+        ["host-a joined with 8 workers, running generation 2"],
+        ["host-a joined with 8 workers, done with generation 2"],
         ["host-a is ready for a generation"],
-        ["host-a saw rank 3 fail in generation 1: SIGKILL"],
-        ["host-a has stopped its workers of generation 1, with 1 failed"],
-        ["host-a has succeeded in generation 1"],
-        ["host-a was asked to leave (SIGTERM); its workers have 30 s"],
-        ["host-a will be asked to leave in 120 s: SIGUSR1"],
-        ["host-a has left: SIGTERM"],
+        ["host-a reported that rank 3 failed in generation 1: SIGKILL"],
+        ["host-a stopped its workers of generation 1 (1 failed)"],
+        ["host-a succeeded in generation 1"],
+        ["host-a is leaving (up to 30 s): SIGTERM"],
+        ["host-a will leave (in 120 s): SIGUSR1"],
+        ["host-a left: SIGTERM"],
     ]
 
 
@@ -197,10 +197,10 @@ def test_a_changed_message_is_reported(path: str) -> None:
     served.gather()
     served.journal.close(500.0)
     header, steps, _ = read_run_journal(path)
-    number = next(index for index, step in enumerate(steps) if any(_is_formed(say.event) for say in step.says))
-    steps[number] = msgspec.structs.replace(steps[number], says=steps[number].says[:1])
+    number = next(index for index, step in enumerate(steps) if any(_is_formed(say.event) for say in step.sent))
+    steps[number] = msgspec.structs.replace(steps[number], sent=steps[number].sent[:1])
     (difference,) = replay_run(header, steps)[1]
-    assert difference.startswith(f"step {number + 1}, Received: the journal says ")
+    assert difference.startswith(f"step {number + 1}, Received: the journal has ")
 
 
 def _is_formed(event: object) -> bool:

@@ -86,7 +86,7 @@ def test_a_notice_signal_becomes_a_notice_event(loop: Loop, handlers: list[int],
             os.kill(os.getpid(), number)
         source.on_readable()
         assert [loop.next_event(loop.now) for _ in range(2)] == [
-            NoticeReceived("got SIGUSR1", notice_s),
+            NoticeReceived("its agent received SIGUSR1", notice_s),
             SignalReceived(USR2),
         ]
     os.kill(os.getpid(), USR1)

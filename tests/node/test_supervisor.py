@@ -24,9 +24,8 @@ from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartR
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.local import LocalEngine
 from tenax._failures.exit_codes import exit_code_for
-from tenax._failures.exit_text import signal_in_words
+from tenax._io.interfaces import Control, ControlledNode, EventLoop, Launch, Output
 from tenax._io.loop import Loop
-from tenax._io.ports import Control, ControlledNode, EventLoop, Launch, Output
 from tenax._node.journal import Journal, Step, read_journal
 from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
 from tenax._node.supervisor import Supervisor
@@ -235,7 +234,7 @@ def test_the_run_fails_after_the_last_restart(stage: Callable[..., Stage]) -> No
     made.acts[2] = lambda: made.processes.exit(1, 4)
     made.logs.evidence[1] = Evidence(message="ValueError: boom")
     verdict = made.run()
-    assert (verdict.outcome, verdict.why) == (Outcome.FAILED, "the one restart is used")
+    assert (verdict.outcome, verdict.why) == (Outcome.FAILED, "the only restart is used")
     assert [failure.evidence.message for failure in verdict.failures] == ["ValueError: boom"]
     assert [stopped.global_rank for stopped in verdict.stopped] == [0]
     assert exit_code_for(verdict) == 4
@@ -388,7 +387,7 @@ def test_each_event_prints_one_line(stage: Callable[..., Stage]) -> None:
     assert made.logs.printed == [
         "tenax: generation 1: starting 2 workers, ranks 0 to 1 of 2",
         f"tenax: rank 1 (pid {pid}) exited with code 3",
-        f"tenax: asking the workers to end with {signal_in_words(15)}, 30 s of grace: rank 1 failed",
+        "tenax: stopping all workers because rank 1 failed (SIGTERM, 30 s grace)",
         "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]
@@ -429,7 +428,7 @@ class FakeControl:
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         self.loop, self.emit, self.node = loop, emit, node
 
-    def tell(self, message: messages.FromNode) -> None:
+    def send(self, message: messages.FromNode) -> None:
         self.told.append(message)
         answers = self.answers.get(type(message), [])
         if answers:
@@ -483,11 +482,11 @@ def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callab
     made = stage()
     control = made.control = FakeControl(
         {
-            messages.NodeReady: [formed(1), formed(3, why="b joins")],
+            messages.NodeReady: [formed(1), formed(3, why="b joined")],
             messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)],
         }
     )
-    made.acts[1] = lambda: control.emit(events.GenerationEnded(1, "b joins"))
+    made.acts[1] = lambda: control.emit(events.GenerationEnded(1, "b joined"))
     assert made.run() == WELL
     assert control.kinds == [
         *("NodeReady", "WorkersRunning", "NodeStopped"),
@@ -573,7 +572,7 @@ def test_notices_are_forwarded_before_workers_are_stopped(stage: Callable[..., S
     assert made.notices == [
         commands.ForwardNotice(1, "b", "maintenance", 60.0),
         commands.ForwardNotice(1, "", "spot"),
-        commands.ForwardNotice(1, "", "the agent was asked to stop", 30.0),
+        commands.ForwardNotice(1, "", "the agent received SIGTERM", 30.0),
     ]
     assert asked_after == [3]
     told = ["NodeReady", "WorkersRunning", "NodeWillLeave", "NodeDraining", "NodeStopped", "NodeLeft"]
@@ -591,7 +590,7 @@ def test_an_engine_can_limit_the_workers_print_and_announce_the_node(stage: Call
     announced: list[messages.FromNode] = []
 
     def look() -> None:
-        announced.extend(control.node.words(info))
+        announced.extend(control.node.messages_on_connecting(info))
         control.node.hold(4.3)
         control.node.say("the coordinator was lost\x1b[2J")
         made._succeed()
@@ -652,7 +651,7 @@ def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
     made.acts[1] = drain
     verdict = made.run()
     assert (verdict.outcome, verdict.signal) == (Outcome.CANCELLED, 0), "no signal did it"
-    assert verdict.why == "an operator wants this node to leave: maintenance"
+    assert verdict.why == "an operator drained this node: maintenance"
     ((value, error),) = answers
     assert value
     assert error == ""
@@ -677,12 +676,12 @@ class Serving(FakeControl):
         settings = RunSettings("run", max_restarts=node.settings.max_restarts)
         self.host = CoordinatorHost(settings, node.policy, loop, self._deliver, node.record_run(settings))
         self.host.step(Opened())
-        self.tell(messages.NodeJoined(messages.NodeInfo("me", "a", slots=2)))
+        self.send(messages.NodeJoined(messages.NodeInfo("me", "a", slots=2)))
 
     def _deliver(self, say: Send) -> None:
         self.emit(say.event)
 
-    def tell(self, message: messages.FromNode) -> None:
+    def send(self, message: messages.FromNode) -> None:
         self.host.step(Received("me", message))
 
     def close(self) -> None:

@@ -57,8 +57,8 @@ class Bench:
             assert self.loop.next_event(lambda: deadline) is not None, "no evidence came"
         return answers[0]
 
-    def close(self, last_words: str = "") -> None:
-        self.logs.close(last_words)
+    def close(self, final_text: str = "") -> None:
+        self.logs.close(final_text)
         self.loop.close()
 
 

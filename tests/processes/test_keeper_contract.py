@@ -10,7 +10,7 @@ import pytest
 
 from kit.processes import Hearing, Pipe, gone, launch, leaving_nothing, on_linux, python, until
 from tenax._core import events
-from tenax._io.ports import Processes
+from tenax._io.interfaces import Processes
 from tenax._processes.keeper import KeeperProcess
 from tenax.testing.processes import FakeProcesses
 

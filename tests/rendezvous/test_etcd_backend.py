@@ -230,7 +230,7 @@ def test_tls(make_etcd: Callable[..., EtcdCluster]) -> None:
     use(params(cluster.endpoints, **files))
     use(params(cluster.endpoints, protocol="HTTPS ", **files))
     use(params(cluster.endpoints, cert=cert, key=key, cacert=cluster.certificates.ca))
-    with pytest.raises(ValueError, match="TLS files are given, but the etcd endpoint is 'http://"):
+    with pytest.raises(ValueError, match="TLS files are set, but the etcd endpoint is 'http://"):
         create_backend(params(cluster.endpoints, protocol="http", **files))
     with pytest.raises(RendezvousConnectionError, match="etcd cannot be used"):
         create_backend(params(cluster.endpoints, **{**files, "ca_cert": cluster.certificates.strange_ca}))

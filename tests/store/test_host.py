@@ -336,7 +336,7 @@ def test_a_process_that_cannot_be_started_is_reported(program: Callable[..., Pro
         """
     )
     assert agent.pipe.line() == (
-        "the helper process tenax-store cannot be started: Too many open files; "
+        "could not start the helper process tenax-store: Too many open files; "
         "raise the limits on processes and open files (ulimit -u, ulimit -n, the container's pids limit)"
     )
     assert agent.pipe.line() == "-1"

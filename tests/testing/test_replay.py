@@ -71,7 +71,7 @@ def test_a_real_run_replays_without_a_difference(journal: Path) -> None:
     for part in (
         "generation 3 (restart 2 of 2): starting 2 workers",
         "exited with code 3",
-        "asking the workers",
+        "stopping all workers because",
         "the run succeeded",
     ):
         assert any(part in text for text in texts), texts
@@ -132,14 +132,14 @@ VERDICT = Verdict(Outcome.CANCELLED, "an operator ended it", generation=4, resta
 # One of several nodes: a node leaves, the next generation is fenced, the third ends with the run.
 SEVERAL: list[events.AnyEvent] = [
     events.RunRequested(),
-    events.Waiting("1 node of 2 here (a); waiting for 1 more, for 600 s at most"),
+    events.Waiting("1 of 2 nodes ready (a); waiting up to 600 s for 1 more"),
     events.GenerationFormed(Assignment(1, group_world_size=2, world_size=2)),
     events.WorkerStarted(1, 0, 100),
-    events.LeaveNoticed(1, "b", "the agent was asked to stop", 30.0),
-    events.GenerationEnded(1, "b was asked to leave"),
+    events.LeaveNoticed(1, "b", "its agent received SIGTERM", 30.0),
+    events.GenerationEnded(1, "b was drained"),
     events.WorkerExited(1, 0, -15),
     events.NodeCleared(1),
-    events.GenerationFormed(Assignment(3, group_world_size=2, world_size=2, why="b was asked to leave")),
+    events.GenerationFormed(Assignment(3, group_world_size=2, world_size=2, why="b was drained")),
     events.WorkerStarted(3, 0, 300),
     events.GenerationEnded(1, "a stale event"),
     events.Fenced(3, "nothing was heard of the coordinator"),
@@ -172,12 +172,12 @@ def test_a_node_among_several_replays_without_a_difference(tmp_path: Path) -> No
     assert result.verdict == VERDICT
     texts = [line.text for line in result.lines]
     for part in (
-        "1 node of 2 here (a); waiting for 1 more, for 600 s at most",
-        "b is going to leave in 30 s: the agent was asked to stop",
-        "asking the workers to end with SIGTERM (asked to end), 30 s of grace: b was asked to leave",
-        "generation 3 (b was asked to leave): starting 1 worker, rank 0 of 2, node 0 of 2",
-        "killing what is left: nothing was heard of the coordinator",
-        "this node is going to leave: spot instance",
+        "1 of 2 nodes ready (a); waiting up to 600 s for 1 more",
+        "b is leaving (up to 30 s): its agent received SIGTERM",
+        "stopping all workers because b was drained (SIGTERM, 30 s grace)",
+        "generation 3 (b was drained): starting 1 worker, rank 0 of 2, node 0 of 2",
+        "killing all remaining processes: nothing was heard of the coordinator",
+        "this node is leaving: spot instance",
         "the run was cancelled: an operator ended it",
     ):
         assert part in texts, texts

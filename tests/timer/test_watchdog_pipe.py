@@ -17,8 +17,8 @@ from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
 from tenax._core.requests import LogsRequest
 from tenax._engines.local import LocalEngine
+from tenax._io.interfaces import Launch, Output
 from tenax._io.loop import Loop
-from tenax._io.ports import Launch, Output
 from tenax._node.journal import Journal
 from tenax._node.supervisor import Supervisor
 from tenax.testing.processes import FakeProcesses
@@ -87,7 +87,7 @@ def test_a_full_pipe_is_read_in_one_round(pipe: WatchdogPipe) -> None:
     filler = late(4711).to_json().encode().ljust(127) + b"\n"
     write(pipe.path, *[filler] * 400, FileTimerRequest(100, "step", -1))
     assert pipe.expired() == []
-    assert pipe.watchdog.strangers == 400
+    assert pipe.watchdog.unknown_senders == 400
 
 
 def test_leftover_requests_do_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
@@ -233,7 +233,7 @@ class SilentLogs:
 
     def live(self, text: str) -> None: ...
 
-    def close(self, last_words: str = "") -> None: ...
+    def close(self, final_text: str = "") -> None: ...
 
 
 class Program:
@@ -341,7 +341,7 @@ def test_a_worker_that_cannot_dump_its_stacks_is_killed_at_once(tmp_path: Path) 
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1, stacks_s=3600.0)
         (failure,) = run.run().failures
-        assert "its stacks are not known: it is not a Python program" in failure.reason
+        assert "no stacks: it is not a Python program" in failure.reason
 
 
 def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
@@ -385,5 +385,5 @@ def test_invalid_input_is_reported_once(tmp_path: Path) -> None:
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1)
         run.run()
-        assert sum("is no request" in line for line in run.logs.lines) == 1
+        assert sum("invalid request" in line for line in run.logs.lines) == 1
         assert sum("no worker of this node" in line for line in run.logs.lines) == 1

@@ -46,9 +46,9 @@ def script(bench: Bench, body: str) -> str:
 
 def stacks_of(done: Done) -> str:
     """Return the part of the report with the stacks."""
-    heading = "  Where its threads were when it was late, the innermost call of each first:\n"
+    heading = "  Stacks of its threads when it was late, innermost call first:\n"
     assert heading in done.report, done
-    return done.report.partition(heading)[2].partition("\nWhat was done")[0]
+    return done.report.partition(heading)[2].partition("\nOutcome")[0]
 
 
 HANGS = {
@@ -64,7 +64,7 @@ def test_a_worker_that_hangs_is_killed_and_the_report_shows_where(bench: Bench, 
     done = bench.run("--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert LATE.search(done.report.splitlines()[1])
-    assert re.fullmatch(rf"ended by SIGKILL \(killed\): it {LATE.pattern}", done.fact("ended"))
+    assert re.fullmatch(rf"killed by SIGKILL: {LATE.pattern}", done.fact("ended"))
     assert "in hang_in_here" in stacks_of(done)
     cause = json.loads((bench.home / "report.json").read_text())["first_cause"]
     assert "in hang_in_here" in cause["stacks"]
@@ -117,13 +117,13 @@ load_data()
     done = bench.run("--nproc-per-node=3", "--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     report = json.loads((bench.home / "report.json").read_text())
-    shown = {each["rank"]: each["stacks"] for each in report["other_failures"] + report["stopped_by_us"]}
+    shown = {each["rank"]: each["stacks"] for each in report["other_failures"] + report["stopped"]}
     cause = report["first_cause"]
     assert "in load_data" in (shown | {cause["rank"]: cause["stacks"]})[1]
     assert "in load_data" in done.report
     assert "in all_reduce" in done.report
     if culprit == "does not enter":
-        assert [each["rank"] for each in report["stopped_by_us"]] == [1]
+        assert [each["rank"] for each in report["stopped"]] == [1]
         assert "  rank 1, not late:\n" in done.report
 
 
@@ -144,7 +144,7 @@ with timer.expires(after=600):
     assert sorted(done.out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
     pid = bench.note("pid", 1)
     assert any(re.fullmatch(rf"rank 1 \(pid {pid}\) {LATE.pattern}", line) for line in done.said)
-    assert "ending rank 1 with SIGKILL (killed)" in done.said
+    assert "stopping rank 1 (SIGKILL)" in done.said
     assert "generation 2 (restart 1 of 1): starting 3 workers, ranks 0 to 2 of 3" in done.said
     assert not any("rank 0" in line for line in done.said), "siblings end as asked"
 
@@ -172,8 +172,8 @@ hang_in_here(stay)
 """
     done = bench.run("--shutdown-timeout=1", script(bench, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
-    assert "ending rank 0 with SIGTERM (asked to end)" in done.said
-    assert "ending rank 0 with SIGKILL (killed): not gone within the grace period" in done.said
+    assert "stopping rank 0 (SIGTERM)" in done.said
+    assert "stopping rank 0 because the grace period is over (SIGKILL)" in done.said
 
 
 def test_a_worker_that_leaves_its_scopes_is_left_alone(bench: Bench) -> None:
@@ -236,7 +236,7 @@ hang_in_here(stay)
     done = bench.run("--nproc-per-node=2", script(bench, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert "rank 1" in done.report.splitlines()[1]
-    assert sum("is no request" in line for line in done.said) == 1
+    assert sum("invalid request" in line for line in done.said) == 1
 
 
 def test_a_request_for_a_foreign_process_kills_no_process(bench: Bench) -> None:
@@ -258,7 +258,7 @@ print(child.poll())
         assert done.code == 0, done
         assert done.out == "None\n"
         assert is_alive(foreign.pid)
-        assert sum("it is no worker of this node" in line for line in done.said) == 1
+        assert sum("it is not a worker of this node" in line for line in done.said) == 1
     finally:
         foreign.kill()
         foreign.wait()
@@ -278,7 +278,7 @@ def test_a_program_without_python_is_killed_without_stacks(bench: Bench) -> None
     (bench.home / "work.sh").chmod(0o755)
     done = bench.run("--no-python", "./work.sh", env=ON)
     assert done.code == 128 + signal.SIGTERM, done
-    assert "the scope 'shell' in time (its stacks are not known: it is not a Python program" in done.report
+    assert "the scope 'shell' in time (no stacks: it is not a Python program" in done.report
 
 
 # --- where ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The trace keeps the rules of the Trace Event Format, so that viewers open it, and it says what happened."""
+"""Traces follow the Trace Event Format, so that viewers open them, and contain what happened."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from tenax._view.chrome_trace import phases_of, trace_in_text
 from tenax._view.history import RunHistory
 from tenax.cli.journals import read_histories
-from view.test_history import a_run_of_two, an_agent
-from view.told_run import ToldAgent, ToldRun
+from view.recorded_run import RecordedAgent, RecordedRun
+from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 _PHASES = {"X", "M", "i"}
 _METADATA = {"process_name", "thread_name", "process_sort_index", "thread_sort_index"}
 
 
 def the_run(folder: Path) -> RunHistory:
-    a_run_of_two(folder / "c").close()
-    an_agent(folder / "a0", "node0", 0).close(60.0)
-    an_agent(folder / "a1", "node1", 1).close(60.0)
+    run_of_two_nodes(folder / "c").close()
+    agent_of_two_generations(folder / "a0", "node0", 0).close(60.0)
+    agent_of_two_generations(folder / "a1", "node1", 1).close(60.0)
     (history,) = read_histories([str(folder)]).histories
     return history
 
 
 def check_format(trace: dict[str, Any]) -> None:
-    """The rules of the document "Trace Event Format", as far as we use it."""
+    """Check the rules of the document "Trace Event Format" that apply here."""
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert trace["displayTimeUnit"] in ("ms", "ns")
     spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -55,12 +55,12 @@ def check_format(trace: dict[str, Any]) -> None:
             open_until.append(until)
 
 
-def test_the_format_is_kept(tmp_path: Path) -> None:
-    """Every event has what its kind needs, and spans of a thread are nested."""
+def test_a_trace_follows_the_trace_event_format(tmp_path: Path) -> None:
+    """Every event has the fields of its kind, and spans of one thread are nested."""
     check_format(json.loads(trace_in_text(the_run(tmp_path))))
 
 
-def test_what_is_in_it(tmp_path: Path) -> None:
+def test_a_trace_contains_nodes_workers_generations_and_failures(tmp_path: Path) -> None:
     """Nodes are processes, workers are threads, failures and losses are instants."""
     trace = json.loads(trace_in_text(the_run(tmp_path)))
     events = trace["traceEvents"]
@@ -83,30 +83,30 @@ def test_what_is_in_it(tmp_path: Path) -> None:
     assert [(each["name"], each["args"]["exit_code"]) for each in workers] == [("rank 2 failed", 1), ("rank 2", 0)]
 
 
-def test_hangs_and_ends_that_are_not_known(tmp_path: Path) -> None:
-    """A hang that was only reported is a span of the run; a worker whose end was not written is marked."""
-    run = ToldRun(tmp_path, count=2, on_hang="report")
+def test_a_trace_marks_hangs_and_workers_without_a_recorded_end(tmp_path: Path) -> None:
+    """A hang that was only reported is a span of the run."""
+    run = RecordedRun(tmp_path, count=2, on_hang="report")
     run.all_join(1.0)
     run.all_run(3.0)
     run.hang(10.0, 20.0)
-    run.move_again(1, 57.0)
+    run.resume(1, 57.0)
     run.succeed(60.0)
     run.close()
-    agent = ToldAgent(tmp_path)
+    agent = RecordedAgent(tmp_path)
     agent.start(1, 1.0)
     (history,) = read_histories([str(tmp_path)]).histories
     trace = json.loads(trace_in_text(history))
     check_format(trace)
     (hang,) = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "hang"]
-    assert (hang["name"], hang["ts"], hang["dur"]) == ("nothing moved", 9_000_000, 47_000_000)
+    assert (hang["name"], hang["ts"], hang["dur"]) == ("no activity", 9_000_000, 47_000_000)
     assert hang["args"] == {"generation": 1, "who": "no rank stands out; ranks 0, 1 on node0: at train.py:40 in step"}
     (worker,) = [event for event in trace["traceEvents"] if event["name"] == "rank 0, end not known"]
     assert (worker["ts"], worker["dur"]) == (100_000, 58_900_000)
     agent.close(60.0)
 
 
-def test_the_phases_of_a_run_are_its_ledger(tmp_path: Path) -> None:
-    """They follow each other from the beginning to the end, and their sums are those of the goodput."""
+def test_the_phases_of_a_run_sum_up_to_its_goodput(tmp_path: Path) -> None:
+    """They follow each other from the start to the end."""
     history = the_run(tmp_path)
     phases = phases_of(history)
     assert (phases[0][0], phases[-1][1]) == (history.began_at, history.ended_at)

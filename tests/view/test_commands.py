@@ -1,4 +1,4 @@
-"""``tenax timeline`` and ``tenax report`` as a person types them."""
+"""``tenax timeline`` and ``tenax report`` as command lines."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 
 from kit.jobs import PATIENCE_S
-from view.test_history import a_run_of_two, an_agent
-from view.told_run import WALL, ToldRun, replaced
+from view.recorded_run import WALL, RecordedRun, replaced
+from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 pytestmark = pytest.mark.process
 
 
-def tenax(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tenax", *map(str, words)]
+def tenax(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tenax", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ})
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    a_run_of_two(tmp_path / "logs" / "job_1").close()
-    an_agent(tmp_path / "logs" / "job_1").close(60.0)
+    run_of_two_nodes(tmp_path / "logs" / "job_1").close()
+    agent_of_two_generations(tmp_path / "logs" / "job_1").close(60.0)
     return tmp_path / "logs"
 
 
-def test_a_timeline_is_a_page_and_a_trace(logs: Path, tmp_path: Path) -> None:
-    """Both in the present folder, with the run's id in their names; and where they are is said."""
+def test_timeline_writes_a_page_and_a_trace(logs: Path, tmp_path: Path) -> None:
+    """Both in the current folder, with the run id in their names; their paths are printed."""
     done = tenax("timeline", logs, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [str(tmp_path / "job-timeline.html"), str(tmp_path / "job-trace.json")]
@@ -39,7 +39,7 @@ def test_a_timeline_is_a_page_and_a_trace(logs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "begins"),
+    ("arguments", "name", "begins"),
     [
         (("-o", "mine.html"), "mine.html", "<!doctype"),
         (("--output=mine.json",), "mine.json", "{"),
@@ -47,56 +47,58 @@ def test_a_timeline_is_a_page_and_a_trace(logs: Path, tmp_path: Path) -> None:
         (("--format=html", "-o", "x"), "x", "<!doctype"),
     ],
 )
-def test_one_file_of_a_timeline(logs: Path, tmp_path: Path, words: tuple[str, ...], name: str, begins: str) -> None:
-    """The one that was asked for, and no other."""
+def test_timeline_writes_only_the_requested_file(
+    logs: Path, tmp_path: Path, arguments: tuple[str, ...], name: str, begins: str
+) -> None:
     before = set(os.listdir(tmp_path))
-    done = tenax("timeline", logs, *words, cwd=tmp_path)
+    done = tenax("timeline", logs, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(os.listdir(tmp_path)) - before == {name}
     assert (tmp_path / name).read_text().startswith(begins)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
-        (["timeline", "--loud", "x"], "tenax timeline: there is no flag '--loud'"),
-        (["timeline", "x", "--format", "gif"], "tenax timeline: --format 'gif' is none; write html or perfetto"),
+        (["timeline", "--loud", "x"], "tenax timeline: unknown flag '--loud'"),
+        (["timeline", "x", "--format", "gif"], "tenax timeline: --format takes html or perfetto, not 'gif'"),
         (["timeline", "x", "-o"], "tenax timeline: -o needs a value"),
-        (["timeline", "-o", "x"], "tenax timeline: no journal and no folder was named"),
+        (["timeline", "-o", "x"], "tenax timeline: no journal or folder given"),
         (["timeline", "nowhere"], "tenax timeline: 'nowhere' cannot be read: No such file or directory"),
-        (["timeline", "empty"], "tenax timeline: there is no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
-        (["report", "--loud", "x"], "tenax report: there is no flag '--loud'"),
-        (["report", "--json"], "tenax report: no journal and no folder was named"),
+        (["timeline", "empty"], "tenax timeline: no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
+        (["report", "--loud", "x"], "tenax report: unknown flag '--loud'"),
+        (["report", "--json"], "tenax report: no journal or folder given"),
         (["report", "x", "-o"], "tenax report: -o needs a file"),
         (["report", "nowhere"], "tenax report: 'nowhere' cannot be read: No such file or directory"),
         (
             ["report", "logs", "-o", "no/such/folder.html"],
-            "tenax report: 'no/such/folder.html' cannot be written: No such",
+            "tenax report: could not write 'no/such/folder.html': No such",
         ),
-        (["timeline", "logs", "-o", "no/x"], "tenax timeline: 'no/x' cannot be written: No such file or directory"),
+        (["timeline", "logs", "-o", "no/x"], "tenax timeline: could not write 'no/x': No such file or directory"),
     ],
 )
-def test_what_cannot_be_done_is_said(logs: Path, tmp_path: Path, words: list[str], says: str) -> None:
-    """In one sentence, with exit code 2."""
+def test_an_invalid_command_is_rejected_with_one_message(
+    logs: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    """With exit code 2."""
     (tmp_path / "empty").mkdir()
-    done = tenax(*words, cwd=tmp_path)
+    done = tenax(*arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_timeline_is_of_one_run(logs: Path, tmp_path: Path) -> None:
-    """Of several, the report is meant."""
-    run = ToldRun(logs / "other", "other", wall=WALL + 100)
+def test_timeline_rejects_several_runs(logs: Path, tmp_path: Path) -> None:
+    """The message refers to ``tenax report``."""
+    run = RecordedRun(logs / "other", "other", wall=WALL + 100)
     run.all_join()
     run.close()
     done = tenax("timeline", logs, cwd=tmp_path)
     assert done.returncode == 2
-    assert "there are 2 runs there (job, other); name the journals of one, or use tenax report" in done.stderr
+    assert "found 2 runs (job, other); give the journals of one, or use tenax report" in done.stderr
 
 
-def test_a_report(logs: Path, tmp_path: Path) -> None:
-    """A page, and the most of it here."""
+def test_report_writes_a_page_and_prints_a_summary(logs: Path, tmp_path: Path) -> None:
     done = tenax("report", logs, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -104,12 +106,12 @@ def test_a_report(logs: Path, tmp_path: Path) -> None:
     assert lines[1] == f"  train.py, began 2023-11-14 22:13:21 UTC, in {logs / 'job_1'}"
     assert lines[2].startswith("  83 % of 59 s was training; ")
     assert "generations ended early: RuntimeError 1, a node was lost 1" in lines
-    assert lines[-1] == f"the page: {tmp_path / 'report.html'}"
+    assert lines[-1] == f"page: {tmp_path / 'report.html'}"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_bad_file_costs_nothing_but_the_exit_code(logs: Path, tmp_path: Path) -> None:
-    """It is named, the others are in the report, and the exit code is 1."""
+def test_report_names_an_invalid_file_and_includes_the_others(logs: Path, tmp_path: Path) -> None:
+    """The exit code is 1."""
     (logs / "bad").mkdir()
     (logs / "bad" / "coordinator.jsonl").write_text("hello\n")
     done = tenax("report", logs, cwd=tmp_path)
@@ -118,8 +120,8 @@ def test_a_bad_file_costs_nothing_but_the_exit_code(logs: Path, tmp_path: Path) 
     assert "job: succeeded" in done.stdout
 
 
-def test_a_report_for_a_program(logs: Path, tmp_path: Path) -> None:
-    """JSON on stdout, and no page."""
+def test_report_json_writes_no_page(logs: Path, tmp_path: Path) -> None:
+    """The JSON goes to stdout."""
     done = tenax("report", "--json", logs, cwd=tmp_path)
     found = json.loads(done.stdout)
     assert (found["runs"][0]["run_id"], found["runs"][0]["outcome"]) == ("job", "succeeded")
@@ -129,8 +131,8 @@ def test_a_report_for_a_program(logs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["replay", "timeline", "report"])
 @pytest.mark.parametrize("name", ["coordinator.jsonl", "journal.jsonl"])
-def test_a_time_that_no_calendar_has(logs: Path, tmp_path: Path, command: str, name: str) -> None:
-    """A broken header is shown as it is, without a traceback."""
+def test_a_time_out_of_range_causes_no_traceback(logs: Path, tmp_path: Path, command: str, name: str) -> None:
+    """A damaged header is shown as it is."""
     path = logs / "job_1" / name
     header, _, rest = path.read_text().partition("\n")
     path.write_text(f"{replaced(header, wall_time=1e300)}\n{rest}")
@@ -139,8 +141,7 @@ def test_a_time_that_no_calendar_has(logs: Path, tmp_path: Path, command: str, n
 
 
 @pytest.mark.parametrize("command", ["timeline", "report"])
-def test_help(tmp_path: Path, command: str) -> None:
-    """By examples."""
+def test_every_command_has_help(tmp_path: Path, command: str) -> None:
     done = tenax(command, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: tenax {command} ")

@@ -1,4 +1,4 @@
-"""Histories from journals: what a run was, whole or in part, from one node or from many."""
+"""Histories from journals: complete or partial, of one node or several."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tenax._node.run_journal import read_run_journal
 from tenax._view.chrome_trace import phases_of
 from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunHistory
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from tenax.cli.journals import find_journals, read_histories
-from view.told_run import WALL, ToldAgent, ToldRun
+from view.recorded_run import WALL, RecordedAgent, RecordedRun
 
 
 def the_history(*locations: Path) -> RunHistory:
@@ -28,9 +28,9 @@ def the_history(*locations: Path) -> RunHistory:
     return history
 
 
-def a_run_of_two(folder: Path) -> ToldRun:
+def run_of_two_nodes(folder: Path) -> RecordedRun:
     """Generation 1 fails at 10, generation 2 loses node1 at 30, generation 3 succeeds at 60."""
-    run = ToldRun(folder, count=2, least=1)
+    run = RecordedRun(folder, count=2, min_nodes=1)
     run.all_join(1.0)
     run.all_run(3.0)
     run.fail(1, 10.0)
@@ -42,9 +42,9 @@ def a_run_of_two(folder: Path) -> ToldRun:
     return run
 
 
-def test_a_whole_run(tmp_path: Path) -> None:
-    """Generations with their times and ends, failures with their hosts, the verdict, and what it cost."""
-    a_run_of_two(tmp_path).close()
+def test_a_complete_run(tmp_path: Path) -> None:
+    """Its history has generations, failures with their hosts, the verdict and the goodput."""
+    run_of_two_nodes(tmp_path).close()
     history = the_history(tmp_path)
     assert (history.run_id, history.outcome, history.why) == ("job", "succeeded", "all 2 workers succeeded")
     assert (history.began_at - WALL, history.ended_at - WALL) == (1.0, 60.0)
@@ -67,21 +67,20 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert history.missing == ()
 
 
-def test_the_goodput_is_the_one_that_was_told(tmp_path: Path) -> None:
-    """A page made of a journal cannot disagree with what the coordinator said."""
-    run = a_run_of_two(tmp_path)
+def test_the_goodput_equals_that_of_the_verdict(tmp_path: Path) -> None:
+    run = run_of_two_nodes(tmp_path)
     run.close()
     verdict = run.machine.state.verdict
     assert verdict is not None
     assert the_history(tmp_path).goodput == verdict.goodput
 
 
-def test_what_nodes_did(tmp_path: Path) -> None:
-    """Spans of a node follow each other without overlap, and a node that was lost has an end. (H3)"""
-    a_run_of_two(tmp_path).close()
+def test_spans_of_a_node_do_not_overlap(tmp_path: Path) -> None:
+    """A lost node has an end. (H3)"""
+    run_of_two_nodes(tmp_path).close()
     first, second = the_history(tmp_path).nodes
     assert (first.name, first.gone_at) == ("node0", None)
-    assert (second.gone_at, second.gone_how, second.gone_why) == (WALL + 30, "lost", "its connection was closed")
+    assert (second.gone_at, second.gone_how, second.gone_why) == (WALL + 30, "lost", "connection closed")
     assert (first.times_lost, second.times_lost) == (0, 1)
     for node in (first, second):
         assert all(before.until <= after.since for before, after in pairwise(node.spans))
@@ -96,9 +95,8 @@ def test_what_nodes_did(tmp_path: Path) -> None:
     assert second.spans[-1].until == WALL + 30
 
 
-def test_a_node_that_was_asked_to_leave(tmp_path: Path) -> None:
-    """It is drained, not lost."""
-    run = ToldRun(tmp_path, count=2, least=1)
+def test_a_drained_node_is_not_lost(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, count=2, min_nodes=1)
     run.all_join()
     run.all_run(1.0)
     run.drain(1, 5.0)
@@ -113,13 +111,12 @@ def test_a_node_that_was_asked_to_leave(tmp_path: Path) -> None:
     assert history.drains == 1
 
 
-def test_more_generations_than_the_ledger_keeps(tmp_path: Path) -> None:
-    """The ledger forgets the oldest; a journal does not."""
-    run = ToldRun(tmp_path, max_restarts=1000)
+def test_a_history_has_more_generations_than_the_ledger_keeps(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, max_restarts=1000)
     run.all_join()
     for number in range(130):
         run.all_run(10.0 * number + 1)
-        # Long enough for a generation to be worth another try, whatever the policy thinks of those that fail at once.
+        # Long enough for the policy to restart it.
         run.fail(0, 10.0 * number + 9, f"RuntimeError: number {number}")
     run.close()
     history = the_history(tmp_path)
@@ -127,26 +124,26 @@ def test_more_generations_than_the_ledger_keeps(tmp_path: Path) -> None:
     assert len(history.failures) == 130
 
 
-def test_a_run_that_goes_on(tmp_path: Path) -> None:
-    """A journal without an end shows what there is, and says so. (H1)"""
-    run = ToldRun(tmp_path)
+def test_an_unfinished_run_has_no_outcome(tmp_path: Path) -> None:
+    """What is known is shown, and the missing end is named. (H1)"""
+    run = RecordedRun(tmp_path)
     run.all_join(1.0)
     run.all_run(3.0)
-    run.steps(0, 0, 10, 4.0, 20.0)  # written before what happens next
+    run.steps(0, 0, 10, 4.0, 20.0)  # written before the next step
     run.all_run(20.0)
     history = the_history(tmp_path)
     assert (history.outcome, history.ended_at) == ("", WALL + 20)
     assert history.missing == (
-        "the journal of the coordinator on node0 has no end: the run goes on, or the agent was killed",
+        "the journal of the coordinator on node0 has no end: the run is still going, or the agent was killed",
     )
     assert history.goodput is not None
     assert history.goodput.spent == Spent(starting_s=3.0, training_s=16.0)
     run.close()
 
 
-def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    """An agent that was killed while it wrote."""
-    run = a_run_of_two(tmp_path)
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
+    """The agent was killed while it wrote."""
+    run = run_of_two_nodes(tmp_path)
     with run.path.open("ab") as file:
         file.write(b'{"line":"run step","at":61.0,"ev')
     history = the_history(tmp_path)
@@ -154,9 +151,9 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
     run.journal.close(0.0)
 
 
-def test_a_damaged_line_ends_what_is_shown(tmp_path: Path) -> None:
-    """What stands before it is shown, and the line is named. (H1)"""
-    a_run_of_two(tmp_path).close()
+def test_a_damaged_line_ends_the_history(tmp_path: Path) -> None:
+    """The lines before it are shown, and the line is named. (H1)"""
+    run_of_two_nodes(tmp_path).close()
     path = tmp_path / "coordinator.jsonl"
     lines = path.read_bytes().split(b"\n")
     lines[12] = b"\x00\x00\x00"
@@ -164,15 +161,14 @@ def test_a_damaged_line_ends_what_is_shown(tmp_path: Path) -> None:
     found = read_histories([str(tmp_path)])
     (trouble,) = found.troubles
     assert trouble.startswith(f"line 13 of {str(path)!r} is not a line of a tenax journal: ")
-    assert trouble.endswith("; what stands before that is shown")
+    assert trouble.endswith("; only the lines before that are used")
     (history,) = found.histories
     assert [each.number for each in history.generations] == [1]
     assert history.outcome == ""
 
 
-def test_steps_that_were_not_written_are_counted(tmp_path: Path) -> None:
-    """The last line of a journal says how many."""
-    run = ToldRun(tmp_path)
+def test_steps_that_were_not_written_are_named(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
     run.all_join()
     run.close()
     header, steps, _ = read_run_journal(str(run.path))
@@ -180,9 +176,9 @@ def test_steps_that_were_not_written_are_counted(tmp_path: Path) -> None:
     assert history.missing == ("the last 7 steps of the coordinator on node0 were not written",)
 
 
-def test_facts_that_no_machine_can_have_heard(tmp_path: Path) -> None:
-    """A journal that somebody changed is shown up to there; nothing is thrown."""
-    run = ToldRun(tmp_path)
+def test_events_that_cannot_be_replayed_end_the_history(tmp_path: Path) -> None:
+    """The journal was modified; no exception is raised."""
+    run = RecordedRun(tmp_path)
     run.all_join()
     run.all_run(1.0)
     run.close()
@@ -194,19 +190,19 @@ def test_facts_that_no_machine_can_have_heard(tmp_path: Path) -> None:
 
         @property
         def event(self) -> object:
-            raise RuntimeError("no fact at all")
+            raise RuntimeError("invalid event")
 
     history = history_of_run(header, [*steps, Nonsense(), bad]).history  # type: ignore[list-item]
     assert [each.number for each in history.generations] == [1]
-    assert history.missing == ("step 5 cannot be replayed (RuntimeError: no fact at all); what follows is not shown",)
+    assert history.missing == ("step 5 cannot be replayed (RuntimeError: invalid event); what follows is not shown",)
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
-def an_agent(folder: Path, host: str = "node0", group_rank: int = 0) -> ToldAgent:
+def agent_of_two_generations(folder: Path, host: str = "node0", group_rank: int = 0) -> RecordedAgent:
     """Generation 1 from 1 to 10 with a failure of its first worker; generation 2 from 11 on, which succeeds at 60."""
-    agent = ToldAgent(folder, host)
+    agent = RecordedAgent(folder, host)
     agent.start(1, 1.0, group_rank)
     agent.exit(1, 0, 1, 10.0)
     agent.exit(1, 1, -15, 10.4)
@@ -218,9 +214,9 @@ def an_agent(folder: Path, host: str = "node0", group_rank: int = 0) -> ToldAgen
     return agent
 
 
-def test_an_agents_journal_alone(tmp_path: Path) -> None:
-    """Only that node's spans, and it is said that the rest is elsewhere. (H1)"""
-    agent = an_agent(tmp_path)
+def test_an_agents_journal_alone_shows_only_its_node(tmp_path: Path) -> None:
+    """The missing journal of the coordinator is named. (H1)"""
+    agent = agent_of_two_generations(tmp_path)
     verdict = Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded", restarts_used=1, goodput=Goodput(Spent(1, 2, 3)))
     agent.step(RunEnded(verdict, 61.0), 61.0)
     agent.close(61.0)
@@ -248,9 +244,8 @@ def test_an_agents_journal_alone(tmp_path: Path) -> None:
     ]
 
 
-def test_an_agent_that_was_killed(tmp_path: Path) -> None:
-    """Its workers have no end that anybody saw."""
-    agent = ToldAgent(tmp_path)
+def test_workers_of_a_killed_agent_have_no_exit_code(tmp_path: Path) -> None:
+    agent = RecordedAgent(tmp_path)
     agent.start(1, 1.0)
     history = the_history(tmp_path)
     assert "has no end" in history.missing[0]
@@ -258,9 +253,9 @@ def test_an_agent_that_was_killed(tmp_path: Path) -> None:
     agent.close(2.0)
 
 
-def test_workers_of_a_killed_agent_last_as_long_as_their_generation(tmp_path: Path) -> None:
-    """The coordinator saw when their node was lost, or when its generation ended; their own end is not known."""
-    run = ToldRun(tmp_path / "c", count=2, least=1)
+def test_workers_of_a_killed_agent_last_until_their_generation_or_node_ends(tmp_path: Path) -> None:
+    """The coordinator knows when that was; their own end is unknown."""
+    run = RecordedRun(tmp_path / "c", count=2, min_nodes=1)
     run.all_join(1.0)
     run.all_run(3.0)
     run.lose(1, 30.0)
@@ -268,7 +263,7 @@ def test_workers_of_a_killed_agent_last_as_long_as_their_generation(tmp_path: Pa
     run.all_run(35.0)
     run.succeed(60.0)
     run.close()
-    killed = [ToldAgent(tmp_path / "a0", "node0"), ToldAgent(tmp_path / "a1", "node1")]
+    killed = [RecordedAgent(tmp_path / "a0", "node0"), RecordedAgent(tmp_path / "a1", "node1")]
     killed[0].start(1, 1.0, 0)
     killed[1].start(1, 1.0, 1)
     first, second = the_history(tmp_path).nodes
@@ -278,14 +273,14 @@ def test_workers_of_a_killed_agent_last_as_long_as_their_generation(tmp_path: Pa
         agent.close(60.0)
 
 
-def test_a_killed_coordinators_run_lasts_as_long_as_anybody_saw(tmp_path: Path) -> None:
-    """What another node saw later belongs to the run; what the coordinator did not see is in none of its sums."""
-    run = ToldRun(tmp_path / "c", count=2)
+def test_a_run_lasts_until_the_last_event_of_any_journal(tmp_path: Path) -> None:
+    """What the coordinator did not see is not part of its sums."""
+    run = RecordedRun(tmp_path / "c", count=2)
     run.all_join(1.0)
     run.all_run(3.0)  # and its host dies, with the agent that served it
-    served = ToldAgent(tmp_path / "c", "node0")
+    served = RecordedAgent(tmp_path / "c", "node0")
     served.start(1, 1.0, 0)
-    other = ToldAgent(tmp_path / "a1", "node1")
+    other = RecordedAgent(tmp_path / "a1", "node1")
     other.start(1, 1.0, 1)
     other.exit(1, 0, 1, 40.0)
     other.exit(1, 1, -15, 40.5)
@@ -301,11 +296,11 @@ def test_a_killed_coordinators_run_lasts_as_long_as_anybody_saw(tmp_path: Path) 
     other.close(41.0)
 
 
-def test_workers_find_their_node(tmp_path: Path) -> None:
-    """The coordinator's journal and the agents', from as many folders as there are hosts, are one history."""
-    a_run_of_two(tmp_path / "host0").close()
-    an_agent(tmp_path / "host0", "node0", 0).close(60.0)
-    an_agent(tmp_path / "elsewhere", "node1", 1).close(60.0)
+def test_journals_of_several_hosts_are_one_history(tmp_path: Path) -> None:
+    """Workers are assigned to their nodes."""
+    run_of_two_nodes(tmp_path / "host0").close()
+    agent_of_two_generations(tmp_path / "host0", "node0", 0).close(60.0)
+    agent_of_two_generations(tmp_path / "elsewhere", "node1", 1).close(60.0)
     history = the_history(tmp_path)
     assert [(node.name, {each.rank for each in node.workers}) for node in history.nodes] == [
         ("node0", {0, 1}),
@@ -314,9 +309,8 @@ def test_workers_find_their_node(tmp_path: Path) -> None:
     assert len(history.generations) == 3
 
 
-def test_two_agents_on_one_host(tmp_path: Path) -> None:
-    """Ranks tell them apart."""
-    run = ToldRun(tmp_path / "c", count=2)
+def test_two_agents_of_one_host_are_distinguished_by_rank(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "c", count=2)
     run.all_join(1.0)
     run.all_run(2.0)
     run.succeed(60.0)
@@ -324,7 +318,7 @@ def test_two_agents_on_one_host(tmp_path: Path) -> None:
     text = run.path.read_text().replace('"host":"node1"', '"host":"node0"').replace("on node1", "on node0")
     run.path.write_text(text)
     for rank in (1, 0):
-        agent = ToldAgent(tmp_path / f"a{rank}", "node0")
+        agent = RecordedAgent(tmp_path / f"a{rank}", "node0")
         agent.start(1, 1.0, rank)
         agent.close(60.0)
     history = the_history(tmp_path)
@@ -332,31 +326,31 @@ def test_two_agents_on_one_host(tmp_path: Path) -> None:
     assert found == {"n0": {0, 1}, "n1": {2, 3}}
 
 
-# --- ends that only agents know ---------------------------------------------------------------------------------------
+# --- outcomes known only to agents ------------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
-    """The last node leaves before there is a verdict for all: the run ended as that node did."""
-    run = ToldRun(tmp_path)
+def test_an_interrupted_run_ends_as_its_last_node_did(tmp_path: Path) -> None:
+    """That node left before there was a verdict."""
+    run = RecordedRun(tmp_path)
     run.all_join(1.0)
     run.all_run(3.0)
     run.interrupt(0, 10.0)
     run.close()
-    agent = ToldAgent(tmp_path)
+    agent = RecordedAgent(tmp_path)
     agent.start(1, 1.0)
     agent.interrupt(1, 10.0)
     agent.close(10.5)
     history = the_history(tmp_path)
-    assert (history.outcome, history.why) == ("cancelled", "SIGINT: the agent was asked to stop")
+    assert (history.outcome, history.why) == ("cancelled", "the agent received SIGINT")
     assert history.missing == ()
     summary = summary_of([history])
     assert summary.ends == ()
-    assert summary_in_words(summary).startswith("job: cancelled (SIGINT: the agent was asked to stop)\n")
+    assert format_summary(summary).startswith("job: cancelled (the agent received SIGINT)\n")
 
 
-def test_a_run_that_everybody_left_without_their_journals(tmp_path: Path) -> None:
-    """Where its end stands is said. (H1)"""
-    run = ToldRun(tmp_path)
+def test_without_the_journals_of_its_nodes_an_interrupted_run_has_no_outcome(tmp_path: Path) -> None:
+    """The missing journal is named. (H1)"""
+    run = RecordedRun(tmp_path)
     run.all_join(1.0)
     run.all_run(3.0)
     run.interrupt(0, 10.0)
@@ -364,46 +358,44 @@ def test_a_run_that_everybody_left_without_their_journals(tmp_path: Path) -> Non
     history = the_history(tmp_path)
     assert history.outcome == ""
     assert history.missing == (
-        "every node left before there was a verdict, the last one because the agent was asked to stop; "
-        "how that ended is in its own journal (journal.jsonl on node0)",
+        "every node left before there was a verdict, the last one because its agent received SIGTERM; "
+        "for its outcome, see journal.jsonl on node0",
     )
 
 
-def test_a_node_that_was_interrupted_does_not_end_the_run(tmp_path: Path) -> None:
-    """The others go on, and how that ends is not known here."""
-    run = ToldRun(tmp_path / "c", count=2, least=1)
+def test_an_interrupted_node_does_not_end_the_run(tmp_path: Path) -> None:
+    """The other node continues, with an unknown outcome."""
+    run = RecordedRun(tmp_path / "c", count=2, min_nodes=1)
     run.all_join(1.0)
     run.all_run(3.0)
     run.interrupt(1, 10.0)
-    agent = ToldAgent(tmp_path / "a", "node1")
+    agent = RecordedAgent(tmp_path / "a", "node1")
     agent.start(1, 1.0, 1)
     agent.interrupt(1, 10.0)
     agent.close(10.5)
     history = the_history(tmp_path)
     assert history.outcome == ""
-    assert history.missing[-1] == "for the agent on node1 the run was cancelled: SIGINT: the agent was asked to stop"
+    assert history.missing[-1] == "for the agent on node1 the run was cancelled: the agent received SIGINT"
     run.close()
 
 
-def test_what_all_were_told_is_the_end(tmp_path: Path) -> None:
-    """A coordinator's journal that is cut off has no verdict, but every agent has heard it."""
-    run = ToldRun(tmp_path / "c", count=2)
+def test_the_outcome_is_taken_from_an_agent_if_the_coordinators_journal_has_none(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "c", count=2)
     run.all_join(1.0)
     run.all_run(3.0)
     verdict = Verdict(Outcome.FAILED, "no restart is left", goodput=Goodput(Spent(1, 2, 3)))
-    agent = an_agent(tmp_path / "a", "node1", 1)
+    agent = agent_of_two_generations(tmp_path / "a", "node1", 1)
     agent.step(RunEnded(verdict, 61.0), 61.0)
     agent.close(61.0)
     history = the_history(tmp_path)
     assert (history.outcome, history.why) == ("failed", "no restart is left")
-    assert not [each for each in history.missing if "goes on" in each]
+    assert not [each for each in history.missing if "still going" in each]
     run.close()
 
 
-def test_a_run_after_one_that_was_interrupted(tmp_path: Path) -> None:
-    """Everybody had left: the next one of the same name is another run."""
+def test_a_run_after_an_interrupted_one_of_the_same_name_is_another_run(tmp_path: Path) -> None:
     for number in (0, 1):
-        run = ToldRun(tmp_path / str(number), wall=WALL + 1000 * number)
+        run = RecordedRun(tmp_path / str(number), wall=WALL + 1000 * number)
         run.all_join()
         run.all_run(1.0)
         run.interrupt(0, 2.0)
@@ -415,13 +407,13 @@ def test_a_run_after_one_that_was_interrupted(tmp_path: Path) -> None:
 # --- hangs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hang_that_was_only_reported(tmp_path: Path) -> None:
-    """From when nothing moved until something did, or until the generation ended; who was elsewhere, and where."""
-    run = ToldRun(tmp_path, count=2, on_hang="report")
+def test_a_reported_hang_lasts_until_activity_or_the_end_of_the_generation(tmp_path: Path) -> None:
+    """The summary shows its duration and the location that stands out."""
+    run = RecordedRun(tmp_path, count=2, on_hang="report")
     run.all_join(1.0)
     run.all_run(3.0)
     run.hang(10.0, 20.0)
-    run.move_again(1, 57.0)
+    run.resume(1, 57.0)
     run.hang(70.0, 80.0)
     run.fail(0, 90.0)
     run.close()
@@ -430,17 +422,17 @@ def test_a_hang_that_was_only_reported(tmp_path: Path) -> None:
         (1, 10.0, 57.0),
         (1, 70.0, 90.0),
     ]
-    words = summary_in_words(summary_of([history]))
+    text = format_summary(summary_of([history]))
     assert (
-        "  nothing moved for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)\n"
-        in words
+        "  no activity for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)\n"
+        in text
     )
-    assert "  nothing moved for 20 s in generation 1 (" in words
+    assert "  no activity for 20 s in generation 1 (" in text
 
 
-def test_a_hang_in_the_journal_of_an_agent(tmp_path: Path) -> None:
-    """Every node was told of it."""
-    agent = ToldAgent(tmp_path)
+def test_a_hang_is_read_from_the_journal_of_agent_of_two_generations(tmp_path: Path) -> None:
+    """Every node receives the report."""
+    agent = RecordedAgent(tmp_path)
     agent.start(1, 1.0)
     report = HangReport(1, 2, 4, 10.0, "no step", (StackLocation((3,), ("train.py:12 in load",), host="node1"),))
     agent.step(HangFound(1, report), 20.0)
@@ -454,10 +446,9 @@ def test_a_hang_in_the_journal_of_an_agent(tmp_path: Path) -> None:
 # --- several runs, several coordinators -------------------------------------------------------------------------------
 
 
-def test_two_runs_of_the_same_name(tmp_path: Path) -> None:
-    """One after the other is not one run."""
+def test_two_runs_of_the_same_name_have_two_histories(tmp_path: Path) -> None:
     for number in (0, 1):
-        run = ToldRun(tmp_path / str(number), wall=WALL + 1000 * number)
+        run = RecordedRun(tmp_path / str(number), wall=WALL + 1000 * number)
         run.all_join()
         run.all_run(1.0)
         run.succeed(2.0)
@@ -466,14 +457,14 @@ def test_two_runs_of_the_same_name(tmp_path: Path) -> None:
     assert [each.began_at - WALL for each in found.histories] == [0.0, 1000.0]
 
 
-def test_a_coordinator_that_took_over(tmp_path: Path) -> None:
-    """What two coordinators know of one run is one history; the time in between is said to be in no sum."""
-    first = ToldRun(tmp_path / "first", count=2, least=1)
+def test_journals_of_two_coordinators_are_one_history(tmp_path: Path) -> None:
+    """The time in between is not counted, which is named."""
+    first = RecordedRun(tmp_path / "first", count=2, min_nodes=1)
     first.all_join(1.0)
     first.all_run(3.0)
     first.fail(1, 10.0)
     first.all_run(13.0)  # and its host dies
-    second = ToldRun(tmp_path / "second", count=2, least=1, wall=WALL + 20)
+    second = RecordedRun(tmp_path / "second", count=2, min_nodes=1, wall=WALL + 20)
     second.step(EarlierCoordinatorGone("n9"))
     second.all_join(1.0)
     second.all_run(2.0)
@@ -487,9 +478,8 @@ def test_a_coordinator_that_took_over(tmp_path: Path) -> None:
     first.close()
 
 
-def test_a_file_that_is_no_journal_takes_nothing_with_it(tmp_path: Path) -> None:
-    """It is named, and the others are read."""
-    a_run_of_two(tmp_path / "good").close()
+def test_an_invalid_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    run_of_two_nodes(tmp_path / "good").close()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "coordinator.jsonl").write_text("hello\n")
     (tmp_path / "bad" / "journal.jsonl").write_bytes(b"\xff\xfe")
@@ -498,20 +488,18 @@ def test_a_file_that_is_no_journal_takes_nothing_with_it(tmp_path: Path) -> None
     found = read_histories([str(tmp_path), str(tmp_path / "nowhere.jsonl")])
     assert len(found.histories) == 1
     assert len(found.troubles) == 4
-    assert all(each.endswith("; it is left out") for each in found.troubles)
+    assert all(each.endswith("; the journal is skipped") for each in found.troubles)
     assert any("has format 2" in each for each in found.troubles)
     assert any("nowhere.jsonl' cannot be read: No such file" in each for each in found.troubles)
 
 
-def test_a_folder_without_journals(tmp_path: Path) -> None:
-    """That is said, too."""
+def test_a_folder_without_journals_is_named(tmp_path: Path) -> None:
     assert find_journals(str(tmp_path)) == (
         [],
-        f"there is no journal (coordinator.jsonl, journal.jsonl) below {str(tmp_path)!r}",
+        f"no journal (coordinator.jsonl, journal.jsonl) below {str(tmp_path)!r}",
     )
 
 
-def test_the_same_journal_twice_is_one(tmp_path: Path) -> None:
-    """Whether it is named or found."""
-    a_run_of_two(tmp_path).close()
+def test_a_journal_given_twice_is_read_once(tmp_path: Path) -> None:
+    run_of_two_nodes(tmp_path).close()
     assert len(the_history(tmp_path, tmp_path / "coordinator.jsonl").generations) == 3

@@ -1,4 +1,4 @@
-"""The pages in a real browser: the script runs, the lanes are drawn, move and zoom; nothing is wider than a phone."""
+"""The pages in a real browser: the script draws, moves and zooms the lanes, and pages fit a phone."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def until_drawn(page: Page, *names: str) -> None:
-    """Until the canvas has these colours."""
+    """Wait until the canvas contains these colours."""
     for name in names:
         colour = page.js(_VALUE, name)
         page.until_true(f"(() => {{{_COLOURS}}})().includes({colour!r})")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_lanes_are_drawn(page: Page, files: dict[str, str], scheme: str) -> None:
-    """In the colours of the scheme, with failures, and the browser complains about nothing."""
+def test_lanes_are_drawn_in_the_colours_of_the_scheme(page: Page, files: dict[str, str], scheme: str) -> None:
+    """With failures, and without errors of the browser."""
     page.prefer(color_scheme=scheme)
     page.driver.get(files["timeline"])
     until_drawn(page, "bg", "training", "starting", "stopping", "failed")
     assert page.complaints() == []
 
 
-def test_zooming_and_moving(page: Page, files: dict[str, str]) -> None:
-    """Buttons and keys change what is drawn, and one key brings everything back."""
+def test_buttons_and_keys_zoom_and_move(page: Page, files: dict[str, str]) -> None:
+    """One key shows the whole run again."""
     page.driver.get(files["timeline"])
     until_drawn(page, "training")
     picture = 'document.querySelector("#lanes canvas").toDataURL()'
@@ -79,24 +79,24 @@ def test_zooming_and_moving(page: Page, files: dict[str, str]) -> None:
     assert page.complaints() == []
 
 
-def test_what_is_under_the_pointer_is_said(page: Page, files: dict[str, str]) -> None:
-    """In words, where a reader of the screen hears it."""
+def test_the_span_under_the_pointer_is_described(page: Page, files: dict[str, str]) -> None:
+    """As text that a screen reader reads."""
     page.driver.get(files["timeline"])
     until_drawn(page, "training")
     page.js(
         """
-        const canvas = document.querySelector("#lanes canvas"), place = canvas.getBoundingClientRect();
-        const x = place.left + 150 + (place.width - 150) * 0.4, y = place.top + 24 + 22 + 11;
+        const canvas = document.querySelector("#lanes canvas"), bounds = canvas.getBoundingClientRect();
+        const x = bounds.left + 150 + (bounds.width - 150) * 0.4, y = bounds.top + 24 + 22 + 11;
         canvas.dispatchEvent(new PointerEvent("pointermove", {clientX: x, clientY: y, bubbles: true}));
         """
     )
-    page.until_text("said", "node0: working, generation 2, after 12 s, for 17 s")
+    page.until_text("description", "node0: working, generation 2, after 12 s, for 17 s")
 
 
 @pytest.mark.parametrize("name", ["timeline", "report"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_is_wider_than_the_window(page: Page, files: dict[str, str], name: str, width: int) -> None:
-    """On a phone only tables scroll to the side, each by itself."""
+    """On a phone only tables scroll horizontally."""
     page.resize(width)
     page.driver.get(files[name])
     assert page.js("return document.documentElement.scrollWidth") <= width

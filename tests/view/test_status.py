@@ -1,4 +1,4 @@
-"""The status of a run: one value, made of the coordinator's state, in every phase and at every size."""
+"""The status of a run: one value, made from the coordinator's state, in every phase and at every size."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ CRASH = Failure(1, 0, 2, 100, -11, 69.0)
 
 
 class Pausing:
-    """Waits ten seconds before each try."""
+    """Waits ten seconds before each restart."""
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
-        return Wait("it needs a rest", seconds=10.0)
+        return Wait("cool down", seconds=10.0)
 
 
-class Told:
+class Run:
     """A coordinator, and the steps that it has taken."""
 
-    def __init__(self, least: int = 2, most: int = 2, policy: RestartPolicy | None = None) -> None:
-        self.settings = RunSettings("job", least, most, max_restarts=3, last_call_s=5.0, serving_node="a")
+    def __init__(self, min_nodes: int = 2, max_nodes: int = 2, policy: RestartPolicy | None = None) -> None:
+        self.settings = RunSettings("job", min_nodes, max_nodes, max_restarts=3, last_call_s=5.0, serving_node="a")
         self.machine = CoordinatorMachine(self.settings, policy or BudgetPolicy())
         self.recent: list[tuple[float, AnyCoordinatorEvent, list[Send]]] = []
         self.now = 0.0
 
-    def take(self, event: AnyCoordinatorEvent, at: float | None = None) -> Told:
+    def step(self, event: AnyCoordinatorEvent, at: float | None = None) -> Run:
         self.now = self.now if at is None else at
         self.recent.append((self.now, event, self.machine.step(event, self.now)))
         return self
 
-    def hear(self, node_id: str, message: messages.FromNode, at: float | None = None) -> Told:
-        return self.take(run.Received(node_id, message), at)
+    def receive(self, node_id: str, message: messages.FromNode, at: float | None = None) -> Run:
+        return self.step(run.Received(node_id, message), at)
 
-    def up(self, *node_ids: str, at: float = 0.0, slots: int = 2) -> Told:
+    def up(self, *node_ids: str, at: float = 0.0, slots: int = 2) -> Run:
         for node_id in node_ids:
             info = messages.NodeInfo(
                 node_id,
@@ -51,17 +51,17 @@ class Told:
                 min_nodes=self.settings.min_nodes,
                 max_nodes=self.settings.max_nodes,
             )
-            self.hear(node_id, messages.NodeJoined(info), at)
-            self.hear(node_id, messages.NodeReady(0), at)
+            self.receive(node_id, messages.NodeJoined(info), at)
+            self.receive(node_id, messages.NodeReady(0), at)
         return self
 
-    def running(self, *node_ids: str, at: float) -> Told:
+    def running(self, *node_ids: str, at: float) -> Run:
         for number, node_id in enumerate(node_ids):
-            self.hear(node_id, messages.WorkersRunning(1, (100 + 10 * number, 101 + 10 * number)), at)
+            self.receive(node_id, messages.WorkersRunning(1, (100 + 10 * number, 101 + 10 * number)), at)
         return self
 
     def status(self, at: float | None = None) -> RunStatus:
-        """As it is read by whoever asked for it over a wire."""
+        """Return the status, after encoding and decoding it."""
         now = self.now if at is None else at
         machine = self.machine
         status = status_of(machine.state, self.recent, machine.describe_activity(now), now, EPOCH)
@@ -70,8 +70,8 @@ class Told:
         return status
 
 
-def opened() -> Told:
-    return Told().take(run.Opened(), 0.0)
+def opened() -> Run:
+    return Run().step(run.Opened(), 0.0)
 
 
 def node(status: RunStatus, node_id: str) -> NodeStatus:
@@ -85,21 +85,20 @@ def states(status: RunStatus) -> dict[str, str]:
 # --- phases -----------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_here() -> None:
-    """Before the first node: no time has been spent, and somebody is waited for."""
+def test_without_nodes_the_run_is_gathering() -> None:
+    """No time has been spent yet."""
     status = opened().status(30.0)
     assert (status.run_id, status.phase, status.generation) == ("job", "gathering", 0)
     assert (status.nodes, status.generations, status.now) == ((), (), EPOCH + 30.0)
     assert status.goodput.spent.total_s == 0.0
-    assert "waiting for 2 more" in status.doing
+    assert "0 of 2 nodes ready; waiting up to 570 s for 2 more" in status.doing
 
 
-def test_gathering() -> None:
-    """Who is here, since when, and who is missing."""
-    told = opened().up("a", at=10.0)
+def test_gathering_shows_nodes_and_waiting_time() -> None:
+    job = opened().up("a", at=10.0)
     joined = messages.NodeInfo("b", "host-b", min_nodes=2, max_nodes=2)
-    told.hear("b", messages.NodeJoined(joined), 12.0)
-    status = told.status(15.0)
+    job.receive("b", messages.NodeJoined(joined), 12.0)
+    status = job.status(15.0)
     assert status.phase == "gathering"
     assert states(status) == {"a": "waiting", "b": "joined"}
     a = node(status, "a")
@@ -109,10 +108,10 @@ def test_gathering() -> None:
     assert "host-a" in status.doing
 
 
-def test_running_and_some_workers_have_not_started() -> None:
-    """Ranks are known as soon as the generation is formed; pids when all workers of a node run."""
-    told = opened().up("a", "b", at=10.0).running("a", at=11.0)
-    status = told.status(12.0)
+def test_ranks_are_known_before_all_workers_have_started() -> None:
+    """Pids are known when all workers of a node run."""
+    job = opened().up("a", "b", at=10.0).running("a", at=11.0)
+    status = job.status(12.0)
     assert (status.phase, status.generation, status.world_size) == ("running", 1, 4)
     assert states(status) == {"a": "working", "b": "starting"}
     assert status.doing == "generation 1 is starting; waiting for the workers of host-b"
@@ -125,9 +124,9 @@ def test_running_and_some_workers_have_not_started() -> None:
     assert generation.spent == Spent(starting_s=2.0)
 
 
-def test_running() -> None:
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
-    status = told.status(21.0)
+def test_a_running_generation() -> None:
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
+    status = job.status(21.0)
     assert states(status) == {"a": "working", "b": "working"}
     assert status.doing == "generation 1 is running, 4 workers on 2 nodes"
     (generation,) = status.generations
@@ -136,32 +135,30 @@ def test_running() -> None:
     assert status.goodput.spent.ratio == 10 / 11
 
 
-def test_one_node_is_done() -> None:
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0).hear("b", messages.NodeSucceeded(1), 20.0)
-    status = told.status()
+def test_a_node_whose_workers_succeeded_is_done() -> None:
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0).receive("b", messages.NodeSucceeded(1), 20.0)
+    status = job.status()
     assert states(status) == {"a": "working", "b": "done"}
     assert node(status, "b").since == EPOCH + 20.0
     assert status.doing.endswith("; 1 node of 2 done")
 
 
-def test_a_spare() -> None:
-    """It is here, it is ready, and there is no place for it."""
+def test_a_spare_has_no_rank() -> None:
     status = opened().up("a", "b", "c", at=10.0).status()
     assert states(status) == {"a": "starting", "b": "starting", "c": "spare"}
     assert (node(status, "c").rank, node(status, "c").first_rank) == (-1, -1)
 
 
-def test_draining() -> None:
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
-    told.hear("b", messages.NodeDraining(1, 30.0, "maintenance"), 20.0)
-    assert states(told.status()) == {"a": "working", "b": "draining"}
+def test_a_draining_node() -> None:
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
+    job.receive("b", messages.NodeDraining(1, 30.0, "maintenance"), 20.0)
+    assert states(job.status()) == {"a": "working", "b": "draining"}
 
 
-def test_ending() -> None:
-    """Who has failed, what it said, and who still stops."""
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
-    told.hear("b", messages.FailureSeen(1, BOOM, 70.0), 70.0).hear("b", messages.FailureSeen(1, CRASH, 70.5), 70.5)
-    status = told.status(71.0)
+def test_a_failed_generation_shows_failures_and_stopping_nodes() -> None:
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
+    job.receive("b", messages.FailureSeen(1, BOOM, 70.0), 70.0).receive("b", messages.FailureSeen(1, CRASH, 70.5), 70.5)
+    status = job.status(71.0)
     assert status.phase == "ending"
     assert states(status) == {"a": "stopping", "b": "stopping"}
     assert node(status, "b").failed == (0, 1)
@@ -176,13 +173,12 @@ def test_ending() -> None:
     assert generation.spent == Spent(starting_s=1.0, training_s=59.0, stopping_s=1.0)
 
 
-def test_paused() -> None:
-    """The restart is charged, and the cause of the generation that was tried again is kept."""
-    told = Told(policy=Pausing()).take(run.Opened(), 0.0).up("a", "b").running("a", "b", at=1.0)
-    told.hear("b", messages.FailureSeen(1, BOOM, 70.0), 70.0)
+def test_a_pause_shows_the_earlier_failure_and_the_used_restart() -> None:
+    job = Run(policy=Pausing()).step(run.Opened(), 0.0).up("a", "b").running("a", "b", at=1.0)
+    job.receive("b", messages.FailureSeen(1, BOOM, 70.0), 70.0)
     for node_id in ("a", "b"):
-        told.hear(node_id, messages.NodeStopped(1, 71.0), 71.0).hear(node_id, messages.NodeReady(1), 71.0)
-    status = told.status(75.0)
+        job.receive(node_id, messages.NodeStopped(1, 71.0), 71.0).receive(node_id, messages.NodeReady(1), 71.0)
+    status = job.status(75.0)
     assert status.phase == "paused"
     assert states(status) == {"a": "waiting", "b": "waiting"}
     assert (status.restarts_used, status.max_restarts) == (1, 3)
@@ -191,54 +187,51 @@ def test_paused() -> None:
     assert status.doing
 
 
-def test_recovering() -> None:
-    """A new coordinator waits for the nodes of an earlier one."""
-    told = Told().take(run.Opened(30.0, generation=3), 0.0)
+def test_a_new_coordinator_waits_for_the_nodes_of_an_earlier_one() -> None:
+    job = Run().step(run.Opened(30.0, generation=3), 0.0)
     info = messages.NodeInfo("a", "host-a", slots=2, min_nodes=2, max_nodes=2)
-    told.hear("a", messages.NodeJoined(info, 3, is_running=True, group_rank=0, group_world_size=2), 5.0)
-    status = told.status(6.0)
+    job.receive("a", messages.NodeJoined(info, 3, is_running=True, group_rank=0, group_world_size=2), 5.0)
+    status = job.status(6.0)
     assert (status.phase, status.generation) == ("recovering", 3)
     assert states(status) == {"a": "working"}
-    assert "the coordinator is a new one" in status.doing
+    assert "the coordinator was replaced" in status.doing
     assert status.goodput.spent == Spent(waiting_s=6.0)
 
 
-def test_over() -> None:
-    """The verdict, and the same goodput for ever."""
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
+def test_an_ended_run_shows_its_verdict_and_a_constant_goodput() -> None:
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
     for node_id in ("a", "b"):
-        told.hear(node_id, messages.NodeSucceeded(1), 20.0)
-    status = told.status(500.0)
+        job.receive(node_id, messages.NodeSucceeded(1), 20.0)
+    status = job.status(500.0)
     assert (status.phase, status.outcome, status.why) == ("over", "succeeded", "all 4 workers succeeded")
     assert status.doing == "the run is over: all 4 workers succeeded"
     assert status.goodput.spent == Spent(starting_s=1.0, training_s=9.0)
-    verdict = told.machine.state.verdict
+    verdict = job.machine.state.verdict
     assert verdict is not None
     assert status.goodput == verdict.goodput
     (generation,) = status.generations
     assert (generation.ended_by, generation.settled_at) == ("succeeded", EPOCH + 20.0)
 
 
-def test_over_before_this_coordinator_began() -> None:
-    """It only tells those who have not heard it."""
-    told = Told().take(run.Opened(generation=3, verdict=Verdict(Outcome.CANCELLED, "enough")), 0.0)
-    status = told.status(1.0)
+def test_a_coordinator_opened_with_a_verdict_shows_it() -> None:
+    job = Run().step(run.Opened(generation=3, verdict=Verdict(Outcome.CANCELLED, "enough")), 0.0)
+    status = job.status(1.0)
     assert (status.phase, status.outcome, status.why, status.nodes) == ("over", "cancelled", "enough", ())
 
 
 # --- details ----------------------------------------------------------------------------------------------------------
 
 
-def test_progress() -> None:
-    """Of each worker the last step, on the coordinator's clock; of a node the time of the last."""
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
+def test_progress_is_converted_to_the_coordinators_clock() -> None:
+    """The last step of each worker, and the time of the last step of a node."""
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
     ahead = 1000.0  # of b's clock
     steps = (
         messages.WorkerProgress(0, 5, 17, ahead + 12.0, ahead + 30.0, "checkpoint"),
         messages.WorkerProgress(1, 5, 18, ahead + 12.0, ahead + 31.0),
     )
-    told.hear("b", messages.NodeProgress(1, ahead + 32.0, steps), 32.0)
-    status = told.status()
+    job.receive("b", messages.NodeProgress(1, ahead + 32.0, steps), 32.0)
+    status = job.status()
     a, b = node(status, "a"), node(status, "b")
     assert (a.steps, a.phases, a.step_at) == ((), (), None)
     assert (b.steps, b.phases) == ((17, 18), ("checkpoint", ""))
@@ -248,11 +241,11 @@ def test_progress() -> None:
     assert generation.spent == Spent(starting_s=2.0, training_s=20.0)
 
 
-def test_a_worker_that_has_said_only_what_it_does() -> None:
-    """It has done no step, and the ledger hears of none."""
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
-    told.hear("a", messages.NodeProgress(1, 12.0, (messages.WorkerProgress(1, -1, -1, 0.0, 0.0, "loading"),)), 12.0)
-    status = told.status()
+def test_a_worker_that_reported_only_a_phase_has_no_step() -> None:
+    """The ledger has no step either."""
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
+    job.receive("a", messages.NodeProgress(1, 12.0, (messages.WorkerProgress(1, -1, -1, 0.0, 0.0, "loading"),)), 12.0)
+    status = job.status()
     a = node(status, "a")
     assert (a.steps, a.phases) == ((-1, -1), ("", "loading"))
     (generation,) = status.generations
@@ -260,40 +253,38 @@ def test_a_worker_that_has_said_only_what_it_does() -> None:
     assert generation.spent == Spent(starting_s=1.0, training_s=1.0)
 
 
-def test_what_is_known_of_a_node_is_of_this_generation() -> None:
-    """Pids and steps of the one before are gone when the next is formed."""
-    told = opened().up("a", "b").running("a", "b", at=1.0)
-    told.hear("a", messages.NodeProgress(1, 5.0, (messages.WorkerProgress(0, 0, 4, 1.0, 5.0),)), 5.0)
-    told.take(run.RestartRequested("new data"), 10.0)
+def test_pids_and_steps_of_the_last_generation_are_not_shown() -> None:
+    job = opened().up("a", "b").running("a", "b", at=1.0)
+    job.receive("a", messages.NodeProgress(1, 5.0, (messages.WorkerProgress(0, 0, 4, 1.0, 5.0),)), 5.0)
+    job.step(run.RestartRequested("new data"), 10.0)
     for node_id in ("a", "b"):
-        told.hear(node_id, messages.NodeReady(1), 11.0)
-    status = told.status()
+        job.receive(node_id, messages.NodeReady(1), 11.0)
+    status = job.status()
     assert (status.generation, status.requests, status.restarts_used) == (2, 1, 0)
     assert [(each.pids, each.steps) for each in status.nodes] == [((), ()), ((), ())]
     assert [each.ended_by for each in status.generations] == ["request", ""]
 
 
-def test_what_happened_last_is_told_in_sentences() -> None:
-    """Oldest first, with the time of each; nodes are called by their hosts."""
-    told = opened().up("a", "b", at=10.0).take(run.DrainRequested("b", "maintenance"), 20.0)
-    told.hear("b", messages.NodeDraining(1, 30.0, "asked"), 21.0)
-    events = told.status().events
+def test_recent_events_are_shown_oldest_first() -> None:
+    """Nodes are named by host."""
+    job = opened().up("a", "b", at=10.0).step(run.DrainRequested("b", "maintenance"), 20.0)
+    job.receive("b", messages.NodeDraining(1, 30.0, "asked"), 21.0)
+    events = job.status().events
     assert [each.at for each in events] == sorted(each.at for each in events)
     texts = [each.text for each in events]
-    assert "an operator wants host-b to leave: maintenance" in texts
-    assert "to host-b: asked to leave: maintenance" in texts
+    assert "an operator drained host-b: maintenance" in texts
+    assert "to host-b: leave requested: maintenance" in texts
     assert events[-1].at == EPOCH + 21.0
 
 
-def test_only_the_last_events_and_the_first_failures_are_shown() -> None:
-    """A status has bounds, whatever happened."""
-    told = opened().up("a", "b")
+def test_the_number_of_events_and_failures_is_bounded() -> None:
+    job = opened().up("a", "b")
     for number in range(300):
-        told.take(run.DrainRequested("a", f"whim {number}"), 1.0 + number)
-    told.hear("a", messages.FailureSeen(1, BOOM, 400.0), 400.0)
+        job.step(run.DrainRequested("a", f"reason {number}"), 1.0 + number)
+    job.receive("a", messages.FailureSeen(1, BOOM, 400.0), 400.0)
     many = tuple(Failure(1, rank, rank, 100 + rank, 1, 401.0) for rank in range(200))
-    told.hear("a", messages.NodeStopped(1, 402.0, many), 402.0)
-    status = told.status()
+    job.receive("a", messages.NodeStopped(1, 402.0, many), 402.0)
+    status = job.status()
     assert len(status.events) == 100
     assert len(status.failures) == 64
     assert status.failures[0].rank == 3
@@ -302,49 +293,49 @@ def test_only_the_last_events_and_the_first_failures_are_shown() -> None:
 # --- size -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_nodes_are_a_short_message() -> None:
-    """8,000 workers that say their steps, and three generations before."""
+def test_the_status_of_a_thousand_nodes_is_small() -> None:
+    """8,000 workers that report steps, after three generations."""
     count = 1000
-    told = Told(count, count).take(run.Opened(), 0.0)
+    job = Run(count, count).step(run.Opened(), 0.0)
     names = [f"{number:032x}" for number in range(count)]
-    told.up(*names, slots=8)
+    job.up(*names, slots=8)
     for generation in range(1, 4):
         for node_id in names:
-            told.hear(node_id, messages.WorkersRunning(generation, tuple(range(2_000_000, 2_000_008))))
-        told.take(run.RestartRequested("new data"), told.now + 60.0)
+            job.receive(node_id, messages.WorkersRunning(generation, tuple(range(2_000_000, 2_000_008))))
+        job.step(run.RestartRequested("new data"), job.now + 60.0)
         for node_id in names:
-            told.hear(node_id, messages.NodeReady(generation))
+            job.receive(node_id, messages.NodeReady(generation))
     for node_id in names:
-        told.hear(node_id, messages.WorkersRunning(4, tuple(range(2_000_000, 2_000_008))))
-        steps = tuple(messages.WorkerProgress(rank, 0, 123_456, told.now, told.now) for rank in range(8))
-        told.hear(node_id, messages.NodeProgress(4, told.now, steps))
-    told.recent = told.recent[-256:]  # as the seat keeps them
-    status = told.status()
+        job.receive(node_id, messages.WorkersRunning(4, tuple(range(2_000_000, 2_000_008))))
+        steps = tuple(messages.WorkerProgress(rank, 0, 123_456, job.now, job.now) for rank in range(8))
+        job.receive(node_id, messages.NodeProgress(4, job.now, steps))
+    job.recent = job.recent[-256:]  # as the coordinator host keeps them
+    status = job.status()
     assert (len(status.nodes), status.world_size, status.generation) == (count, 8 * count, 4)
     assert all(len(each.pids) == len(each.steps) == 8 for each in status.nodes)
     assert len(msgspec.json.encode(status)) < 600_000
 
 
 def _hanging(*locations: messages.StackLocation, is_odd: bool) -> RunStatus:
-    told = opened().up("a", "b").running("a", "b", at=10.0)
+    job = opened().up("a", "b").running("a", "b", at=10.0)
     report = messages.HangReport(1, 2, 4, 10.0, "no step", locations, is_odd)
-    told.machine.state.hang = Suspicion(1, 20.0, "no step", set(), locations, report)
-    return told.status(58.0)
+    job.machine.state.hang = Suspicion(1, 20.0, "no step", set(), locations, report)
+    return job.status(58.0)
 
 
-def test_since_when_nothing_moves_is_told_as_a_time_and_in_words() -> None:
-    """A page counts from the time; a terminal prints the words. The odd one is named alone."""
+def test_a_hang_has_a_start_time_and_a_text() -> None:
+    """The location that stands out is named alone."""
     odd = messages.StackLocation((3,), ("/job/data.py:8 in load",), host="host-b", local_rank=1)
     others = messages.StackLocation((0, 1, 2), ("/job/train.py:5 in step",), host="host-a", local_rank=0)
     status = _hanging(odd, others, is_odd=True)
     assert (status.hang_since, status.hang_where) == (EPOCH + 20.0, "rank 3 on host-b: at /job/data.py:8 in load")
-    still = "generation 1 seems to hang: nothing has moved for 38 s"
+    still = "generation 1 seems to hang: no activity for 38 s"
     assert status.hang == f"{still}; rank 3 on host-b: at /job/data.py:8 in load"
     assert opened().up("a", "b").status().hang_since is None
 
 
-def test_if_no_rank_stands_out_all_places_are_named() -> None:
-    """The first is not blamed for being the first. Of many locations the first are named, and the rest counted."""
+def test_without_a_rank_that_stands_out_several_locations_are_named() -> None:
+    """Of many locations the first are named, and the others counted."""
     locations = [
         messages.StackLocation((rank,), (f"/job/train.py:{rank} in step",), host="host-a", local_rank=rank)
         for rank in range(9)

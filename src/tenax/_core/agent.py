@@ -51,12 +51,14 @@ from tenax._core.model import (
     truncate_failures,
     truncate_stacks,
 )
+from tenax._core.text import signal_name
 
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every supported system; the core imports no `signal`
 _EXCEPTION_EXIT_CODE = 1  # of a Python process
 _URGENT_SIGNALS = (SIGINT, SIGQUIT)
 _MAX_EARLIER = 100
 _MAX_SCOPE_CHARS = 200  # of a scope's name in a message
+_GRACE_OVER = "the grace period is over"
 _MAX_WITH_STACKS = 16  # stopped workers whose stacks are reported
 
 
@@ -216,7 +218,7 @@ class AgentMachine:
             case events.SignalReceived(signal, grace_s):
                 self._on_signal(signal, self.state.settings.grace_s if grace_s is None else grace_s, now)
             case events.KeeperLost(reason):
-                self._end(self._own_verdict(Outcome.BROKEN, f"the keeper of the workers was lost: {reason}"))
+                self._end(self._own_verdict(Outcome.BROKEN, f"the keeper was lost: {reason}"))
             case events.Tick():
                 self._on_tick(now)
             case events.Waiting():
@@ -282,7 +284,7 @@ class AgentMachine:
             return  # a run ends once; a link that breaks after that changes nothing
         state.decided = verdict
         if state.phase is Phase.RUNNING:
-            self._stop(SIGTERM, verdict.why, state.settings.grace_s, now)
+            self._stop(SIGTERM, f"the run {verdict.outcome.text}: {verdict.why}", state.settings.grace_s, now)
         elif state.phase in (Phase.NEW, Phase.JOINING, Phase.DONE):
             self._end(verdict)
 
@@ -456,7 +458,7 @@ class AgentMachine:
             self.state.stacks_request.unknown[local_rank] = why
         if worker.overdue is None or worker.overdue.sent or not self._can_escalate(worker):
             return
-        worker.overdue.reason += f" (its stacks are not known: {why})"
+        worker.overdue.reason += f" (no stacks: {why})"
         self._escalate(worker, worker.overdue, now)
 
     def _can_escalate(self, worker: WorkerRecord) -> bool:
@@ -469,10 +471,10 @@ class AgentMachine:
         if overdue.sent == SIGKILL:
             overdue.until = None
             if state.phase is Phase.RUNNING:
-                why = f"rank {self._global_rank(worker.local_rank)} survives SIGKILL"
+                why = f"rank {self._global_rank(worker.local_rank)} survived SIGKILL"
                 self._stop(SIGTERM, why, state.settings.grace_s, now)
             return
-        why = overdue.reason if not overdue.sent else "not gone within the grace period"
+        why = overdue.reason if not overdue.sent else _GRACE_OVER
         overdue.sent = SIGKILL if overdue.sent else overdue.signal
         is_last = overdue.sent == SIGKILL
         overdue.until = now + (state.settings.abandon_s if is_last else state.settings.grace_s)
@@ -564,9 +566,7 @@ class AgentMachine:
         for worker in state.workers.values():
             if worker.phase is WorkerPhase.RUNNING:
                 if worker.local_rank in stopped:
-                    request.unknown[worker.local_rank] = (
-                        "it is stopped, by SIGSTOP or a debugger; SIGCONT lets it go on"
-                    )
+                    request.unknown[worker.local_rank] = "stopped by SIGSTOP or a debugger; SIGCONT resumes it"
                 else:
                     self._dump_stacks(worker, now)
 
@@ -596,7 +596,7 @@ class AgentMachine:
         for rank, worker in state.workers.items():
             if worker.phase is WorkerPhase.RUNNING:
                 found = known.get(rank, events.WorkerStacks(rank))
-                why = request.unknown.get(rank) or found.why or "what it wrote could not be read in time"
+                why = request.unknown.get(rank) or found.why or "its stacks could not be read in time"
                 workers.append(LocalStacks(rank, self._global_rank(rank), worker.pid, found.stacks, why))
         state.stacks_request = None
         self._send(messages.StacksTaken(state.generation, request.number, places_of(workers)))
@@ -644,10 +644,7 @@ class AgentMachine:
         state.rung = Rung.ABANDONED
         stuck = tuple(w.pid for w in state.workers.values() if w.phase is not WorkerPhase.ENDED and w.pid)
         named = f"process {', '.join(map(str, stuck))}" if stuck else "a process of the job"
-        why = (
-            f"{named} did not end within {state.settings.abandon_s:g} s of SIGKILL; "
-            "it is stuck in the kernel and this host needs attention"
-        )
+        why = f"{named} survived SIGKILL for {state.settings.abandon_s:g} s: stuck in the kernel; check this host"
         self._send(messages.NodeLeft(why, is_clear=False))
         self._end(self._own_verdict(Outcome.ABANDONED, why, stuck_pids=stuck))
 
@@ -694,9 +691,8 @@ class AgentMachine:
             self._join()
 
     def _leave(self) -> None:
-        verdict = self._own_verdict(Outcome.CANCELLED, leave_reason(self.state))
-        self._send(messages.NodeLeft(verdict.why))
-        self._end(verdict)
+        self._send(messages.NodeLeft(leave_reason(self.state)))
+        self._end(self._own_verdict(Outcome.CANCELLED, leave_reason(self.state, is_local=True)))
 
     def _on_signal(self, signal: int, grace_s: float, now: float) -> None:
         state = self.state
@@ -709,14 +705,14 @@ class AgentMachine:
         state.cancelled_by = signal
         match state.phase:
             case Phase.RUNNING:
-                why = leave_reason(self.state)
-                self._send(messages.NodeDraining(state.generation, grace_s, why))
+                self._send(messages.NodeDraining(state.generation, grace_s, leave_reason(state)))
+                why = leave_reason(state, is_local=True)
                 self._forward_notice("", why, grace_s)
                 self._stop(signal, why, grace_s, now)
             case Phase.NEW | Phase.JOINING | Phase.DONE:
                 self._leave()
             case Phase.CLOSING:
-                self._kill("asked to stop after all workers had succeeded", now)
+                self._kill("stop requested after all workers had succeeded", now)
             case Phase.STOPPING | Phase.ENDED:
                 # Already stopping; the verdict will be CANCELLED.
                 if Deadline.GRACE in state.deadlines:
@@ -729,7 +725,7 @@ class AgentMachine:
 
     def _hurry(self, now: float) -> None:
         """On a second stop request, kill at once and do not wait for evidence."""
-        self._kill("asked to stop a second time", now)
+        self._kill("second stop request", now)
         if self.state.cleared:
             self._stop_examining(now)
 
@@ -747,7 +743,7 @@ class AgentMachine:
                 return
             match deadline:
                 case Deadline.GRACE:
-                    self._kill("not gone within the grace period", now)
+                    self._kill(_GRACE_OVER, now)
                 case Deadline.ABANDON:
                     self._abandon()
                 case Deadline.EXAMINE:
@@ -825,10 +821,11 @@ def running_message(state: AgentState) -> messages.WorkersRunning:
     return messages.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
 
 
-def leave_reason(state: AgentState) -> str:
-    """Return why this node leaves."""
-    why = state.leave_why
-    return f"an operator wants this node to leave: {why}" if why else "the agent was asked to stop"
+def leave_reason(state: AgentState, *, is_local: bool = False) -> str:
+    """Return why this node leaves, as a message to other nodes or on this one."""
+    if state.leave_why:
+        return f"an operator drained {'this node' if is_local else 'it'}: {state.leave_why}"
+    return f"{'the' if is_local else 'its'} agent received {signal_name(state.cancelled_by)}"
 
 
 def stopped_message(state: AgentState, now: float) -> messages.NodeStopped:

@@ -110,8 +110,9 @@ _MAX_STOPPED = 10_000
 _MAX_STOPPED_WITH_STACKS = 32
 _MAX_SUPERSEDED = 100
 _CUT_OFF = "it was cut off and stopped its workers"
-_STARTED_AGAIN = "was started again and its new self took its place"
-_SUPERSEDED, _SUPERSEDED_HERE = f"it {_STARTED_AGAIN}", f"this node {_STARTED_AGAIN}"
+_SUPERSEDED = "its agent was started again"
+_SUPERSEDED_HERE = "the agent of this node was started again, and the new agent replaced this one"
+_LEFT_BEHIND = "the other nodes continued without this node"
 
 
 class _RankIndex:
@@ -328,7 +329,7 @@ class CoordinatorMachine:
         if not is_other or not joined.store or not state.store:
             return joined
         if joined.is_running or joined.has_succeeded:
-            over = events.GenerationEnded(joined.generation, "the others went on without this node")
+            over = events.GenerationEnded(joined.generation, _LEFT_BEHIND)
             self._send(over, joined.node.node_id)
         if joined.is_running:
             self._await_stale(state.nodes[joined.node.node_id], now)
@@ -349,16 +350,16 @@ class CoordinatorMachine:
         settings = self.state.settings
         if (node.min_nodes, node.max_nodes) != (settings.min_nodes, settings.max_nodes):
             return (
-                f"this node was started for {_span(node.min_nodes, node.max_nodes)} nodes and this run is for "
+                f"this node was started for {_span(node.min_nodes, node.max_nodes)} nodes, but the run is for "
                 f"{_span(settings.min_nodes, settings.max_nodes)}; start every node with the same --nnodes"
             )
         if node.rank < 0:
             return ""
         if node.rank >= settings.max_nodes:
-            return f"this node asks for node rank {node.rank}, and there are ranks 0 to {settings.max_nodes - 1}"
+            return f"this node requests node rank {node.rank}, but the ranks are 0 to {settings.max_nodes - 1}"
         other = self.state.nodes.get(self.state.by_rank.get(node.rank, node.node_id))
         if other is not None and other.info.node_id != node.node_id and other.info.host != node.host:
-            return f"this node asks for node rank {node.rank}, which {other.label} has; give each node its own"
+            return f"this node requests node rank {node.rank}, which {other.label} has; give each node its own"
         return ""
 
     def _supersede(self, node: messages.NodeInfo, now: float) -> None:
@@ -411,7 +412,7 @@ class CoordinatorMachine:
         """Continue after a generation of an earlier coordinator that this one did not know."""
         state = self.state
         if state.phase is RunPhase.RUNNING:
-            self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
+            self._end_generation(Ending.LOSS, "a node of an earlier coordinator reconnected", now)
         elif state.phase is RunPhase.RECOVERING:
             if state.is_recorded:
                 self._recover_within(state.recover_s, now)
@@ -439,8 +440,7 @@ class CoordinatorMachine:
             self._send(self._ended_event(state.generation), node_id)
             return
         others_work = state.phase is RunPhase.RUNNING
-        why = "the others went on without this node"
-        self._send(events.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
+        self._send(events.GenerationEnded(joined.generation, _LEFT_BEHIND, is_late=others_work), node_id)
         if not joined.is_running:
             return
         if joined.generation == state.generation and not others_work:
@@ -470,7 +470,7 @@ class CoordinatorMachine:
 
     def _await_stop(self, record: NodeRecord, now: float) -> None:
         if self.state.phase is not RunPhase.ENDING:
-            self._begin_ending(None, f"{record.label} came back and was still at work", now)
+            self._begin_ending(None, f"{record.label} reconnected with running workers", now)
         self.state.unstopped.add(record.info.node_id)
 
     def _resend_assignment(self, node_id: str, part: Assignment) -> None:
@@ -575,9 +575,9 @@ class CoordinatorMachine:
         state.deadlines[RunDeadline.RECOVER] = now + settings.join_timeout_s
         state.recover_period_s = settings.join_timeout_s
         reason = (
-            f"generation {state.generation} of the run {settings.run_id!r} may still be at work on "
-            f"{some_of(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
-            "check those hosts and their network, or start these nodes under another --rdzv-id"
+            f"generation {state.generation} of run {settings.run_id!r} may still be running on "
+            f"{some_of(list(state.awaited.values()))}, not connected for {settings.join_timeout_s:g} s; "
+            "check those hosts and their network, or start these nodes with another --rdzv-id"
         )
         self._send(events.JoinRefused(reason), *state.nodes)
 
@@ -617,11 +617,11 @@ class CoordinatorMachine:
             state.gone.update(state.awaited)
             state.awaited = {}
         for label in missing:
-            state.lost[label] = "it did not come back after the coordinator was lost"
+            state.lost[label] = "it did not reconnect after the coordinator was lost"
         if state.failures:
             self._end_generation(Ending.FAILURE, self._describe_first_cause(), now)
         elif missing or state.is_broken:
-            why = "the generation is not complete since the coordinator was lost"
+            why = "the generation is incomplete since the coordinator was lost"
             if state.is_recorded and state.lost:
                 why = some_of([f"{host} was lost: {reason}" for host, reason in state.lost.items()])
             # If no member is missing, a worker may have failed without a coordinator; its failure is still to be sent.
@@ -674,7 +674,7 @@ class CoordinatorMachine:
         state = self.state
         if len(state.members) >= state.settings.max_nodes or state.done or not state.settings.scale_up:
             return
-        self._end_generation(Ending.JOIN, f"{record.label} joins", now)
+        self._end_generation(Ending.JOIN, f"{record.label} joined", now)
 
     def _gather(self, why: str, now: float) -> None:
         state = self.state
@@ -683,7 +683,7 @@ class CoordinatorMachine:
         state.gathering_since = now
         state.deadlines = {
             RunDeadline.JOIN: now + state.settings.join_timeout_s,
-            RunDeadline.TELL: now + state.settings.tell_waiting_every_s,
+            RunDeadline.WAITING: now + state.settings.waiting_every_s,
         }
         self._form_if_possible(now)
         if state.phase is RunPhase.GATHERING:
@@ -802,27 +802,26 @@ class CoordinatorMachine:
             case RunPhase.RUNNING:
                 is_full = len(state.members) >= settings.max_nodes
                 spare = f"is a spare: the run has its maximum of {_nodes(settings.max_nodes)}"
-                what = spare if is_full else "will be in the next one"
+                what = spare if is_full else "will join the next one"
                 return f"generation {state.generation} is running; this node {what}"
             case RunPhase.ENDING:
                 names = some_of([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
                 return f"generation {state.generation} is ending ({state.ended_why}); waiting for {names}"
             case RunPhase.PAUSED:
-                return f"a pause before the next try: {state.next_why}"
+                return f"waiting before the restart: {state.next_why}"
             case RunPhase.RECOVERING:
-                names = some_of(list(state.awaited.values())) or "the nodes of an earlier coordinator"
+                names = some_of(list(state.awaited.values())) or "the nodes of the earlier coordinator"
                 left = state.seconds_left(RunDeadline.RECOVER, now)
-                return f"the coordinator is a new one; waiting for {names} to come back, for {left:.0f} s at most"
+                return f"the coordinator was replaced; waiting up to {left:.0f} s for {names} to reconnect"
         count = len(state.ready)
-        here = f"{_nodes(count)} of {_span(settings.min_nodes, settings.max_nodes)} here"
+        here = f"{count} of {_span(settings.min_nodes, settings.max_nodes)} nodes ready"
         if RunDeadline.LAST_CALL in state.deadlines:
             left = state.seconds_left(RunDeadline.LAST_CALL, now)
-            return f"{here}; the last call for more ends in {left:.1f} s (--rdzv-conf last_call_timeout)"
+            return f"{here}; waiting {left:.1f} s for more (--rdzv-conf last_call_timeout)"
         left = state.seconds_left(RunDeadline.JOIN, now)
-        return (
-            f"{here} ({self._describe_hosts(state.ready)}); waiting for "
-            f"{settings.min_nodes - count} more{self._describe_lost()}, for {left:.0f} s at most"
-        )
+        hosts = f" ({self._describe_hosts(state.ready)})" if state.ready else ""
+        missing = settings.min_nodes - count
+        return f"{here}{hosts}; waiting up to {left:.0f} s for {missing} more{self._describe_lost()}"
 
     def _describe_hosts(self, node_ids: Collection[str]) -> str:
         """Name some hosts and count the others, because thousands of nodes may join one by one."""
@@ -831,7 +830,7 @@ class CoordinatorMachine:
 
     def _describe_lost(self) -> str:
         lost = self.state.lost
-        return f", lost were {some_of([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
+        return f"; lost: {some_of([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
 
     # --- a running generation -----------------------------------------------------------------------------------------
 
@@ -942,7 +941,7 @@ class CoordinatorMachine:
                 state.lost[record.label] = why
             if state.phase is RunPhase.RUNNING:
                 kind = Ending.DRAIN if is_drain else Ending.LOSS
-                what = "was asked to leave" if is_drain else f"was lost: {why}"
+                what = "was drained" if is_drain else f"was lost: {why}"
                 self._end_generation(kind, f"{record.label} {what}", now)
             elif state.phase is RunPhase.RECOVERING:
                 state.is_broken = True
@@ -996,7 +995,7 @@ class CoordinatorMachine:
     def _on_restart_requested(self, why: str, now: float) -> None:
         match self.state.phase:
             case RunPhase.RUNNING:
-                self._end_generation(Ending.REQUEST, why, now)
+                self._end_generation(Ending.REQUEST, f"an operator restarted the run: {why}", now)
             case RunPhase.PAUSED:
                 self._gather(self.state.next_why, now)
 
@@ -1025,7 +1024,7 @@ class CoordinatorMachine:
         state.ended_by, state.ended_why, state.ended_at = kind, why, now
         began_at = min(map(failure_began_at, state.failures), default=None) if kind is Ending.FAILURE else None
         state.ledger.ended(kind.value if kind is not None else "latecomer", why, began_at, now)
-        state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
+        state.deadlines = {RunDeadline.WAITING: now + state.settings.waiting_every_s}
         state.quiet, state.hang = {}, None
 
     def _after_generation_if_stopped(self, now: float) -> None:
@@ -1043,7 +1042,7 @@ class CoordinatorMachine:
             return
         if state.drained and not state.lost:
             state.drains += 1
-            self._gather(f"{some_of(state.drained)} {_was(len(state.drained))} asked to leave", now)
+            self._gather(f"{some_of(state.drained)} {_was(len(state.drained))} drained", now)
         elif state.ended_by is Ending.REQUEST and not state.lost:
             state.requests += 1
             self._gather(state.ended_why, now)
@@ -1051,7 +1050,9 @@ class CoordinatorMachine:
             state.membership_changes += 1
             # If a node was lost, that is the reason, even if a worker failed first.
             is_reason = state.ended_by is not Ending.FAILURE or not state.lost
-            self._gather(state.ended_why if is_reason else f"{some_of(list(state.lost))} was lost", now)
+            self._gather(
+                state.ended_why if is_reason else f"{some_of(list(state.lost))} {_was(len(state.lost))} lost", now
+            )
         else:
             self._after_failure(now)
         state.longest_s = max(state.longest_s, lived_s)
@@ -1079,7 +1080,7 @@ class CoordinatorMachine:
             state.phase = RunPhase.PAUSED
             state.next_why = decision.why
             state.deadlines = {RunDeadline.PAUSE: now + decision.seconds}
-            why = f"waiting {decision.seconds:g} s before the next try: {decision.why}"
+            why = f"waiting {decision.seconds:g} s before the restart: {decision.why}"
             self._send(events.Waiting(why), *state.nodes)
         else:
             self._gather(decision.why, now)
@@ -1107,8 +1108,8 @@ class CoordinatorMachine:
                     self._gather(state.next_why, now)
                 case RunDeadline.RECOVER:
                     self._on_recover_timeout(now)
-                case RunDeadline.TELL:
-                    state.deadlines[RunDeadline.TELL] = now + state.settings.tell_waiting_every_s
+                case RunDeadline.WAITING:
+                    state.deadlines[RunDeadline.WAITING] = now + state.settings.waiting_every_s
                     self._send(events.Waiting(self._describe_waiting(now)), *state.ready)
                 case RunDeadline.JOIN:
                     self._on_join_timeout(now)
@@ -1140,8 +1141,8 @@ class CoordinatorMachine:
             return
         self._end_run(
             Outcome.BROKEN,
-            f"only {_nodes(len(self.state.ready))} of at least {settings.min_nodes} came together within "
-            f"{settings.join_timeout_s:g} s{self._describe_lost()}; start the missing ones, or allow more time with "
+            f"only {len(self.state.ready)} of at least {_nodes(settings.min_nodes)} joined within "
+            f"{settings.join_timeout_s:g} s{self._describe_lost()}; start the missing nodes, or allow more time with "
             "--rdzv-conf join_timeout=SECONDS",
             now,
         )

@@ -294,7 +294,7 @@ class HangDetector:
             patience = DOUBT_PATIENCE  # it may be an evaluation or a download
         if quiet_s < patience * wait_s:
             return Assessment(is_quiet=False)
-        return Assessment(True, since, "no worker says a step any more", _stopped(workers))
+        return Assessment(True, since, "no worker reports steps any more", _stopped(workers))
 
     def _by_scopes(self, now: float) -> Assessment:
         """Assess by missing scopes, which must have been used regularly for long and be missing for longer."""
@@ -310,7 +310,7 @@ class HangDetector:
         if now - since < DOUBT_PATIENCE * max(self._after_s, PATIENCE * self.learned.longest_scope_s):
             return Assessment(is_quiet=False)
         self._scopes_missing_s = now - since
-        return Assessment(True, since, "no worker enters or leaves a scope any more", _stopped(workers))
+        return Assessment(True, since, "no worker enters or leaves a watchdog scope any more", _stopped(workers))
 
     def _have_bytes_flowed(self, now: float) -> bool:
         return any(

@@ -97,7 +97,7 @@ def places_of(workers: Iterable[LocalStacks]) -> tuple[StackLocation, ...]:
     locations: list[StackLocation] = []
     for worker in workers:
         frames, beside = frames_in(worker.stacks)
-        why = "" if frames else worker.why or "what it wrote tells no place"
+        why = "" if frames else worker.why or "its output contains no stack"
         stacks = truncate_stacks(worker.stacks) if frames else ""
         locations.append(
             StackLocation(
@@ -205,17 +205,18 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def reason_of(report: HangReport) -> str:
     """Return why the worker that stands out is a failure, as the predicate of a sentence about it."""
-    moved = f"hung: nothing moved on {format_nodes(report.nodes)} for {report.quiet_s:g} s"
+    hung = f"hung: no activity on {format_nodes(report.nodes)} for {report.quiet_s:g} s"
     if not report.locations:
-        return moved
+        return hung
     odd = report.locations[0]
     where = describe_location(odd) if odd.frames else f"location {describe_location(odd)}"
     if len(report.locations) == 1:
-        return f"{moved}; {'all ranks are at the same location,' if report.workers > 1 else 'it is'} {where}"
-    which = "it is the one that is elsewhere" if len(report.locations[0].ranks) == 1 else "it is one of those elsewhere"
+        return f"{hung}; {'all ranks are at the same location,' if report.workers > 1 else 'it is'} {where}"
+    is_only_one = len(report.locations[0].ranks) == 1
+    which = "only this rank is" if is_only_one else f"this rank is one of {len(report.locations[0].ranks)}"
     if not report.is_odd:
-        which = "no rank stands out, and this one is the first"
-    return f"{moved}; {which}, {where}"
+        which = "no rank stands out; the first one is"
+    return f"{hung}; {which} {where}"
 
 
 def format_nodes(count: int) -> str:
@@ -227,7 +228,7 @@ def format_report(report: HangReport) -> list[str]:
     workers = "1 worker" if report.workers == 1 else f"{report.workers} workers"
     order = ", the odd one out first" if report.is_odd else ""
     lines = [
-        f"generation {report.generation} seems to hang: nothing has moved on {format_nodes(report.nodes)} for "
+        f"generation {report.generation} seems to hang: no activity on {format_nodes(report.nodes)} for "
         f"{report.quiet_s:g} s ({report.why})",
         f"where its {workers} {'is' if report.workers == 1 else 'are'}{order}:",
     ]

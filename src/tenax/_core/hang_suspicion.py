@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _SIGTERM = 15
 _MAX_LOCATIONS = 3  # in a one-line description
 _WHAT_FOLLOWS = {
-    "report": "nothing is done about it (--on-hang report)",
-    "restart": "its workers are ended and started again, if restarts are left (--on-hang restart)",
+    "report": "no action is taken (--on-hang report)",
+    "restart": "restarting its workers if restarts are left (--on-hang restart)",
     "off": "",
 }
 
@@ -128,14 +128,14 @@ def describe_hang(state: CoordinatorState, now: float) -> str:
     hang = state.hang
     if hang is None:
         return ""
-    still = f"generation {state.generation} seems to hang: nothing has moved for {now - hang.since:.0f} s"
+    still = f"generation {state.generation} seems to hang: no activity for {now - hang.since:.0f} s"
     return f"{still}; {where}" if (where := describe_places(hang)) else still
 
 
 def describe_places(hang: Suspicion) -> str:
     """Describe the location that stands out, or if none does, the first few locations."""
     if hang.report is None:
-        return "asking where its workers are"
+        return "requesting the stacks of its workers"
     locations = hang.report.locations
     if hang.report.is_odd or len(locations) < 2:
         return "; ".join(_describe_location(location) for location in locations[:1])
@@ -165,5 +165,5 @@ def _missing_location(state: CoordinatorState, node_id: str) -> messages.StackLo
         return None
     first = record.part.first_global_rank
     ranks = tuple(range(first, first + record.info.slots))
-    why = f"{record.label} has not told it within {state.settings.stacks_timeout_s:g} s"
+    why = f"{record.label} did not send its stacks within {state.settings.stacks_timeout_s:g} s"
     return messages.StackLocation(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)

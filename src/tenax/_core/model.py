@@ -247,8 +247,8 @@ class Outcome(enum.Enum):
     BROKEN = "broken"  # the launcher itself could not work: no keeper, no rendezvous, too few nodes
 
     @property
-    def in_words(self) -> str:
-        """The predicate of a sentence whose subject is the run."""
+    def text(self) -> str:
+        """What happened to the run: "was cancelled"."""
         return _OUTCOMES[self]
 
 
@@ -257,7 +257,7 @@ _OUTCOMES = {
     Outcome.FAILED: "failed",
     Outcome.CANCELLED: "was cancelled",
     Outcome.ABANDONED: "was abandoned",
-    Outcome.BROKEN: "could not go on",
+    Outcome.BROKEN: "could not continue",
 }
 
 

@@ -81,11 +81,11 @@ class BudgetPolicy:
             return GiveUp("no restarts are allowed (--max-restarts 0)")
         hopeless = self._why_hopeless(failure) or _why_it_will_fail_again(failure, history)
         if hopeless and history.restarts_left > 0:
-            return GiveUp(f"{hopeless}, so the {_restarts(history.restarts_left)} left would not help")
+            return GiveUp(f"{hopeless}; the remaining {_restarts(history.restarts_left)} would not help")
         if history.restarts_left > 0:
             return Restart(f"restart {history.restarts_used + 1} of {history.max_restarts}")
         return GiveUp(
-            "the one restart is used" if history.max_restarts == 1 else f"all {history.max_restarts} restarts are used"
+            "the only restart is used" if history.max_restarts == 1 else f"all {history.max_restarts} restarts are used"
         )
 
     def _why_hopeless(self, failure: Failure) -> str:
@@ -102,12 +102,12 @@ def _why_it_will_fail_again(failure: Failure, history: History) -> str:
     if max(history.lived_s, history.longest_s) > START_S:
         return ""
     if failure.evidence.error_type in _INCURABLE:
-        return f"{failure.evidence.error_type} at the start is an error of the program itself"
+        return f"{failure.evidence.error_type} at startup is an error in the program itself"
     signatures = {_signature(each) for each in history.failures}
     have_all_failed_alike = len(history.failures) == history.world_size >= 2 and len(signatures) == 1
     is_repeated = bool(history.earlier) and _signature(history.earlier[-1]) == _signature(failure)
     if have_all_failed_alike and is_repeated and failure.evidence.message:
-        return f"all {history.world_size} workers failed at the start with the same error as the time before"
+        return f"all {history.world_size} workers failed at startup with the same error as before"
     return ""
 
 

@@ -98,4 +98,4 @@ def answer_safely(answer: Callable[[R, Reply], None], request: R, reply: Reply) 
     except Exception as error:
         if has_replied:
             raise  # the request was accepted, so the error is in the run itself
-        reply(None, f"this cannot be answered: {type(error).__name__}: {error}")
+        reply(None, f"could not answer the request: {type(error).__name__}: {error}")

@@ -42,7 +42,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # How long the first rendezvous waits for more nodes once the minimum, but not the maximum, has joined.
     last_call_s: float = 5.0
     scale_up: bool = True  # whether a new node ends the running generation, or waits for the next one
-    tell_waiting_every_s: float = 10.0  # how often waiting nodes are sent ``Waiting``
+    waiting_every_s: float = 10.0  # how often waiting nodes are sent ``Waiting``
     serving_node: str = ""  # the node whose agent hosts this coordinator
     on_hang: str = "off"  # what to do when no node shows activity: off, report, restart
     hang_after_s: float = 300.0  # the minimum time without activity
@@ -171,7 +171,7 @@ class RunDeadline(enum.Enum):
     LAST_CALL = "last call"  # later nodes are not in the first generation
     PAUSE = "pause"  # the policy's pause ends
     RECOVER = "recover"  # members of an earlier coordinator's generation must have reconnected
-    TELL = "tell"  # send ``Waiting`` again
+    WAITING = "waiting"  # send ``Waiting`` again
     QUIET = "quiet"  # no activity for long enough to suspect a hang
     STACKS = "stacks"  # members must have sent the locations of their workers
 

@@ -122,8 +122,28 @@ def concealed_repr(struct: Any) -> str:
     return f"{type(struct).__name__}({', '.join(shown)})"
 
 
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", 0)
+        return f"SIGRTMIN+{number - first}" if first < number < last else f"signal {number}"
+
+
 def some_of(names: list[str], count: int = 0) -> str:
     """Return the first ``MAX_NAMES`` names as one text, and how many more there are."""
     count = count or len(names)
     shown = ", ".join(names[:MAX_NAMES])
     return shown if count <= MAX_NAMES else f"{shown} and {count - MAX_NAMES} more"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time exactly: ``0.5 s``, ``30 s``, ``2 min 30 s``, ``1 h``."""
+    if seconds < 60 or seconds % 1:
+        return f"{seconds:g} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if count)

@@ -122,7 +122,7 @@ class Watchdog:
         self._notes: list[str] = []
         self._noted: set[str] = set()
         self.taken = 0
-        self.strangers = 0  # requests of processes that are not workers of this node
+        self.unknown_senders = 0  # requests of processes that are not workers of this node
         self.too_many = 0  # timers beyond the limit per worker
         self.last_request_at: float | None = None  # wall time
 
@@ -197,12 +197,12 @@ class Watchdog:
         for request in self._lines.feed(data):
             self._take(request, now, wall)
         if self.malformed > malformed:
-            self._note("something on the watchdog's pipe is no request; it is ignored")
+            self._note("ignored an invalid request on the watchdog's pipe")
 
     def discard(self, data: bytes) -> None:
         """Count and drop bytes read from the pipe while no worker is alive."""
         for _ in self._lines.feed(data):
-            self.strangers += 1
+            self.unknown_senders += 1
 
     def _take(self, request: Request, now: float, wall: float) -> None:
         local_rank = self._rank_of.get(request.pid)
@@ -233,9 +233,9 @@ class Watchdog:
         if len(self._settled) < self._local_world_size and len(self._early) < _MAX_EARLY:
             self._early.append((request, now, wall))  # a request may arrive before WorkerStarted
             return
-        self.strangers += 1
+        self.unknown_senders += 1
         self._note(
-            f"the watchdog ignores process {request.pid}: it is no worker of this node (scopes are for workers, not "
+            f"the watchdog ignores process {request.pid}: it is not a worker of this node (scopes are for workers, not "
             "for processes that they start)"
         )
 

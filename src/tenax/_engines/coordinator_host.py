@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
     from tenax._core.policy import RestartPolicy
-    from tenax._io.ports import Cancellable, EventLoop, RecordRun
+    from tenax._io.interfaces import Cancellable, EventLoop, RecordRun
 
 
 _FREEZE_S = 2.5  # equals ``LeaseTerms.freeze_s`` of the default lease; for engines without a lease

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from tenax._core.messages import FromNode
     from tenax._core.requests import AnyRequest, OfNode
     from tenax._engines.operator_api import OperatorApi
-    from tenax._io.ports import ControlledNode, Emit, EventLoop, Reply
+    from tenax._io.interfaces import ControlledNode, Emit, EventLoop, Reply
 
 _NODE_ID = "local"
 LOOPBACK = "127.0.0.1"
 
 
 class LocalEngine:
-    """Implements ``ports.Control``. Without a ``store_address`` the workers get no store."""
+    """Implements ``interfaces.Control``. Without a ``store_address`` the workers get no store."""
 
     def __init__(self, run_id: str, store_address: StoreAddress | None = None) -> None:
         self.run_id = run_id
@@ -58,7 +58,7 @@ class LocalEngine:
         self._coordinator.step(Opened())
         self._coordinator.step(Received(info.node_id, NodeJoined(info)))
 
-    def tell(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         assert self._coordinator is not None, "opened before"
         if isinstance(message, NodeReady) and self._store_address is not None:
             try:

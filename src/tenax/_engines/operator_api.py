@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tenax._core.requests import AnyRequest, OfNode
     from tenax._engines.coordinator_host import CoordinatorHost
-    from tenax._io.ports import Cancellable, EventLoop, Reply
+    from tenax._io.interfaces import Cancellable, EventLoop, Reply
     from tenax._view.status import RunStatus
 
 _MAX_NAMES_SHOWN = 8

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tenax._core.messages import NodeReady
     from tenax._core.model import Assignment
-    from tenax._io.ports import EventLoop
+    from tenax._io.interfaces import EventLoop
     from tenax.rendezvous.api import RendezvousParameters
     from tenax.store._host import StoreHost
 

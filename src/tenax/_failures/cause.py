@@ -23,7 +23,7 @@ import signal
 
 import msgspec
 
-from tenax._failures.exit_text import ended_in_words
+from tenax._failures.exit_text import describe_exit
 from tenax._failures.plain_text import shortened, storable
 
 TYPE_CHECKING = False
@@ -39,9 +39,9 @@ __all__ = [
     "Observations",
     "cause_of",
     "classify",
+    "meaning_of",
     "missing_ranks",
     "next_step_of",
-    "sentence_of",
 ]
 
 _MAX_PROOF = 300
@@ -61,7 +61,7 @@ class Observations(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     traceback: str = ""
     last_lines: Sequence[str] = ()
-    out_of_memory: str = ""  # the kernel's proof, as a sentence
+    out_of_memory: str = ""  # the kernel's proof, as text
     kernel_kind: str = ""  # from the kernel log about this worker or its GPU: the kind ...
     kernel_line: str = ""  # ... and the line
 
@@ -72,7 +72,7 @@ class Cause(msgspec.Struct, frozen=True):
     kind: str
     is_consequence: bool
     proof: str  # the line that shows it; empty: only the exit code does
-    sentence: str  # what it means
+    meaning: str  # the kind's meaning, with details from the proof
     next_step: str  # what to do
 
 
@@ -99,13 +99,13 @@ KINDS: tuple[Kind, ...] = (
     # --- resources ---
     Kind(
         id="out_of_memory",
-        meaning="The kernel killed it: the machine or its control group had no memory left.",
-        next_step="Give the job more memory, or let it use less: smaller batches, fewer data-loading workers.",
+        meaning="The kernel killed the worker: the host or its control group ran out of memory.",
+        next_step="Give the job more memory, or reduce its use: smaller batches, fewer data-loading workers.",
     ),
     Kind(
         id="cuda_out_of_memory",
-        meaning="The GPU has no memory left.",
-        next_step="Use a smaller batch, or see with nvidia-smi whether another process holds memory of that GPU.",
+        meaning="The GPU ran out of memory.",
+        next_step="Use a smaller batch, or check with nvidia-smi whether another process uses memory of that GPU.",
         patterns=(
             r"(?:CUDA|HIP|MPS|XPU) (?:error: )?out of memory",
             r"cuda\.OutOfMemoryError",
@@ -117,7 +117,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="shared_memory",
-        meaning="The shared memory (/dev/shm) is too small or full.",
+        meaning="Shared memory (/dev/shm) is full or too small.",
         next_step="Give the container more (docker run --shm-size=8g, or an emptyDir of medium Memory), or use fewer "
         "data-loading workers.",
         patterns=(
@@ -133,8 +133,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="memory",
-        meaning="It asked for more memory than the system gives it.",
-        next_step="Let it use less, or raise its limits: ulimit -v, the control group, vm.overcommit_memory.",
+        meaning="A memory allocation failed.",
+        next_step="Use less memory, or raise the limits: ulimit -v, the control group, vm.overcommit_memory.",
         patterns=(
             r"\bMemoryError\b",
             r"std::bad_alloc",
@@ -147,9 +147,9 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="no_more_processes",
-        meaning="The system lets it start no more threads or processes.",
-        next_step="Raise the limit (ulimit -u, pids.max of the control group), or start fewer: data-loading workers, "
-        "OMP_NUM_THREADS.",
+        meaning="The limit of threads or processes is reached.",
+        next_step="Raise the limit (ulimit -u, pids.max of the control group), or start fewer data-loading workers and "
+        "threads (OMP_NUM_THREADS).",
         patterns=(
             r"can't start new thread",
             r"fork: (?:retry: )?Resource temporarily unavailable",
@@ -170,24 +170,24 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="too_many_files",
-        meaning="It has too many files or sockets open.",
-        next_step="Raise the limit (ulimit -n), or find what it does not close: ls /proc/PID/fd of one that runs.",
+        meaning="Too many files or sockets are open.",
+        next_step="Raise the limit (ulimit -n), or find what is not closed: ls -l /proc/PID/fd of a running worker.",
         patterns=(r"Too many open files", r"\[Errno 2[34]\]", r"\bEMFILE\b|\bENFILE\b"),
         is_resource=True,
     ),
     Kind(
         id="quota",
         meaning="The disk quota is used up{what}.",
-        next_step="Free some of the quota, or write elsewhere; quota -s shows what is used.",
+        next_step="Delete files or write elsewhere; quota -s shows the usage.",
         patterns=(r"Disk quota exceeded", r"\[Errno 122\]", r"\bEDQUOT\b"),
         is_resource=True,
         detail=_PATH,
-        named=" where {0} is",
+        named=" at {0}",
     ),
     Kind(
         id="disk_full",
         meaning="The disk is full{what}.",
-        next_step="Free space there or write elsewhere; df -h and df -i on that host show which one is full.",
+        next_step="Free some space or write elsewhere; df -h and df -i on that host show what is full.",
         patterns=(
             r"No space left on device",
             r"\[Errno 28\]",
@@ -197,12 +197,12 @@ KINDS: tuple[Kind, ...] = (
         ),
         is_resource=True,
         detail=_PATH,
-        named=" where {0} is",
+        named=" at {0}",
     ),
     Kind(
         id="file_too_large",
-        meaning="A file grew beyond the limit for one file.",
-        next_step="Raise the limit (ulimit -f), or see what the file system allows.",
+        meaning="A file exceeded the maximum file size.",
+        next_step="Raise the limit (ulimit -f), or check the maximum of the file system.",
         patterns=(r"\[Errno 27\]", r"File too large"),
         is_resource=True,
         signals=(signal.SIGXFSZ,),
@@ -210,48 +210,48 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         id="read_only",
         meaning="The file system is read-only{what}.",
-        next_step="Write elsewhere; if it was writable before, the kernel may have made it read-only after an error: "
-        "see dmesg on that host.",
+        next_step="Write elsewhere. If it was writable before, the kernel may have remounted it after an error: check "
+        "dmesg on that host.",
         patterns=(r"Read-only file system", r"\[Errno 30\]", r"\bEROFS\b"),
         is_resource=True,
         detail=_PATH,
-        named=" where {0} is",
+        named=" at {0}",
     ),
     Kind(
         id="io_error",
-        meaning="The disk or network file system does not answer as it should{what}.",
-        next_step="Look at dmesg and the mounts of that host; keep jobs off it until it is clear.",
+        meaning="Reading or writing failed on a disk or network file system{what}.",
+        next_step="Check dmesg and the mounts of that host; keep jobs off it until the cause is found.",
         patterns=(r"\[Errno 5\]", r"Input/output error", r"\[Errno 116\]", r"Stale (?:NFS )?file handle"),
         is_resource=True,
         detail=_PATH,
-        named=" where {0} is",
+        named=" at {0}",
     ),
     # --- GPUs ---
     Kind(
         id="gpu_lost",
-        meaning="A GPU is gone from its host.",
-        next_step="Keep jobs off that host; it needs a restart, and the GPU or its slot a look (nvidia-smi, dmesg).",
+        meaning="A GPU is no longer available on its host.",
+        next_step="Keep jobs off that host, reboot it, and check the GPU and its slot (nvidia-smi, dmesg).",
         patterns=(r"GPU is lost", r"fallen off the bus", r"Unable to determine the device handle"),
         is_resource=True,
     ),
     Kind(
         id="gpu_memory_error",
-        meaning="The memory of a GPU is faulty: an error that its ECC cannot correct.",
-        next_step="Reset that GPU or restart the host; have it replaced if it comes again (nvidia-smi -q -d ECC).",
+        meaning="The GPU has an uncorrectable memory error (ECC).",
+        next_step="Reset that GPU or reboot the host; replace the GPU if it happens again (nvidia-smi -q -d ECC).",
         patterns=(r"uncorrectable (?:\w+ )?(?:ECC|NVLink) error", r"cudaErrorECCUncorrectable", r"(?i)double bit ecc"),
         is_resource=True,
     ),
     Kind(
         id="gpu_assert",
-        meaning="A check on the GPU failed, most often an index or a label out of range.",
-        next_step="Run it again with CUDA_LAUNCH_BLOCKING=1, or on the CPU: then the traceback shows the true place.",
+        meaning="An assertion on the GPU failed, often an index or a label out of range.",
+        next_step="Run it with CUDA_LAUNCH_BLOCKING=1 or on the CPU: the traceback then shows the failing line.",
         patterns=(r"device-side assert triggered", r"cudaErrorAssert"),
         is_resource=True,
     ),
     Kind(
         id="gpu_illegal_access",
-        meaning="Code on the GPU used memory that is not its own.",
-        next_step="Run it again with CUDA_LAUNCH_BLOCKING=1 to see where; if only one host has it, suspect its GPU.",
+        meaning="A GPU kernel accessed invalid memory.",
+        next_step="Run it with CUDA_LAUNCH_BLOCKING=1 to find the line. If it fails on one host only, suspect its GPU.",
         patterns=(
             r"illegal memory access",
             r"cudaErrorIllegalAddress",
@@ -263,8 +263,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="no_gpu",
-        meaning="It finds no GPU that it can use: none there, none allowed, or driver and CUDA do not fit together.",
-        next_step="Compare nvidia-smi, CUDA_VISIBLE_DEVICES and --nproc-per-node on that host with another one.",
+        meaning="No usable GPU: none is present, none is visible, or driver and CUDA versions do not match.",
+        next_step="Compare nvidia-smi, CUDA_VISIBLE_DEVICES and --nproc-per-node on that host with a working host.",
         patterns=(
             r"No CUDA GPUs are available",
             r"no CUDA-capable device",
@@ -283,8 +283,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="gpu_error",
-        meaning="A GPU or its libraries report an error.",
-        next_step="Run it again with CUDA_LAUNCH_BLOCKING=1; if only one host has it, suspect its GPU (dmesg: Xid).",
+        meaning="A GPU or its libraries reported an error.",
+        next_step="Run it with CUDA_LAUNCH_BLOCKING=1. If it fails on one host only, suspect its GPU (Xid in dmesg).",
         patterns=(
             r"CUDA error:",
             r"CUDNN_STATUS_[A-Z]",
@@ -298,16 +298,16 @@ KINDS: tuple[Kind, ...] = (
     # --- the program and its dependencies ---
     Kind(
         id="glibc_too_old",
-        meaning="A library was built for a newer system: this one has no {what}.",
-        next_step="Use an image with a newer system there, or a build for this one.",
+        meaning="A library was built for a newer system: this one lacks {what}.",
+        next_step="Use an image with a newer system, or a build of the library for this one.",
         patterns=(r"version [`'](?:GLIBC|GLIBCXX|CXXABI)_[\w.]+' not found",),
         detail=r"[`']((?:GLIBC|GLIBCXX|CXXABI)_[\w.]+)'",
-        otherwise="such C library",
+        otherwise="the C library version",
     ),
     Kind(
         id="missing_library",
-        meaning="{what} cannot be loaded.",
-        next_step="Install it on that host, or name its folder in LD_LIBRARY_PATH; ldd shows what is missing.",
+        meaning="{what} could not be loaded.",
+        next_step="Install it on that host, or add its folder to LD_LIBRARY_PATH; ldd shows what is missing.",
         patterns=(r"cannot open shared object file", r"undefined symbol: ", r"error while loading shared libraries"),
         detail=r"([\w.+-]+\.so[\w.]*)",
         named="The shared library {0}",
@@ -315,8 +315,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="wrong_build",
-        meaning="A file was built for another Python or another processor.",
-        next_step="Compare Python and architecture of that host with those of the others; install it there anew.",
+        meaning="A file was built for another Python version or CPU architecture.",
+        next_step="Compare Python and CPU of that host with the others; reinstall the package there.",
         patterns=(
             r"Exec format error",
             r"\[Errno 8\]",
@@ -331,8 +331,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="missing_module",
-        meaning="{what} is not installed there, or not on the path.",
-        next_step="Install it for the Python of that host, or set PYTHONPATH; every host needs the same.",
+        meaning="{what} is not installed on that host, or is not on the path.",
+        next_step="Install it for the Python that runs on that host, or set PYTHONPATH; every host needs it.",
         patterns=(r"ModuleNotFoundError", r"No module named "),
         detail=r"No module named ['\"]?([\w.]+)",
         named="The Python module {0}",
@@ -340,52 +340,52 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="import_error",
-        meaning="A module is there, but cannot be imported as the program wants it.",
-        next_step="Compare the versions that are installed (pip freeze) with those that the program was written for.",
+        meaning="A module was found, but importing from it failed.",
+        next_step="Compare the installed versions (pip freeze) with those that the script needs.",
         patterns=(r"\bImportError\b", r"cannot import name "),
         trust_output=False,
     ),
     Kind(
         id="syntax_error",
-        meaning="The program is not valid Python, at least not for the version that runs it.",
-        next_step="Correct the line that is shown, or run it with the Python that it was written for.",
+        meaning="The code is not valid for the Python version that runs it.",
+        next_step="Correct the line shown, or run it with the Python version that it was written for.",
         patterns=(r"\b(?:SyntaxError|IndentationError|TabError)\b",),
         trust_output=False,
     ),
     Kind(
         id="script_not_found",
-        meaning="The program to run is not on that host{what}.",
-        next_step="Check the path and the working directory there; every host needs the same files.",
+        meaning="The script or program does not exist on that host{what}.",
+        next_step="Check the path and the working directory on that host; every host needs the same files.",
         patterns=(r"can't open file ['\"].*\[Errno 2\]", r"can't find '__main__' module", r"command not found"),
         detail=r"can't open file ['\"]([^'\"]+)['\"]",
         named=": {0}",
     ),
     Kind(
         id="not_executable",
-        meaning="The program to run may not be executed or read on that host.",
-        next_step="Let the user of the job run it (chmod +x) and enter its folder.",
+        meaning="No permission to execute or read the program on that host.",
+        next_step="Give the user of the job access to the file (chmod +x) and to its folder.",
         patterns=(r"can't open file ['\"].*\[Errno 13\]",),
     ),
     # --- the network, as a cause ---
     Kind(
         id="address_in_use",
-        meaning="{what} is in use by another process.",
-        next_step="Find who holds it (ss -ltnp); choose another port, or leave the choice to tenax.",
+        meaning="{what} is already in use by another process.",
+        next_step="Find that process (ss -ltnp), choose another port, or let tenax choose one.",
         patterns=(r"(?i)address already in use", r"\bEADDRINUSE\b", r"\[Errno 98\]"),
         detail=r"(?:port: |port |:|, )(\d{2,5})\b(?!\])",
-        named="The port {0}",
-        otherwise="The port that it wants to listen at",
+        named="Port {0}",
+        otherwise="The port to listen on",
     ),
     Kind(
         id="wrong_address",
-        meaning="It wants to listen at an address that its host does not have.",
-        next_step="Check MASTER_ADDR and --local-addr: the address must be one of that host (ip addr).",
+        meaning="The worker tried to listen on an address that its host does not have.",
+        next_step="Check MASTER_ADDR and --local-addr: use an address of that host (ip addr).",
         patterns=(r"Cannot assign requested address", r"\[Errno 99\]", r"\bEADDRNOTAVAIL\b"),
     ),
     Kind(
         id="unknown_host",
-        meaning="A host name cannot be resolved{what}.",
-        next_step="Check MASTER_ADDR and the name service of that host (getent hosts NAME).",
+        meaning="A host name could not be resolved{what}.",
+        next_step="Check MASTER_ADDR and DNS on that host (getent hosts NAME).",
         patterns=(
             r"\bgaierror\b",
             r"Name or service not known",
@@ -399,14 +399,14 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="unreachable",
-        meaning="There is no way through the network to the other host.",
-        next_step="Check the routes, the firewall and the interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME).",
+        meaning="The network has no route to the other host.",
+        next_step="Check routes, firewall and network interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME).",
         patterns=(r"No route to host", r"Network is unreachable", r"\[Errno 1(?:13|01)\]"),
     ),
     Kind(
         id="remote_service",
-        meaning="A service outside of the job did not answer as it should.",
-        next_step="See whether it can be reached from that host; let the script try again when it fails.",
+        meaning="A request to a service outside the job failed.",
+        next_step="Check that the service is reachable from that host; let the script retry.",
         patterns=(
             r"^(?:requests|urllib3|botocore|boto3|aiohttp|httpx|httpcore|huggingface_hub|google|azure|s3fs|gcsfs)\.",
             r"^(?:urllib\.error|http\.client)\.",
@@ -415,15 +415,15 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="collective_mismatch",
-        meaning="The workers do not do the same collective operation at the same time.",
-        next_step="Look where the ranks go different ways in the script (TORCH_DISTRIBUTED_DEBUG=DETAIL names both).",
+        meaning="The workers called different collective operations at the same time.",
+        next_step="Find where the ranks diverge in the script; TORCH_DISTRIBUTED_DEBUG=DETAIL names both operations.",
         patterns=(r"Detected mismatch between collectives", r"is running collective: .* but Rank"),
     ),
     # --- consequences of another worker's failure: invariant 4 ---
     Kind(
         id="collective_timeout",
-        meaning="It waited in a collective operation until the time was over: another worker did not take part.",
-        next_step="Look at the worker that did not arrive, not at this one.",
+        meaning="A collective operation timed out: another worker did not take part.",
+        next_step="Investigate the worker that did not arrive, not this one.",
         patterns=(
             r"Watchdog caught collective operation timeout",
             r"Timed out waiting \d+ ?ms for (?:recv|send|\w+) operation",
@@ -440,8 +440,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="store_timeout",
-        meaning="It waited at the store for what another worker did not write in time.",
-        next_step="Look at the worker that did not arrive, not at this one.",
+        meaning="Waiting for a key in the store timed out: another worker did not write it.",
+        next_step="Investigate the worker that did not arrive, not this one.",
         patterns=(
             r"wait timeout after \d+ ?ms",
             r"Timed out after \d+ seconds waiting for clients",
@@ -455,8 +455,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="peer_lost",
-        meaning="It lost the connection to another worker, which had ended.",
-        next_step="Look at the worker that ended first, not at this one.",
+        meaning="The connection to another worker was lost: that worker had ended.",
+        next_step="Investigate the worker that ended first, not this one.",
         patterns=(
             r"[Cc]onnection (?:was )?reset(?: by peer)?",
             r"[Cc]onnection closed by (?:remote )?peer",
@@ -489,17 +489,16 @@ KINDS: tuple[Kind, ...] = (
     # --- the network again: a peer may never have existed ---
     Kind(
         id="connection_refused",
-        meaning="Nobody listens where it wanted to connect{what}.",
-        next_step="See whether the process that should listen there was started, and whether MASTER_ADDR and "
-        "MASTER_PORT name it.",
+        meaning="The connection was refused: no process listens at {what}.",
+        next_step="Check that the process that should listen there is running, and check MASTER_ADDR and MASTER_PORT.",
         patterns=(r"Connection refused", r"ConnectionRefusedError", r"\[Errno 111\]"),
         detail=r"\(([\w.:-]+, \d+)\)|Connect to ([\w.:<>-]+)",
-        named=": {0}",
+        otherwise="the address",
     ),
     Kind(
         id="connect_timeout",
-        meaning="It got no answer in time where it wanted to connect{what}.",
-        next_step="Check that the other host runs, and the firewall and the interface between the two.",
+        meaning="Connecting timed out{what}.",
+        next_step="Check that the other host is up, and the firewall and network interface between the two.",
         patterns=(
             r"client socket has timed out",
             r"trying to connect to",
@@ -513,8 +512,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="nccl_error",
-        meaning="NCCL reports an error of the network, of a driver or of its own.",
-        next_step="Run it again with NCCL_DEBUG=INFO: its lines name the call that failed and the interface.",
+        meaning="NCCL reported an error (network, driver or internal).",
+        next_step="Run it with NCCL_DEBUG=INFO: the log names the failed call and the network interface.",
         patterns=(
             r"unhandled system error",
             r"ncclSystemError",
@@ -526,8 +525,8 @@ KINDS: tuple[Kind, ...] = (
     # --- the script ---
     Kind(
         id="child_failed",
-        meaning="A process that it had started failed.",
-        next_step="Look at what that process printed, above the traceback in the worker's log.",
+        meaning="A process that the worker started failed.",
+        next_step="Read that process's output above the traceback in the worker's log.",
         patterns=(
             r"\bCalledProcessError\b",
             r"DataLoader worker \(pid.*(?:exited unexpectedly|killed by signal)",
@@ -539,8 +538,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="bad_file",
-        meaning="A file cannot be read: it is damaged, cut off, or something else than expected.",
-        next_step="Use an older checkpoint or fetch the file again; see whether two ranks write it at once.",
+        meaning="A file is damaged, truncated, or not in the expected format.",
+        next_step="Use an older checkpoint or fetch the file again; check that two ranks do not write it at once.",
         patterns=(
             r"\bUnpicklingError\b",
             r"\bBadZipFile\b",
@@ -558,8 +557,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="missing_file",
-        meaning="A file or folder is not there{what}.",
-        next_step="Check the path on that host: every host needs the file, or a file system that all see.",
+        meaning="A file or folder does not exist{what}.",
+        next_step="Check the path on that host: every host needs the file, or a shared file system.",
         patterns=(r"\bFileNotFoundError\b", r"\bNotADirectoryError\b", r"\[Errno 2\]"),
         trust_output=False,
         detail=r"['\"]([^'\"]+)['\"]",
@@ -567,8 +566,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="permission_denied",
-        meaning="It may not do that on its host{what}.",
-        next_step="Check owner and rights of the file and its folders, for the user of the job on that host.",
+        meaning="Permission denied{what}.",
+        next_step="Check owner and mode of the file and its folders on that host, for the user of the job.",
         patterns=(r"\bPermissionError\b", r"\[Errno 13\]", r"\[Errno 1\]"),
         trust_output=False,
         detail=r"['\"]([^'\"]+)['\"]",
@@ -576,8 +575,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="not_a_number",
-        meaning="The numbers went bad: NaN or infinity.",
-        next_step="Look at the last losses; lower the learning rate, clip gradients, or look for a bad batch.",
+        meaning="The loss or another value became NaN or infinite.",
+        next_step="Check the last losses; lower the learning rate, clip gradients, or look for a bad batch.",
         patterns=(
             r"(?i)\b(?:loss|grad|gradient|weight|norm)(?:e?s)?\b.*\b(?:nan|infs?|infinity|(?:non-|not )finite)\b",
             r"(?i)\b(?:nan|non-finite)\b.*\b(?:loss|grad|gradient|tensor|norm)(?:e?s)?\b",
@@ -587,7 +586,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="shape_mismatch",
-        meaning="Tensors do not fit together.",
+        meaning="The shapes of tensors do not match.",
         next_step="Compare the shapes in the message with the data and, if a checkpoint is loaded, with its model.",
         patterns=(
             r"shapes cannot be multiplied",
@@ -603,117 +602,117 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="assertion",
-        meaning="A check in the script failed.",
-        next_step="Read the traceback below from its end.",
+        meaning="An assertion in the script failed.",
+        next_step="Read the traceback below, last line first.",
         patterns=(r"\bAssertionError\b",),
         trust_output=False,
     ),
     Kind(
         id="interrupted",
-        meaning="Somebody interrupted it (SIGINT, as Ctrl-C sends it), and not through tenax.",
-        next_step="Ask who is on that host, or look for a script that sends it.",
+        meaning="The worker received SIGINT (Ctrl-C), not from tenax.",
+        next_step="Find the person or script on that host that sent it.",
         patterns=(r"^KeyboardInterrupt\b",),
         trust_output=False,
         signals=(signal.SIGINT,),
     ),
     Kind(
         id="exception",
-        meaning="The script raised an exception that nobody caught: {what}.",
-        next_step="Read the traceback below from its end.",
+        meaning="The script raised an uncaught exception{what}.",
+        next_step="Read the traceback below, last line first.",
         detail=r"^([^\W\d][\w.]*)",
-        otherwise="of an unknown type",
+        named=": {0}",
     ),
     # --- signals ---
     Kind(
         id="killed",
-        meaning="Somebody killed it with SIGKILL, and it was not tenax.",
-        next_step="Look for a scheduler, a person, or a limit that kills (dmesg on that host).",
+        meaning="The worker received SIGKILL, not from tenax.",
+        next_step="Look for a scheduler, a person or a resource limit that killed it (dmesg on that host).",
         signals=(signal.SIGKILL,),
     ),
     Kind(
         id="terminated",
-        meaning="Somebody asked it to end (SIGTERM), and not through tenax.",
-        next_step="Look for a scheduler, a preemption or a person; whoever wants to end the job should ask tenax.",
+        meaning="The worker received SIGTERM, not from tenax.",
+        next_step="Look for a scheduler, a preemption or a person. To stop a job, signal the agent or use tenax stop.",
         signals=(signal.SIGTERM, signal.SIGQUIT),
     ),
     Kind(
         id="hung_up",
-        meaning="Its terminal or session went away (SIGHUP).",
-        next_step="Start the job so that it survives a logout: in tmux, with nohup, or by a scheduler.",
+        meaning="The terminal or session of the worker was closed (SIGHUP).",
+        next_step="Start the job so that it survives a logout: in tmux, with nohup, or with a scheduler.",
         signals=(signal.SIGHUP,),
     ),
     Kind(
         id="segmentation_fault",
-        meaning="It crashed in native code: an invalid memory access.",
-        next_step="Look at the innermost frame: the library there is the suspect; compare its version elsewhere.",
+        meaning="The worker crashed in native code: invalid memory access.",
+        next_step="Suspect the library of the innermost frame; compare its version with a working host.",
         signals=(signal.SIGSEGV,),
     ),
     Kind(
         id="bus_error",
-        meaning="It used memory that is mapped but not there: full shared memory, a cut file, or faulty memory.",
-        next_step="Check /dev/shm (df -h /dev/shm), and whether a mapped file was truncated; then dmesg.",
+        meaning="The worker accessed missing mapped memory: full /dev/shm, a truncated file, or bad memory.",
+        next_step="Check /dev/shm (df -h /dev/shm), mapped files that may have been truncated, then dmesg.",
         signals=(signal.SIGBUS,),
     ),
     Kind(
         id="illegal_instruction",
-        meaning="It used an instruction that this processor does not know.",
-        next_step="Use a build of the library for this processor; compare /proc/cpuinfo with a host where it works.",
+        meaning="The worker used an instruction that this CPU does not support.",
+        next_step="Use a build of the library for this CPU; compare /proc/cpuinfo with a working host.",
         signals=(signal.SIGILL,),
     ),
     Kind(
         id="arithmetic",
-        meaning="It crashed in native code: an arithmetic error, such as a division by zero.",
-        next_step="Look at the innermost frame: the library there, or what it was given, is the suspect.",
+        meaning="The worker crashed in native code: an arithmetic error, such as a division by zero.",
+        next_step="Suspect the library of the innermost frame, or its arguments.",
         signals=(signal.SIGFPE,),
     ),
     Kind(
         id="aborted",
-        meaning="It aborted itself: native code found something that must not be.",
-        next_step="Read the last lines of its stderr: what aborts says why.",
+        meaning="The worker aborted: native code detected an error.",
+        next_step="Read the last lines of its stderr: they usually name the reason.",
         signals=(signal.SIGABRT,),
     ),
     Kind(
         id="cpu_limit",
-        meaning="It used more processor time than it may.",
+        meaning="The worker exceeded its CPU time limit.",
         next_step="Raise the limit (ulimit -t).",
         signals=(signal.SIGXCPU,),
     ),
     Kind(
         id="forbidden_call",
-        meaning="It made a system call that it may not make.",
-        next_step="Look at the seccomp profile of the container.",
+        meaning="The worker made a system call that is not allowed.",
+        next_step="Check the seccomp profile of the container.",
         signals=(signal.SIGSYS,),
     ),
     Kind(
         id="signal",
-        meaning="A signal ended it that it did not expect.",
-        next_step="Find who sends that signal; a scheduler that warns before it stops a job does.",
+        meaning="The worker was killed by a signal that it does not handle.",
+        next_step="Find the sender; some schedulers send a signal before they stop a job.",
     ),
     # --- known only to tenax or from the exit code ---
     Kind(
         id="scope_expired",
-        meaning="It did not leave a block of the script in the time that the script had set for it.",
-        next_step="See below where its threads were; a rank that waits in a collective is not the one that hangs.",
+        meaning="The worker did not leave a tenax.timer scope in time.",
+        next_step="Read its stacks below. A rank that waits in a collective is not the one that hangs.",
     ),
     Kind(
         id="hang",
-        meaning="Nothing moved any more on any node, and it is the one that was elsewhere than the others.",
-        next_step="See below where its threads were: that call does not return, or waits for something outside.",
+        meaning="The run stopped making progress, and this worker was in a different call than the others.",
+        next_step="Read its stacks below: the call did not return, or waits for something outside the job.",
     ),
     Kind(
         id="not_started",
-        meaning="It could not be started.",
-        next_step="Check the command on that host: its path, its rights, its limits.",
+        meaning="The worker could not be started.",
+        next_step="Check the command on that host: path, permissions, limits.",
     ),
     Kind(
         id="exit_code",
-        meaning="It exited with an error code by itself and left no exception.",
+        meaning="The worker exited with an error code, without an exception.",
         next_step="Read the last lines of its output; look for sys.exit or os._exit in the script and its libraries.",
     ),
     Kind(
         id="unknown",
-        meaning="Why it ended is not known.",
-        next_step="Read its log; run it again with --tee 3 to keep all of its output.",
+        meaning="Unknown: the worker left no evidence.",
+        next_step="Read its log; run it with --tee 3 to keep all output.",
     ),
 )
 
@@ -758,7 +757,7 @@ def cause_of(failure: Failure) -> Cause:
     )
 
 
-def sentence_of(kind: str, proof: str = "") -> str:
+def meaning_of(kind: str, proof: str = "") -> str:
     """Return what this kind means; empty for an unknown kind."""
     known = _BY_ID.get(kind)
     return _fill(known, known.meaning, proof) if known is not None else ""
@@ -856,7 +855,7 @@ def _from_exit_code(observed: Observations, has_exception: bool) -> tuple[str, s
         return "exception", observed.message or observed.error_type
     if number:
         kind = _BY_SIGNAL.get(number, "signal")
-        return kind, observed.message if has_exception else "" if code < 0 else ended_in_words(code)
+        return kind, observed.message if has_exception else "" if code < 0 else describe_exit(code)
     if has_exception:
         return "aborted" if is_python_fault else "exception", observed.message or observed.error_type
     last = observed.last_lines[-1] if observed.last_lines else ""

@@ -156,7 +156,7 @@ def read(path: str) -> ErrorFile:
     except (OSError, ValueError) as error:
         result.found = True
         reason = "it is a symbolic link" if _is_link(path) else getattr(error, "strerror", None) or str(error)
-        result.problem = f"the error file cannot be read: {reason}"
+        result.problem = f"could not read the error file: {reason}"
         return result
     if status is None:
         return result
@@ -215,10 +215,10 @@ def _decode(text: str, result: ErrorFile) -> dict[str, Any] | None:
         data = json.loads(text)
     except (ValueError, RecursionError, MemoryError) as error:
         # A file beyond the limit already has a problem.
-        result.problem = result.problem or f"the error file is not whole or not JSON: {error}"
+        result.problem = result.problem or f"the error file is truncated or not JSON: {error}"
         return None
     if not isinstance(data, dict):
-        result.problem = f"the error file holds a JSON {type(data).__name__}, expected an object"
+        result.problem = f"the error file contains a JSON {type(data).__name__}, expected an object"
         return {}
     return data
 
@@ -238,7 +238,7 @@ def _extract(result: ErrorFile) -> None:
         result.timestamp = _seconds(result.data.get("timestamp"))
     result.message = _text(message)
     if not result.message and not result.traceback and not result.problem:
-        result.problem = "the error file holds no message"
+        result.problem = "the error file contains no message"
 
 
 def _text(value: object) -> str:

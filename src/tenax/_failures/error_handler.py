@@ -34,7 +34,7 @@ class ErrorHandler:
                 try:
                     faulthandler.enable(file=2, all_threads=True)
                 except Exception as error:
-                    _say(f"the fault handler could not be enabled: {_describe(error)}")
+                    _print(f"could not enable the fault handler: {_describe(error)}")
         path = self._get_error_file_path()
         if path:
             error_file.watch(path)
@@ -49,7 +49,7 @@ class ErrorHandler:
 
             error_file.write_first(path, error_file.content(_describe(e), _traceback_of(e), time.time()))
         except Exception as problem:
-            _say(f"the error could not be written to {path}: {_describe(problem)}")
+            _print(f"could not write the error to {path}: {_describe(problem)}")
 
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
@@ -59,7 +59,7 @@ class ErrorHandler:
         if isinstance(message, dict):
             message["errorCode"] = error_code
         else:
-            _say(f"exit code {error_code} is not noted: {rootcause_error_file} has no message object to hold it")
+            _print(f"exit code {error_code} was not recorded: {rootcause_error_file} has no message object")
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy a child's error file to this process's own, with the child's exit code.
@@ -68,14 +68,14 @@ class ErrorHandler:
         """
         path = self._get_error_file_path()
         if not path:
-            _say(f"{rootcause_error_file} is not passed on: TORCHELASTIC_ERROR_FILE names no file for this process")
+            _print(f"{rootcause_error_file} was not copied: TORCHELASTIC_ERROR_FILE is not set")
             return
         import json
 
         found = error_file.read(rootcause_error_file)
         data = found.data
         if not found.found or found.problem:
-            _say(f"{rootcause_error_file}: {found.problem or 'there is no such error file'}")
+            _print(f"{rootcause_error_file}: {found.problem or 'the error file does not exist'}")
             data = _rebuilt(found)
         if error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
@@ -90,7 +90,7 @@ class ErrorHandler:
         try:
             error_file.write_text(file_path, error_msg)
         except Exception as problem:
-            _say(f"the error could not be written to {file_path}: {_describe(problem)}")
+            _print(f"could not write the error to {file_path}: {_describe(problem)}")
 
 
 def get_error_handler() -> ErrorHandler:
@@ -125,10 +125,10 @@ def _describe(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
-        return f"{type(error).__name__}: (its text could not be made)"
+        return f"{type(error).__name__}: (its __str__ raised an exception)"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     """Write one line to descriptor 2: sys.stderr may be closed or replaced while a process exits."""
     from contextlib import suppress
 

@@ -25,7 +25,7 @@ MAX_LAST_LINES = 30
 _MAX_LINE = 400  # characters
 _MAX_MESSAGE = 500
 _MAX_TRACEBACK = 32_000
-_MAX_STACKS = 31_000  # without the note about what was left out
+_MAX_STACKS = 31_000  # without the note about what was omitted
 _MAX_STACKS_READ = 1 << 20  # bytes
 
 _MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)  # faulthandler's mark
@@ -102,7 +102,7 @@ def stacks_in(path: str) -> str:
     if not path:
         return ""
     from tenax._core.hang_report import last_dump
-    from tenax._io.named_file import read_regular
+    from tenax._io.safe_open import read_regular
 
     try:
         written = read_regular(path, _MAX_STACKS_READ)
@@ -110,7 +110,7 @@ def stacks_in(path: str) -> str:
         return ""
     # There may be dumps of earlier hangs: only the last one is about this failure.
     text = _MORE_THREADS.sub(
-        "[more threads are not told: faulthandler stops after the newest hundred]", last_dump(decoded(written))
+        "[more threads are not shown: faulthandler stops after the newest 100]", last_dump(decoded(written))
     )
     return storable(without_middle(text.rstrip(), _MAX_STACKS))
 
@@ -153,8 +153,8 @@ def _cause(observed: Observations, watch: OutOfMemoryWatch | None, pid: int) -> 
         return cause
     from tenax._failures.kernel_log import crash_line, gpu_error
 
-    says_gpu = cause.kind.startswith(("gpu_", "cuda_", "no_gpu", "nccl_")) or observed.exit_code in _CRASHES
-    kind, line = gpu_error(lines, log_pid, says_gpu=says_gpu)
+    has_gpu_symptom = cause.kind.startswith(("gpu_", "cuda_", "no_gpu", "nccl_")) or observed.exit_code in _CRASHES
+    kind, line = gpu_error(lines, log_pid, has_gpu_symptom=has_gpu_symptom)
     if kind:
         return classify(msgspec.structs.replace(observed, kernel_kind=kind, kernel_line=storable(line)))
     line = crash_line(lines, log_pid) if log_pid and observed.exit_code in _CRASHES else ""

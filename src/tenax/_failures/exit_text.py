@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import signal
 
-_SIGNALS = {
-    "SIGHUP": "its terminal or session went away",
-    "SIGINT": "interrupted",
-    "SIGQUIT": "asked to quit",
+_SIGNALS = {  # what the name does not say
+    "SIGHUP": "terminal or session closed",
     "SIGILL": "illegal instruction",
     "SIGTRAP": "debugger trap",
-    "SIGABRT": "aborted itself",
-    "SIGBUS": "memory that is mapped but not there, such as full shared memory",
+    "SIGABRT": "aborted by itself",
+    "SIGBUS": "missing mapped memory, such as full /dev/shm",
     "SIGFPE": "arithmetic error",
-    "SIGKILL": "killed",
-    "SIGUSR1": "user signal 1",
-    "SIGUSR2": "user signal 2",
     "SIGSEGV": "invalid memory access",
-    "SIGPIPE": "wrote to a pipe that nobody reads",
-    "SIGALRM": "alarm clock",
-    "SIGTERM": "asked to end",
+    "SIGPIPE": "wrote to a closed pipe",
+    "SIGALRM": "alarm timer",
     "SIGXCPU": "CPU time limit",
     "SIGXFSZ": "file size limit",
     "SIGSYS": "forbidden system call",
 }
 
 _EXIT_CODES = {
-    120: "Python could not write out its last output",
+    120: "Python could not flush its output",
     126: "found but not executable",
     127: "command not found",
 }
@@ -41,18 +35,18 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN+{number - first}" if first < number < last else f"signal {number}"
 
 
-def signal_in_words(number: int) -> str:
-    """Return ``SIGKILL (killed)``."""
+def describe_signal(number: int) -> str:
+    """Return ``SIGKILL`` or ``SIGSEGV (invalid memory access)``."""
     name = signal_name(number)
     meaning = _SIGNALS.get(name)
     return f"{name} ({meaning})" if meaning else name
 
 
-def ended_in_words(exit_code: int) -> str:
-    """Return ``exited with code 1`` or ``ended by SIGKILL (killed)``. Negative codes are signals."""
+def describe_exit(exit_code: int) -> str:
+    """Return ``exited with code 1`` or ``was killed by SIGKILL``. Negative codes are signals."""
     if exit_code < 0:
-        return f"ended by {signal_in_words(-exit_code)}"
+        return f"was killed by {describe_signal(-exit_code)}"
     meaning = _EXIT_CODES.get(exit_code, "")
     if 128 < exit_code <= 128 + 64 and (name := signal_name(exit_code - 128)).startswith("SIG"):
-        meaning = f"how a shell says that its command was ended by {name}"
+        meaning = f"a shell's code for a command killed by {name}"
     return f"exited with code {exit_code}" + (f" ({meaning})" if meaning else "")

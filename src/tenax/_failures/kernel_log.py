@@ -21,10 +21,10 @@ _OF_PROGRAM = frozenset({13, 31, 43, 45})  # 45: cleanup after a process was kil
 _FATAL = _LOST | _MEMORY | frozenset({61, 62, 74, 119, 120})
 
 
-def gpu_error(lines: Sequence[str], pid: int, *, says_gpu: bool) -> tuple[str, str]:
+def gpu_error(lines: Sequence[str], pid: int, *, has_gpu_symptom: bool) -> tuple[str, str]:
     """Return the kind and line of a GPU error of this process, or empty strings.
 
-    ``says_gpu``: the worker reported a GPU error or crashed, so fatal errors without a pid count too.
+    ``has_gpu_symptom``: the worker reported a GPU error or crashed, so fatal errors without a pid count too.
     """
     best = ("", "")
     for line in lines:
@@ -33,7 +33,7 @@ def gpu_error(lines: Sequence[str], pid: int, *, says_gpu: bool) -> tuple[str, s
             continue
         number, logged_pid = int(match.group(1)), match.group(2)
         is_of_process = logged_pid == str(pid)
-        is_unattributed = (logged_pid is None or not logged_pid.isdigit()) and number in _FATAL and says_gpu
+        is_unattributed = (logged_pid is None or not logged_pid.isdigit()) and number in _FATAL and has_gpu_symptom
         if number == 45 or not (is_of_process or is_unattributed):
             continue
         kind = _kind(number)

@@ -73,7 +73,7 @@ class OutOfMemoryWatch:
             self._accounted = before + 1
         if line:
             proofs.append(f"kernel log: {line}")
-        killed = "a child of it was killed" if child else "killed"
+        killed = "child process killed" if child else "killed"
         return f"{killed} by the kernel: out of memory ({'; '.join(proofs)})"
 
     def kernel_errors(self, pid: int) -> tuple[list[str], int]:

@@ -31,4 +31,4 @@ def without_middle(text: str, max_length: int) -> str:
         return text
     head = max_length // 4
     tail = max_length - head
-    return f"{text[:head]}\n[... {len(text) - max_length} characters left out ...]\n{text[-tail:]}"
+    return f"{text[:head]}\n[... {len(text) - max_length} characters omitted ...]\n{text[-tail:]}"

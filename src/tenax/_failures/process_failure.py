@@ -75,7 +75,7 @@ class ProcessFailure:
             message = evidence.message or evidence.out_of_memory or failure.reason
             if not message and evidence.last_lines:
                 message = "\n".join(
-                    [f"{exit_text.ended_in_words(failure.exit_code)}; the last of its stderr:", *evidence.last_lines]
+                    [f"{exit_text.describe_exit(failure.exit_code)}; last lines of its stderr:", *evidence.last_lines]
                 )
             if message:
                 # A hung worker has no traceback, but it dumped its stacks.
@@ -90,7 +90,7 @@ class ProcessFailure:
         return self._raised_at if self.timestamp == self._given_s else float(self.timestamp)
 
     def signal_name(self) -> str:
-        """Return ``SIGSEGV``, or ``<N/A>`` if it did not die of a named signal."""
+        """Return ``SIGSEGV``, or ``<N/A>`` if it was not killed by a named signal."""
         name = exit_text.signal_name(-self.exitcode) if self.exitcode < 0 else ""
         return name if name.startswith("SIG") else NOT_AVAILABLE
 
@@ -117,8 +117,8 @@ class ProcessFailure:
             return
         self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
         self.message = (
-            f"{exit_text.ended_in_words(self.exitcode)}; {problem or 'it wrote no error file'}"
-            " (tenax.multiprocessing.errors.record around its main function makes it write one)"
+            f"{exit_text.describe_exit(self.exitcode)}; {problem or 'no error file was written'}"
+            " (decorate its main function with tenax.multiprocessing.errors.record)"
         )
 
 

@@ -20,7 +20,7 @@ from bisect import bisect_left
 import msgspec
 
 _HEADER = "Traceback (most recent call last):"
-_LOST_BEGINNING = "[the beginning is not in what was kept of stderr]"
+_LOST_BEGINNING = "[the beginning of stderr was not kept]"
 
 # torch's process group puts the rank before every line of an uncaught exception.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")

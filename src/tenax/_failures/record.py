@@ -63,6 +63,6 @@ def _record(handler: ErrorHandler, error: Exception) -> None:
             handler.dump_error_file(failure.error_file, failure.exitcode)
     except Exception as problem:
         # A user's own handler may raise; the function's exception must still propagate.
-        from tenax._failures.error_handler import _describe, _say
+        from tenax._failures.error_handler import _describe, _print
 
-        _say(f"the error handler failed while it recorded an error: {_describe(problem)}")
+        _print(f"the error handler failed while recording an error: {_describe(problem)}")

@@ -1,9 +1,9 @@
 """The final report of a run, as text for people and as JSON.
 
-Every node of the run prints it once, at the end; it names the host of every failure. It leads with one sentence, then
-the first cause: what it means, its proof, what to do next (``cause.py``), and all evidence. Workers that failed of the
-same cause, because of it, or independently are listed briefly; workers that tenax stopped are listed as stopped, never
-as failed. If a worker hung, the report shows where the others were. Then come what was done and where to look. If every
+Every node of the run prints it once, at the end; it names the host of every failure. It begins with a headline, then
+the first cause: what it means, its proof, what to do next (``cause.py``), and all evidence. Workers that failed for the
+same reason, as a consequence, or independently are listed briefly; workers that tenax stopped are listed as stopped,
+never as failed. If a worker hung, the stacks of the others follow. Then come restarts and where to look. If every
 failed worker only lost a peer, the report states that the cause is unknown.
 Pure: a value in, text out. Uses no terminal, file or clock, and conveys nothing by colour alone.
 """
@@ -17,7 +17,7 @@ import msgspec
 from tenax._core.model import Failure, Outcome, Verdict, failure_began_at
 from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
-from tenax._failures.exit_text import ended_in_words, signal_in_words, signal_name
+from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
 from tenax._failures.plain_text import harmless, shortened, storable
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ _VERSION = 2
 _MIN_WIDTH, _MAX_WIDTH = 40, 100
 _HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
 _MAX_LINE = 500
-_MAX_SENTENCE = 300
+_MAX_SUMMARY = 300
 _MAX_OWN_TEXT = 2000  # tenax's own text is rarely cut
 _HEAD_OF_STACKS, _TAIL_OF_STACKS = 4, 20  # lines
 _MAX_LOCATIONS = 4
@@ -42,13 +42,13 @@ _KEY_WIDTH = 11
 _VAGUE = frozenset(
     {"exception", "assertion", "exit_code", "signal", "unknown"}
 )  # the same cause only with the same message
-_BECAUSE = {  # what a victim did; follows its name
+_CONSEQUENCES = {  # what a victim did; follows its name
     "peer_lost": "lost the connection to a peer",
-    "collective_timeout": "waited in vain in a collective operation",
-    "store_timeout": "waited in vain at the store",
+    "collective_timeout": "timed out in a collective operation",
+    "store_timeout": "timed out waiting for the store",
 }
-_UNKNOWN_CAUSE = "Not known: no worker names one of its own. All that failed lost a peer or waited in vain for one."
-_NOT_THE_CAUSE = " (a consequence: no worker names the cause)"
+_UNKNOWN_CAUSE = "Unknown: every failed worker lost a peer or timed out waiting for one."
+_NOT_THE_CAUSE = " (a consequence; the cause is unknown)"
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
 
@@ -75,33 +75,33 @@ def summary(failure: Failure, here: str = "") -> str:
 
 
 def headline(report: Report) -> str:
-    """Return the first sentence: what happened."""
+    """Return the first line: what happened."""
     verdict, name = report.verdict, report.entrypoint
     restarts = "" if verdict.restarts_used == 0 else f" after {_restarts(report)}"
     match verdict.outcome:
         case Outcome.SUCCEEDED:
-            sentence = f"{name} succeeded{restarts}"
+            text = f"{name} succeeded{restarts}"
         case Outcome.FAILED if verdict.failures:
             first = verdict.failures[0]
             where = first.host or report.host
-            sentence = f"{name} failed: rank {first.global_rank} on {where} {_what_happened(first)}"
+            text = f"{name} failed: rank {first.global_rank} on {where} {_what_happened(first)}"
             if cause_of(first).is_consequence:
-                return _line(sentence, _MAX_SENTENCE - len(_NOT_THE_CAUSE)) + _NOT_THE_CAUSE
+                return _line(text, _MAX_SUMMARY - len(_NOT_THE_CAUSE)) + _NOT_THE_CAUSE
         case Outcome.FAILED:
-            sentence = f"{name} failed on {report.host}: {verdict.why}"
+            text = f"{name} failed on {report.host}: {verdict.why}"
         case Outcome.CANCELLED:
             if verdict.signal or not verdict.why:
-                by = f" by {signal_in_words(verdict.signal)}" if verdict.signal else ""
-                sentence = f"{name} was cancelled{by}{restarts}"
+                by = f" by {describe_signal(verdict.signal)}" if verdict.signal else ""
+                text = f"{name} was cancelled{by}{restarts}"
             else:
-                sentence = f"{name} was cancelled{restarts}: {verdict.why}"
+                text = f"{name} was cancelled{restarts}: {verdict.why}"
         case Outcome.ABANDONED:
             pids = ", ".join(map(str, verdict.stuck_pids)) or "unknown"
-            sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
+            text = f"{name} was abandoned: processes on {report.host} survived SIGKILL: {pids}"
         case Outcome.BROKEN:
-            sentence = f"{name} could not be run: {verdict.why}"
-            return _line(sentence, _MAX_OWN_TEXT)  # it ends with what to do
-    return _line(sentence)
+            text = f"{name} could not be run: {verdict.why}"
+            return _line(text, _MAX_OWN_TEXT)  # it ends with the next step
+    return _line(text)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
         sections += _others(report, paint)
     sections.append(_stopped(report, width))
     sections.append(_other_stacks(report, paint, width))
-    sections.append([paint(_BOLD, "What was done"), *_what_was_done(report, width)])
+    sections.append([paint(_BOLD, "Outcome"), *_outcome(report, width)])
     sections.append(_where_to_look(report, width))
     for section in sections:
         if section:
@@ -158,7 +158,7 @@ def _first_cause(report: Report, width: int) -> list[str]:
     }
     shown_texts = {*fields.values(), failure.reason}
     classified = {
-        "cause": _UNKNOWN_CAUSE if cause.is_consequence else cause.sentence,
+        "cause": _UNKNOWN_CAUSE if cause.is_consequence else cause.meaning,
         "missing": _missing(report.verdict) if cause.is_consequence else "",
         "proof": "" if cause.proof in shown_texts or _is_beginning(cause.proof, evidence.message) else cause.proof,
         "next": cause.next_step,
@@ -167,16 +167,16 @@ def _first_cause(report: Report, width: int) -> list[str]:
     lines = [line for key, value in classified.items() if value for line in _wrapped_field(key, value, width)]
     lines += [_field(key, value) for key, value in fields.items() if value]
     if evidence.stacks:
-        lines += ["", "  Where its threads were when it was late, the innermost call of each first:"]
+        lines += ["", "  Stacks of its threads when it was late, innermost call first:"]
         lines += _indented(_without_middle(_safe_lines(evidence.stacks), report.journal), "    ")
     if evidence.traceback:
-        whole_is_in = evidence.error_file or evidence.log_file
-        whole_is_in = whole_is_in + there if whole_is_in else report.journal
-        lines += ["", *_indented(_without_middle(_safe_lines(evidence.traceback), whole_is_in))]
+        full_text_in = evidence.error_file or evidence.log_file
+        full_text_in = full_text_in + there if full_text_in else report.journal
+        lines += ["", *_indented(_without_middle(_safe_lines(evidence.traceback), full_text_in))]
     elif evidence.last_lines:
         shown = _safe_lines("\n".join(evidence.last_lines))
-        which = "last line" if len(shown) == 1 else f"last {len(shown)} lines"
-        lines += ["", f"  The {which} of its stderr:", *_indented(shown, "    ")]
+        which = "Last line" if len(shown) == 1 else f"Last {len(shown)} lines"
+        lines += ["", f"  {which} of its stderr:", *_indented(shown, "    ")]
     elif failure.pid > 0 and not evidence.stacks:
         lines += ["", "  It wrote nothing to stderr."]
     return lines
@@ -185,17 +185,17 @@ def _first_cause(report: Report, width: int) -> list[str]:
 def _when(report: Report, failure: Failure) -> str:
     if report.clock is None:
         return ""
-    from tenax._view.goodput_text import duration_in_words
+    from tenax._view.goodput_text import format_duration
 
     at, began_at = failure_began_at(failure), report.clock.began_at
-    after = "" if began_at is None else f", {duration_in_words(at - began_at)} after the start"
+    after = "" if began_at is None else f", {format_duration(at - began_at)} after the start"
     return _moment(report.clock, at) + after
 
 
 def _moment(clock: WallClock, at: float) -> str:
-    from tenax._view.time_text import local_moment_in_words
+    from tenax._view.time_text import format_local_moment
 
-    return local_moment_in_words(at + clock.offset_s, clock.zone_s)
+    return format_local_moment(at + clock.offset_s, clock.zone_s)
 
 
 class _Groups(NamedTuple):
@@ -232,7 +232,8 @@ def _same_elsewhere(report: Report) -> str:
     same = _grouped(report.verdict.failures).same
     if not same:
         return ""
-    return f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, report.verdict.failures[0].host)}: the same"
+    where = _elsewhere(same, report.verdict.failures[0].host)
+    return f"{_ranks(each.global_rank for each in same)}{where} failed for the same reason"
 
 
 def _missing(verdict: Verdict) -> str:
@@ -240,29 +241,29 @@ def _missing(verdict: Verdict) -> str:
     texts = (text for each in verdict.failures for text in (each.evidence.proof, each.evidence.message))
     named = missing_ranks(texts)
     if named:
-        return f"{_ranks(named)}, by what the others say"
+        return f"{_ranks(named)}, according to the errors of the others"
     if verdict.stopped:
         ranks = _ranks(each.global_rank for each in verdict.stopped)
-        return f"perhaps {ranks}: had not failed when we stopped everything"
+        return f"possibly {ranks}: still running when tenax stopped the workers"
     known = {each.global_rank for each in verdict.failures}
     silent = set(range(max(known) + 1)) - known
-    return f"perhaps {_ranks(silent)}: had ended without an error" if 0 < len(silent) <= len(known) else ""
+    return f"possibly {_ranks(silent)}: exited without an error" if 0 < len(silent) <= len(known) else ""
 
 
 def _others(report: Report, paint: Any) -> list[list[str]]:
     """List the victims, then the independent failures. Workers with the same text share a line."""
     first = report.verdict.failures[0]
     groups = _grouped(report.verdict.failures)
-    because: dict[str, list[Failure]] = {}
+    by_kind: dict[str, list[Failure]] = {}
     for failure in groups.victims:
-        because.setdefault(cause_of(failure).kind, []).append(failure)
-    also: dict[str, list[Failure]] = {}
+        by_kind.setdefault(cause_of(failure).kind, []).append(failure)
+    victims = {f"{_CONSEQUENCES.get(kind, kind)}; {_what_happened(each[0])}": each for kind, each in by_kind.items()}
+    independent: dict[str, list[Failure]] = {}
     for failure in groups.others:
-        also.setdefault(_what_happened(failure), []).append(failure)
-    victims = {f"{_BECAUSE.get(kind, kind)}; {_what_happened(each[0])}": each for kind, each in because.items()}
+        independent.setdefault(_what_happened(failure), []).append(failure)
     return [
-        _format_groups(paint(_BOLD, "Because of that"), victims, first),
-        _format_groups(paint(_BOLD, "Also failed, before we stopped them"), also, first),
+        _format_groups(paint(_BOLD, "Failed as a consequence"), victims, first),
+        _format_groups(paint(_BOLD, "Also failed"), independent, first),
     ]
 
 
@@ -276,7 +277,7 @@ def _format_groups(caption: str, groups: dict[str, list[Failure]], first: Failur
         where = _elsewhere(group, first.host)
         lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
     if len(groups) > _MAX_OTHERS:
-        lines.append(f"  and {len(groups) - _MAX_OTHERS} more, in the journal")
+        lines.append(f"  and {len(groups) - _MAX_OTHERS} more in the journal")
     return lines
 
 
@@ -292,7 +293,7 @@ def _stopped(report: Report, width: int) -> list[str]:
     stopped = report.verdict.stopped
     if not stopped:
         return []
-    return _wrapped(f"Stopped by us, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
+    return _wrapped(f"Stopped by tenax, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
 
 
 class _WaitingWorker(NamedTuple):
@@ -322,9 +323,9 @@ def _other_stacks(report: Report, paint: Any, width: int) -> list[str]:
         return []
     first = verdict.failures[0]
     here = first.host or report.host
-    caption = "Where the others were meanwhile"
+    caption = "Stacks of the other workers"
     if first.was_late:
-        caption += f" (rank {first.global_rank} may have waited for one of them)"
+        caption += f" (rank {first.global_rank} may have been waiting for one of them)"
     lines = [paint(_BOLD, line) for line in _wrapped(caption, width)]
     beside_it = locations.pop(_location(first.evidence.stacks), [])
     rare_first = sorted(locations.values(), key=lambda group: (len(group), group[0].rank))
@@ -334,12 +335,12 @@ def _other_stacks(report: Report, paint: Any, width: int) -> list[str]:
         lines += _indented(_without_middle(shown, "", _HEAD_OF_STACKS, _TAIL_OF_STACKS), "    ")
     left_out = sum(map(len, rare_first[_MAX_LOCATIONS:]))
     if left_out:
-        lines.append(f"  and {left_out} more at other places")
+        lines.append(f"  and {left_out} more in other calls")
     if beside_it:
-        lines.append(f"  {_describe_workers(beside_it, here)}: where rank {first.global_rank} was")
+        lines.append(f"  {_describe_workers(beside_it, here)}: the same as rank {first.global_rank}")
     if report.log_dir:
         lines.append(
-            f"  Each has it in stacks.txt, next to its error file, below {harmless(report.log_dir)} on its host."
+            f"  All stacks are in stacks.txt, next to each error file, below {harmless(report.log_dir)} on each host."
         )
     return lines
 
@@ -355,11 +356,11 @@ def _describe_workers(group: list[_WaitingWorker], here: str) -> str:
     hosts = {worker.host for worker in group} - {"", here}
     where = f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
     late = {worker.is_late for worker in group}
-    lateness = "" if len(late) > 1 else ", late too" if late == {True} else ", not late"
+    lateness = "" if len(late) > 1 else ", also late" if late == {True} else ", not late"
     return harmless(f"{_ranks(worker.rank for worker in group)}{where}{lateness}")
 
 
-def _what_was_done(report: Report, width: int) -> list[str]:
+def _outcome(report: Report, width: int) -> list[str]:
     verdict = report.verdict
     lines = _wrapped(_line(_restarted(report)), width, "  ")
     if verdict.why and (
@@ -369,16 +370,14 @@ def _what_was_done(report: Report, width: int) -> list[str]:
     lines += _wrapped(_uncharged_restarts(verdict), width, "  ")
     if verdict.outcome is Outcome.ABANDONED:
         pids = " ".join(map(str, verdict.stuck_pids))
-        advice = (
-            f"They are stuck in the kernel and hold their devices. Look at /proc/PID/stack of {pids}; restart the host."
-        )
-        lines += _wrapped(advice, width, "  ")
+        stuck = "They are stuck in the kernel and hold their devices."
+        lines += _wrapped(f"{stuck} Check /proc/PID/stack of {pids}, then reboot the host.", width, "  ")
     if verdict.earlier:
         lines.append("  Earlier failures, each followed by a restart:")
         shown = verdict.earlier[-_MAX_HISTORY:]
         left_out = max(verdict.restarts_used, len(verdict.earlier)) - len(shown)
         if left_out > 0:
-            lines.append(f"    ({_count(left_out, 'older one')}, in the journal)")
+            lines.append(f"    ({_count(left_out, 'older one')} in the journal)")
         for failure in shown:
             first, *more = _wrapped(summary(failure, report.host), width - 6)
             lines += ["    " + first, *_indented(more, "      ")]
@@ -386,19 +385,14 @@ def _what_was_done(report: Report, width: int) -> list[str]:
 
 
 def _uncharged_restarts(verdict: Verdict) -> str:
-    """Describe the generations that ended without a failure."""
+    """Count the restarts that were not caused by a failure."""
     counts = (
-        (verdict.membership_changes, "because nodes came or went"),
-        (verdict.drains, "because a node was asked to leave"),
-        (verdict.requests, "because an operator wanted a restart"),
+        (verdict.membership_changes, "because nodes joined or were lost"),
+        (verdict.drains, "because a node was drained"),
+        (verdict.requests, "requested by an operator"),
     )
-    nonzero = [(count, why) for count, why in counts if count]
-    if not nonzero:
-        return ""
-    (first, why), *more = nonzero
-    counted = "a restart" if sum(count for count, _ in nonzero) == 1 else "restarts"
-    what = f"{_count(first, 'generation')} ended {why}" + "".join(f", {count} {why}" for count, why in more)
-    return f"{what}: not counted as {counted}."
+    parts = [f"{count} {why}" for count, why in counts if count]
+    return f"Uncharged restarts: {', '.join(parts)}." if parts else ""
 
 
 def _where_to_look(report: Report, width: int) -> list[str]:
@@ -410,7 +404,7 @@ def _where_to_look(report: Report, width: int) -> list[str]:
         "run": ", ".join(each for each in (report.run_id, report.role and f"role {report.role}", began) if each),
         "logs": report.log_dir,
         "journal": report.journal,
-        "the story": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
+        "replay": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
     }
     goodput = _goodput(report.verdict)
     time = _wrapped_field("time", goodput, width) if goodput else []
@@ -420,9 +414,9 @@ def _where_to_look(report: Report, width: int) -> list[str]:
 def _goodput(verdict: Verdict) -> str:
     if verdict.goodput is None:
         return ""
-    from tenax._view.goodput_text import goodput_in_words
+    from tenax._view.goodput_text import format_goodput
 
-    return goodput_in_words(verdict.goodput)
+    return format_goodput(verdict.goodput)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -452,14 +446,14 @@ def to_dict(report: Report) -> dict[str, Any]:
         "signal": signal_name(verdict.signal) if verdict.signal else None,
         "cause": cause.kind if cause is not None else None,
         "cause_is_known": cause is not None and not cause.is_consequence,
-        "cause_sentence": storable(cause.sentence) if cause is not None else "",
+        "cause_meaning": storable(cause.meaning) if cause is not None else "",
         "proof": storable(cause.proof) if cause is not None else "",
         "next_step": storable(cause.next_step) if cause is not None else "",
         "same_cause": [each.global_rank for each in groups.same] if groups is not None else [],
         "victims": [each.global_rank for each in groups.victims] if groups is not None else [],
         "first_cause": failures[0] if failures else None,
         "other_failures": failures[1:],
-        "stopped_by_us": [
+        "stopped": [
             {
                 "rank": worker.global_rank,
                 "local_rank": worker.local_rank,
@@ -498,7 +492,7 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "generation": failure.generation,
         "exit_code": failure.exit_code,
         "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
-        "ended": ended_in_words(failure.exit_code),
+        "ended": _how_it_ended(failure.exit_code),
         "reason": storable(failure.reason),
         "cause": cause.kind,
         "is_consequence": cause.is_consequence,
@@ -522,13 +516,11 @@ def _what_happened(failure: Failure) -> str:
     evidence = failure.evidence
     if failure.reason:
         return failure.reason
-    if evidence.out_of_memory and failure.exit_code < 0:
+    if evidence.out_of_memory.startswith("killed") and failure.exit_code < 0:
         return "was " + evidence.out_of_memory
     if failure.was_stopped and evidence.message:
         return f"raised {evidence.message}"
-    ended = ended_in_words(failure.exit_code)
-    if failure.exit_code < 0:
-        ended = f"was {ended}"
+    ended = describe_exit(failure.exit_code)
     if not evidence.message:
         return ended
     # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
@@ -540,14 +532,15 @@ def _what_happened(failure: Failure) -> str:
 
 
 def _how_and_why(failure: Failure) -> str:
+    ended = _how_it_ended(failure.exit_code)
     if failure.reason and (failure.exit_code < 0 or failure.was_late):
-        return f"{_how_it_ended(failure)}: it {failure.reason}"
-    return failure.reason or _how_it_ended(failure)
+        by = " (stopped by tenax)" if failure.was_stopped else ""
+        return f"{ended}{by}: {failure.reason}"
+    return failure.reason or ended
 
 
-def _how_it_ended(failure: Failure) -> str:
-    ended = ended_in_words(failure.exit_code)
-    return f"{ended}, by us" if failure.was_stopped and failure.reason else ended
+def _how_it_ended(exit_code: int) -> str:
+    return describe_exit(exit_code).removeprefix("was ")
 
 
 def _restarts(report: Report) -> str:
@@ -558,10 +551,10 @@ def _restarted(report: Report) -> str:
     verdict = report.verdict
     why = f": {verdict.why}." if verdict.why else "."
     if verdict.outcome is not Outcome.FAILED:  # restarts are not why it ended
-        return f"{_restarts(report)} used." if report.max_restarts else "Nothing was restarted."
+        return f"{_restarts(report)} used." if report.max_restarts else "Not restarted."
     if verdict.restarts_used == 0:
         return f"Not restarted{why}"
-    return f"Restarted {verdict.restarts_used} of {_count(report.max_restarts, 'time')}, then gave up{why}"
+    return f"Gave up after {_restarts(report)}{why}"
 
 
 def _is_beginning(short: str, text: str) -> bool:
@@ -603,7 +596,7 @@ def _wrapped_field(key: str, value: str, width: int) -> list[str]:
     return [f"  {key:<{_KEY_WIDTH}}{first}", *(" " * (_KEY_WIDTH + 2) + line for line in more)]
 
 
-def _line(text: str, max_length: int = _MAX_SENTENCE) -> str:
+def _line(text: str, max_length: int = _MAX_SUMMARY) -> str:
     return shortened(harmless(" ".join(text.split())), max_length)
 
 
@@ -612,15 +605,15 @@ def _safe_lines(text: str) -> list[str]:
 
 
 def _without_middle(
-    lines: list[str], whole_is_in: str, head: int = _HEAD_OF_TRACEBACK, tail: int = _TAIL_OF_TRACEBACK
+    lines: list[str], full_text_in: str, head: int = _HEAD_OF_TRACEBACK, tail: int = _TAIL_OF_TRACEBACK
 ) -> list[str]:
     left_out = len(lines) - head - tail
     if left_out <= 1:
         return lines
-    where = f"; the whole is in {harmless(whole_is_in)}" if whole_is_in else ""
+    where = f"; full text in {harmless(full_text_in)}" if full_text_in else ""
     return [
         *lines[:head],
-        f"[... {_count(left_out, 'line')} left out{where} ...]",
+        f"[... {_count(left_out, 'line')} omitted{where} ...]",
         *lines[-tail:],
     ]
 

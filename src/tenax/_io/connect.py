@@ -9,12 +9,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
 
 _CONNECT_S = 2.0
 
 
-class Connecting:
+class ConnectAttempt:
     """One attempt to connect. Watched by the loop; calls ``connected`` or ``failed`` once, never within ``start``."""
 
     def __init__(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    Maker = Callable[[str], Any]
+    Factory = Callable[[str], Any]
 
 
 class UnknownHandler(ValueError):
@@ -28,31 +28,31 @@ def parse_names(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def make_handlers(text: str, kind: str, own: Mapping[str, Maker], group: str, method: str) -> list[Any]:
+def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, method: str) -> list[Any]:
     """Create the handlers of this list. Raises ``UnknownHandler``, after closing those already created.
 
     ``kind`` is the name that messages use: 'event handler'. ``method`` is the method that each must have: 'record'.
     """
-    made: list[Any] = []
+    handlers: list[Any] = []
     try:
         for name, argument in parse_names(text):
             handler = _make_handler(name, argument, kind, own, group)
             _check_method(handler, name, kind, method)
-            made.append(handler)
+            handlers.append(handler)
     except BaseException as error:
-        troubles = close_all(made)
-        if troubles and isinstance(error, UnknownHandler):
+        close_errors = close_all(handlers)
+        if close_errors and isinstance(error, UnknownHandler):
             raise UnknownHandler(
-                f"{error}; one that was made before could not be closed ({_format_error(troubles[0])})"
+                f"{error}; a handler created before it could not be closed ({_format_error(close_errors[0])})"
             ) from error
         raise
-    return made
+    return handlers
 
 
-def check_names(text: str, kind: str, own: Mapping[str, Maker], group: str) -> None:
+def check_names(text: str, kind: str, own: Mapping[str, Factory], group: str) -> None:
     """Raise ``UnknownHandler`` if a name is unknown or its factory cannot be loaded. Creates no handlers."""
     for name, _ in parse_names(text):
-        _maker(name, kind, own, group)
+        _factory(name, kind, own, group)
 
 
 def close_all(handlers: Iterable[Any]) -> list[Exception]:
@@ -66,14 +66,14 @@ def close_all(handlers: Iterable[Any]) -> list[Exception]:
     return errors
 
 
-def _make_handler(name: str, argument: str, kind: str, own: Mapping[str, Maker], group: str) -> Any:
-    make = _maker(name, kind, own, group)
+def _make_handler(name: str, argument: str, kind: str, own: Mapping[str, Factory], group: str) -> Any:
+    factory = _factory(name, kind, own, group)
     try:
-        return make(argument)
+        return factory(argument)
     except UnknownHandler:
         raise
     except Exception as error:
-        raise UnknownHandler(f"the {kind} {name!r} cannot be made ({_format_error(error)})") from error
+        raise UnknownHandler(f"could not create the {kind} {name!r} ({_format_error(error)})") from error
 
 
 def _check_method(handler: object, name: str, kind: str, method: str) -> None:
@@ -83,10 +83,10 @@ def _check_method(handler: object, name: str, kind: str, method: str) -> None:
         return
     else:
         found = "None" if handler is None else f"of type {type(handler).__name__!r}"
-    raise UnknownHandler(f"the {kind} {name!r} is {found}; its maker must return an object with a method {method!r}")
+    raise UnknownHandler(f"the {kind} {name!r} is {found}; its factory must return an object with a method {method!r}")
 
 
-def _maker(name: str, kind: str, own: Mapping[str, Maker], group: str) -> Maker:
+def _factory(name: str, kind: str, own: Mapping[str, Factory], group: str) -> Factory:
     if name in own:
         return own[name]
     from importlib.metadata import entry_points
@@ -95,15 +95,15 @@ def _maker(name: str, kind: str, own: Mapping[str, Maker], group: str) -> Maker:
     if name not in offered:
         known = ", ".join(sorted({*own, *offered}))
         raise UnknownHandler(
-            f"there is no {kind} {name!r}; known are {known}; publish yours under the entry point group {group!r}"
+            f"unknown {kind} {name!r}; known: {known}; your own needs an entry point in the group {group!r}"
         )
     try:
-        made: Maker = offered[name].load()
+        factory: Factory = offered[name].load()
     except Exception as error:
         raise UnknownHandler(
-            f"the {kind} {name!r} of {offered[name].value!r} cannot be loaded ({_format_error(error)})"
+            f"could not load the {kind} {name!r} from {offered[name].value!r} ({_format_error(error)})"
         ) from error
-    return made
+    return factory
 
 
 def _format_error(error: Exception) -> str:

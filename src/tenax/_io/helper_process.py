@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import suppress
 
-from tenax._io.channel import Channel
+from tenax._io.helper_channel import Channel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def spawn_helper(
     if isolated and module in _started_ahead:
         return _started_ahead.pop(module)
     if not sys.executable:
-        raise RuntimeError(
-            "tenax starts its helpers with sys.executable, which is empty here: use a normal interpreter."
-        )
+        raise RuntimeError("sys.executable is empty, and tenax starts its helper processes with it")
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     flags = ["-I", "-S"] if isolated else []
     command = [sys.executable, *flags, "-c", _BOOTSTRAP, name, package_root, module]
@@ -72,7 +70,7 @@ def spawn_helper(
         return _spawn(command, {**inheritable_environ(), **(extra_environ or {})})
     except OSError as error:
         raise HelperUnavailable(
-            f"the helper process {name} cannot be started: {error.strerror}; "
+            f"could not start the helper process {name}: {error.strerror}; "
             "raise the limits on processes and open files (ulimit -u, ulimit -n, the container's pids limit)"
         ) from error
 

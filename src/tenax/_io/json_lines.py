@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from _thread import allocate_lock  # threading would cost an import
 
-from tenax._io.named_file import open_named
+from tenax._io.safe_open import open_safely
 
 
 class JsonLinesFile:
@@ -18,7 +18,7 @@ class JsonLinesFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = open_named(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = open_safely(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = allocate_lock()
         self._is_torn = False
 

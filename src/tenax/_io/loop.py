@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.events import AnyEvent
-    from tenax._io.ports import Watchable
+    from tenax._io.interfaces import Watchable
 
 
 class Timer:

@@ -33,7 +33,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
         import ssl
 
         if not self.cert:
-            raise ValueError("this node serves the endpoint and needs a certificate for that: ssl_cert, ssl_cert_key")
+            raise ValueError("this node serves the endpoint and needs a certificate; set ssl_cert and ssl_cert_key")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._load(context)
         if self.ca:
@@ -62,7 +62,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(filter(None, (self.cert, self.key, self.ca)))
             reason = getattr(error, "reason", None) or error.strerror or error
-            raise ValueError(f"the TLS files ({files}) cannot be used: {reason}") from error
+            raise ValueError(f"could not load the TLS files ({files}): {reason}") from error
 
 
 class TlsFailure(msgspec.Struct, frozen=True):

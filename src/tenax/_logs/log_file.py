@@ -133,6 +133,6 @@ def _opened(path: bytes) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-    from tenax._io.named_file import open_named  # a link named by custom log specs, such as /dev/stdout
+    from tenax._io.safe_open import open_safely  # a link named by custom log specs, such as /dev/stdout
 
-    return open_named(path, _FLAGS)
+    return open_safely(path, _FLAGS)

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 import msgspec
 
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._io.helper_process import HelperUnavailable, spawn_helper
 
 TYPE_CHECKING = False

@@ -25,7 +25,7 @@ import signal
 import time
 from contextlib import suppress
 
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._logs.console import Console
 from tenax._logs.device_thread import DeviceThread, install_interrupt_handler
 from tenax._logs.lines import LineCutter, lines_with, with_prefix

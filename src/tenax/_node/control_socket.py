@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tenax._core.requests import AnyRequest
     from tenax._engines.tcp.link import Link
-    from tenax._io.ports import Cancellable, EventLoop, Reply
+    from tenax._io.interfaces import Cancellable, EventLoop, Reply
 
 _MAX_CLIENTS = 32
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

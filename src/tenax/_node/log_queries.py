@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax._io.ports import Reply
+    from tenax._io.interfaces import Reply
     from tenax._logs.specs import LogsDest
     from tenax._logs.writer import LogWriter
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
 from tenax._core.model import Outcome, WorkerPhase
-from tenax._failures.exit_text import ended_in_words, signal_in_words
+from tenax._core.text import signal_name
+from tenax._failures.exit_text import describe_exit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tenax._core.events import AnyEvent
     from tenax._core.model import Assignment, Verdict
 
-_AGAIN = "; Ctrl-C again kills them at once"
+_AGAIN = "; Ctrl-C again kills them now"
 _SHORT_RUN_S = 10.0
 
 
@@ -35,7 +36,7 @@ def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> l
         lines += _of_command(command, state)
     if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.rung < Rung.KILLED else ""
-        lines.append(Line(f"the workers are being ended already{hint}"))
+        lines.append(Line(f"the workers are already being stopped{hint}"))
     return lines
 
 
@@ -55,24 +56,24 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case events.StacksRefused(generation, local_rank, why) if generation == state.generation:
             worker = state.workers.get(local_rank)
             is_late = worker is not None and worker.overdue is not None
-            return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}", important=is_late)]
+            return [Line(f"no stacks of {_rank(state, local_rank)}: {why}", important=is_late)]
         case events.QuietSeen(generation, _, why) if generation == state.generation:
-            return [Line(f"nothing moves on this node: {why}", important=False)]
+            return [Line(f"no activity on this node: {why}", important=False)]
         case events.MovementSeen(generation) if generation == state.generation:
-            return [Line("the workers of this node move again", important=False)]
+            return [Line("the workers of this node are active again", important=False)]
         case events.StacksRequested(generation, _, why) if generation == state.generation:
-            return [Line(f"nothing moves on any node ({why}); asking the workers where they are", important=False)]
+            return [Line(f"no activity on any node ({why}); requesting the stacks of all workers", important=False)]
         case events.SignalReceived(number):
-            return [Line(f"got {signal_in_words(number)}")]
+            return [Line(f"received {signal_name(number)}")]
         case events.Waiting(why):
             return [Line(why)]
         case events.GenerationEnded(generation, why) if generation == state.generation:
             # The command that follows has its own line, unless there is nothing to end here.
-            return [Line(f"generation {generation} is over: {why}")] if state.phase is Phase.JOINING else []
+            return [Line(f"generation {generation} ended: {why}")] if state.phase is Phase.JOINING else []
         case events.LeaveNoticed(generation, host, why) if generation == state.generation:
-            return [Line(f"{host} is going to leave{_soon(event.in_s)}: {why}")]
+            return [Line(f"{host} is leaving{_within(event.in_s)}: {why}")]
         case events.NoticeReceived(why, in_s):
-            return [Line(f"this node is going to leave{_soon(in_s)}: {why}")]
+            return [Line(f"this node is leaving{_within(in_s)}: {why}")]
         case events.NodeCleared(generation) if generation == state.generation:
             return [Line("no process of this generation is left", important=False)]
     return []
@@ -87,37 +88,41 @@ def _of_start(state: AgentState, part: Assignment) -> str:
     return f"generation {part.generation}{why}: starting {workers}, {ranks} of {part.world_size}{among}"
 
 
-def _soon(in_s: float | None) -> str:
-    return "" if in_s is None else f" in {in_s:g} s"
+def _within(in_s: float | None) -> str:
+    return "" if in_s is None else f" (up to {in_s:g} s)"
 
 
 def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> Line:
     worker = state.workers.get(local_rank)
     subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
     if worker is not None and worker.was_stopped:
-        return Line(f"{subject} {ended_in_words(exit_code)} after being asked to end", important=False)
+        from tenax._view.failure_kind import exit_summary
+
+        return Line(f"{subject} stopped ({exit_summary(exit_code)})", important=False)
     if fault:
         return Line(f"{subject} failed: {fault}")
-    return Line(f"{subject} {ended_in_words(exit_code)}", important=exit_code != 0)
+    return Line(f"{subject} {describe_exit(exit_code)}", important=exit_code != 0)
 
 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
     match command:
         case commands.SendMessage(messages.NodeReady(generation)):
-            return [Line("ready for a generation" if not generation else "ready for the next one", important=False)]
+            return [
+                Line("ready for a generation" if not generation else "ready for the next generation", important=False)
+            ]
         case commands.SendMessage(messages.NodeSucceeded()) if (
             state.assignment is not None and state.phase is Phase.DONE
         ):
             others = state.assignment.group_world_size - 1
-            return [Line("all workers of this node succeeded; the run ends when all nodes did")] if others else []
+            return [Line("all workers of this node succeeded; waiting for the other nodes")] if others else []
         case commands.StartWorkers(assignment):
             return [Line(_of_start(state, assignment))]
         case commands.SignalWorkers(_, number, why):
-            grace = f"{state.settings.grace_s:g} s"
+            how = f"{signal_name(number)}, {state.settings.grace_s:g} s grace"
             hint = _AGAIN if state.cancelled_by == SIGINT else ""
-            return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
+            return [Line(f"stopping all workers because {why} ({how}){hint}")]
         case commands.DumpStacks(_, local_rank):
-            return [Line(f"taking the stacks of {_rank(state, local_rank)}", important=False)]
+            return [Line(f"requesting the stacks of {_rank(state, local_rank)}", important=False)]
         case commands.ReadStacks(_, _, local_ranks):
             ranks = ", ".join(_rank(state, rank) for rank in local_ranks)
             return [Line(f"reading the stacks of {ranks}", important=False)]
@@ -126,19 +131,19 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
 
             return [Line(line) for line in format_report(report)]
         case commands.ReportMovement(generation):
-            return [Line(f"generation {generation} moves again: it goes on")]
+            return [Line(f"generation {generation} is active again and continues")]
         case commands.EndWorker(_, local_rank, _, number, why):
             overdue = state.workers[local_rank].overdue
             was_shown = overdue is not None and why == overdue.reason  # when the scope expired
-            reason = "" if was_shown else f": {why}"
-            return [Line(f"ending {_rank(state, local_rank)} with {signal_in_words(number)}{reason}")]
+            reason = "" if was_shown else f" because {why}"
+            return [Line(f"stopping {_rank(state, local_rank)}{reason} ({signal_name(number)})")]
         case commands.KillNode(_, why):
-            return [Line(f"killing what is left: {why}")]
+            return [Line(f"killing all remaining processes: {why}")]
         case commands.ClearNode():
-            return [Line("ending what the workers left behind, if anything", important=False)]
+            return [Line("ending leftover processes of the workers", important=False)]
         case commands.Finish(verdict):
             important = verdict.outcome is Outcome.SUCCEEDED  # the report shows every other outcome
-            line = Line(f"the run {verdict.outcome.in_words}: {verdict.why}", important)
+            line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important)
             return [line, *_goodput(verdict)] if important else [line]
     return []
 
@@ -148,9 +153,9 @@ def _goodput(verdict: Verdict) -> list[Line]:
     goodput = verdict.goodput
     if goodput is None or (goodput.spent.total_s < _SHORT_RUN_S and verdict.restarts_used == 0):
         return []
-    from tenax._view.goodput_text import goodput_in_words
+    from tenax._view.goodput_text import format_goodput
 
-    text = goodput_in_words(goodput)
+    text = format_goodput(goodput)
     return [Line(text)] if text else []
 
 
@@ -168,8 +173,8 @@ def live_line(state: AgentState) -> str:
         case Phase.STOPPING | Phase.CLOSING:
             pending = [str(rank) for rank, worker in state.workers.items() if worker.phase is not WorkerPhase.ENDED]
             ranks = ", ".join(pending[:8]) + (", ..." if len(pending) > 8 else "")
-            what = f"generation {state.generation} ending, " + (
-                f"waiting for local rank {ranks}" if pending else "clearing what is left"
+            what = f"generation {state.generation} stopping, " + (
+                f"waiting for local rank {ranks}" if pending else "ending leftover processes"
             )
         case Phase.ENDED:
             return ""

@@ -15,8 +15,8 @@ from tenax._core.environment import WorkerEnvironment, lasting_environment, work
 from tenax._core.model import AgentSettings
 from tenax._core.text import one_line
 from tenax._io.helper_process import inheritable_environ
+from tenax._io.interfaces import RequestRefused
 from tenax._io.loop import Loop
-from tenax._io.ports import RequestRefused
 from tenax._node.journal import Journal
 from tenax._node.live_steps import LiveSteps
 from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tenax._core.commands import StartWorkers
     from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
-    from tenax._io.ports import Control
+    from tenax._io.interfaces import Control
     from tenax._logs.specs import LogsSpecs
     from tenax._node.journal import Step
     from tenax._node.observers import Observers
@@ -216,7 +216,7 @@ class Node:
     def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
         health = self._plan.health
         if health is not None:
-            health.open(warn=lambda line: self._warn(line, logs), tell=lambda text: logs.say(f"tenax: {text}"))
+            health.open(warn=lambda line: self._warn(line, logs), inform=lambda text: logs.say(f"tenax: {text}"))
             health.watch(loop)
             if self.scopes is not None:
                 health.ask_watchdog(self.scopes.last_progress_time)

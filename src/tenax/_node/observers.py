@@ -10,7 +10,7 @@ serving node may change and the others depend on it.
 
 from __future__ import annotations
 
-from tenax._io.ports import RequestRefused
+from tenax._io.interfaces import RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from tenax._core.agent import AgentState
     from tenax._core.hang import Scopes
+    from tenax._io.interfaces import OperatorApi
     from tenax._io.loop import Loop
-    from tenax._io.ports import OperatorApi
     from tenax._node.journal import Step
     from tenax._node.node import NodePlan
     from tenax._node.worker_logs import WorkerLogs

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tenax._io.ports import Launch
+    from tenax._io.interfaces import Launch
     from tenax._processes.placement import Placement
     from tenax.numa.binding import NumaOptions
 

@@ -43,7 +43,7 @@ class RunStep(msgspec.Struct, frozen=True, tag="run step", tag_field="line", omi
 
     at: float
     event: AnyCoordinatorEvent
-    says: list[Send] = []
+    sent: list[Send] = []
     decision: AnyDecision | None = None  # of the restart policy, if this step called it
 
 
@@ -109,7 +109,7 @@ def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[floa
     run_messages = RunMessages()
     for number, step in enumerate(steps, 1):
         sent = machine.step(step.event, step.at)
-        if sent != step.says:
-            differences.append(f"step {number}, {type(step.event).__name__}: the journal says {step.says}, not {sent}")
-        lines += [(step.at - header.at, line) for line in run_messages.tell(step.event, step.says)]
+        if sent != step.sent:
+            differences.append(f"step {number}, {type(step.event).__name__}: the journal has {step.sent}, not {sent}")
+        lines += [(step.at - header.at, line) for line in run_messages.lines_for(step.event, step.sent)]
     return lines, differences

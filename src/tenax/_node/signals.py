@@ -114,6 +114,6 @@ class SignalSource:
     def on_readable(self) -> None:
         for number in self._read():
             if number in self._notices and number in self._before:
-                self._loop.post(NoticeReceived(f"got {signal.Signals(number).name}", self._notice_s))
+                self._loop.post(NoticeReceived(f"its agent received {signal.Signals(number).name}", self._notice_s))
             elif number in self._before:
                 self._loop.post(SignalReceived(number))

@@ -1,6 +1,6 @@
 """Sinks: where an agent's own metrics and events go.
 
-Each handler runs behind a ``Delivery``: it may raise, be slow or never return without affecting the job. Without a
+Each handler has a ``BackgroundQueue``: it may raise, be slow or never return without affecting the job. Without a
 handler there is no sink, and the metrics and events packages are not imported. The handlers configured at the start of
 a run are used until its end.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tenax._core.agent import AgentState
     from tenax._core.model import AgentSettings
-    from tenax._io.delivery import Delivery
+    from tenax._io.background_queue import BackgroundQueue
     from tenax._node.journal import Step
     from tenax.events import Event
     from tenax.events._view import EventView
@@ -54,12 +54,12 @@ class Sinks:
         return bool(self._metrics)
 
     def record(self, event: Event) -> None:
-        for delivery in self._events:
-            delivery.put(event)
+        for queue in self._events:
+            queue.put(event)
 
     def emit(self, metric: MetricData) -> None:
-        for delivery in self._metrics.get(metric.group_name, ()):
-            delivery.put(metric)
+        for queue in self._metrics.get(metric.group_name, ()):
+            queue.put(metric)
 
     def redirect_console(self, say: Callable[[str], None]) -> None:
         """Print the lines of console handlers with ``say``, which is called in other threads."""
@@ -69,60 +69,60 @@ class Sinks:
 
     def new_errors(self) -> list[str]:
         """Return a message for each handler that has failed or hung for the first time since the last call."""
-        return [error for delivery in self._all() if (error := delivery.first_trouble())]
+        return [error for queue in self._all() if (error := queue.first_problem())]
 
     def close(self) -> list[str]:
-        """Flush and close the handlers within ``PATIENCE_S`` in all. Returns messages about what was lost."""
-        deliveries = self._all()
-        if not deliveries or self._is_closed:
+        """Flush and close the handlers within ``CLOSE_TIMEOUT_S`` in all. Returns messages about what was lost."""
+        queues = self._all()
+        if not queues or self._is_closed:
             return []
         self._is_closed = True
-        from tenax._io.delivery import PATIENCE_S
+        from tenax._io.background_queue import CLOSE_TIMEOUT_S
 
-        for delivery in deliveries:
-            delivery.finish()
-        until = time.monotonic() + PATIENCE_S
-        return [lost for delivery in deliveries if (lost := delivery.close(max(0.0, until - time.monotonic())))]
+        for queue in queues:
+            queue.finish()
+        until = time.monotonic() + CLOSE_TIMEOUT_S
+        return [lost for queue in queues if (lost := queue.close(max(0.0, until - time.monotonic())))]
 
-    def _all(self) -> list[Delivery]:
-        metrics = {id(each): each for deliveries in self._metrics.values() for each in deliveries}
+    def _all(self) -> list[BackgroundQueue]:
+        metrics = {id(each): each for queues in self._metrics.values() for each in queues}
         return [*self._events, *metrics.values()]
 
-    def _open_events(self, names: str) -> list[Delivery]:
-        found: list[Delivery] = []
+    def _open_events(self, names: str) -> list[BackgroundQueue]:
+        found: list[BackgroundQueue] = []
         if names and names != "null":
             from tenax.events.handlers import make_handlers
 
-            found += [self._own_delivery("event", handler, handler.record) for handler in make_handlers(names)]
+            found += [self._own_queue("event", handler, handler.record) for handler in make_handlers(names)]
         if "tenax.events" in sys.modules:  # otherwise no handler can be configured
             from tenax.events import configured_handlers
 
-            found += [_delivery("event", handler, handler.record) for handler in configured_handlers()]
+            found += [_queue("event", handler, handler.record) for handler in configured_handlers()]
         return found
 
-    def _open_metrics(self, names: str, labels: Mapping[str, str]) -> dict[str, list[Delivery]]:
-        """Return the deliveries by group. A handler of several groups has one queue."""
-        own: list[Delivery] = []
+    def _open_metrics(self, names: str, labels: Mapping[str, str]) -> dict[str, list[BackgroundQueue]]:
+        """Return the queues by group. A handler of several groups has one queue."""
+        own: list[BackgroundQueue] = []
         if names:
             from tenax.metrics import make_handlers
 
-            own = [self._own_delivery("metric", handler, handler.emit) for handler in make_handlers(names, labels)]
+            own = [self._own_queue("metric", handler, handler.emit) for handler in make_handlers(names, labels)]
         found = {group: list(own) for group in _METRIC_GROUPS}
         if "tenax.metrics" in sys.modules:
             from tenax.metrics import handler_in_use
 
-            queues: dict[int, Delivery] = {}
+            by_handler: dict[int, BackgroundQueue] = {}
             for group in _METRIC_GROUPS:
                 if (handler := handler_in_use(group)) is not None:
-                    found[group].append(queues.setdefault(id(handler), _delivery("metric", handler, handler.emit)))
-        return {group: deliveries for group, deliveries in found.items() if deliveries}
+                    found[group].append(by_handler.setdefault(id(handler), _queue("metric", handler, handler.emit)))
+        return {group: queues for group, queues in found.items() if queues}
 
-    def _own_delivery(self, kind: str, handler: Any, take: Callable[[Any], object]) -> Delivery:
-        """Return a delivery that closes its handler at the end; configured handlers are closed by their owners."""
+    def _own_queue(self, kind: str, handler: Any, take: Callable[[Any], object]) -> BackgroundQueue:
+        """Return a queue that closes its handler at the end; configured handlers are closed by their owners."""
         self._own.append(handler)
         if where := getattr(handler, "where", ""):
             self.locations.append(f"{kind}s: {where}")
-        return _delivery(kind, handler, take, getattr(handler, "close", None))
+        return _queue(kind, handler, take, getattr(handler, "close", None))
 
 
 class Views:
@@ -172,9 +172,11 @@ def _is_agent_end(event: Event) -> bool:
     return event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
 
 
-def _delivery(
+def _queue(
     kind: str, handler: object, take: Callable[[Any], object], end: Callable[[], object] | None = None
-) -> Delivery:
-    from tenax._io.delivery import Delivery  # imports threading, which a job without handlers does not need
+) -> BackgroundQueue:
+    from tenax._io.background_queue import (
+        BackgroundQueue,  # imports threading, which a job without handlers does not need
+    )
 
-    return Delivery(f"the {kind} handler {type(handler).__name__!r}", take, end)
+    return BackgroundQueue(f"the {kind} handler {type(handler).__name__!r}", take, end)

@@ -12,7 +12,7 @@ from tenax._core import commands, events
 from tenax._core.agent import AgentMachine, Phase, is_started, messages_on_connecting
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
-from tenax._io.ports import ControlledNode
+from tenax._io.interfaces import ControlledNode
 from tenax._node.journal import Step
 from tenax._node.messages import lines_for, live_line
 
@@ -28,8 +28,18 @@ if TYPE_CHECKING:
     from tenax._core.model import AgentSettings, Evidence, Verdict
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import AnyRequest, OfNode
+    from tenax._io.interfaces import (
+        Control,
+        Entrypoint,
+        Launch,
+        Logs,
+        OperatorApi,
+        Processes,
+        RecordRun,
+        Reply,
+        ScopeWatch,
+    )
     from tenax._io.loop import Loop
-    from tenax._io.ports import Control, Entrypoint, Launch, Logs, OperatorApi, Processes, RecordRun, Reply, ScopeWatch
     from tenax._node.control_socket import ControlSocket
     from tenax._node.journal import Journal
     from tenax._node.run_journal import RunJournal
@@ -154,7 +164,7 @@ class Supervisor:
         return ControlledNode(
             settings=self.machine.state.settings,
             policy=self._policy,
-            words=self._announcements,
+            messages_on_connecting=self._announcements,
             hold=self._processes.hold,
             keep=self._processes.keep,
             release=self._processes.release,
@@ -311,7 +321,7 @@ class Supervisor:
         # Send before printing: what the console shows has been sent to the coordinator.
         for command in issued:
             if isinstance(command, commands.SendMessage):
-                self._control.tell(command.message)
+                self._control.send(command.message)
         # Print before executing: the console shows a command before the workers' reaction to it.
         is_end = any(isinstance(command, commands.Finish) for command in issued)
         for line in lines_for(event, issued, state):

@@ -1,7 +1,7 @@
 """Worker logs: where each worker's output goes in each generation, and the evidence a failed worker leaves.
 
 Connects three independent parts: the log specs (which files and tees), the log writer (which moves the bytes) and the
-failure evidence (what the last lines of stderr show). Implements ``ports.Logs``.
+failure evidence (what the last lines of stderr show). Implements ``interfaces.Logs``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 
 from tenax._core.model import Evidence
 from tenax._core.text import one_line, without_passwords
-from tenax._io.ports import Output
+from tenax._io.interfaces import Output
 from tenax._logs.prefix import line_prefix
 from tenax._logs.specs import LogsDest
 from tenax._logs.writer import LogWriter
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tenax._core.messages import WorkerProgress
     from tenax._core.requests import LogsRequest
     from tenax._failures.out_of_memory import OutOfMemoryWatch
-    from tenax._io.ports import Reply
+    from tenax._io.interfaces import Reply
     from tenax._logs.replaced_stream import ReplacedStream
     from tenax._logs.specs import LogsSpecs
     from tenax._node.log_queries import LogQueries

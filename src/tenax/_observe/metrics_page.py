@@ -81,26 +81,26 @@ class _Page:
 
 
 def _add_run(page: _Page, status: RunStatus) -> None:
-    page.family("tenax_run_info", "gauge", "Always 1; what the run was started with stands in the labels.")
+    page.family("tenax_run_info", "gauge", "Always 1; the labels contain the settings of the run.")
     limits = {"min_nodes": str(status.min_nodes), "max_nodes": str(status.max_nodes)}
     page.value("tenax_run_info", 1, **limits, max_restarts=str(status.max_restarts))
-    page.one_of("tenax_run_phase", "phase", PHASES, status.phase, "1 for the phase that the run is in.")
-    page.one_of("tenax_run_outcome", "outcome", OUTCOMES, status.outcome, "1 for how the run ended, once it has.")
+    page.one_of("tenax_run_phase", "phase", PHASES, status.phase, "1 for the current phase of the run.")
+    page.one_of("tenax_run_outcome", "outcome", OUTCOMES, status.outcome, "1 for the outcome of the run, if it ended.")
     page.gauge("tenax_run_generation", "The number of the last generation.", status.generation)
     page.gauge("tenax_run_workers", "Workers of the last generation on all nodes.", status.world_size)
-    page.gauge("tenax_run_restarts_used", "Restarts that failures have cost.", status.restarts_used)
+    page.gauge("tenax_run_restarts_used", "Restarts used up by failures.", status.restarts_used)
     left = max(0, status.max_restarts - status.restarts_used)
-    page.gauge("tenax_run_restarts_left", "Restarts that are left of the budget.", left)
+    page.gauge("tenax_run_restarts_left", "Restarts that are left.", left)
     ended = "Generations that ended because"
-    page.counter("tenax_run_membership_changes_total", f"{ended} nodes came or were lost.", status.membership_changes)
-    page.counter("tenax_run_drains_total", f"{ended} a node was asked to leave.", status.drains)
-    page.counter("tenax_run_requests_total", f"{ended} an operator wanted a restart.", status.requests)
+    page.counter("tenax_run_membership_changes_total", f"{ended} nodes joined or were lost.", status.membership_changes)
+    page.counter("tenax_run_drains_total", f"{ended} a node was drained.", status.drains)
+    page.counter("tenax_run_requests_total", f"{ended} an operator requested a restart.", status.requests)
 
 
 def _add_time(page: _Page, status: RunStatus) -> None:
     goodput = status.goodput
     name = "tenax_run_spent_seconds"
-    page.family(name, "gauge", "Seconds since the first node came, by what they were spent on.")
+    page.family(name, "gauge", "Seconds since the first node joined, by what they were spent on.")
     for kind in KINDS_OF_TIME:
         page.value(name, max(0.0, getattr(goodput.spent, f"{kind}_s")), on=kind)
     page.gauge("tenax_run_training_ratio", "The share of the time that was training, 0 to 1.", goodput.spent.ratio)
@@ -109,9 +109,9 @@ def _add_time(page: _Page, status: RunStatus) -> None:
     recover = "From there until all workers of the next generation ran."
     page.summary("tenax_run_recover_seconds", recover, goodput.to_recover)
     steps = [step for node in status.nodes for step in node.steps if step >= 0]
-    page.gauge("tenax_run_last_step", "The last step that any worker has said.", max(steps, default=None))
-    page.gauge("tenax_run_slowest_step", "The last step of the worker that is behind.", min(steps, default=None))
-    page.counter("tenax_run_lost_steps_total", "Steps that were done again.", goodput.lost_steps)
+    page.gauge("tenax_run_last_step", "The last step that any worker has reported.", max(steps, default=None))
+    page.gauge("tenax_run_slowest_step", "The last step of the slowest worker.", min(steps, default=None))
+    page.counter("tenax_run_lost_steps_total", "Steps that were repeated.", goodput.lost_steps)
 
 
 def _add_failures(page: _Page, status: RunStatus) -> None:
@@ -120,7 +120,7 @@ def _add_failures(page: _Page, status: RunStatus) -> None:
     _by_cause(
         page,
         "tenax_run_failed_generations",
-        "Generations that failed and were tried again, by their first cause; the last hundred.",
+        "Generations that failed and were restarted, by first cause; the last 100.",
         status.earlier,
     )
     page.gauge("tenax_run_hang_suspected", "1 while workers seem to hang.", int(bool(status.hang)))
@@ -141,16 +141,16 @@ def _add_nodes(page: _Page, nodes: tuple[NodeStatus, ...]) -> None:
     counted = dict.fromkeys(STATES, 0)
     for node in nodes:
         counted[node.state] = counted.get(node.state, 0) + 1
-    page.family("tenax_run_nodes", "gauge", "Nodes that are here, by what they do.")
+    page.family("tenax_run_nodes", "gauge", "Nodes by state.")
     for state, count in counted.items():
         page.value("tenax_run_nodes", count, state=state)
     # Up to MAX_NODES lines per family, on every scrape: format the labels once.
     shown = [(node, f'node="{escaped(node.name)}",host="{escaped(node.host)}"') for node in nodes[:MAX_NODES]]
-    page.family("tenax_node_state", "gauge", f"1; what a node does stands in a label. At most {MAX_NODES} nodes.")
+    page.family("tenax_node_state", "gauge", f"Always 1; a label contains the state. At most {MAX_NODES} nodes.")
     page.values("tenax_node_state", ((f'{labels},state="{node.state}"', 1) for node, labels in shown))
-    page.family("tenax_node_step", "gauge", "The last step that any worker of the node has said.")
+    page.family("tenax_node_step", "gauge", "The last step that any worker of the node has reported.")
     steps = ((labels, max(node.steps)) for node, labels in shown if node.steps)
     page.values("tenax_node_step", ((labels, step) for labels, step in steps if step >= 0))
-    page.family("tenax_node_failed_workers", "gauge", "Workers of the node that failed in this generation; if any.")
+    page.family("tenax_node_failed_workers", "gauge", "Workers of the node that failed in this generation, if any.")
     failed = ((labels, len(node.failed)) for node, labels in shown if node.failed)
     page.values("tenax_node_failed_workers", failed)

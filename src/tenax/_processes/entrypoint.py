@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from tenax._io.ports import Launch
+from tenax._io.interfaces import Launch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax._io.channel import Channel
+from tenax._io.helper_channel import Channel
 from tenax._processes.function_worker import run_forked
 from tenax._processes.keeper_main import Keeper
 

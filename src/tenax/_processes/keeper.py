@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 from tenax._core import events
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._io.helper_process import spawn_helper
 from tenax._processes.descendants import is_zombie, marked_processes, wait_for_deaths
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax._io.ports import Emit, Launch
+    from tenax._io.interfaces import Emit, Launch
     from tenax._processes.template import Template
 
 MARK = "TENAX_KEEPER"
@@ -31,7 +31,7 @@ _NOT_FOUND, _NOT_EXECUTABLE, _CANNOT_START = 127, 126, 1
 
 
 class KeeperProcess:
-    """Implements ``ports.Processes``."""
+    """Implements ``interfaces.Processes``."""
 
     def __init__(self, module: str = _PLAIN, call: Callable[[dict[str, Any]], None] | None = None) -> None:
         """``module``: the helper to start. With ``call``, the keeper is a fork of this process and workers run that."""

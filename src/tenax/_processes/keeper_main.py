@@ -53,7 +53,7 @@ import sys
 import time
 from contextlib import suppress
 
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._processes.descendants import children, descendants, parent_of
 
 TYPE_CHECKING = False

@@ -57,4 +57,4 @@ def prepare(environ: MutableMapping[str, str]) -> None:
         faulthandler.register(int(mark) + 1, _kept[-1] if path else 2, all_threads=False)
     except (OSError, ValueError, RuntimeError) as error:
         # The worker runs without stack dumps; the agent reports that there are none.
-        sys.stderr.write(f"tenax: the stacks of this worker could not be prepared: {error}\n")
+        sys.stderr.write(f"tenax: could not prepare this worker for stack dumps: {error}\n")

@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from tenax._io.ports import Launch
+from tenax._io.interfaces import Launch
 from tenax._processes.warm import CHANNEL_DESCRIPTOR, FOLDER, VARIABLE
 
 TYPE_CHECKING = False

@@ -19,7 +19,7 @@ import socket
 import time
 from contextlib import suppress
 
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._processes.descendants import descendants
 
 TYPE_CHECKING = False

@@ -100,17 +100,17 @@ class _Trace:
         self._name(_RUN_PID, 0, "run", f"run {history.run_id}")
         self._name(_RUN_PID, 1, "generations")
         self._name(_RUN_PID, 2, "time spent on")
-        told = {"outcome": history.outcome, "why": history.why, "restarts_used": history.restarts_used}
-        self._span(f"run {history.run_id}", "run", _RUN_PID, 0, history.began_at, history.ended_at, **told)
+        details = {"outcome": history.outcome, "why": history.why, "restarts_used": history.restarts_used}
+        self._span(f"run {history.run_id}", "run", _RUN_PID, 0, history.began_at, history.ended_at, **details)
         for each in history.generations:
             self._generation(each)
         for since, until, kind, number in phases_of(history):
             self._span(kind, kind, _RUN_PID, 2, since, until, generation=number or None)
         if history.hangs:
-            self._name(_RUN_PID, 3, "nothing moved")
+            self._name(_RUN_PID, 3, "no activity")
         for hang in history.hangs:
-            told = {"generation": hang.generation, "who": hang.who}
-            self._span("nothing moved", "hang", _RUN_PID, 3, hang.since, hang.until, **told)
+            details = {"generation": hang.generation, "who": hang.who}
+            self._span("no activity", "hang", _RUN_PID, 3, hang.since, hang.until, **details)
 
     def _generation(self, each: GenerationStatus) -> None:
         end = each.settled_at or each.ended_at or self._history.ended_at

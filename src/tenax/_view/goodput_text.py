@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tenax._core.ledger import Goodput
 
 _SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
-_AT_ONCE_S = 0.0005
+_INSTANT_S = 0.0005
 _INFINITE = float("inf")  # possible in a damaged journal
 _ALMOST_NONE = "under 1 %"
 _PARTS = (
@@ -21,13 +21,13 @@ _PARTS = (
 )
 
 
-def goodput_in_words(goodput: Goodput) -> str:
+def format_goodput(goodput: Goodput) -> str:
     """Return one line without a full stop; empty if no time has passed."""
     spent = goodput.spent
     total_s = spent.total_s
     if not 0 < total_s < _INFINITE:
         return ""
-    line = f"{percent(spent.training_s, total_s)} of {duration_in_words(total_s)} was training"
+    line = f"{percent(spent.training_s, total_s)} of {format_duration(total_s)} was training"
     had_trouble = bool(goodput.to_detect.count or goodput.to_recover.count or goodput.lost_steps or spent.lost_s > 0)
     if total_s < _SHORT_S and not had_trouble:
         return line
@@ -39,18 +39,18 @@ def goodput_in_words(goodput: Goodput) -> str:
             parts.append(f"{label} {percent(seconds, total_s)}{steps}")
         elif steps:  # they took some time, even if it rounds to 0 %
             parts.append(f"{label} {_ALMOST_NONE}{steps}")
-    return "; ".join(each for each in (line, ", ".join(parts), failures_in_words(goodput)) if each)
+    return "; ".join(each for each in (line, ", ".join(parts), format_failures(goodput)) if each)
 
 
-def failures_in_words(goodput: Goodput) -> str:
+def format_failures(goodput: Goodput) -> str:
     """Return how fast failures were detected and recovered from; empty if there were none."""
     parts = []
     if (to_detect_s := goodput.to_detect.seconds) is not None:
         parts.append(
-            "detected at once" if to_detect_s < _AT_ONCE_S else f"detected in {duration_in_words(to_detect_s)}"
+            "detected in < 1 ms" if to_detect_s < _INSTANT_S else f"detected in {format_duration(to_detect_s)}"
         )
     if (to_recover_s := goodput.to_recover.seconds) is not None:
-        parts.append(f"recovered in {duration_in_words(to_recover_s)}")
+        parts.append(f"recovered in {format_duration(to_recover_s)}")
     if not parts:
         return ""
     count = max(goodput.to_detect.count, goodput.to_recover.count)
@@ -67,7 +67,7 @@ def percent(part: float, whole: float) -> str:
     return f"{share:.0f} %"
 
 
-def duration_in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return at most two units: ``140 ms``, ``2.5 s``, ``12 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)
     if seconds == _INFINITE:
@@ -91,4 +91,4 @@ def _two(count: int, per: int, unit: str, smaller: str) -> str:
 
 
 def _steps(count: int) -> str:
-    return f" ({count:,} {'step' if count == 1 else 'steps'} done again)" if count else ""
+    return f" ({count:,} {'step' if count == 1 else 'steps'} repeated)" if count else ""

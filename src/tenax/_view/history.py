@@ -19,9 +19,8 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.ledger import Goodput, Mean
-from tenax._core.model import Outcome, Verdict
-from tenax._view.failure_kind import exit_summary
-from tenax._view.goodput_text import duration_in_words
+from tenax._core.model import Verdict
+from tenax._view.goodput_text import format_duration
 from tenax._view.status import FailureStatus, GenerationStatus, Value
 
 TYPE_CHECKING = False
@@ -65,9 +64,9 @@ class HangSpan(Value, frozen=True):
     who: str = ""  # ranks whose stacks differ from the others', and where they are
 
     @property
-    def in_words(self) -> str:
+    def text(self) -> str:
         who = f" ({self.who})" if self.who else ""
-        return f"nothing moved for {duration_in_words(self.until - self.since)} in generation {self.generation}{who}"
+        return f"no activity for {format_duration(self.until - self.since)} in generation {self.generation}{who}"
 
 
 def odd_ranks(report: HangReport) -> str:
@@ -166,7 +165,7 @@ class NodePart(Value, frozen=True):
     folder: str = ""
 
 
-NO_END = "the journal of {0} has no end: the run goes on, or the agent was killed"
+NO_END = "the journal of {0} has no end: the run is still going, or the agent was killed"
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ def _with_outcome(history: RunHistory, nodes: Sequence[NodePart], *, all_left: b
     verdict = _verdict_of(nodes, all_left=all_left)
     if verdict is None:
         return history
-    why = _why(verdict)
+    why = verdict.why
     generations = history.generations
     if generations and generations[-1].ended_by == "drain":  # no node replaced the drained one
         last = msgspec.structs.replace(generations[-1], ended_by=verdict.outcome.value, ended_why=why)
@@ -275,13 +274,6 @@ def _verdict_of(nodes: Sequence[NodePart], *, all_left: bool) -> Verdict | None:
     if not all_left or any(part.verdict is None for part in nodes):
         return None
     return max(nodes, key=lambda part: part.ended_at).verdict if nodes else None
-
-
-def _why(verdict: Verdict) -> str:
-    if verdict.outcome is not Outcome.CANCELLED or not verdict.signal:
-        return verdict.why
-    by = exit_summary(-verdict.signal)
-    return f"{by}: {verdict.why}" if verdict.why else by
 
 
 def _with_ends(node: NodeHistory, ends: dict[int, float], ended_at: float) -> NodeHistory:
@@ -312,15 +304,12 @@ def _killed(nodes: Sequence[NodePart]) -> dict[str, None]:
 def _own_outcomes(nodes: Sequence[NodePart]) -> dict[str, None]:
     """Return messages about how the run ended for each node, where the run's outcome is unknown."""
     ends = [(part.node.host, part.verdict) for part in nodes if part.verdict is not None]
-    return {f"for the agent on {host} the run {each.outcome.in_words}: {_why(each)}": None for host, each in ends}
+    return {f"for the agent on {host} the run {each.outcome.text}: {each.why}": None for host, each in ends}
 
 
 def _left(last: NodeHistory) -> str:
     why = f", the last one because {last.gone_why}" if last.gone_why else ""
-    return (
-        f"every node left before there was a verdict{why}; "
-        f"how that ended is in its own journal (journal.jsonl on {last.host})"
-    )
+    return f"every node left before there was a verdict{why}; for its outcome, see journal.jsonl on {last.host}"
 
 
 def _sort_key(span: WorkerSpan) -> tuple[float, int]:
@@ -371,7 +360,7 @@ def _append(earlier: RunHistory, later: RunPart) -> RunHistory:
     missing = [*(each for each in earlier.missing if "has no end" not in each), *after.missing]
     goodput = after.goodput if later.has_predecessor else _sum(earlier.goodput, after.goodput)
     if not later.has_predecessor:
-        missing.append("the coordinator was started again without a record: the time in between is in no sum")
+        missing.append("the coordinator was started again without a record: the time in between is not counted")
     return msgspec.structs.replace(
         after,
         began_at=min(earlier.began_at, after.began_at),
@@ -425,8 +414,8 @@ def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
     failures = {(each.generation, each.rank): each for part in parts for each in part.failures}
     missing = [each for part in parts for each in part.missing]
     missing.append(
-        "the coordinator's journal (coordinator.jsonl) is not here, so only what these nodes saw themselves is shown; "
-        "it lies on the host that served the coordinator"
+        "only what these nodes observed is shown, because the coordinator's journal is missing: coordinator.jsonl, on "
+        "the host of the coordinator"
     )
     return RunHistory(
         run_id=parts[0].run_id,
@@ -436,7 +425,7 @@ def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
         failures=tuple(sorted(failures.values(), key=_by_cause)),
         goodput=verdict.goodput if verdict is not None else None,
         outcome=verdict.outcome.value if verdict is not None else "",
-        why=_why(verdict) if verdict is not None else "",
+        why=verdict.why if verdict is not None else "",
         restarts_used=verdict.restarts_used if verdict is not None else 0,
         membership_changes=verdict.membership_changes if verdict is not None else 0,
         drains=verdict.drains if verdict is not None else 0,

@@ -31,7 +31,7 @@ _MAX_NAMES = 4
 
 
 class RunMessages:
-    """Call ``tell`` for every step, in order."""
+    """Call ``lines_for`` for every step, in order."""
 
     def __init__(self, names: Mapping[str, str] = {}) -> None:
         """``names``: of nodes that joined before the first step."""
@@ -41,14 +41,14 @@ class RunMessages:
         self._leaving: dict[str, str] = {}  # nodes that announced it, and the message when they are gone
         self._is_over = False
 
-    def tell(self, event: AnyCoordinatorEvent, says: list[Send]) -> list[str]:
+    def lines_for(self, event: AnyCoordinatorEvent, sent: list[Send]) -> list[str]:
         """Return the messages about an event and the commands that followed."""
         if isinstance(event, run.Received) and isinstance(event.message, messages.NodeJoined):
             self._add_node(event.message.node)
         happened = self._event_message(event)
         if isinstance(event, run.Received):
             self._note_leaving(event.node_id, event.message)
-        return ([happened] if happened else []) + self._command_messages(says)
+        return ([happened] if happened else []) + self._command_messages(sent)
 
     def _add_node(self, node: messages.NodeInfo) -> None:
         if node.node_id not in self._host_of:
@@ -60,7 +60,7 @@ class RunMessages:
             case messages.NodeJoined():
                 self._leaving.pop(node_id, None)
             case messages.NodeDraining():
-                self._leaving[node_id] = "is gone, as it was asked to"
+                self._leaving[node_id] = "has left"
             case messages.NodeLeft():
                 self._leaving[node_id] = ""  # already reported
 
@@ -80,28 +80,28 @@ class RunMessages:
             case run.Received(node_id, message):
                 return f"{self.name(node_id)} {_received_message(message)}"
             case run.NodeLost(node_id) if self._is_over:
-                return f"{self.name(node_id)} is gone"
+                return f"{self.name(node_id)} disconnected"
             case run.NodeLost(node_id) if node_id in self._leaving:
                 text = self._leaving[node_id]
                 return f"{self.name(node_id)} {text}" if text else ""
             case run.NodeLost(node_id, why):
                 return f"{self.name(node_id)} was lost: {why}"
             case run.EarlierCoordinatorGone(node_id):
-                return f"an agent that served the coordinator before is dead: {self.name(node_id)}" if node_id else ""
+                return f"the earlier coordinator is dead: {self.name(node_id)}" if node_id else ""
             case run.CancelRequested(why):
                 return f"an operator ended the run: {why}"
             case run.RestartRequested(why):
-                return f"an operator wants a restart: {why}"
+                return f"an operator restarted the run: {why}"
             case run.DrainRequested(node_id, why):
-                return f"an operator wants {self.name(node_id)} to leave: {why}"
+                return f"an operator drained {self.name(node_id)}: {why}"
             case run.Opened(generation=0):
-                return "this node begins to serve the coordinator"
+                return "this node starts the coordinator"
             case run.Opened(generation=generation):
-                return f"this node takes over the coordinator, from generation {generation}"
+                return f"this node takes over as coordinator, from generation {generation}"
             case run.Tick():
                 return ""
             case run.Resumed(absent_s):
-                return f"the coordinator did not run for {absent_s:.1f} s; every node gets a full period again"
+                return f"the coordinator was suspended for {absent_s:.1f} s; all timeouts begin again"
         return type(event).__name__
 
     def _command_messages(self, sent: list[Send]) -> list[str]:
@@ -122,26 +122,26 @@ def _sent_message(send: Send) -> str:
     match send.event:
         case GenerationFormed(part):
             size = f"node {part.group_rank} of {part.group_world_size}"
-            return f"generation {part.generation}, {size}, {part.world_size} workers in all ({part.why})"
+            return f"generation {part.generation}, {size}, {part.world_size} workers in total ({part.why})"
         case GenerationEnded(generation, why):
-            return f"generation {generation} is over: {why}"
+            return f"generation {generation} ended: {why}"
         case RunEnded(verdict):
-            return f"the run {verdict.outcome.in_words}: {verdict.why}"
+            return f"the run {verdict.outcome.text}: {verdict.why}"
         case JoinRefused(reason):
             return f"refused: {reason}"
         case LeaveNoticed(_, host, why):
-            return f"{host} will leave: {why}"
+            return f"{host} is leaving: {why}"
         case LeaveRequested(why):
-            return f"asked to leave: {why}"
+            return f"leave requested: {why}"
         case StacksRequested(_, _, why):
-            return f"nothing moves ({why}): where are your workers?"
+            return f"stacks requested: no activity ({why})"
         case HangFound(generation, report):
             from tenax._core.hang_report import reason_of
 
             who = f"rank {report.locations[0].ranks[0]} " if report.locations else ""
             return f"generation {generation} hangs: {who}{reason_of(report)}"
         case HangOver(generation):
-            return f"generation {generation} moves again"
+            return f"generation {generation} is active again"
         case Waiting(why):
             return why
     return ""
@@ -150,33 +150,35 @@ def _sent_message(send: Send) -> str:
 def _received_message(message: messages.FromNode) -> str:
     match message:
         case messages.NodeJoined(node, generation, is_running, has_succeeded):
-            doing = " and runs" if is_running else " and is done with" if has_succeeded else " and was in"
+            doing = ", running" if is_running else ", done with" if has_succeeded else ", after"
             workers = "1 worker" if node.slots == 1 else f"{node.slots} workers"
-            return f"came, with {workers}" + (f"{doing} generation {generation}" if generation else "")
+            return f"joined with {workers}" + (f"{doing} generation {generation}" if generation else "")
         case messages.WorkersRunning(generation, pids):
-            return f"has started its {'worker' if len(pids) == 1 else f'{len(pids)} workers'}"
+            return f"started its {'worker' if len(pids) == 1 else f'{len(pids)} workers'}"
         case messages.NodeProgress():
-            return "told how far its workers are"
+            return "reported the progress of its workers"
         case messages.NodeReady():
             return "is ready for a generation"
         case messages.FailureSeen(generation, failure):
             how = exit_summary(failure.exit_code)
-            return f"saw rank {failure.global_rank} fail in generation {generation}: {failure.reason or how}"
+            return (
+                f"reported that rank {failure.global_rank} failed in generation {generation}: {failure.reason or how}"
+            )
         case messages.NodeStopped(generation, failures=failures):
-            found = f", with {len(failures)} failed" if failures else ""
-            return f"has stopped its workers of generation {generation}{found}"
+            found = f" ({len(failures)} failed)" if failures else ""
+            return f"stopped its workers of generation {generation}{found}"
         case messages.NodeSucceeded(generation):
-            return f"has succeeded in generation {generation}"
+            return f"succeeded in generation {generation}"
         case messages.NodeQuiet(generation, sent_at, since, why):
-            return f"sees nothing move in generation {generation} for {sent_at - since:.0f} s ({why})"
+            return f"has no activity in generation {generation} for {sent_at - since:.0f} s ({why})"
         case messages.NodeBusy(generation):
-            return f"sees its workers move in generation {generation}"
+            return f"is active again in generation {generation}"
         case messages.StacksTaken(generation, _, locations):
             count = sum(len(location.ranks) for location in locations)
-            return f"told where its {'worker is' if count == 1 else f'{count} workers are'}"
+            return f"sent the stacks of {'1 worker' if count == 1 else f'{count} workers'}"
         case messages.NodeDraining(_, grace_s, why):
-            return f"was asked to leave ({why}); its workers have {grace_s:g} s"
+            return f"is leaving (up to {grace_s:g} s): {why}"
         case messages.NodeWillLeave(_, why, in_s):
-            return f"will be asked to leave{f' in {in_s:g} s' if in_s is not None else ''}: {why}"
+            return f"will leave{f' (in {in_s:g} s)' if in_s is not None else ''}: {why}"
         case messages.NodeLeft(why):
-            return f"has left: {why}"
+            return f"left: {why}"

@@ -283,6 +283,6 @@ def _events(state: CoordinatorState, recent: Iterable[RecentStep], wall_offset: 
     events = [
         EventStatus(at + wall_offset, text.strip(), at)
         for at, event, sent in recent
-        for text in messages.tell(event, sent)
+        for text in messages.lines_for(event, sent)
     ]
     return events[-_MAX_EVENTS:]

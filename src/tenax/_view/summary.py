@@ -8,10 +8,10 @@ from __future__ import annotations
 from tenax._core.ledger import Goodput
 from tenax._core.text import one_line
 from tenax._view.failure_kind import kind_of
-from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
+from tenax._view.goodput_text import format_duration, format_goodput, percent
 from tenax._view.history import plus
 from tenax._view.status import Value
-from tenax._view.time_text import moment_in_words
+from tenax._view.time_text import format_moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ _MAX_HANGS = 3  # of one run, on the terminal
 # Why generations end, other than by failed workers.
 _OTHER_ENDS = {
     "loss": "a node was lost",
-    "drain": "a node was asked to leave",
+    "drain": "a node was drained",
     "join": "a node joined",
-    "request": "an operator wanted a restart",
-    "latecomer": "a node came back late",
+    "request": "an operator restarted the run",
+    "latecomer": "a node reconnected late",
 }
 _ENDS_OF_RUNS = frozenset({"succeeded", "failed", "cancelled", "abandoned", "broken", "success", "cancel"})
 
@@ -60,7 +60,7 @@ class RunLine(Value, frozen=True):
     missing: tuple[str, ...] = ()
 
     @property
-    def failure_in_words(self) -> str:
+    def failure_text(self) -> str:
         """The first cause, or the first victim where the cause is unknown; empty if nothing failed."""
         if not self.first_cause:
             return ""
@@ -70,9 +70,9 @@ class RunLine(Value, frozen=True):
         return f"last failure{'' if self.is_cause_known else ', cause not known; first victim'}: {self.first_cause}"
 
     @property
-    def place_in_words(self) -> str:
+    def origin_text(self) -> str:
         """The script, the start time and the log folder."""
-        parts = (self.entrypoint, f"began {moment_in_words(self.began_at)}", self.folder and f"in {self.folder}")
+        parts = (self.entrypoint, f"began {format_moment(self.began_at)}", self.folder and f"in {self.folder}")
         return ", ".join(each for each in parts if each)
 
 
@@ -110,37 +110,37 @@ def summary_of(histories: Sequence[RunHistory]) -> Summary:
     )
 
 
-def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
-    """Return the summary for a terminal. ``places``: lines that refer to the page."""
+def format_summary(summary: Summary, more_lines: Sequence[str] = ()) -> str:
+    """Return the summary for a terminal. ``more_lines``: lines that refer to the page."""
     lines = []
     if len(summary.runs) > _MAX_RUNS:
         lines.append(f"the last {_MAX_RUNS} of {len(summary.runs)} runs:")
     for run in summary.runs[-_MAX_RUNS:]:
         lines.append(f"{run.run_id}: {run.outcome or 'no end known'}{f' ({run.why})' if run.why else ''}")
-        lines.append(f"  {run.place_in_words}")
-        if run.goodput is not None and (cost := goodput_in_words(run.goodput)):
+        lines.append(f"  {run.origin_text}")
+        if run.goodput is not None and (cost := format_goodput(run.goodput)):
             lines.append(f"  {cost}")
         lines += [f"  {each}" for each in run.hangs[:_MAX_HANGS]]
         if (more := len(run.hangs) - _MAX_HANGS) > 0:
-            lines.append(f"  nothing moved {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
-        if run.failure_in_words:
-            lines.append(f"  {run.failure_in_words}")
+            lines.append(f"  no activity {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
+        if run.failure_text:
+            lines.append(f"  {run.failure_text}")
         lines += [f"  note: {each}" for each in run.missing]
     if len(summary.runs) != 1:
-        lines += ["", _all_in_words(summary)]
+        lines += ["", _format_total(summary)]
     for title, counts in (("generations ended early", summary.ends), ("hosts with failures", summary.hosts)):
         if counts:
             shown = ", ".join(f"{each.name} {each.count}" for each in counts[:_MAX_SHOWN])
             more = len(counts) - _MAX_SHOWN
             lines.append(f"{title}: {shown}{f' and {more} more' if more > 0 else ''}")
-    return "\n".join(map(one_line, [*lines, *places])) + "\n"
+    return "\n".join(map(one_line, [*lines, *more_lines])) + "\n"
 
 
-def _all_in_words(summary: Summary) -> str:
+def _format_total(summary: Summary) -> str:
     count = len(summary.runs)
     ended = ", ".join(f"{each.count} {each.name}" for each in summary.outcomes)
     spent = summary.goodput.spent
-    took = duration_in_words(spent.total_s)
+    took = format_duration(spent.total_s)
     trained = f"; {percent(spent.training_s, spent.total_s)} of {took} was training" if spent.total_s > 0 else ""
     return f"{count} runs: {ended}{trained}" if count else "no runs"
 
@@ -161,7 +161,7 @@ def _line(history: RunHistory) -> RunLine:
         cause=kind_of(first) if first is not None else "",
         first_cause=f"rank {first.rank} on {first.host}: {first.what}" if first is not None else "",
         is_cause_known=first is None or not first.is_consequence,
-        hangs=tuple(each.in_words for each in history.hangs),
+        hangs=tuple(each.text for each in history.hangs),
         entrypoint=history.entrypoint,
         folder=history.folder,
         missing=history.missing,

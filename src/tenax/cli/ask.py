@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.text import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,24 +16,24 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: tenax ask [--timeout SECONDS] SOCKET_OR_FOLDER [HANDLER] [NAME=VALUE ...]
 
-Ask a worker that is running, or all workers of this machine whose sockets lie in a folder. The job was started with
-TORCH_WORKER_SERVER_SOCKET=FOLDER, and its script uses tenax.control_plane.worker_main (or torch's own).
+Query a running worker, or all workers of this host whose sockets are in a folder. The job must have been started with
+TORCH_WORKER_SERVER_SOCKET=FOLDER, and its script must use tenax.control_plane.worker_main (or torch's).
 
-  tenax ask /tmp/job                       what the workers can be asked
-  tenax ask /tmp/job ping                  are they there?
+  tenax ask /tmp/job                       list the handlers of the workers
+  tenax ask /tmp/job ping                  check that they answer
   tenax ask /tmp/job status                rank, generation, step ...
-  tenax ask /tmp/job dump_traceback        where is every thread of every worker right now?
+  tenax ask /tmp/job dump_traceback        the stacks of all threads of all workers
   tenax ask /tmp/job/rank3 dump_traceback  ... of one worker
   tenax ask /tmp/job lower_rate factor=0.5 a handler that the script has registered
 
---timeout is how long to wait for an answer (default: 10). It may stand anywhere.
+  --timeout SECONDS  how long to wait for an answer (default: 10)
 
-Exit code 0: every worker has answered. 1: some have not, or not well, and each is named. 2: nothing was asked.
+Exit code 0: every worker answered. 1: some did not, or reported an error; each is named. 2: wrong usage.
 """
 
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 64 << 20
-_CUT_OFF = "it ended before it answered"
+_CUT_OFF = "the worker exited before it answered"
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class WrongQuestion(Exception):
-    """The command line is invalid. The message says why."""
+    """The command line is invalid. The message is the reason."""
 
 
 def ask_command(argv: Sequence[str]) -> int:
@@ -79,27 +80,27 @@ def ask_command(argv: Sequence[str]) -> int:
 
 def parse_question(argv: Sequence[str]) -> Question:
     """Parse the command line. Raises ``WrongQuestion``."""
-    words, timeout_s = [], _TIMEOUT_S
+    positional, timeout_s = [], _TIMEOUT_S
     left = iter(argv)
-    for word in left:
-        flag, equals, written = word.partition("=")
+    for arg in left:
+        flag, equals, written = arg.partition("=")
         if flag == "--timeout":
             timeout_s = _seconds(flag, written if equals else next(left, ""))
-        elif word.startswith("-"):
-            raise WrongQuestion(f"there is no flag {word!r}")
+        elif arg.startswith("-"):
+            raise WrongQuestion(f"unknown flag {arg!r}")
         else:
-            words.append(word)
-    if not words:
-        raise WrongQuestion("no socket and no folder was named")
-    path, handler, *rest = [*words, ""] if len(words) == 1 else words
+            positional.append(arg)
+    if not positional:
+        raise WrongQuestion("no socket or folder given")
+    path, handler, *rest = [*positional, ""] if len(positional) == 1 else positional
     params = []
-    for word in rest:
-        name, equals, value = word.partition("=")
+    for arg in rest:
+        name, equals, value = arg.partition("=")
         if not (name and equals):
-            raise WrongQuestion(f"{word!r} is no parameter; write NAME=VALUE")
+            raise WrongQuestion(f"{arg!r} is not a parameter; write NAME=VALUE")
         params.append((name, value))
     if "=" in handler:
-        raise WrongQuestion(f"{handler!r} is no handler; the handler's name comes before its parameters")
+        raise WrongQuestion(f"{handler!r} is not a handler; write the handler's name before its parameters")
     return Question(path, handler, tuple(params), timeout_s)
 
 
@@ -109,7 +110,7 @@ def _seconds(flag: str, written: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise WrongQuestion(f"{flag} takes a number of seconds greater than 0, not {written!r}")
+        raise WrongQuestion(f"{flag} takes a number of seconds, more than 0, not {written!r}")
     return seconds
 
 
@@ -118,7 +119,7 @@ def sockets_at(path: str) -> list[str]:
     from tenax.control_plane._sockets import is_socket
 
     if not os.path.lexists(path):
-        raise WrongQuestion(f"there is no {path!r}; is the job still running, on this machine?")
+        raise WrongQuestion(f"{path!r} does not exist; check that the job is running on this host")
     if not os.path.isdir(path):
         if not is_socket(path):
             raise WrongQuestion(f"{path!r} is neither a socket nor a folder")
@@ -126,12 +127,10 @@ def sockets_at(path: str) -> list[str]:
     try:
         names = os.listdir(path)
     except OSError as error:
-        raise WrongQuestion(f"the folder {path!r} cannot be read: {error.strerror}") from error
+        raise WrongQuestion(f"could not read the folder {path!r}: {error.strerror}") from error
     sockets = [each for name in sorted(names, key=_sort_key) if is_socket(each := os.path.join(path, name))]
     if not sockets:
-        raise WrongQuestion(
-            f"there are no sockets of workers in {path!r}; the script must use tenax.control_plane.worker_main"
-        )
+        raise WrongQuestion(f"no worker sockets in {path!r}; the script must use tenax.control_plane.worker_main")
     return sockets
 
 
@@ -172,21 +171,21 @@ def ask(path: str, question: Question) -> Answer:
     except TimeoutError:
         return Answer(
             False,
-            f"no answer within {question.timeout_s:g} s: it may be in native code that holds Python's lock; "
-            "py-spy can look at it from outside",
+            f"no answer within {format_seconds(question.timeout_s)}; the worker may be in native code that holds the "
+            "GIL, which py-spy can inspect",
         )
     except ConnectionRefusedError:
-        return Answer(False, "nobody answers there any more: the worker has ended, or its server has")
+        return Answer(False, "connection refused: the worker or its server has exited")
     except FileNotFoundError:
-        return Answer(False, "the worker has just ended")
+        return Answer(False, "the worker has exited")
     except (ConnectionResetError, BrokenPipeError, http.client.IncompleteRead):
         return Answer(False, _CUT_OFF)
     except (OSError, http.client.HTTPException) as error:
-        return Answer(False, f"it could not be asked: {getattr(error, 'strerror', None) or repr(error)}")
+        return Answer(False, f"the request failed: {getattr(error, 'strerror', None) or repr(error)}")
     if is_cut_off:
         return Answer(False, _CUT_OFF)
     if response.status != http.client.OK:
-        return Answer(False, text.strip() or f"it answered {response.status} {response.reason}")
+        return Answer(False, text.strip() or f"HTTP status {response.status} {response.reason}")
     return Answer(True, text if question.handler else _listed(text))
 
 

@@ -11,7 +11,7 @@ import shlex
 
 from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import AgentSettings, Assignment
-from tenax._core.text import hide_passwords
+from tenax._core.text import format_seconds, hide_passwords
 from tenax._engines.local import LOOPBACK
 from tenax._io.endpoint import Endpoint
 from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
@@ -59,7 +59,7 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
         number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
         sections += [
             "",
-            f"worker {rank}: {number if options.max_nodes == 1 else 'its ranks are known when all are there'}",
+            f"worker {rank}: {number if options.max_nodes == 1 else 'ranks are assigned when all nodes have joined'}",
         ]
         sections.append("  " + _title("command") + _command(options, interpreter, rank))
         if placements.placement is not None and placements.placement.bindings:
@@ -72,8 +72,8 @@ def _opening(options: Options) -> str:
     workers = "1 worker" if options.nproc_per_node == 1 else f"{options.nproc_per_node} workers"
     written = options.nproc_as_written
     counted = "" if written.isdecimal() else f" (--nproc-per-node {written})"
-    among = f", one of {_count(options)} nodes" if options.max_nodes > 1 else ""
-    return f"A dry run: nothing is started. The command would run {workers}{counted} on this machine{among}.\n"
+    among = f", which is one of {_count(options)}" if options.max_nodes > 1 else ""
+    return f"Dry run, nothing is started. The command would run {workers}{counted} on this node{among}.\n"
 
 
 def _count(options: Options) -> str:
@@ -89,7 +89,7 @@ def _settings(
         origin = "PYTHON_EXEC" if options.python and not options.run_path else "the one that runs tenax"
         yield from _lines("interpreter", [f"{_worker_python(options, interpreter)} ({origin})"])
     if options.compat:
-        yield from _lines("imports", ["torch.distributed.elastic and its like are tenax's (--compat)"])
+        yield from _lines("imports", ["torch.distributed.elastic is redirected to tenax (--compat)"])
     if not options.no_python and not options.run_path:
         yield from _lines("preload", [_preload(options)])
     yield from _lines("folder", [cwd])
@@ -97,7 +97,7 @@ def _settings(
     yield from _lines("role", [options.role])
     if options.max_nodes > 1:
         yield from _lines("nodes", _nodes(options, environ))
-        yield from _lines("meeting", _rendezvous(options, environ))
+        yield from _lines("rendezvous", _rendezvous(options, environ))
     yield from _lines("restarts", _restarts(options))
     yield from _lines("stopping", _stopping(options))
     yield from _lines("logs", _logs(options))
@@ -130,9 +130,9 @@ def _kind_of_script(options: Options) -> str:
 
 def _preload(options: Options) -> str:
     if options.preload == "none":
-        return "nothing: every worker imports for itself (--preload)"
+        return "off: every worker imports on its own (--preload)"
     what = "what the script imports" if options.preload == "auto" else options.preload.replace(",", ", ")
-    return f"{what}, once; workers are forked from there (--preload)"
+    return f"{what}, once per node; workers are forked (--preload)"
 
 
 def _worker_python(options: Options, interpreter: str) -> str:
@@ -141,25 +141,25 @@ def _worker_python(options: Options, interpreter: str) -> str:
 
 def _nodes(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     if options.min_nodes == options.max_nodes:
-        yield f"{options.max_nodes}: workers run when all are there, and wait for a replacement when one is lost"
+        yield f"{options.max_nodes}: workers start when all have joined; a lost node must be replaced"
     else:
-        yield f"{_count(options)}: they may come and go; workers are started again whenever that changes who is in"
+        yield f"{_count(options)}: nodes may join and leave; each change restarts the workers"
     if options.rdzv_backend not in MANY_NODES_BACKENDS:
         return
     order = options.rdzv_configs.get("node_order") or environ.get(ORDER_VARIABLE)
     if "rank" in options.rdzv_configs:
         yield f"this is node {options.rdzv_configs['rank']} (--node-rank)"
     elif order:
-        yield f"numbered in the order of their node_order; this one's is {order!r}"
+        yield f"ranked by node_order, which is {order!r} here"
     else:
-        yield "numbered as they come; a node that stays keeps its number"
+        yield "ranked in the order in which they join; a node that stays keeps its rank"
 
 
 def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     """Describe the rendezvous from the settings that a real run would use."""
     if options.rdzv_backend not in MANY_NODES_BACKENDS:
         at = f" at {options.rdzv_endpoint}" if options.rdzv_endpoint else ""
-        yield f"decided by the installed rendezvous {options.rdzv_backend!r}{at}"
+        yield f"by the installed backend {options.rdzv_backend!r}{at}"
         return
     if options.rdzv_backend in ETCD_BACKENDS:
         yield from _etcd_rendezvous(options)
@@ -168,7 +168,7 @@ def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     from tenax.rendezvous._tcp_handler import tcp_settings
 
     settings = tcp_settings(rendezvous_parameters(options))
-    yield f"at {Endpoint.parse(settings.endpoint)}, served by whichever node can listen there"
+    yield f"at {Endpoint.parse(settings.endpoint)}, served by the node that can listen there"
     yield from _terms(options, settings)
     yield _secret(options, environ)
     yield _tls(options)
@@ -180,49 +180,51 @@ def _etcd_rendezvous(options: Options) -> Iterable[str]:
     settings = etcd_engine_settings(rendezvous_parameters(options))
     members = ", ".join(settings.etcd.endpoints)
     if settings.managed is None:
-        yield f"through etcd at {members}; any node can lead, and another goes on if it is lost"
+        yield f"through etcd at {members}; any node can be elected leader, and is replaced if it is lost"
     else:
-        yield f"through etcd, whose members run on {members} for as long as the job (managed)"
+        yield f"through etcd, which tenax runs on {members} during the job (managed)"
     yield from _terms(options, settings)
-    yield f"a generation of a single node goes on for {settings.outage_s:g} s without etcd (outage_timeout)"
+    yield f"a single node continues for {format_seconds(settings.outage_s)} without etcd (outage_timeout)"
     user = f"as user {settings.etcd.user!r}" if settings.etcd.user else "without a user (user, password_file)"
     if settings.managed is not None:
-        user = "as root, with the secret" if settings.etcd.user else "without a user, so it is open to all (token_file)"
-    yield f"etcd is asked {user}, {'with' if settings.etcd.tls is not None else 'without'} TLS"
-    port = f"port {settings.link_port}" if settings.link_port else "a port that the system chooses"
-    tls = "with TLS" if settings.tls is not None else "without TLS (ssl_cert, ssl_cert_key and ca_cert)"
-    yield f"nodes link to the leader at {port} (link_port), {tls}"
+        user = "as root, with the secret" if settings.etcd.user else "without a user, so open to all (token_file)"
+    yield f"connections to etcd are {user}, {'with' if settings.etcd.tls is not None else 'without'} TLS"
+    port = f"port {settings.link_port}" if settings.link_port else "a free port"
+    tls = "with TLS" if settings.tls is not None else "without TLS (ssl_cert, ssl_cert_key, ca_cert)"
+    yield f"nodes connect to the leader at {port} (link_port), {tls}"
 
 
 def _terms(options: Options, settings: LinkedSettings) -> Iterable[str]:
     if options.min_nodes < options.max_nodes:
-        enough = f"{options.min_nodes} {'is' if options.min_nodes == 1 else 'are'}"
-        yield f"when {enough} there, others have {settings.last_call_s:g} s more (last_call_timeout)"
-        newcomers = "ends the running generation at once" if settings.scale_up else "waits for the next restart"
-        yield f"a node that comes later {newcomers} (scale_up)"
-    yield f"too few nodes for {settings.join_timeout_s:g} s end the job (join_timeout)"
-    yield f"a node silent for {settings.terms.lease_s:g} s is lost (keep_alive_interval, keep_alive_max_attempt)"
+        enough = "1 node has" if options.min_nodes == 1 else f"{options.min_nodes} nodes have"
+        wait = format_seconds(settings.last_call_s)
+        yield f"when {enough} joined, others may join for another {wait} (last_call_timeout)"
+        newcomers = "starts a new generation at once" if settings.scale_up else "waits for the next restart"
+        yield f"a node that joins later {newcomers} (scale_up)"
+    yield f"the job fails after {format_seconds(settings.join_timeout_s)} with too few nodes (join_timeout)"
+    lease = format_seconds(settings.terms.lease_s)
+    yield f"a node without a heartbeat for {lease} is lost (keep_alive_interval, keep_alive_max_attempt)"
 
 
 def _secret(options: Options, environ: Mapping[str, str]) -> str:
     if options.rdzv_configs.get("token_file"):
-        return f"secret: the content of {options.rdzv_configs['token_file']} (token_file)"
+        return f"secret: from {options.rdzv_configs['token_file']} (token_file)"
     if options.rdzv_configs.get("token"):
-        return "secret: given (token)"
+        return "secret: set (token)"
     if environ.get(TOKEN_VARIABLE):
-        return f"secret: given ({TOKEN_VARIABLE})"
+        return f"secret: set ({TOKEN_VARIABLE})"
     host, _ = split_endpoint(options.rdzv_endpoint)
     if options.rdzv_backend not in ETCD_BACKENDS and Endpoint(host, 1).is_loopback:
-        return "secret: that of this user on this host (token_file, TENAX_RDZV_TOKEN)"
-    return "secret: none, so any process that reaches that place can join (token_file, TENAX_RDZV_TOKEN)"
+        return "secret: the one of this user on this host (token_file, TENAX_RDZV_TOKEN)"
+    return "secret: none, so any process that reaches the endpoint can join (token_file, TENAX_RDZV_TOKEN)"
 
 
 def _tls(options: Options) -> str:
     certificate, authority = (options.rdzv_configs.get(key) for key in ("ssl_cert", "ca_cert"))
     if not certificate and not authority:
-        return "TLS: no (ssl_cert, ssl_cert_key, ca_cert)"
-    shows = f"this node shows {certificate}" if certificate else "this node has no certificate and cannot serve"
-    return f"TLS: {shows}, and others are checked with {authority or 'what this machine trusts'}"
+        return "TLS: off (ssl_cert, ssl_cert_key, ca_cert)"
+    own = f"this node presents {certificate}" if certificate else "this node has no certificate and cannot serve"
+    return f"TLS: {own}; peers are verified with {authority or 'the authorities of this host'}"
 
 
 def _restarts(options: Options) -> Iterable[str]:
@@ -230,19 +232,19 @@ def _restarts(options: Options) -> Iterable[str]:
         yield "none: the first failure ends the job (--max-restarts)"
         return
     once = ", counted once for all nodes" if options.max_nodes > 1 else ""
-    yield f"up to {options.max_restarts}{once}: after a failure all workers are stopped and started again"
+    yield f"up to {options.max_restarts}{once}: a failure restarts all workers (--max-restarts)"
     fatal = [f"exit code {code}" for code in options.fatal_exit_codes] + list(options.fatal_errors)
     if fatal:
-        yield f"none after {' or '.join(fatal)} (--fatal-exit-codes, --fatal-errors)"
+        yield f"no restart after {' or '.join(fatal)} (--fatal-exit-codes, --fatal-errors)"
 
 
 def _stopping(options: Options) -> Iterable[str]:
     signals = _names(options.signals_to_handle)
-    yield f"{signals} stop the job and are passed on to the workers" if signals else "no signal is handled"
-    yield f"what has not ended {options.shutdown_timeout_s} s after it was asked to is killed"
+    yield f"{signals} stop the job and are forwarded to the workers" if signals else "no signal is handled"
+    yield f"SIGTERM, {format_seconds(options.shutdown_timeout_s)} grace period, SIGKILL (--shutdown-timeout)"
     if options.notice_signals:
-        soon = "" if options.notice_s is None else f" in {options.notice_s:g} s"
-        yield f"{_names(options.notice_signals)} tell the workers that this machine will be taken{soon}"
+        soon = "" if options.notice_s is None else f" in {format_seconds(options.notice_s)}"
+        yield f"{_names(options.notice_signals)}: notice of preemption{soon} (--notice-signals)"
 
 
 def _names(text: str) -> str:
@@ -251,9 +253,9 @@ def _names(text: str) -> str:
 
 def _logs(options: Options) -> Iterable[str]:
     if options.logs_specs not in (None, "default"):
-        yield f"decided by the plug-in {options.logs_specs!r}"
+        yield f"by the plug-in {options.logs_specs!r}"
     if options.log_dir == os.devnull:
-        yield "nothing is kept (--log-dir /dev/null)"
+        yield "no files (--log-dir /dev/null)"
     else:
         folder = options.log_dir or "<a new temporary folder>"
         yield f"{folder}/{options.run_id or '<run id>'}_<random>/attempt_<restarts>/<local rank>/"
@@ -265,9 +267,9 @@ def _logs(options: Options) -> Iterable[str]:
         if texts:
             yield f"filtered_{name}.log: lines with {' or '.join(map(repr, texts))}"
     if options.log_line_prefix_template is not None:
-        yield f"in front of a worker's line: {options.log_line_prefix_template!r}"
+        yield f"prefix of a worker's line: {options.log_line_prefix_template!r}"
     if options.report:
-        yield f"a failure report goes to {options.report}"
+        yield f"failure report: {options.report} (--report)"
 
 
 def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
@@ -290,10 +292,12 @@ def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
 def _observers(options: Options) -> Iterable[str]:
     if options.dashboard:
         where = options.dashboard.removesuffix(":0") + (", any free port" if options.dashboard.endswith(":0") else "")
-        yield from _lines("page", [f"served at {where}, where the coordinator is (--dashboard)"])
+        yield from _lines("dashboard", [f"at {where} on the coordinator's node (--dashboard)"])
     if options.on_hang != "off":
-        what = "stacks are taken" if options.on_hang == "report" else "stacks are taken, and all workers started again"
-        yield from _lines("hangs", [f"if nothing moves for {options.hang_after_s:g} s, {what} (--on-hang)"])
+        what = "report the stacks" if options.on_hang == "report" else "report the stacks and restart all workers"
+        yield from _lines(
+            "hangs", [f"after {format_seconds(options.hang_after_s)} without progress, {what} (--on-hang)"]
+        )
     if options.trace:
         yield from _lines("trace", [f"{_without_secrets(options.trace)} (--trace)"])
 
@@ -306,16 +310,16 @@ def _without_secrets(names: str) -> str:
 def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[str]:
     """Describe features that only environment variables enable."""
     if watchdog_plan(environ) is not None:
-        what = "a worker that does not leave a timer's scope in time is ended"
-        yield from _lines("watchdog", [f"on: {what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"])
+        what = "kills a worker that does not leave a timer's scope in time"
+        yield from _lines("watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"])
     port = health_check_port(environ)
     if port is not None:
         where = f"port {port}" if port else "a free port"
-        yield from _lines("health", [f"answered at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"])
+        yield from _lines("health", [f"served at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"])
     folder = socket_folder(environ)
     if folder:
         command = shlex.join(["tenax", "ask", folder])
-        yield from _lines("asking", [f"workers that use worker_main: {command} ({SOCKET_VARIABLE})"])
+        yield from _lines("queries", [f"of workers that use worker_main: {command} ({SOCKET_VARIABLE})"])
 
 
 def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -324,7 +328,7 @@ def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) 
     watchdog = watchdog_plan(environ)
     if watchdog is not None:
         found[TORCHELASTIC_TIMER_FILE] = (
-            os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe that is made for the run>"
+            os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
         )
     folder = socket_folder(environ)
     if folder:
@@ -345,7 +349,7 @@ def _threads(placements: Placements, environ: Mapping[str, str]) -> str:
         return f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}, inherited"
     if placements.omp_num_threads:
         return placements.notes[-1].rstrip(".")
-    return "OMP_NUM_THREADS is left alone: one worker may use every core"
+    return "OMP_NUM_THREADS is not set: one worker may use every core"
 
 
 def _environments(options: Options, placements: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
@@ -382,7 +386,7 @@ def _compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
     try:
         from tenax.compat import environment
     except ImportError as error:  # the calling program has already imported torch.distributed.elastic
-        raise UsageError(f"--compat comes too late: {error}") from error
+        raise UsageError(f"could not enable --compat: {error}") from error
     return environment(environ)
 
 
@@ -419,7 +423,7 @@ def _decided_later(options: Options) -> dict[str, str]:
         "MASTER_PORT": str(settings.get("store_port", "<a free port of node 0>")),
     }
     if not is_own:
-        later["TORCHELASTIC_USE_AGENT_STORE"] = "<as the rendezvous says>"
+        later["TORCHELASTIC_USE_AGENT_STORE"] = "<set by the rendezvous>"
     return later
 
 
@@ -430,7 +434,7 @@ def _variables(environment: Mapping[str, str]) -> list[str]:
 
 def _command(options: Options, interpreter: str, rank: int) -> str:
     entrypoint, args = entrypoint_of(options, interpreter)
-    words = [word.replace(LOCAL_RANK_MACRO, str(rank)) for word in args]
+    args = [arg.replace(LOCAL_RANK_MACRO, str(rank)) for arg in args]
     if isinstance(entrypoint, str):
-        return shlex.join([entrypoint, *words])
-    return f"{shlex.join(words)}, inside a process that multiprocessing makes ({options.start_method})"
+        return shlex.join([entrypoint, *args])
+    return f"{shlex.join(args)}, in a process of multiprocessing ({options.start_method})"

@@ -25,12 +25,12 @@ STOPPING = "restarts and stopping"
 LOGS = "logs"
 PLACEMENT = "placement"
 NODES = "names and nodes"
-SEEING = "seeing"
-GROUPS = (WHAT, MANY, STOPPING, LOGS, SEEING, PLACEMENT, NODES)
+OBSERVING = "observing"
+GROUPS = (WHAT, MANY, STOPPING, LOGS, OBSERVING, PLACEMENT, NODES)
 
 
 class UsageError(ValueError):
-    """The command line cannot be executed as written. The message is one sentence for the user."""
+    """The command line cannot be executed as written. The message is for the user."""
 
 
 class OutOfRange(UsageError):
@@ -76,7 +76,7 @@ FLAGS = (
         WHAT,
         "switch",
         False,
-        "SCRIPT is the name of a module, to be run as 'python -m' does.",
+        "SCRIPT is the name of a module, run as 'python -m' does.",
         short="-m",
     ),
     Flag(
@@ -84,15 +84,15 @@ FLAGS = (
         WHAT,
         "switch",
         False,
-        "SCRIPT is a program of its own: start it without Python in front.",
+        "SCRIPT is a program: start it directly, without Python.",
     ),
     Flag(
         "--run-path",
         WHAT,
         "switch",
         False,
-        "Run SCRIPT inside worker processes started by Python's multiprocessing (see --start-method) instead of in a "
-        "fresh interpreter.",
+        "Run SCRIPT in worker processes that Python's multiprocessing starts (see --start-method) instead of in new "
+        "interpreters.",
     ),
     Flag(
         "--start-method",
@@ -108,8 +108,8 @@ FLAGS = (
         WHAT,
         "switch",
         False,
-        "In Python workers and in all that they start, torch.distributed.elastic, torch.distributed.launcher, "
-        "torch.distributed.run and torchelastic are tenax's modules, also where torch is not installed.",
+        "In Python workers and their child processes, torch.distributed.elastic, torch.distributed.launcher, "
+        "torch.distributed.run and torchelastic import tenax's modules, even if torch is not installed.",
         ours=True,
     ),
     Flag(
@@ -117,8 +117,9 @@ FLAGS = (
         WHAT,
         "text",
         "auto",
-        "Modules to import once on this machine, with commas between them; workers are forked from there, and as many "
-        "stand by for a restart. 'auto': what SCRIPT imports of others; 'none': every worker imports for itself.",
+        "Modules to import once per node, separated by commas. Workers are forked from the process that imported them, "
+        "and as many standbys wait for a restart. 'auto': the third-party modules that SCRIPT imports; 'none': every "
+        "worker imports on its own.",
         value="MODULES",
         ours=True,
     ),
@@ -127,7 +128,7 @@ FLAGS = (
         WHAT,
         "switch",
         False,
-        "Print what would be run (commands, environment, ranks, logs) and start nothing.",
+        "Print what would run (commands, environment, ranks, logs) and start nothing.",
         from_environment=False,
         ours=True,
     ),
@@ -136,8 +137,8 @@ FLAGS = (
         MANY,
         "text",
         "1",
-        "Workers on this machine: a number, 'gpu' for one per visible GPU, 'cpu' for one per usable CPU, or 'auto' for "
-        "GPUs where there are any and CPUs where not.",
+        "Workers on this node: a number, 'gpu' for one per visible GPU, 'cpu' for one per usable CPU, or 'auto' for "
+        "GPUs if there are any, else CPUs.",
         value="N",
     ),
     Flag(
@@ -145,8 +146,7 @@ FLAGS = (
         MANY,
         "text",
         "1:1",
-        "Machines in the job: N of them, or MIN:MAX for machines that may come and go. More than one need a place "
-        "to meet: --rdzv-endpoint.",
+        "Nodes in the job: N, or MIN:MAX if nodes may join and leave. More than one node requires --rdzv-endpoint.",
         value="N",
     ),
     Flag(
@@ -154,8 +154,8 @@ FLAGS = (
         STOPPING,
         "whole",
         0,
-        "How many times to restart the workers after a failure before giving up, counted once for the whole job. "
-        "Machines that come, go or are lost cost nothing.",
+        "Maximum number of restarts after failures, counted once for the whole job. Nodes that join, leave or are "
+        "lost are not counted.",
         value="N",
         least=0,
     ),
@@ -164,8 +164,7 @@ FLAGS = (
         STOPPING,
         "text",
         "",
-        "Exit codes after which a restart is useless, from 1 to 255: '2,64'. The job ends at once, whatever "
-        "restarts are left.",
+        "Exit codes, from 1 to 255, after which the job fails without a restart: '2,64'.",
         value="CODES",
         ours=True,
     ),
@@ -174,7 +173,7 @@ FLAGS = (
         STOPPING,
         "text",
         "",
-        "The same for exceptions, by the names of their classes: 'ValueError,ConfigError'.",
+        "The same for exceptions, by class name: 'ValueError,ConfigError'.",
         value="NAMES",
         ours=True,
     ),
@@ -183,7 +182,7 @@ FLAGS = (
         STOPPING,
         "whole",
         None,
-        "Seconds a worker may take to end after it was asked to, before it is killed (default: "
+        "Grace period: seconds between SIGTERM and SIGKILL when workers are stopped (default: "
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30).",
         value="SECONDS",
         least=0,
@@ -193,7 +192,7 @@ FLAGS = (
         STOPPING,
         "text",
         DEFAULT_SIGNALS,
-        "Signals that stop the job in an orderly way: they are passed on to the workers.",
+        "Signals that stop the job gracefully; they are forwarded to the workers.",
         value="NAMES",
     ),
     Flag(
@@ -201,8 +200,8 @@ FLAGS = (
         STOPPING,
         "text",
         "",
-        "Signals with which a scheduler says in advance that it will take this machine, such as SIGUSR1. All "
-        "workers of the job go on, and can ask for the notice with tenax.preemption (default: none).",
+        "Signals with which a scheduler announces that it will take this node, such as SIGUSR1. All workers of the "
+        "job continue and can read the notice with tenax.preemption (default: none).",
         value="NAMES",
         ours=True,
     ),
@@ -211,7 +210,7 @@ FLAGS = (
         STOPPING,
         "number",
         None,
-        "How long after such a notice the machine is taken (default: not known).",
+        "Seconds from the notice until the node is taken (default: unknown).",
         value="SECONDS",
         ours=True,
     ),
@@ -220,7 +219,7 @@ FLAGS = (
         STOPPING,
         "number",
         0.1,
-        "Accepted for torchrun's sake, without effect: tenax hears of a dead worker from the kernel and never polls.",
+        "No effect; accepted for compatibility with torchrun. tenax does not poll its workers.",
         value="SECONDS",
     ),
     Flag(
@@ -228,7 +227,7 @@ FLAGS = (
         LOGS,
         "text",
         None,
-        "Folder for log files and the journal; each run makes its own folder in it (default: a temporary folder).",
+        "Folder for log files and the journal; each run creates its own folder in it (default: a temporary folder).",
         value="DIR",
     ),
     Flag(
@@ -236,7 +235,7 @@ FLAGS = (
         LOGS,
         "text",
         "0",
-        "Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, '0:1,1:3'.",
+        "Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both; or per local rank, '0:1,1:3'.",
         value="STREAMS",
         short="-r",
     ),
@@ -245,7 +244,8 @@ FLAGS = (
         LOGS,
         "text",
         "0",
-        "Streams that go to files and to the terminal, each line with its worker's name; written as for --redirects.",
+        "Streams that go to files and to the terminal, where each line gets its worker's prefix; same values as "
+        "--redirects.",
         value="STREAMS",
         short="-t",
     ),
@@ -262,8 +262,7 @@ FLAGS = (
         LOGS,
         "list",
         (),
-        "Also copy stdout lines that contain one of these texts into filtered_stdout.log; write ',,' for a comma "
-        "inside a text.",
+        "Also copy stdout lines that contain one of these texts to filtered_stdout.log; ',,' is a comma inside a text.",
         value="TEXTS",
     ),
     Flag(
@@ -279,7 +278,7 @@ FLAGS = (
         LOGS,
         "text",
         None,
-        "Name of an installed 'torchrun.logs_specs' entry point that decides where logs go, instead of tenax's own.",
+        "Name of an installed 'torchrun.logs_specs' entry point that decides where logs go.",
         value="NAME",
         from_environment=False,
     ),
@@ -288,49 +287,47 @@ FLAGS = (
         LOGS,
         "text",
         "null",
-        "Where events go: 'console', 'jsonl:PATH', a handler that an installed package offers, or several, with commas "
-        "between them.",
+        "Where events go: 'console', 'jsonl:PATH', a handler of an installed package, or several, separated by commas.",
         value="NAME",
     ),
     Flag(
         "--dashboard",
-        SEEING,
+        OBSERVING,
         "text",
         "",
-        "Serve a live page of the whole run: where the coordinator is, on this PORT of the loopback address, or on "
-        "HOST:PORT. Without a value: on any free port. The link that is printed has a secret in it.",
+        "Serve a live page of the whole run on the coordinator's node, at this PORT of the loopback address or at "
+        "HOST:PORT; without a value: at any free port. The printed link contains a secret.",
         value="[PORT]",
         ours=True,
         alone="0",
     ),
     Flag(
         "--on-hang",
-        SEEING,
+        OBSERVING,
         "text",
         "off",
-        "What to do when nothing moves any more on any machine: 'report' takes the stacks of all workers and says who "
-        "is where, 'restart' does that and starts all workers again, 'off' does not look.",
-        value="WHAT",
+        "What to do when no worker on any node makes progress: 'report' samples the stacks of all workers and reports "
+        "where each is, 'restart' also restarts all workers, 'off' disables the detection.",
+        value="ACTION",
         choices=("off", "report", "restart"),
         ours=True,
     ),
     Flag(
         "--hang-after",
-        SEEING,
+        OBSERVING,
         "number",
         300.0,
-        "Seconds in which nothing may move before that can be called a hang. What the job has shown to be its own "
-        "rhythm counts, if that is slower.",
+        "Seconds without progress that count as a hang; longer if the job's own steps take longer.",
         value="SECONDS",
         ours=True,
     ),
     Flag(
         "--trace",
-        SEEING,
+        OBSERVING,
         "text",
         "",
-        "Where a trace of the run goes, its generations, starts and restarts as spans: 'otel' or 'otel:URL'. Needs "
-        "tenax[otel].",
+        "Where a trace of the run goes, with generations, starts and restarts as spans: 'otel' or 'otel:URL'. "
+        "Requires tenax[otel].",
         value="HANDLER",
         ours=True,
     ),
@@ -339,8 +336,8 @@ FLAGS = (
         LOGS,
         "text",
         "",
-        "Where metrics go: 'prometheus:PORT', 'statsd:HOST:PORT', 'otel:URL', 'jsonl:PATH', 'console', a handler that "
-        "an installed package offers, or several, with commas between them.",
+        "Where metrics go: 'prometheus:PORT', 'statsd:HOST:PORT', 'otel:URL', 'jsonl:PATH', 'console', a handler of an "
+        "installed package, or several, separated by commas.",
         value="NAME",
         ours=True,
     ),
@@ -349,7 +346,7 @@ FLAGS = (
         LOGS,
         "text",
         None,
-        "Also write the report of how the job ended to FILE, as JSON.",
+        "Also write the failure report to FILE, as JSON.",
         value="FILE",
         from_environment=False,
         ours=True,
@@ -359,7 +356,7 @@ FLAGS = (
         PLACEMENT,
         "switch",
         False,
-        "Give every worker LOCAL_RANK=0 and show it only its own GPU, as device 0.",
+        "Give every worker LOCAL_RANK=0 and only its own GPU, as device 0.",
     ),
     Flag(
         "--numa-binding",
@@ -376,8 +373,8 @@ FLAGS = (
         NODES,
         "text",
         "none",
-        "Name of the job, in TORCHELASTIC_RUN_ID and in the log folder's name; the same on every machine "
-        "(default: a random one for one machine, 'none' for several).",
+        "Run id, in TORCHELASTIC_RUN_ID and in the name of the log folder; the same on every node (default: a random "
+        "one for one node, 'none' for several).",
         value="ID",
     ),
     Flag(
@@ -385,7 +382,7 @@ FLAGS = (
         NODES,
         "text",
         "default",
-        "Name of what the workers are, in ROLE_NAME and in front of their lines.",
+        "Role of the workers, in ROLE_NAME and in the prefix of their lines.",
         value="NAME",
     ),
     Flag(
@@ -393,15 +390,15 @@ FLAGS = (
         NODES,
         "switch",
         False,
-        "This machine alone, whatever PET_NNODES and PET_RDZV_* say. One node needs no flag at all.",
+        "Run on this node alone and ignore PET_NNODES and PET_RDZV_*. Without these variables it is not needed.",
     ),
     Flag(
         "--master-addr",
         NODES,
         "text",
         "127.0.0.1",
-        "One machine: MASTER_ADDR for the workers (default: 127.0.0.1). Several: where they meet, as "
-        "--rdzv-endpoint HOST says it.",
+        "One node: MASTER_ADDR of the workers (default: 127.0.0.1). Several nodes: the host of the endpoint, like "
+        "--rdzv-endpoint HOST.",
         value="HOST",
     ),
     Flag(
@@ -409,8 +406,8 @@ FLAGS = (
         NODES,
         "whole",
         None,
-        "One machine: MASTER_PORT for the workers (default: a free port, so that jobs never collide). Several: "
-        "the port where they meet, next to --master-addr (default: 29500).",
+        "One node: MASTER_PORT of the workers (default: a free port). Several nodes: the port of the endpoint, with "
+        "--master-addr (default: 29500).",
         value="PORT",
         least=0,
         most=65535,
@@ -420,7 +417,8 @@ FLAGS = (
         NODES,
         "text",
         None,
-        "Address under which the other machines and the workers reach this one (default: the one that the others see).",
+        "Address at which other nodes and workers reach this node (default: the source address of its connection to "
+        "the coordinator).",
         value="HOST",
     ),
     Flag(
@@ -428,8 +426,8 @@ FLAGS = (
         NODES,
         "whole",
         0,
-        "Which of N machines this is, counted from 0 (default: they are numbered as they come, and a machine that "
-        "stays keeps its number).",
+        "Rank of this node, from 0 to N - 1 (default: nodes are ranked in the order in which they join, and keep their "
+        "rank while they stay).",
         value="N",
         least=0,
     ),
@@ -438,9 +436,9 @@ FLAGS = (
         NODES,
         "text",
         "static",
-        "How several machines find each other: tcp (c10d is another name for it), static (tcp with a --node-rank "
-        "for each), etcd (or etcd-v2: no machine is special), or an installed one (default: tcp, or static with "
-        "--node-rank). One machine has nobody to find, so any name works.",
+        "How nodes find each other: tcp (or c10d), static (tcp with a --node-rank for each node), etcd (or etcd-v2; "
+        "any node can serve the coordinator), or an installed backend (default: tcp, or static with --node-rank). "
+        "One node needs no rendezvous, so any name works.",
         value="NAME",
     ),
     Flag(
@@ -448,8 +446,9 @@ FLAGS = (
         NODES,
         "text",
         "",
-        "Where several machines meet: HOST or HOST:PORT of one of them, the same on all (default port: 29400). "
-        "Whoever can listen there serves it. With etcd: its members, with commas between (default port: 2379).",
+        "Address where the nodes connect: HOST or HOST:PORT of one of them, the same on all nodes (default port: "
+        "29400). The node that can listen there serves the coordinator. With etcd: the etcd members, separated by "
+        "commas (default port: 2379).",
         value="HOST:PORT",
     ),
     Flag(
@@ -457,12 +456,11 @@ FLAGS = (
         NODES,
         "text",
         "",
-        "Settings of the meeting, 'key=value,key=value': join_timeout, last_call_timeout, keep_alive_interval, "
-        "keep_alive_max_attempt (seconds and a count), scale_up (now, restart), token_file (a secret that all "
-        "machines share), ssl_cert, ssl_cert_key, ca_cert (TLS), node_name, node_order, store_port, "
-        "use_agent_store, store_allow. With etcd also user, password_file, outage_timeout (seconds), link_port (of "
-        "the elected node), link_tls (false: links without TLS), and managed (true: tenax runs etcd on the hosts of "
-        "--rdzv-endpoint).",
+        "Settings of the rendezvous, 'key=value,key=value': join_timeout, last_call_timeout, keep_alive_interval "
+        "(seconds), keep_alive_max_attempt (a count), scale_up (now, restart), token_file (a secret that all nodes "
+        "share), ssl_cert, ssl_cert_key, ca_cert (TLS), node_name, node_order, store_port, use_agent_store, "
+        "store_allow. With etcd also user, password_file, outage_timeout (seconds), link_port (of the leader), "
+        "link_tls (false: links without TLS), and managed (true: tenax runs etcd on the hosts of --rdzv-endpoint).",
         value="SETTINGS",
     ),
 )
@@ -529,11 +527,11 @@ def _whole(flag: Flag, text: str, source: str) -> int:
 def _range(flag: Flag) -> str:
     if flag.most is not None:
         return f"a whole number from {flag.least} to {flag.most}"
-    return f"a whole number of at least {flag.least}" if flag.least is not None else "a whole number"
+    return f"a whole number, at least {flag.least}" if flag.least is not None else "a whole number"
 
 
 def _number(text: str, source: str) -> float:
-    expected = f"{source} takes a number of seconds greater than 0, not {text!r}"
+    expected = f"{source} takes a number of seconds, more than 0, not {text!r}"
     try:
         value = float(text)
     except ValueError:
@@ -541,9 +539,9 @@ def _number(text: str, source: str) -> float:
     if not 0 < value < float("inf"):
         raise OutOfRange(expected)
     if value > MAX_SECONDS:
-        raise OutOfRange(f"{source} takes at most {MAX_SECONDS:.0f} seconds, not {text!r}")
+        raise OutOfRange(f"{source} takes at most {MAX_SECONDS:.0f} s, not {text!r}")
     return value
 
 
-def _any_of(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+def _any_of(choices: tuple[str, ...]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"

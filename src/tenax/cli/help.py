@@ -7,32 +7,32 @@ import textwrap
 from tenax.cli.flags import FLAGS, GROUPS, Flag
 
 OVERVIEW = """\
-tenax: start the processes of a training job, keep them going, and say what went wrong.
+tenax: run distributed training jobs, restart them after failures, and report what went wrong.
 
 usage: tenax COMMAND ...
 
-  run       run a script in one or more worker processes, on one machine or on several
+  run       run a script in one or more worker processes, on one node or several
 
-  ps        which runs have an agent on this machine
-  status    what a run is doing: nodes, workers, generation, restarts, what it cost (--watch)
-  logs      what its workers print, of any rank and generation, merged by time (--follow)
-  restart   start all its workers again
-  drain     let one of its machines leave
-  stop      end it on every machine
-  ask       ask workers that are running: where they are, what they do
+  ps        list the runs on this host
+  status    show a run: nodes, workers, generation, restarts, how its time was spent (--watch)
+  logs      show the output of its workers, of any rank and generation, merged by time (--follow)
+  restart   restart all its workers
+  drain     remove one node from it
+  stop      stop it on every node
+  ask       query running workers: their stacks, status, and handlers of your script
 
-  replay    tell the story of a run again from its journal
-  timeline  draw that story: a page, and a trace for Perfetto
-  report    sum up one run or many: causes, hosts that fail often, time that was lost
+  replay    print the history of a run from its journal, and check its decisions
+  timeline  draw the history of a run: an HTML page, and a trace for Perfetto
+  report    summarize one or more runs: causes of failure, hosts that fail often, lost time
 
   version   print the version
-  help      print this page; 'tenax help run' explains the flags of 'tenax run', and so on
+  help      print this page; 'tenax help COMMAND' prints the page of a command
 
   tenax run train.py                           one worker
   tenax run --nproc-per-node gpu train.py      one worker per GPU
   tenax run --nnodes 2:4 --rdzv-endpoint host0 --nproc-per-node gpu train.py
-                                               the same on 2 to 4 machines: run this line on each
-  tenax status --watch                         in another terminal: what it is doing
+                                               the same on 2 to 4 nodes: run this line on each
+  tenax status --watch                         in another terminal: follow its status
 """
 
 _INTRODUCTION = """\
@@ -40,57 +40,56 @@ usage: tenax run [flags] SCRIPT [arguments of the script]
        tenax run [flags] -m MODULE [arguments of the module]
        tenax run [flags] --no-python PROGRAM [arguments of the program]
 
-Run SCRIPT in one or more worker processes, on this machine or together with others. Each gets its
-rank in the environment, as under torchrun. If one fails, all are restarted, as often as
---max-restarts allows; in the end there is one report of what went wrong.
+Run SCRIPT in one or more worker processes, on this node or on several. Each worker gets its rank in
+the environment, as under torchrun. When one fails, all are restarted, up to --max-restarts times. A
+job that fails ends with one report of what went wrong.
 
   tenax run train.py                                 one worker
   tenax run --nproc-per-node gpu train.py --lr 3e-4  one worker per GPU; --lr belongs to train.py
   tenax run --nproc-per-node 4 --max-restarts 3 --log-dir logs --tee 3 train.py
                                                      restarts, and logs in files and on the terminal
   tenax run --nproc-per-node 2 -m my_package.train   a module
-  tenax run --dry-run --nproc-per-node 2 train.py    show what would be run
+  tenax run --dry-run --nproc-per-node 2 train.py    show what would run
 
-On several machines, run the same line on each of them:
+On several nodes, run the same line on each of them:
 
   tenax run --nnodes 2:4 --rdzv-endpoint host0 --nproc-per-node gpu --max-restarts 3 train.py
 
---nnodes says how many take part: 2 here are enough, and up to 4 may come and go while the job runs.
-They meet at host0, which is one of them; --rdzv-conf token_file=FILE keeps strangers out. With a
-fixed number each may be given its rank, as torchrun has it:
+The job starts when 2 nodes have joined (--nnodes), and up to 4 may join and leave while it runs.
+They connect to host0, which is one of them. Only nodes with the secret of --rdzv-conf
+token_file=FILE can join. With a fixed number of nodes, each can be given its rank, as with torchrun:
 
   tenax run --nnodes 2 --node-rank 0 --master-addr host0 --master-port 29500 train.py
 
-Where no machine may be special, they meet through etcd, your own or one that tenax runs on three of
-them for as long as the job:
+If the job must survive the loss of any host, use etcd: your own, or one that tenax runs on three of
+the hosts during the job:
 
   tenax run --nnodes 2:4 --rdzv-backend etcd --rdzv-endpoint etcd1,etcd2,etcd3 train.py
   tenax run --nnodes 2:4 --rdzv-backend etcd --rdzv-conf managed=true --rdzv-endpoint n0,n1,n2 train.py
 
-Flags stand in front of SCRIPT; everything behind it goes to the script untouched. Write a flag in
-full, with dashes or underscores, as '--flag value' or '--flag=value'. Its default can be set in the
-environment, where the command line wins: PET_NPROC_PER_NODE=4 is '--nproc-per-node 4', PET_TEE=3 is
-'--tee 3', PET_STANDALONE=1 is '--standalone'. PYTHON_EXEC names another Python for the workers;
-TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE says what stands in front of the lines of --tee.
+Flags go before SCRIPT; everything after it is passed to the script unchanged. Write flags in full,
+with dashes or underscores, as '--flag value' or '--flag=value'. Environment variables set defaults,
+which the command line overrides: PET_NPROC_PER_NODE=4 is '--nproc-per-node 4', PET_TEE=3 is
+'--tee 3', PET_STANDALONE=1 is '--standalone'. PYTHON_EXEC sets the Python of the workers;
+TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE sets the prefix of the lines of --tee.
 """
 
 _ENDING = """\
 environment:
   PET_<FLAG>                  the default of a flag, as above: PET_MAX_RESTARTS=3
   TORCHELASTIC_ENABLE_FILE_TIMER=1
-                              the watchdog: a worker that hangs in a scope of tenax.timer.expires is
-                              ended, and the report shows where it was
+                              the watchdog: kill a worker that hangs in a scope of
+                              tenax.timer.expires, and report where it was
   TORCHELASTIC_HEALTH_CHECK_PORT=8080
-                              answer /healthz and /readyz there, for Kubernetes and its like
+                              serve /healthz and /readyz at this port, for Kubernetes and others
   TORCH_WORKER_SERVER_SOCKET=/tmp/job
-                              workers that use worker_main can be asked: tenax ask /tmp/job
-  With --dry-run you see which of them are on.
+                              let 'tenax ask /tmp/job' query workers that use worker_main
+  --dry-run shows which of them are set.
 
 exit code:
-  0 when every worker ended well; the first failed worker's own, and 128 + N when signal N ended it;
-  128 + N when signal N stopped the job; 2 when the command line cannot be run as it was written;
-  70 for a mistake of tenax itself, 71 when it cannot do its work here, 72 when a process survived
-  SIGKILL.
+  0 if every worker succeeded; the exit code of the worker that failed first, or 128 + N if signal N
+  killed it; 128 + N if signal N stopped the job; 2 for wrong usage; 70 for a bug in tenax, 71 if
+  tenax cannot work on this host, 72 if a process survived SIGKILL.
 """
 
 _HELP = """\
@@ -132,7 +131,8 @@ def _description(flag: Flag) -> str:
     if flag.choices:
         remarks.append("one of " + ", ".join(flag.choices))
     if flag.kind != "switch" and flag.default not in (None, "", ()) and "default:" not in flag.help:
-        remarks.append(f"default: {flag.default}")
+        default = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
+        remarks.append(f"default: {default}")
     if not flag.from_environment and not flag.ours:
         remarks.append("no PET_ variable")
     return f"{flag.help[:-1]} ({'; '.join(remarks)})." if remarks else flag.help

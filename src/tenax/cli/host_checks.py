@@ -1,6 +1,6 @@
 """Checks of this host before a start: script, folders, devices, installed plug-ins.
 
-Each failed check is a ``UsageError`` with one sentence. Changes nothing.
+Each failed check is a ``UsageError``. Changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def current_folder() -> str:
     try:
         return os.getcwd()
     except OSError as error:
-        raise UsageError("the folder this was started in is gone; change to one that exists") from error
+        raise UsageError("the current folder was removed; change to another folder") from error
 
 
 def check_host(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
@@ -79,18 +79,18 @@ def _check_log_dir(log_dir: str, cwd: str) -> None:
     while not os.path.exists(path):
         path = os.path.dirname(path.rstrip(os.sep))
     if not os.path.isdir(path):
-        raise UsageError(f"--log-dir {log_dir}: {path} is a file; name a folder")
+        raise UsageError(f"--log-dir {log_dir}: {path} is a file, not a folder")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--log-dir {log_dir}: {path} may not be written to; name another folder")
+        raise UsageError(f"--log-dir {log_dir}: no permission to write to {path}; use another folder")
 
 
 def _check_report(report: str, cwd: str) -> None:
     path = os.path.join(cwd, report)
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise UsageError(f"--report {report}: there is no folder {folder!r} to write it in; make it first")
+        raise UsageError(f"--report {report}: the folder {folder!r} does not exist; create it first")
     if os.path.isdir(path):
-        raise UsageError(f"--report {report} is a folder; name a file")
+        raise UsageError(f"--report {report} is a folder, not a file")
 
 
 def check_files(options: Options, environ: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
             _try_to_write(options.report)
         except OSError as error:
             raise UsageError(
-                f"--report {options.report}: cannot be written: {error.strerror}; name a file that can be written"
+                f"--report {options.report}: could not write the file: {error.strerror}; use another file"
             ) from error
     if sockets := environ.get("TENAX_PRIVATE_DIR"):
         try:
@@ -109,8 +109,8 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
             return  # its permissions are checked when it is used
         except OSError as error:
             raise UsageError(
-                f"TENAX_PRIVATE_DIR is {sockets!r}, which cannot be created: {error.strerror}; name a folder whose "
-                "parent exists and can be written, or leave it unset"
+                f"TENAX_PRIVATE_DIR: could not create {sockets!r}: {error.strerror}; set it to a folder whose parent "
+                "is writable, or unset it"
             ) from error
 
 
@@ -130,7 +130,7 @@ def _check_installed_backend(name: str, own: frozenset[str]) -> None:
     installed = {point.name for point in entry_points(group="torchrun.handlers")}
     if name not in installed:
         names = ", ".join(sorted(installed | own))
-        raise UsageError(f"--rdzv-backend {name} is neither one of ours nor installed; there are: {names}")
+        raise UsageError(f"unknown --rdzv-backend {name!r}; installed backends: {names}")
 
 
 def rendezvous_parameters(options: Options) -> RendezvousParameters:

@@ -25,6 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.text import format_seconds
 from tenax._engines.tcp.operator import (
     AccessDenied,
     Declined,
@@ -77,17 +78,17 @@ _MAX_SILENT = 3  # silent agents in one message
 _STOPPED, _TRACED = "T", "t"  # process states in /proc/PID/stat
 
 SELECTOR_HELP = """\
-Which run: on a host of the run its id is enough, and if there is only one run not even that. The pid of its agent
-names it too. From elsewhere, name the place where its nodes meet, as 'tenax run' was told it, and the job's secret:
+RUN_ID is the run's id or the pid of its agent on this host. It can be omitted if this host has only one run. For a run
+without a node on this host, give its id, its endpoint and its secret as 'tenax run' got them:
 
-  --endpoint HOST:PORT             where the nodes meet (--rdzv-endpoint of 'tenax run')
-  --rdzv-backend tcp|etcd          what is there (default: tcp; c10d and static are the same)
-  --rdzv-conf token_file=FILE,...  the secret and the files for TLS, as for 'tenax run'; or TENAX_RDZV_TOKEN=SECRET
+  --endpoint HOST:PORT             the endpoint (--rdzv-endpoint of 'tenax run')
+  --rdzv-backend tcp|etcd          the backend (default: tcp; c10d and static are the same)
+  --rdzv-conf token_file=FILE,...  the secret and the TLS files; the secret can also be in TENAX_RDZV_TOKEN
 """
 
 
 class NoSuchJob(Exception):
-    """There is no such run, or it does not answer. The message is one sentence."""
+    """There is no such run, or it does not answer. The message is for the user."""
 
 
 class NotResponding(NoSuchJob):
@@ -148,7 +149,7 @@ class LocalAgent(msgspec.Struct, frozen=True):
     def silence(self) -> str:
         """A message that the agent does not answer, and why."""
         whose = f"the agent of the run {self.run_id!r} (pid {self.pid})" if self.run_id else f"the agent {self.pid}"
-        return f"{whose} does not answer; {self.trouble}"
+        return f"{whose} does not respond: {self.trouble}"
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
@@ -159,14 +160,14 @@ def parse_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values
     arguments = Arguments()
     known_switches, known_values = set(switches), {*values, *_SELECTOR_FLAGS}
     left = iter(argv)
-    for word in left:
-        if word == "--":
+    for arg in left:
+        if arg == "--":
             arguments.positional += left
             break
-        flag, equals, written = word.partition("=")
+        flag, equals, written = arg.partition("=")
         flag = flag.replace("_", "-")
-        if not word.startswith("-") or word == "-":
-            arguments.positional.append(word)
+        if not arg.startswith("-") or arg == "-":
+            arguments.positional.append(arg)
         elif flag in known_switches and not equals:
             arguments.switches.add(flag)
         elif flag in known_values:
@@ -177,13 +178,13 @@ def parse_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values
         elif flag in known_switches:
             raise UsageError(f"{flag} takes no value")
         else:
-            raise UsageError(_unknown_flag(word, flag, {*known_switches, *known_values}))
+            raise UsageError(_unknown_flag(arg, flag, {*known_switches, *known_values}))
     return arguments
 
 
-def _unknown_flag(word: str, flag: str, known: set[str]) -> str:
+def _unknown_flag(arg: str, flag: str, known: set[str]) -> str:
     close = closest_flag(flag, known)
-    return f"there is no flag {word!r}" + (f"; did you mean {close!r}?" if close else "")
+    return f"unknown flag {arg!r}" + (f"; did you mean {close!r}?" if close else "")
 
 
 def job_selector(arguments: Arguments, run_id: str = "") -> JobSelector:
@@ -191,16 +192,16 @@ def job_selector(arguments: Arguments, run_id: str = "") -> JobSelector:
     values = arguments.values
     selector = JobSelector(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
     if not selector.endpoint and (selector.backend or selector.conf):
-        raise UsageError("--rdzv-backend and --rdzv-conf are for a run elsewhere; add --endpoint HOST:PORT")
+        raise UsageError("--rdzv-backend and --rdzv-conf need --endpoint HOST:PORT")
     if selector.endpoint and not run_id:
-        raise UsageError("at an endpoint the run must be named: add its id (--rdzv-id of 'tenax run')")
+        raise UsageError("--endpoint needs a run id (--rdzv-id of 'tenax run')")
     return selector
 
 
 def single_argument(arguments: Arguments, what: str) -> str:
     """Return the only positional argument, or an empty string. Raises ``UsageError``."""
     if len(arguments.positional) > 1:
-        raise UsageError(f"one {what} at a time, not {len(arguments.positional)}")
+        raise UsageError(f"expected one {what}, not {len(arguments.positional)}")
     return arguments.positional[0] if arguments.positional else ""
 
 
@@ -220,7 +221,7 @@ def run_operator_command(name: str, argv: Sequence[str], usage: str, command: Ca
     except (NoSuchJob, Declined) as error:
         print_stderr(f"tenax {name}: {harmless(str(error))}")
     except OperatorError as error:
-        print_stderr(f"tenax {name}: the run did not answer: {harmless(str(error))}")
+        print_stderr(f"tenax {name}: the run does not respond: {harmless(str(error))}")
     return FAILED
 
 
@@ -286,7 +287,7 @@ def _job_of(agents: list[LocalAgent]) -> Job:
         try:
             line = connect_to_agent(agent.path)
         except (OSError, OperatorError):
-            why = why or "it has just ended"
+            why = why or "its agent has just exited"
             continue
         try:
             if len(agents) > 1:
@@ -298,14 +299,14 @@ def _job_of(agents: list[LocalAgent]) -> Job:
         return Job(agent.run_id, line, agent)
     if silent:  # possibly the coordinator's, or the only one
         raise NotResponding("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
-    raise NotResponding(f"the run {agents[0].run_id!r} cannot be asked: {why}")
+    raise NotResponding(f"the run {agents[0].run_id!r} does not respond: {why}")
 
 
 def _decode(raw: msgspec.Raw, kind: type[A]) -> A:
     try:
         return msgspec.json.decode(raw, type=kind)
     except DECODE_ERRORS as error:
-        raise LineLost(f"its answer is not ours ({error}); is that another version of tenax?") from error
+        raise LineLost(f"unexpected answer ({error}); the run may use another version of tenax") from error
 
 
 # --- this host --------------------------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
     try:
         paths = socket_paths(environ)
     except OSError as error:
-        raise NoSuchJob(f"agents of this host cannot be looked for: {error.strerror or error}") from error
+        raise NoSuchJob(f"could not list the agents of this host: {error.strerror or error}") from error
     for path in paths:
         try:
             line = connect_to_agent(path, _AGENT_TIMEOUT_S)
@@ -352,7 +353,7 @@ def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> LocalA
     if not is_late and _is_abandoned(path):
         return None
     agent = _from_note(path)
-    trouble = _why_stopped(pid) or (f"nothing came within {_AGENT_TIMEOUT_S:g} s" if is_late else str(error))
+    trouble = _why_stopped(pid) or (f"no answer within {format_seconds(_AGENT_TIMEOUT_S)}" if is_late else str(error))
     return msgspec.structs.replace(agent, path=path, since=since, trouble=trouble, pid=agent.pid or pid)
 
 
@@ -404,8 +405,8 @@ def _why_stopped(pid: int) -> str:
     except (OSError, IndexError):  # not visible from this container, or no /proc
         return ""
     if state == _STOPPED:
-        return f"it is stopped (Ctrl-Z, SIGSTOP or a debugger): kill -CONT {pid} lets it go on"
-    return "a debugger has stopped it" if state == _TRACED else ""
+        return f"it is stopped (Ctrl-Z, SIGSTOP or a debugger); to continue it: kill -CONT {pid}"
+    return "it is stopped by a debugger" if state == _TRACED else ""
 
 
 def _remove(path: str) -> None:
@@ -419,26 +420,26 @@ def _remove(path: str) -> None:
 def _nothing_found(run_id: str, agents: list[LocalAgent]) -> str:
     from tenax.cli.ended_run import ended_run
 
-    elsewhere = "if it runs elsewhere, add --endpoint HOST:PORT, where its nodes meet"
+    elsewhere = "for a run on other hosts add --endpoint HOST:PORT"
     if not run_id:
-        return f"nothing of yours runs on this host; {elsewhere}, and its run id"
+        return f"you have no run on this host; {elsewhere} and its run id"
     if (ended := ended_run(run_id)) is not None:
-        return f"the run {ended.run_id!r} is not running on this host any more; {_where_it_is_recorded(ended)}"
-    there = f", only {_names(agents)}" if agents else ", nor any other of yours"
-    return f"there is no run {run_id!r} on this host{there}; {elsewhere}"
+        return f"the run {ended.run_id!r} no longer runs on this host; {_where_it_is_recorded(ended)}"
+    there = f"your runs: {_names(agents)}" if agents else "you have none here"
+    return f"no run {run_id!r} on this host ({there}); {elsewhere}"
 
 
 def _where_it_is_recorded(ended: EndedRun) -> str:
     import shlex
 
     if ended.folders:
-        return f"see how it ended: tenax report {shlex.join(ended.folders[:_MAX_NAMED])}"
-    return f"its logs were in {ended.noted[0]}, which is not there any more" if ended.noted else "it has kept no logs"
+        return f"to see how it ended: tenax report {shlex.join(ended.folders[:_MAX_NAMED])}"
+    return f"its log folder {ended.noted[0]} was removed" if ended.noted else "it wrote no logs"
 
 
 def _name(agent: LocalAgent) -> str:
     name = repr(agent.run_id) if agent.run_id else f"pid {agent.pid}"
-    return f"{name} (its agent, pid {agent.pid}, does not answer)" if agent.trouble else name
+    return f"{name} (agent {agent.pid} does not respond)" if agent.trouble else name
 
 
 def _names(agents: list[LocalAgent]) -> str:
@@ -452,8 +453,8 @@ def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
         by_run.setdefault(agent.which_run, agent)
     if run_id:
         pids = ", ".join(f"{agent.pid} ({os.path.basename(agent.entrypoint)})" for agent in by_run.values())
-        return f"{len(by_run)} runs on this host are called {run_id!r}; name the pid of an agent instead: {pids}"
-    return f"{len(by_run)} runs are on this host; say which: {_names(list(by_run.values()))}"
+        return f"{len(by_run)} runs on this host have the id {run_id!r}; use the pid of an agent instead: {pids}"
+    return f"{len(by_run)} runs on this host; give the id of one: {_names(list(by_run.values()))}"
 
 
 # --- endpoint ---------------------------------------------------------------------------------------------------------
@@ -467,7 +468,7 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
 
     backend = selector.backend or "tcp"
     if backend not in MANY_NODES_BACKENDS:
-        raise UsageError(f"--rdzv-backend is {backend!r}; a run can be asked through 'tcp' or 'etcd'")
+        raise UsageError(f"--rdzv-backend takes 'tcp' or 'etcd', not {backend!r}")
     backend = "tcp" if backend == "static" else backend
     # Parse the flags as for a node of that run; nothing is started.
     flags = {"--rdzv-id": selector.run_id, "--rdzv-backend": backend, "--rdzv-endpoint": selector.endpoint}
@@ -489,9 +490,9 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
     except ValueError as error:
         raise UsageError(str(error).rstrip(".")) from error
     except AccessDenied as error:
-        raise NoSuchJob(f"the coordinator of {selector.run_id!r} does not let us in: {error}") from error
+        raise NoSuchJob(f"the coordinator of {selector.run_id!r} denied access: {error}") from error
     except Unreachable as error:
-        raise NoSuchJob(f"the run {selector.run_id!r} cannot be asked: {error}") from error
+        raise NoSuchJob(f"the run {selector.run_id!r} cannot be reached: {error}") from error
     from tenax._io.endpoint import Endpoint
 
     endpoint = Endpoint.parse(settings.endpoint)
@@ -505,9 +506,9 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
             _addresses(endpoint.host, endpoint.port), selector.run_id, secret, tls, endpoint.host
         )
     except AccessDenied as error:
-        raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
+        raise NoSuchJob(f"the coordinator at {endpoint} denied access: {error}") from error
     except Unreachable as error:
-        raise NoSuchJob(f"there is no coordinator to ask at {endpoint}: {error}") from error
+        raise NoSuchJob(f"no coordinator at {endpoint}: {error}") from error
     return Job(selector.run_id, line)
 
 
@@ -518,5 +519,5 @@ def _addresses(host: str, port: int) -> list[Address]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise NoSuchJob(f"the name {host!r} cannot be looked up: {why}") from error
+        raise NoSuchJob(f"could not resolve the host name {host!r}: {why}") from error
     return [(family, address) for family, _, _, _, address in found]

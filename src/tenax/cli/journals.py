@@ -44,9 +44,9 @@ def find_journals(path: str) -> tuple[list[str], str]:
         folders.sort()
         found += [os.path.join(folder, name) for name in sorted(files) if _is_journal(folder, name)]
         if len(found) > _MAX_FILES:
-            trouble = f"there are more than {_MAX_FILES} journals below {path!r}; the rest is left out"
+            trouble = f"more than {_MAX_FILES} journals below {path!r}; the rest is skipped"
             return found[:_MAX_FILES], trouble
-    return found, "" if found else f"there is no journal (coordinator.jsonl, journal.jsonl) below {path!r}"
+    return found, "" if found else f"no journal (coordinator.jsonl, journal.jsonl) below {path!r}"
 
 
 def _is_journal(folder: str, name: str) -> bool:
@@ -98,7 +98,7 @@ def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: l
             )
             nodes.append(node)
     except JournalUnreadable as error:
-        troubles.append(f"{error}; it is left out")
+        troubles.append(f"{error}; the journal is skipped")
 
 
 def _not_written(footer: Footer | None) -> int:
@@ -115,7 +115,7 @@ def _run_journal(path: str, troubles: list[str]) -> tuple[RunHeader, list[RunSte
         lines = _beginning(path, AnyRunLine)
         if not lines or not isinstance(lines[0], RunHeader):
             raise
-        troubles.append(f"{error}; what stands before that is shown")
+        troubles.append(f"{error}; only the lines before that are used")
         return lines[0], [line for line in lines if isinstance(line, RunStep)], None
 
 
@@ -128,7 +128,7 @@ def _agent_journal(path: str, troubles: list[str]) -> tuple[Header, list[Step], 
         lines = _beginning(path, AnyLine)
         if not lines or not isinstance(lines[0], Header):
             raise
-        troubles.append(f"{error}; what stands before that is shown")
+        troubles.append(f"{error}; only the lines before that are used")
         return lines[0], [line for line in lines if isinstance(line, Step)], None
 
 

@@ -41,7 +41,7 @@ _MAX_FOLLOWED = 512  # nodes
 _MAX_REQUESTS = 64  # in flight
 
 
-_AT_ITS_HOST = "what it kept in files is in its log folder on that host ('tenax logs FOLDER' shows it there)"
+_AT_ITS_HOST = "its log files are on that host ('tenax logs FOLDER' shows them)"
 
 
 class Requests:
@@ -77,18 +77,18 @@ def recent(job: Job, choice: Choice, page: Page) -> None:
     status = _status(job)
     nodes = _nodes(status, choice)
     if choice.generation > status.generation:
-        raise NoSuchJob(f"there is no generation {choice.generation} yet; this run is at {status.generation}")
+        raise NoSuchJob(f"no generation {choice.generation} yet; the run is in generation {status.generation}")
     if choice.ranks and choice.generation in (0, status.generation) and _are_ranks_known(status):
         if not RankSet(choice.ranks).overlaps(0, status.world_size):
             its = f"ranks 0 to {status.world_size - 1}" if status.world_size > 1 else "rank 0 only"
             raise NoSuchJob(f"generation {status.generation} has no rank {choice.ranks}; it has {its}")
         if gone := _ranks_of_lost_nodes(status, choice):
-            text = f"the node of {gone} in generation {status.generation} is gone from the run; {_AT_ITS_HOST}"
+            text = f"the node of {gone} in generation {status.generation} has left the run; {_AT_ITS_HOST}"
             if not nodes:
                 raise NoSuchJob(text)
             page.note(text)
     elif choice.ranks:
-        page.if_nothing = f"there are no such lines; if the node of rank {choice.ranks} is gone, {_AT_ITS_HOST}"
+        page.if_nothing = f"no such lines; if the node of rank {choice.ranks} has left the run, {_AT_ITS_HOST}"
     requests = Requests(job)
     if choice.last >= 0:
         answers = _ask_all(requests, nodes, _request(choice, unfinished=True), page)
@@ -132,7 +132,7 @@ class Follower:
                 self._ask_nodes()
                 self._receive_batch(time.monotonic() + _WAIT_S + _TIMEOUT_S)
         except LineLost:
-            page.note("the line to the run was closed: it is over, or the node that was asked has left it")
+            page.note("connection closed: the run has ended, or the node that served this command has left it")
             return
         if self._status.phase == "over":
             self._receive_rest()
@@ -140,7 +140,7 @@ class Follower:
             from tenax.cli.status import outcome_message
 
             if self._behind - self._over:
-                page.note("the run ended before all of its lines were shown; what was kept in files is there")
+                page.note("the run ended before all lines were shown; the rest is in its log files, if it wrote any")
             page.note(outcome_message(self._status))
 
     @property
@@ -162,7 +162,9 @@ class Follower:
     def _ask_nodes(self) -> None:
         nodes = _nodes(self._status, self._choice)
         if len(nodes) > _MAX_FOLLOWED:
-            raise NoSuchJob(f"{len(nodes)} nodes cannot be followed at once; choose ranks with --rank")
+            raise NoSuchJob(
+                f"cannot follow {len(nodes)} nodes at once (maximum {_MAX_FOLLOWED}); select ranks with --rank"
+            )
         now = time.monotonic()
         for node in nodes:
             trouble = self._troubles.get(node.node_id)
@@ -351,4 +353,4 @@ def _decoded(value: msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(value, type=kind)
     except DECODE_ERRORS as error:
-        raise LineLost(f"its answer is not ours ({error}); is that another version of tenax?") from error
+        raise LineLost(f"unexpected answer ({error}); the run may use another version of tenax") from error

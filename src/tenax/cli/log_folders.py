@@ -51,11 +51,11 @@ def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
     """Show the chosen lines from these folders. Raises ``UsageError`` and ``NoSuchJob``."""
     logs = [log for folder in run_folders(folders) for log in logs_in(folder)]
     if not logs:
-        raise NoSuchJob("this run has kept no lines in files; 'tenax run --redirects 3' or '--tee 3' does")
+        raise NoSuchJob("the run wrote no log files; 'tenax run --redirects 3' or '--tee 3' writes them")
     chosen = _chosen(logs, choice)
     without = [log for log in chosen if os.path.getsize(log.path) and not os.path.exists(log.times)]
     if without and len(chosen) > 1:
-        page.note(f"of {len(without)} files no times are known: they come first, one after another")
+        page.note(f"{len(without)} files have no times; they are shown first, one after another")
     if choice.last >= 0:
         _show(chosen, _query(chosen, choice, [-1] * len(chosen), last), page)
         return
@@ -110,14 +110,14 @@ def run_folders(folders: list[str]) -> list[str]:
         try:
             names = sorted(os.listdir(folder))
         except OSError as error:
-            raise UsageError(f"the folder {folder!r} cannot be read: {error.strerror}") from error
+            raise UsageError(f"could not read the folder {folder!r}: {error.strerror}") from error
         inside = [os.path.join(folder, name) for name in names if os.path.exists(os.path.join(folder, name, _JOURNAL))]
         if not inside:
-            raise UsageError(f"{folder!r} is not the log folder of a run: there is no {_JOURNAL} in it")
+            raise UsageError(f"{folder!r} is not the log folder of a run: it has no {_JOURNAL}")
         if len({_read(os.path.join(each, _JOURNAL))[0] for each in inside}) > 1:
             named = ", ".join(os.path.basename(each) for each in inside[:_MAX_NAMED])
             more = f" and {len(inside) - _MAX_NAMED} more" if len(inside) > _MAX_NAMED else ""
-            raise UsageError(f"there are several runs in {folder!r}; name one: {named}{more}")
+            raise UsageError(f"{folder!r} has several runs; select one: {named}{more}")
         found += inside
     return found
 

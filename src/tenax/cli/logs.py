@@ -24,28 +24,28 @@ USAGE = """\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
                   [--last N] [--since TIME] [--follow] [--times]
 
-Show what workers have printed, on whatever node they are, merged by time, each line with the worker's rank in front.
+Show the output of workers on all nodes, merged by time, each line with the worker's rank.
 
   tenax logs                            the last 100 lines of the only run on this host
   tenax logs my-run --rank 0,3-5        ... of these ranks
-  tenax logs my-run --follow            go on as lines come, also of the next generations; Ctrl-C ends it
-  tenax logs my-run --generation 3      why did generation 3 end? (all: every generation that is known)
+  tenax logs my-run --follow            continue with new lines, also of later generations, until Ctrl-C
+  tenax logs my-run --generation 3      the lines of generation 3 (all: every generation)
   tenax logs my-run --stream stderr --grep Error --last all
-  tenax logs my-run --since 10m         the last ten minutes (30s, 10m, 2h, 1d)
-  tenax logs /logs/my-run_d9ceea0a      a run that is over: from the files in its folder; several folders are merged
+  tenax logs my-run --since 10m         the last 10 minutes (30s, 10m, 2h, 1d)
+  tenax logs /logs/my-run_d9ceea0a      an ended run, from the files in its folder; several folders are merged
 
---last N     so many lines of all that are chosen together (default: 100); all: everything that is there
---times      show when each line came, on its node's clock
+  --last N    the last N of the selected lines (default: 100; all: all of them)
+  --times     show the time of each line, by its node's clock
 
-Without files a node remembers the last 64 KiB of each stream, and as much of the last generations; with --redirects 3
-or --tee 3 of 'tenax run' everything is there. What is not there any more is said.
+Without log files a node keeps the last 64 KiB of each stream, and as much of earlier generations. With --redirects 3 or
+--tee 3 of 'tenax run' all lines are kept. Missing lines are reported.
 
 """
 
 _MAX_TIME = 1e11  # seconds since the epoch that a calendar can show
 _EXIT_CODES = """\
 
-Exit code 0: there were lines. 1: there were none, or nobody could be asked. 2: wrong usage.
+Exit code 0: lines were shown. 1: there were none, or the run does not respond. 2: wrong usage.
 """
 _DEFAULT_LAST = 100
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -82,13 +82,13 @@ def _logs(argv: Sequence[str]) -> int:
     choice = choice_of(arguments)
     follows = bool(arguments.switches & {"--follow", "-f"})
     page = Page(has_times="--times" in arguments.switches, begins_with_divider=choice.generation < 0)
-    folders = [word for word in arguments.positional if is_folder(word)] if "endpoint" not in arguments.values else []
-    missing = [word for word in arguments.positional if word not in folders and os.sep in word]
+    folders = [arg for arg in arguments.positional if is_folder(arg)] if "endpoint" not in arguments.values else []
+    missing = [arg for arg in arguments.positional if arg not in folders and os.sep in arg]
     if missing and len(arguments.positional) > 1 and "endpoint" not in arguments.values:
-        raise UsageError(f"there is no folder {missing[0]!r}")
+        raise UsageError(f"no folder {missing[0]!r}")
     if folders:
         if len(folders) < len(arguments.positional):
-            raise UsageError("either folders or a run that is running, not both")
+            raise UsageError("give either folders or a run id, not both")
         return _from_folders(folders, choice, page, follows)
     selector = job_selector(arguments, single_argument(arguments, "run"))
     try:
@@ -96,13 +96,13 @@ def _logs(argv: Sequence[str]) -> int:
     except NoSuchJob as error:
         folders = [] if selector.endpoint else _folders_of_ended_run(selector.run_id)
         if not folders and os.path.isdir(selector.run_id):
-            raise NoSuchJob(f"{error}; if the folder is meant, write ./{selector.run_id}") from error
+            raise NoSuchJob(f"{error}; for the folder, write ./{selector.run_id}") from error
         if not folders and os.sep in selector.run_id and not selector.endpoint:
-            raise UsageError(f"there is no folder {selector.run_id!r}, nor a run of that name") from error
+            raise UsageError(f"no folder and no run {selector.run_id!r}") from error
         if not folders:
             raise
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
-        page.note(f"the run {selector.run_id!r} is over; this is from {where}")
+        page.note(f"the run {selector.run_id!r} has ended; reading {where}")
         return _from_folders(folders, choice, page, follows=False)
     from tenax.cli.live_logs import follow, recent
 
@@ -119,17 +119,17 @@ def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool)
     from tenax.cli.log_folders import lines_of
 
     if follows:
-        raise UsageError("a folder is read as it is; --follow is for a run that is running")
+        raise UsageError("--follow needs a run that is running, not a folder")
     lines_of(folders, choice, page)
     return page.exit_code(1)
 
 
-def is_folder(word: str) -> bool:
+def is_folder(arg: str) -> bool:
     """Return True if the argument is a folder rather than a run."""
-    if not os.path.isdir(word):
+    if not os.path.isdir(arg):
         return False
-    is_path = os.sep in word or word in (os.curdir, os.pardir)
-    return is_path or os.path.exists(os.path.join(word, "journal.jsonl"))
+    is_path = os.sep in arg or arg in (os.curdir, os.pardir)
+    return is_path or os.path.exists(os.path.join(arg, "journal.jsonl"))
 
 
 def _folders_of_ended_run(run_id: str) -> list[str]:
@@ -159,24 +159,25 @@ def choice_of(arguments: Arguments) -> Choice:
     except InvalidRequest as error:
         raise UsageError(f"--rank: {error}") from None
     if stream and stream not in STREAMS.values():
-        raise UsageError(f"--stream is stdout or stderr, not {stream!r}")
+        raise UsageError(f"--stream takes stdout or stderr, not {stream!r}")
     since = _since(values["--since"]) if "--since" in values else 0.0
     written = values.get("--last", values.get("-n", "all" if since else str(_DEFAULT_LAST)))
     return Choice(
         ranks=ranks,
-        generation=_number("--generation", values.get("--generation", "0"), "all"),
+        generation=_number("--generation", values.get("--generation", "0")),
         stream=stream,
         containing=values.get("--grep", ""),
-        last=_number("--last", written, "all"),
+        last=_number("--last", written),
         since=since,
     )
 
 
-def _number(flag: str, written: str, word_for_all: str) -> int:
-    if written == word_for_all:
+def _number(flag: str, written: str) -> int:
+    """Return the number, or -1 for ``all``."""
+    if written == "all":
         return -1
     if not written.isdecimal() or len(written) > 9:
-        raise UsageError(f"{flag} takes a number or {word_for_all!r}, not {written!r}")
+        raise UsageError(f"{flag} takes a number or 'all', not {written!r}")
     return int(written)
 
 
@@ -207,7 +208,7 @@ class Page:
         self._lines = 0
         self._left_out: dict[str, tuple[set[tuple[int, str, int]], int]] = {}
         self.is_closed = False  # the reader has closed the pipe, or printing failed
-        self.if_nothing = "there are no such lines"
+        self.if_nothing = "no such lines"
         self._is_failed = False
 
     def show(self, lines: Iterable[LogLine]) -> None:

@@ -27,11 +27,11 @@ COMMANDS = ("run", *_SUBCOMMANDS, "version", "help")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code. ``argv`` is passed by programs that call this as a function."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    args = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None:
-            _keep_interrupts(words)
-        return _dispatch(words)
+            _keep_interrupts(args)
+        return _dispatch(args)
     except KeyboardInterrupt:  # before the launcher installs its handlers, or in a command that installs none
         from tenax._failures.exit_codes import CANCELLED
 
@@ -48,13 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         traceback.print_exc()
         print(
-            "tenax: this is a bug in tenax, not in your script; please report it with the lines above", file=sys.stderr
+            "tenax: this is a bug in tenax, not in your script; please report it with the traceback above",
+            file=sys.stderr,
         )
         return INTERNAL_ERROR
 
 
-def _dispatch(words: list[str]) -> int:
-    command, rest = (words[0], words[1:]) if words else ("help", [])
+def _dispatch(args: list[str]) -> int:
+    command, rest = (args[0], args[1:]) if args else ("help", [])
     if command == "run":
         with _InterruptsBlocked():
             _preload(rest)
@@ -67,7 +68,7 @@ def _dispatch(words: list[str]) -> int:
         return _version()
     if command in ("help", "--help", "-h"):
         return _help(rest)
-    return _print_usage_error(_unknown(command, words))
+    return _print_usage_error(_unknown(command, args))
 
 
 def _print_usage_error(message: str) -> int:
@@ -78,14 +79,14 @@ def _print_usage_error(message: str) -> int:
     return WRONG_USAGE
 
 
-def _run_subcommand(command: str, words: list[str]) -> int:
+def _run_subcommand(command: str, args: list[str]) -> int:
     from importlib import import_module
 
     module, name = _SUBCOMMANDS[command]
-    return int(getattr(import_module(f"tenax.cli.{module}"), name)(words))
+    return int(getattr(import_module(f"tenax.cli.{module}"), name)(args))
 
 
-def _keep_interrupts(words: list[str]) -> None:
+def _keep_interrupts(args: list[str]) -> None:
     """Lose no Ctrl-C during the start. Raises KeyboardInterrupt if Python has already discarded one.
 
     Until the agent handles signals, SIGINT kills this process directly: a KeyboardInterrupt may be raised in code that
@@ -96,7 +97,7 @@ def _keep_interrupts(words: list[str]) -> None:
     # Python prints and discards an interrupt that arrives while it determines the type of its script file.
     if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
         raise KeyboardInterrupt
-    if words[:1] == ["run"] and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    if args[:1] == ["run"] and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
@@ -116,9 +117,9 @@ class _InterruptsBlocked:
         self._signals.pthread_sigmask(self._signals.SIG_SETMASK, self._before)
 
 
-def _preload(words: list[str]) -> None:
+def _preload(args: list[str]) -> None:
     """Start the keeper in parallel with the imports, which take most of the time before the first worker runs."""
-    if not {"-h", "--help", "--dry-run", "--dry_run"}.intersection(words):
+    if not {"-h", "--help", "--dry-run", "--dry_run"}.intersection(args):
         from tenax._io.helper_process import start_helper_ahead
 
         # The keeper exits when this end of its channel closes, whatever becomes of this command line. Only the keeper
@@ -147,22 +148,22 @@ def _version() -> int:
     return 0
 
 
-def _help(words: list[str]) -> int:
-    if words and words[0] in ("run", *_SUBCOMMANDS):
-        return _dispatch([words[0], "--help"])
-    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
-        return _print_usage_error(_no_command(words[0], "help "))
+def _help(args: list[str]) -> int:
+    if args and args[0] in ("run", *_SUBCOMMANDS):
+        return _dispatch([args[0], "--help"])
+    if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        return _print_usage_error(_no_command(args[0], "help "))
     from tenax.cli.help import OVERVIEW
     from tenax.cli.run import print_page
 
     return print_page(OVERVIEW)
 
 
-def _unknown(command: str, words: list[str]) -> str:
+def _unknown(command: str, args: list[str]) -> str:
     if command.startswith("-") or command.endswith(".py") or os.path.exists(command):
         import shlex
 
-        return f"there is no command {command!r}; did you mean: tenax run {shlex.join(words)}"
+        return f"unknown command {command!r}; did you mean: tenax run {shlex.join(args)}"
     return _no_command(command)
 
 
@@ -171,5 +172,5 @@ def _no_command(command: str, before: str = "") -> str:
 
     close = difflib.get_close_matches(command, COMMANDS, n=1)
     if close:
-        return f"there is no command {command!r}; did you mean 'tenax {before}{close[0]}'?"
-    return f"there is no command {command!r}; there are {', '.join(COMMANDS)}"
+        return f"unknown command {command!r}; did you mean 'tenax {before}{close[0]}'?"
+    return f"unknown command {command!r}; commands: {', '.join(COMMANDS)}"

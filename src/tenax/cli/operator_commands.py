@@ -31,29 +31,30 @@ if TYPE_CHECKING:
     Plan = Callable[[RunStatus], str]
 
 _COMMON = f"""\
---yes does not ask first. --why TEXT says why, for the report and the journal.
+  --yes       do not ask for confirmation
+  --why TEXT  the reason, for the report and the journal
 
 {SELECTOR_HELP}
-Exit code 0: it is being done. 1: it was refused, or there is no such run. 2: the command line cannot be followed.
+Exit code 0: the request was accepted. 1: it was refused, or there is no such run. 2: wrong usage.
 """
 
 STOP_USAGE = f"""\
-usage: tenax stop [RUN_ID] [--why TEXT] [--yes] [--wait] [where the run is]
+usage: tenax stop [RUN_ID] [--why TEXT] [--yes] [--wait] [--endpoint HOST:PORT ...]
 
-End a run on every node. Workers get SIGTERM and their grace (--shutdown-timeout of 'tenax run'), as after Ctrl-C; every
-agent ends with the exit code of a run that was cancelled, 130.
+Stop a run on every node, as Ctrl-C does: workers get SIGTERM, and after the grace period (--shutdown-timeout of
+'tenax run') SIGKILL. Every agent exits with code 130.
 
   tenax stop                       the only run on this host
-  tenax stop llama --yes --wait    do not ask, and wait until the agent here has ended
+  tenax stop llama --yes --wait    without confirmation; wait until the agent on this host has exited
   tenax stop llama --why 'maintenance of rack 7'
 
 {_COMMON}"""
 
 RESTART_USAGE = f"""\
-usage: tenax restart [RUN_ID] [--why TEXT] [--yes] [where the run is]
+usage: tenax restart [RUN_ID] [--why TEXT] [--yes] [--endpoint HOST:PORT ...]
 
-Start all workers of a run again, on every node, in a new generation. Workers get SIGTERM and their grace first. It
-costs no restart of --max-restarts.
+Restart all workers of a run, on every node, in a new generation. The old workers get SIGTERM and the grace period. The
+restart does not count towards --max-restarts.
 
   tenax restart
   tenax restart llama --why 'new data'
@@ -61,10 +62,10 @@ costs no restart of --max-restarts.
 {_COMMON}"""
 
 DRAIN_USAGE = f"""\
-usage: tenax drain NODE [RUN_ID] [--why TEXT] [--yes] [where the run is]
+usage: tenax drain NODE [RUN_ID] [--why TEXT] [--yes] [--endpoint HOST:PORT ...]
 
-Let one node leave a run, as if its agent had been sent SIGTERM: its workers get their grace, and the others go on
-without it if enough are left. NODE is its name or rank, as 'tenax status' shows them.
+Remove one node from a run, as SIGTERM to its agent does: its workers get SIGTERM and the grace period, and the other
+nodes continue if enough are left. NODE is its name or rank, as shown by 'tenax status'.
 
   tenax drain node17
   tenax drain 3 llama --why 'a GPU with many errors'
@@ -100,8 +101,8 @@ def _stop(argv: Sequence[str]) -> int:
         def plan(status: RunStatus) -> str:
             busy = [node for node in status.nodes if node.state in _BUSY]
             if not busy:
-                return f"ends the run {status.run_id!r}, of which no worker runs"
-            return f"ends the run {status.run_id!r}: {_size(busy)} will be asked to end"
+                return f"stops the run {status.run_id!r}, which has no running worker"
+            return f"stops the run {status.run_id!r}: {_size(busy)}"
 
         if "--wait" not in arguments.switches:
             return _do(arguments, job, request, plan)
@@ -120,12 +121,12 @@ def _restart(argv: Sequence[str]) -> int:
     from tenax._core.requests import RestartRequest
 
     arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
-    request = RestartRequest(_why(arguments, "restarted"))
+    request = RestartRequest(_why(arguments, "requested"))
     with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
-            again = _size([node for node in status.nodes if node.state != "spare"])
-            return f"ends generation {status.generation} of the run {status.run_id!r} and starts {again} again"
+            size = _size([node for node in status.nodes if node.state != "spare"])
+            return f"restarts the run {status.run_id!r} (generation {status.generation}): {size}"
 
         return _do(arguments, job, request, plan)
 
@@ -135,9 +136,9 @@ def _drain(argv: Sequence[str]) -> int:
 
     arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
     if not arguments.positional:
-        raise UsageError("say which node is to leave: its name or rank, as 'tenax status' shows them")
+        raise UsageError("no node given; add its name or rank, as shown by 'tenax status'")
     node = arguments.positional.pop(0)
-    request = DrainRequest(node, _why(arguments, "drained"))
+    request = DrainRequest(node, _why(arguments, "requested"))
     with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
         return _do(arguments, job, request, lambda status: _drain_plan(job, status, node))
 
@@ -146,18 +147,16 @@ def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
     """Describe the effect of draining a node. Raises ``Declined`` if there is no such node."""
     node = _find_in_status(status, name) or _ask_coordinator(job, status, name)
     if node is None:
-        return f"asks the node {name!r} to leave the run {status.run_id!r}"
-    workers = "its worker" if node.slots == 1 else f"its {node.slots} workers"
-    ends = f"{workers} will be asked to end" if node.state in _BUSY else "no worker of it runs"
-    plan = f"lets {node.name} leave the run {status.run_id!r}: {ends}"
+        return f"drains the node {name!r} of the run {status.run_id!r}"
+    workers = " and stops its worker" if node.slots == 1 else f" and stops its {node.slots} workers"
+    plan = f"drains {node.name} of the run {status.run_id!r}"
+    plan += workers if node.state in _BUSY else ", which has no running worker"
     left = len(status.nodes) - 1
     if left == 0 and status.max_nodes == 1:
-        so_the_run = "the run with them" if node.state in _BUSY else "the run ends"
-        return f"{plan}, and {so_the_run}, because it has no other node"
+        return f"{plan}; the run ends, because it has no other node"
     if left < status.min_nodes:
-        others = "no other is" if left == 0 else "1 other is" if left == 1 else f"{left} others are"
-        return f"{plan}; {others} left where {status.min_nodes} are needed, so the run will wait for more"
-    return f"{plan}, and {left} others go on" if left > 1 else f"{plan}, and the other one goes on"
+        return f"{plan}; the run waits for more nodes, because {left} of at least {status.min_nodes} are left"
+    return f"{plan}; {_counted(left, 'node')} continue{'s' if left == 1 else ''}"
 
 
 def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
@@ -187,10 +186,10 @@ def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
 
     if "--yes" not in arguments.switches:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError("nobody can be asked here whether this is really wanted; add --yes")
+            raise UsageError("not a terminal, so the question cannot be asked; pass --yes")
         status = job.ask(StatusRequest(), RunStatus)
         if not _confirm(f"This {plan(status)}."):
-            print_stderr("tenax: nothing was done")
+            print_stderr("tenax: cancelled; nothing was changed")
             return FAILED
     answer = job.ask(request, str)
     return print_page(f"{harmless(answer)}\n")
@@ -201,7 +200,7 @@ def _confirm(text: str) -> bool:
 
     answer = ""
     try:
-        sys.stderr.write(f"{harmless(text)}\nGo on? [y/N] ")
+        sys.stderr.write(f"{harmless(text)}\nContinue? [y/N] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
     finally:

@@ -3,7 +3,7 @@
 Decides which flags can be combined. Takes converted values and their sources, and returns ``Options`` or raises
 ``UsageError``. Does no I/O.
 
-1. A flag on the command line is either applied or rejected with one sentence, never ignored.
+1. A flag on the command line is either applied or rejected with a message, never ignored.
 2. ``PET_*`` variables are defaults that a cluster sets for all its jobs: the command line overrides them, with a note.
 3. Every torchrun command line keeps working. A flag without meaning on one node that cannot mislead
    (``--rdzv-backend c10d --rdzv-endpoint localhost:0``) is accepted silently.
@@ -122,7 +122,7 @@ def decide(
     sources: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> Options:
-    """Check the flags and return the options. Raises ``UsageError`` with one sentence."""
+    """Check the flags and return the options. Raises ``UsageError``."""
     flags = FlagValues(values, sources)
     _check_kind_of_script(flags)
     least, most = _nodes(flags)
@@ -235,7 +235,7 @@ class FlagValues:
         self.note_unused(loser, winner)
 
     def note_unused(self, loser: str, winner: str) -> None:
-        self.notes.append(f"{self.quote(loser)} is not used, because of {self.quote(winner)}")
+        self.notes.append(f"{self.quote(loser)} is ignored because of {self.quote(winner)}")
 
 
 def _check_kind_of_script(flags: FlagValues) -> None:
@@ -243,9 +243,7 @@ def _check_kind_of_script(flags: FlagValues) -> None:
     kinds = [dest for dest in ("module", "no_python", "run_path") if flags[dest]]
     if len(kinds) > 1:
         first, second = (flags.quote(dest) for dest in kinds[:2])
-        raise UsageError(
-            f"{first} and {second} say two different things about how to start the script; drop one of them"
-        )
+        raise UsageError(f"{first} and {second} cannot be combined; remove one of them")
 
 
 def _nodes(flags: FlagValues) -> tuple[int, int]:
@@ -258,15 +256,14 @@ def _nodes(flags: FlagValues) -> tuple[int, int]:
             flags.settle(
                 "standalone",
                 "nnodes",
-                f"{flags.quote('standalone')} means this machine alone, but {flags.quote('nnodes')} asks for more; "
-                "drop one of them",
+                f"{flags.quote('standalone')} and {flags.quote('nnodes')} cannot be combined; remove one of them",
             )
             least = most = 1
     if most == 1 and flags["node_rank"] != 0:
         flags.settle(
             "standalone" if flags["standalone"] else "nnodes",
             "node_rank",
-            f"{flags.quote('node_rank')} is not a node of this job, which has one node, number 0; leave it out",
+            f"{flags.quote('node_rank')} is out of range: the job has one node, with rank 0; remove it",
         )
     return least, most
 
@@ -301,7 +298,7 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         if backend not in ETCD_BACKENDS:
             return backend, endpoint, configs
         if flags.typed("rdzv_backend"):
-            flags.notes.append(f"{flags.quote('rdzv_backend')} is not asked: one node has nobody to find")
+            flags.notes.append(f"{flags.quote('rdzv_backend')} is not used: one node needs no rendezvous")
         return "local", "", configs
     if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
         flags.note_unused("rdzv_endpoint", types_master(flags))
@@ -322,15 +319,15 @@ def _check_standalone_rendezvous(flags: FlagValues) -> None:
         flags.settle(
             "standalone",
             "rdzv_endpoint",
-            f"{flags.quote('standalone')} means this machine alone, but {flags.quote('rdzv_endpoint')} names "
-            "another; drop one of them",
+            f"{flags.quote('standalone')} and {flags.quote('rdzv_endpoint')} cannot be combined: the endpoint is "
+            "another host; remove one of them",
         )
     if flags["rdzv_backend"] not in _STANDALONE_BACKENDS:
         flags.settle(
             "standalone",
             "rdzv_backend",
-            f"{flags.quote('standalone')} needs no rendezvous, but {flags.quote('rdzv_backend')} names one; "
-            "drop one of them",
+            f"{flags.quote('standalone')} and {flags.quote('rdzv_backend')} cannot be combined: one node needs no "
+            "rendezvous; remove one of them",
         )
 
 
@@ -341,8 +338,8 @@ def _prefers_master(flags: FlagValues) -> bool:
             continue
         if flags.typed(dest) and flags.typed("rdzv_backend"):
             raise UsageError(
-                f"{flags.quote(dest)} is for the static rendezvous, but {flags.quote('rdzv_backend')} names another; "
-                "drop one of them"
+                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined: {flags.name(dest)} is for "
+                "the static backend; remove one of them"
             )
         if flags.typed(dest):
             flags.note_unused("rdzv_backend", dest)
@@ -381,8 +378,7 @@ def _check_same_address(flags: FlagValues, endpoint: str) -> None:
             flags.settle(
                 "rdzv_endpoint",
                 dest,
-                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} name two different meeting places; "
-                "drop one of them",
+                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} are different addresses; remove one of them",
             )
 
 
@@ -419,15 +415,17 @@ def _settings(flags: FlagValues) -> dict[str, Any]:
     for pair in text.split(",") if text else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not (key and equals and value):
-            shown = "a part that is not" if "token" in text or "password" in text else repr(pair)
-            raise UsageError(f"{name} takes 'key=value,key=value', but it contains {shown}")
+            has_secret = "token" in text or "password" in text
+            raise UsageError(
+                f"{name} takes 'key=value,key=value'" + ("; a part is not" if has_secret else f", not {pair!r}")
+            )
         if key in _NOT_SETTINGS:
-            raise UsageError(f"{name} sets {key!r}, which is no setting of a backend; it has a flag of its own")
+            raise UsageError(f"{key!r} cannot be set in {name}; it has its own flag")
         settings[key] = value
     if flags["rdzv_backend"] in ONE_NODE_BACKENDS:
         unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
         if unknown:
-            flags.notes.append(f"unknown {name} key {unknown}, which has no effect")
+            flags.notes.append(f"ignoring unknown {name} key {unknown}")
     for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
         if secret in settings and flags.typed("rdzv_conf"):
             raise UsageError(
@@ -440,7 +438,7 @@ def _settings(flags: FlagValues) -> dict[str, Any]:
 def _name(what: str, name: str) -> str:
     """Return a name that other nodes accept. Raises UsageError."""
     if problem := name_problem(name):
-        raise UsageError(f"{what} {name[:MAX_NAME]!r} cannot be used: {problem}")
+        raise UsageError(f"invalid {what} {name[:MAX_NAME]!r}: {problem}")
     return name
 
 
@@ -500,9 +498,9 @@ def _ranks(flags: FlagValues, workers: int) -> frozenset[int]:
 def _check_rank(flags: FlagValues, dest: str, rank: int, workers: int) -> None:
     if rank >= workers:
         there_are = (
-            "there is one worker, number 0" if workers == 1 else f"there are {workers} workers, 0 to {workers - 1}"
+            "there is one worker, local rank 0" if workers == 1 else f"there are {workers} workers, 0 to {workers - 1}"
         )
-        raise UsageError(f"{flags.quote(dest)} names local rank {rank}, but {there_are}")
+        raise UsageError(f"{flags.quote(dest)}: local rank {rank} is out of range; {there_are}")
 
 
 def _check_signals(flags: FlagValues, backend: str) -> None:
@@ -512,13 +510,13 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
     both = next((number.name for number in announcing if number in stopping), "")
     if both:
         raise UsageError(
-            f"{both} is in {flags.name('notice_signals')} and in {flags.name('signals_to_handle')}, but a signal "
-            "either announces that this machine will be taken or stops the job; take it out of one of them"
+            f"{both} is in {flags.name('notice_signals')} and in {flags.name('signals_to_handle')}; a signal either "
+            "announces preemption or stops the job, so remove it from one of them"
         )
     if announcing and backend not in ONE_NODE_BACKENDS:
         raise UsageError(
-            f"{flags.quote('notice_signals')} needs a rendezvous of tenax to pass the notice on, but "
-            f"{flags.quote('rdzv_backend')} names another; drop one of them"
+            f"{flags.quote('notice_signals')} and {flags.quote('rdzv_backend')} cannot be combined: only tenax's own "
+            "backends send notices to other nodes; remove one of them"
         )
 
 
@@ -561,34 +559,30 @@ def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
     except ValueError:
         value = -1
     if value < 0:
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT takes a whole number of seconds of at least 0, not {text!r}")
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT takes a whole number of seconds, at least 0, not {text!r}")
     return value
 
 
 def _note_unused_flags(flags: FlagValues, script_args: tuple[str, ...]) -> None:
     if flags.typed("monitor_interval"):
-        flags.notes.append(
-            f"{flags.quote('monitor_interval')} has no effect: tenax hears of a worker's end from the kernel at once"
-        )
+        flags.notes.append(f"{flags.quote('monitor_interval')} has no effect: tenax does not poll its workers")
     if flags.typed("start_method") and flags["start_method"] != "spawn" and not flags["run_path"]:
-        flags.notes.append(
-            f"{flags.quote('start_method')} has no effect: each worker is a new interpreter (it is for --run-path)"
-        )
+        flags.notes.append(f"{flags.quote('start_method')} has no effect without --run-path")
     for dest in ("fatal_exit_codes", "fatal_errors"):
         if flags.typed(dest) and flags["max_restarts"] == 0:
-            flags.notes.append(f"{flags.quote(dest)} has no effect: no restarts are allowed (--max-restarts)")
+            flags.notes.append(f"{flags.quote(dest)} has no effect without --max-restarts")
     if flags.typed("notice_seconds") and not flags["notice_signals"]:
         flags.notes.append(f"{flags.quote('notice_seconds')} has no effect without --notice-signals")
     for dest, stream in (("duplicate_stdout_filters", "1"), ("duplicate_stderr_filters", "2")):
         if flags.typed(dest) and flags["tee"] == "0" and flags["logs_specs"] is None:
-            flags.notes.append(f"{flags.name(dest)} has no effect: only teed lines are copied (--tee {stream})")
+            flags.notes.append(f"{flags.name(dest)} has no effect without --tee {stream}: only teed lines are copied")
     for dest in _UNLIKELY_IN_SCRIPTS:
         flag = BY_DEST[dest]
         if flags.typed(dest):
             continue
-        for word in script_args:
-            if word.partition("=")[0] in flag.spellings:
-                flags.notes.append(f"{word!r} stands behind the script, so it goes to the script and not to tenax")
+        for arg in script_args:
+            if arg.partition("=")[0] in flag.spellings:
+                flags.notes.append(f"{arg!r} is after the script, so it is passed to the script")
                 break
 
 
@@ -599,14 +593,16 @@ def _dashboard(flags: FlagValues) -> str:
         return ""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{flags.quote('dashboard')} names no port; write --dashboard 8080, or --dashboard HOST:8080")
+        raise UsageError(f"{flags.name('dashboard')} takes PORT or HOST:PORT, not {text!r}")
     return f"{host or '127.0.0.1'}:{int(port)}"
 
 
 def _trace(flags: FlagValues) -> str:
     text = (flags.values.get("trace") or "").strip()
     if text and text.partition(":")[0] != "otel":
-        raise UsageError(f"{flags.quote('trace')} names no handler of traces; write --trace otel, or --trace otel:URL")
+        from tenax._core.text import hide_passwords
+
+        raise UsageError(f"{flags.name('trace')} takes 'otel' or 'otel:URL', not {hide_passwords(text)!r}")
     return text
 
 
@@ -617,17 +613,16 @@ def _preload(flags: FlagValues) -> str:
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(
-                f"{flags.quote('preload')} is not a list of modules; write for example --preload torch,numpy, or "
-                "--preload auto, or --preload none"
+                f"{flags.name('preload')} takes 'auto', 'none' or modules separated by commas, not {text!r}"
             )
     if "none" in names and len(names) > 1:
-        raise UsageError(f"{flags.quote('preload')} asks for modules and for none; write one or the other")
+        raise UsageError(f"{flags.name('preload')} takes either 'none' or modules, not {text!r}")
     for flag in ("no_python", "run_path"):
         if flags[flag]:
             if flags.typed("preload") and names != ["none"]:
                 raise UsageError(
-                    f"{flags.quote('preload')} and {flags.quote(flag)} do not fit together: only what an interpreter "
-                    "of its own runs can be forked from one"
+                    f"{flags.quote('preload')} and {flags.quote(flag)} cannot be combined: only Python scripts and "
+                    "modules can be preloaded; remove one of them"
                 )
             return "none"
     return ",".join(names) or "none"

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: tenax ps [--json]
 
-The runs that have an agent of yours on this host, a line for each: run id, script, what it does, generation, nodes and
-workers, age, coordinator, folder of its logs. 'tenax status RUN_ID' tells more about one. An agent that does not
-answer is 'silent': why is said below the table, as far as it is known. Its workers may go on.
+List the runs that have an agent of this user on this host, one per line: run id, script, phase, generation, nodes,
+workers, age, coordinator, pid of the agent, log folder. 'tenax status RUN_ID' shows more about one. The phase of a run
+whose agent does not respond is 'silent', with the reason below the table; its workers may still be running.
 
   tenax ps
   tenax ps --json           for programs
 
-Exit code 0: they were listed, even if there are none. 1: they could not be looked for. 2: wrong usage.
+Exit code 0: the runs were listed, even if there are none. 1: the list could not be read. 2: wrong usage.
 """
 
 _STATUS_S = 3.0
@@ -65,17 +65,17 @@ def _ps(argv: Sequence[str]) -> int:
 
     arguments = parse_arguments(argv, switches=("--json",))
     if arguments.positional or arguments.values:
-        raise UsageError("it lists this host; 'tenax status' shows a run, wherever it is")
+        raise UsageError("no arguments expected; 'tenax status' shows one run")
     runs = local_runs()
     if "--json" in arguments.switches:
         return print_json(runs, indent=2)
     if not runs:
-        print_stderr("tenax ps: nothing of yours runs on this host")
+        print_stderr("tenax ps: you have no run on this host")
         return 0
     failed = print_page("".join(f"{line}\n" for line in _table(runs)))
     for run in runs:
         if run.trouble:
-            text = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} cannot be asked: {run.trouble}"
+            text = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} does not respond: {run.trouble}"
             print_stderr(f"tenax ps: {harmless(text)}")
     return failed
 
@@ -126,7 +126,7 @@ def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
         try:
             line = connect_to_agent(agent.path, _STATUS_S)
         except (OSError, OperatorError):
-            trouble = trouble or "it has just ended"
+            trouble = trouble or "its agent has just exited"
             continue
         try:
             return msgspec.json.decode(line.ask(StatusRequest(), _STATUS_S), type=RunStatus), ""
@@ -144,7 +144,7 @@ def _phase(status: RunStatus) -> str:
 def _table(runs: list[LocalRun]) -> list[str]:
     import sys
 
-    from tenax._view.goodput_text import duration_in_words
+    from tenax._view.goodput_text import format_duration
     from tenax.cli.status import terminal_size
     from tenax.cli.terminal_table import Column, plain, table
 
@@ -166,7 +166,7 @@ def _table(runs: list[LocalRun]) -> list[str]:
             plain(os.path.basename(run.script)),
             plain(run.phase),
             *((_UNKNOWN,) * 3 if run.phase == _SILENT else map(str, (run.generation, run.nodes, run.workers))),
-            duration_in_words(run.age_s),
+            format_duration(run.age_s),
             plain(run.coordinator) or _UNKNOWN,
             str(run.pids[0]),
             plain(run.log_dir),

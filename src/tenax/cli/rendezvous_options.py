@@ -41,21 +41,21 @@ def many_node_rendezvous(
     is_static = backend == "static" and flags.typed("rdzv_backend")
     if is_static and least != most:
         raise UsageError(
-            f"{flags.quote('rdzv_backend')} needs a fixed number of nodes, but {flags.quote('nnodes')} lets them come "
-            "and go; use '--rdzv-backend tcp'"
+            f"{flags.quote('rdzv_backend')} and {flags.quote('nnodes')} cannot be combined: static needs a fixed "
+            "number of nodes; use '--rdzv-backend tcp'"
         )
     _decide_rank(flags, least, most, settings, environ)
     if is_static and "rank" not in settings:
         raise UsageError(
-            f"{flags.quote('rdzv_backend')} needs the number of each node: add --node-rank, or use "
-            "'--rdzv-backend tcp', which numbers them itself"
+            f"{flags.quote('rdzv_backend')} needs the rank of each node; add --node-rank, or use '--rdzv-backend tcp', "
+            "which assigns ranks"
         )
     if backend == "static" and "rank" not in settings:
         backend = "tcp"
     if "is_host" in settings:
         is_elected = backend in ETCD_BACKENDS
-        who = "is elected leads" if is_elected else f"can listen at {endpoint} serves it"
-        flags.notes.append(f"is_host in {flags.name('rdzv_conf')} has no effect: whoever {who}")
+        server = "the elected node" if is_elected else f"the node that can listen at {endpoint}"
+        flags.notes.append(f"is_host in {flags.name('rdzv_conf')} has no effect: {server} serves the coordinator")
     return backend, endpoint, settings
 
 
@@ -70,20 +70,23 @@ def _backend(flags: FlagValues) -> str:
     if backend in MANY_NODES_BACKENDS:
         return backend
     if backend == "local":
-        raise UsageError(f"{flags.quote('rdzv_backend')} is for one node, but {flags.quote('nnodes')} asks for several")
+        raise UsageError(
+            f"{flags.quote('rdzv_backend')} and {flags.quote('nnodes')} cannot be combined: local is for one node"
+        )
     return backend
 
 
 def _check_third_party_flags(flags: FlagValues) -> None:
     """Reject flags that a third-party rendezvous does not support."""
     for dest, whose in (
-        ("master_addr", "the static rendezvous"),
-        ("master_port", "the static rendezvous"),
-        ("node_rank", "a rendezvous of tenax"),
+        ("master_addr", "the static backend"),
+        ("master_port", "the static backend"),
+        ("node_rank", "tenax's own backends"),
     ):
         if flags.typed(dest):
             raise UsageError(
-                f"{flags.quote(dest)} is for {whose}, but {flags.quote('rdzv_backend')} names another; drop one of them"
+                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined: {flags.name(dest)} is for "
+                f"{whose}; remove one of them"
             )
         if flags.given(dest):
             flags.note_unused(dest, "rdzv_backend")
@@ -95,8 +98,8 @@ def _check_third_party_flags(flags: FlagValues) -> None:
 def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
     if settings.get("store_type") == "file":
         raise UsageError(
-            f"several nodes cannot meet in a file in this release; drop store_type from {flags.name('rdzv_conf')} and "
-            "name a host with --rdzv-endpoint"
+            f"store_type=file is not supported for several nodes; remove it from {flags.name('rdzv_conf')} and set "
+            "'--rdzv-endpoint HOST'"
         )
     endpoint = flags["rdzv_endpoint"].strip()
     if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
@@ -115,16 +118,16 @@ def _etcd_endpoint(flags: FlagValues) -> str:
     for dest in ("master_addr", "master_port"):
         if flags.typed(dest):
             raise UsageError(
-                f"{flags.quote(dest)} names a place that a node serves, but with {flags.quote('rdzv_backend')} nodes "
-                "meet at etcd; name its members with --rdzv-endpoint, and drop that"
+                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined; set the etcd members with "
+                f"--rdzv-endpoint and remove {flags.name(dest)}"
             )
         if flags.given(dest):
             flags.note_unused(dest, "rdzv_backend")
     endpoint = str(flags["rdzv_endpoint"]).strip()
     if not endpoint:
         raise UsageError(
-            f"{flags.quote('rdzv_backend')} needs to know where etcd is: add '--rdzv-endpoint HOST:PORT,HOST:PORT', "
-            "its members and the same on all nodes"
+            f"{flags.quote('rdzv_backend')} needs the addresses of etcd; add '--rdzv-endpoint HOST:PORT,HOST:PORT' "
+            "with its members, the same on all nodes"
         )
     return endpoint
 
@@ -132,19 +135,16 @@ def _etcd_endpoint(flags: FlagValues) -> str:
 def _master_address(flags: FlagValues) -> str:
     if not flags.given("master_addr"):
         if flags.given("master_port"):
-            raise UsageError(
-                f"{flags.quote('master_port')} names the port, but not the machine where the nodes meet: add "
-                "--master-addr HOST, of one of them"
-            )
+            raise UsageError(f"{flags.quote('master_port')} needs a host; add '--master-addr HOST' of one of the nodes")
         raise UsageError(
-            f"{flags.quote('nnodes')} asks for several nodes, and they need a place to meet: add "
-            "'--rdzv-endpoint HOST', one of them and the same on all, or run on this machine alone with --standalone"
+            f"{flags.quote('nnodes')} needs an endpoint; add '--rdzv-endpoint HOST' with the host of one node, the "
+            "same on all nodes, or use --standalone to run on this node alone"
         )
     host = flags["master_addr"].strip().strip("[]")
     port = _DEFAULT_MASTER_PORT if flags["master_port"] is None else flags["master_port"]
     _check_reachable(flags, "master_addr" if port else "master_port", host, str(port))
     if not is_host(host):
-        raise UsageError(f"{flags.name('master_addr')} takes a host, with its port in --master-port, not {host!r}")
+        raise UsageError(f"{flags.name('master_addr')} takes a host, without the port (--master-port), not {host!r}")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -159,8 +159,7 @@ def _check_same_address(flags: FlagValues, endpoint: str) -> None:
             continue
         if flags.typed(dest):
             raise UsageError(
-                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} name two different meeting places; "
-                "drop one of them"
+                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} are different addresses; remove one of them"
             )
         flags.note_unused(dest, "rdzv_endpoint")
 
@@ -168,13 +167,11 @@ def _check_same_address(flags: FlagValues, endpoint: str) -> None:
 def _check_reachable(flags: FlagValues, dest: str, host: str, port: str) -> None:
     if host in _WILDCARDS:
         raise UsageError(
-            f"{flags.quote(dest)} is an address of every machine, so that each node would serve it and be alone; name "
-            "one of them, as the others reach it"
+            f"{flags.quote(dest)} is not the address of one host, so every node would serve its own job; use an "
+            "address at which the other nodes reach one of them"
         )
     if port.isdecimal() and int(port) == 0:
-        raise UsageError(
-            f"{flags.quote(dest)} leaves the port open, so that nobody could find it; name one, such as 29400"
-        )
+        raise UsageError(f"{flags.quote(dest)}: other nodes cannot connect to port 0; set another, such as 29400")
 
 
 # --- rank -------------------------------------------------------------------------------------------------------------
@@ -193,25 +190,25 @@ def _decide_rank(
     order = settings.get("node_order") or environ.get(ORDER_VARIABLE, "")
     if order and flags.typed(dest):
         raise UsageError(
-            f"{given} fixes the number of this node, but node_order={order} orders it among the others; "
-            "drop one of them"
+            f"{given} and node_order={order} cannot be combined: one sets the rank of this node, the other its "
+            "position; remove one of them"
         )
     if order:
-        flags.notes.append(f"{given} is not used, because of node_order={order}")
+        flags.notes.append(f"{given} is ignored because of node_order={order}")
         del settings["rank"]
     elif least != most and flags.typed(dest):
         raise UsageError(
-            f"{given} cannot be fixed where nodes come and go ({flags.quote('nnodes')}); order them with "
-            "--rdzv-conf node_order=..., or leave it out"
+            f"{given} and {flags.quote('nnodes')} cannot be combined: ranks change when nodes join and leave; use "
+            "--rdzv-conf node_order=..., or remove it"
         )
     elif least != most:
-        flags.notes.append(f"{given} only orders the nodes, because their number may change ({flags.quote('nnodes')})")
+        flags.notes.append(f"{given} only sets the order of the nodes, because of {flags.quote('nnodes')}")
         settings["node_order"] = str(settings.pop("rank"))
     elif rank >= most:
         numbers = "0 and 1" if most == 2 else f"0 to {most - 1}"
         if flags.typed(dest) or not flags.typed("nnodes"):
-            raise UsageError(f"{given} is not a node of this job, whose {most} nodes have the numbers {numbers}")
-        flags.notes.append(f"{given} is not used, because of {flags.quote('nnodes')}")
+            raise UsageError(f"{given} is out of range: the {most} nodes have the ranks {numbers}")
+        flags.notes.append(f"{given} is ignored because of {flags.quote('nnodes')}")
         del settings["rank"]
 
 
@@ -220,13 +217,13 @@ def _merge_rank(flags: FlagValues, settings: dict[str, Any]) -> None:
     text = settings.get("rank")
     if text is not None:
         if not text.isdecimal():
-            raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number of at least 0, not {text!r}")
+            raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number, at least 0, not {text!r}")
         settings["rank"] = int(text)
     if not flags.given("node_rank"):
         return
     if text is not None and settings["rank"] != flags["node_rank"]:
         raise UsageError(
-            f"{flags.quote('node_rank')} and rank={text} in {flags.name('rdzv_conf')} name two different nodes; "
-            "drop one of them"
+            f"{flags.quote('node_rank')} and rank={text} in {flags.name('rdzv_conf')} are different ranks; remove one "
+            "of them"
         )
     settings["rank"] = flags["node_rank"]

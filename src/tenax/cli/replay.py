@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: tenax replay JOURNAL
 
-Tell the story of a run from its journal (journal.jsonl in the run's log folder, or that folder), and derive every
-decision again from what happened. The node that served the coordinator keeps a second one (coordinator.jsonl): why
-each generation began and ended, for all nodes.
+Print the history of a run from its journal (journal.jsonl in the run's log folder, or that folder), and check that
+every decision follows from the recorded events. The node that served the coordinator has a second journal,
+coordinator.jsonl: why each generation began and ended, for all nodes.
 
-Exit code 0: every decision follows from the facts. 1: some do not, and each is named. 2: not a journal.
+Exit code 0: every decision follows from the events. 1: some do not; each is named. 2: not a journal.
 """
 
 
@@ -30,9 +30,9 @@ def replay_command(argv: Sequence[str]) -> int:
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     if not argv:
-        return _print_error("no journal and no folder was named", WRONG_USAGE)
+        return _print_error("no journal or folder given", WRONG_USAGE)
     if len(argv) > 1:
-        return _print_error(f"one journal at a time, not {len(argv)}", WRONG_USAGE)
+        return _print_error(f"expected one journal, not {len(argv)}", WRONG_USAGE)
     from tenax._node.journal import JournalUnreadable, read_journal
     from tenax._node.run_journal import is_run_journal
     from tenax.testing.replay import replay
@@ -59,9 +59,9 @@ def _replay_coordinator(path: str) -> int:
     story, differences = replay_run(header, steps)
     settings = header.settings
     lines = [
-        f"the coordinator of run {one_line(settings.run_id)} on {one_line(header.host)}: "
+        f"coordinator of run {one_line(settings.run_id)} on {one_line(header.host)}: "
         f"{settings.min_nodes} to {settings.max_nodes} nodes, "
-        f"{settings.max_restarts} restarts allowed, tenax {one_line(header.tenax)}",
+        f"max restarts {settings.max_restarts}, tenax {one_line(header.tenax)}",
         "",
         *(f"{after_s:>10.3f} s  {one_line(text)}" for after_s, text in story),
         "",
@@ -79,14 +79,15 @@ def _print_error(message: str, code: int) -> int:
 
 
 def _page(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
+    from tenax._core.text import format_seconds
     from tenax._failures.plain_text import one_line
 
     settings = header.settings
     lines = [
         f"run {one_line(settings.run_id)} of {one_line(header.entrypoint)} on {one_line(header.host)}, "
-        f"begun {_begun(header.wall_time)}",
-        f"workers: {settings.local_world_size}, restarts allowed: {settings.max_restarts}, "
-        f"{settings.grace_s:g} s of grace, tenax {one_line(header.tenax)}",
+        f"started {_started(header.wall_time)}",
+        f"workers {settings.local_world_size}, max restarts {settings.max_restarts}, "
+        f"grace period {format_seconds(settings.grace_s)}, tenax {one_line(header.tenax)}",
         "",
     ]
     lines += [f"{line.after_s:>10.3f} s  {one_line(line.text)}" for line in replayed.lines]
@@ -95,7 +96,7 @@ def _page(header: Header, replayed: Replayed, footer: Footer | None, steps: int)
     return "\n".join(lines) + "\n"
 
 
-def _begun(wall_time: float) -> str:
+def _started(wall_time: float) -> str:
     import time
 
     try:
@@ -107,14 +108,14 @@ def _begun(wall_time: float) -> str:
 def _ending(footer: Footer | None, differences: list[str], steps: int) -> list[str]:
     lines: list[str] = []
     if footer is None:
-        lines.append("The journal ends here: the agent was killed, or the run is still going on.")
+        lines.append("The journal ends here: the agent was killed, or the run has not ended.")
     elif footer.steps_not_written:
-        lines.append(f"{footer.steps_not_written} steps are missing: the journal was full or its disk was.")
+        lines.append(f"{footer.steps_not_written} steps are missing: the journal or its disk was full.")
     if differences:
-        lines.append(f"{len(differences)} of {steps} steps do not follow from the facts:")
+        lines.append(f"{len(differences)} of {steps} steps do not follow from the recorded events:")
         from tenax._failures.plain_text import one_line
 
         lines += [f"  {one_line(difference)}" for difference in differences]
     else:
-        lines.append(f"All {steps} steps were derived again: every decision follows from what happened.")
+        lines.append(f"All {steps} steps were replayed: every decision follows from the recorded events.")
     return lines

@@ -13,18 +13,17 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: tenax report [-o FILE] [--json] JOURNAL_OR_FOLDER ...
 
-Sum up one or many runs from their journals: how each ended and what it cost, why generations ended early, which hosts
-fail often, how long recoveries took. Writes a page that needs nothing but a browser, and says the most of it here.
+Summarize one or more runs from their journals: how each ended and how its time was spent, why generations ended early,
+which hosts fail often, how long recoveries took. Writes a self-contained HTML page and prints a summary.
 
   tenax report /logs                       all runs below a folder; writes report.html
   tenax report /logs/job17_647c6fd7        one run
-  tenax report /logs -o /www/week.html     ... to that file
-  tenax report --json /logs                the numbers on stdout, for a program; writes no page
+  tenax report /logs -o /www/week.html     write the page to this file
+  tenax report --json /logs                the numbers on stdout, for programs; writes no page
 
 A folder is searched six levels deep for coordinator.jsonl and journal.jsonl.
 
-Exit code 0: everything was read. 1: some journal could not be read, or not to its end, and is named. 2: nothing was
-read.
+Exit code 0: all journals were read. 1: a journal could not be read completely; it is named. 2: none was read.
 """
 
 _DEFAULT = "report.html"
@@ -39,7 +38,7 @@ class ReportArguments(msgspec.Struct, frozen=True):
 
 
 class WrongUsage(Exception):
-    """The command line is invalid. The message says why."""
+    """The command line is invalid. The message is the reason."""
 
 
 def report_command(argv: Sequence[str]) -> int:
@@ -55,7 +54,7 @@ def report_command(argv: Sequence[str]) -> int:
     except WrongUsage as error:
         print_stderr(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
         return WRONG_USAGE
-    from tenax._view.summary import summary_in_words, summary_of
+    from tenax._view.summary import format_summary, summary_of
     from tenax.cli.journals import read_histories
 
     found = read_histories(arguments.paths)
@@ -69,16 +68,16 @@ def report_command(argv: Sequence[str]) -> int:
 
         print_json(summary, indent=2)
         return FAILED if found.troubles else SUCCEEDED
-    from tenax._io.named_file import create_named
+    from tenax._io.safe_open import create_safely
     from tenax._view.html.report_page import report_page
 
     try:
-        with create_named(arguments.output) as file:
+        with create_safely(arguments.output) as file:
             file.write(report_page(summary, found.histories, found.troubles).encode())
     except OSError as error:
-        print_stderr(f"tenax report: {arguments.output!r} cannot be written: {error.strerror}")
+        print_stderr(f"tenax report: could not write {arguments.output!r}: {error.strerror}")
         return WRONG_USAGE
-    print_page(harmless(summary_in_words(summary, [f"the page: {os.path.abspath(arguments.output)}"])))
+    print_page(harmless(format_summary(summary, [f"page: {os.path.abspath(arguments.output)}"])))
     return FAILED if found.troubles else SUCCEEDED
 
 
@@ -86,18 +85,18 @@ def parse(argv: Sequence[str]) -> ReportArguments:
     """Parse the command line. Raises ``WrongUsage``."""
     paths, output, as_json = [], _DEFAULT, False
     left = iter(argv)
-    for word in left:
-        flag, equals, value = word.partition("=")
+    for arg in left:
+        flag, equals, value = arg.partition("=")
         if flag in ("-o", "--output"):
             output = value if equals else next(left, "")
             if not output:
                 raise WrongUsage(f"{flag} needs a file")
-        elif word == "--json":
+        elif arg == "--json":
             as_json = True
-        elif word.startswith("-"):
-            raise WrongUsage(f"there is no flag {word!r}")
+        elif arg.startswith("-"):
+            raise WrongUsage(f"unknown flag {arg!r}")
         else:
-            paths.append(word)
+            paths.append(arg)
     if not paths:
-        raise WrongUsage("no journal and no folder was named")
+        raise WrongUsage("no journal or folder given")
     return ReportArguments(tuple(paths), output, as_json)

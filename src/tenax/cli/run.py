@@ -45,7 +45,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return _print_help()
     except UsageError as error:
         return print_usage_error(error)
-    from tenax._io.ports import RequestRefused
+    from tenax._io.interfaces import RequestRefused
     from tenax.launcher.api import launch
 
     colour = options.colour_allowed and sys.stderr is not None and sys.stderr.isatty()
@@ -73,7 +73,7 @@ def _handler(config: LaunchConfig) -> RendezvousHandler:
         raise UsageError(str(error)) from error
     except Exception as error:  # raised by a third-party backend
         raise UsageError(
-            f"--rdzv-backend {config.rdzv_backend}: its handler cannot be made ({type(error).__name__}: {error})"
+            f"--rdzv-backend {config.rdzv_backend}: could not create its handler ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -93,12 +93,12 @@ def enable_compat(options: Options) -> None:
     try:
         from tenax.compat import environment
     except ImportError as error:  # the calling program has already imported torch.distributed.elastic
-        raise UsageError(f"--compat comes too late: {error}") from error
+        raise UsageError(f"could not enable --compat: {error}") from error
     os.environ.update(environment(os.environ))
 
 
 def print_notes(options: Options) -> None:
-    """Print remarks about a command line that is valid."""
+    """Print the notes about a valid command line."""
     for note in options.notes:
         print_stderr(f"tenax run: note: {note}")
 
@@ -172,12 +172,12 @@ def _logs_specs(options: Options) -> Any:
             local_ranks_filter=set(options.local_ranks_filter) or None,
         )
     except OSError as error:
-        raise UsageError(f"logs cannot be kept as asked: {error}") from error
+        raise UsageError(f"could not create the log files: {error}") from error
     except Exception as error:
         if options.logs_specs is None:
             raise
         raise UsageError(
-            f"--logs-specs {options.logs_specs} cannot be made ({type(error).__name__}: {error})"
+            f"--logs-specs {options.logs_specs}: could not create it ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -234,6 +234,6 @@ def print_page(text: str, *, is_styled: bool = False) -> int:
         if not isinstance(error, BrokenPipeError):
             from tenax._failures.exit_codes import FAILED
 
-            print_stderr(f"tenax: this could not be printed: {error.strerror}")
+            print_stderr(f"tenax: could not write to stdout: {error.strerror}")
             return FAILED
     return 0

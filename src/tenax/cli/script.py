@@ -1,7 +1,7 @@
 """The workers' script: turns ``Options`` into an entrypoint and its arguments, and checks that it can be started.
 
-A missing script or program is rejected with one sentence before N workers all fail on it. A *module* is not checked:
-only the workers' interpreter can find it.
+A missing script or program is rejected before N workers all fail on it. A *module* is not checked: only the workers'
+interpreter can find it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _check_file(script: str, cwd: str) -> None:
     if os.path.isdir(path):
         if os.path.isfile(os.path.join(path, "__main__.py")):
             return
-        raise UsageError(f"{script!r} is a folder without a __main__.py, so there is nothing to run in it")
+        raise UsageError(f"{script!r} is a folder without a __main__.py")
     folder, name = os.path.split(path)
     if os.path.exists(path):
-        raise UsageError(f"{script!r} is not a file that several workers can read; save the script in a file")
+        raise UsageError(f"{script!r} is not a regular file; save the script in a file")
     if not os.path.isdir(folder):
-        raise UsageError(f"there is no file {script!r}, nor a folder {folder!r}; check the path")
-    raise UsageError(f"there is no file {name!r} in {os.path.normpath(folder)}; {_advice(script, name, folder)}")
+        raise UsageError(f"no file {script!r}: no folder {folder!r}; check the path")
+    raise UsageError(f"no file {name!r} in {os.path.normpath(folder)}; {_advice(script, name, folder)}")
 
 
 def _advice(script: str, name: str, folder: str) -> str:
@@ -68,22 +68,22 @@ def _advice(script: str, name: str, folder: str) -> str:
     if near:
         return f"did you mean {os.path.join(os.path.dirname(script), near[0])!r}?"
     if script.replace(".", "").isidentifier() and not script.endswith(".py"):
-        return f"if it is a module, write '-m {script}', and '--no-python {script}' if it is a program"
-    return "check the path, or change the folder"
+        return f"write '-m {script}' for a module, or '--no-python {script}' for a program"
+    return "check the path"
 
 
 def _check_program(program: str, cwd: str, path: str, as_written: str) -> None:
     if os.sep in program:
         file = os.path.join(cwd, program)
         if not os.path.isfile(file):
-            raise UsageError(f"{as_written}: there is no such file")
+            raise UsageError(f"{as_written}: no such file")
         if not os.access(file, os.X_OK):
-            raise UsageError(f"{as_written}: the file is not executable; allow it with 'chmod +x {program}'")
+            raise UsageError(f"{as_written}: the file is not executable; run 'chmod +x {program}'")
     elif not any(_is_program(os.path.join(cwd, folder, program)) for folder in path.split(os.pathsep)):
         here = (
             f"; for the file in this folder write './{program}'" if os.path.isfile(os.path.join(cwd, program)) else ""
         )
-        raise UsageError(f"{as_written}: there is no such program on PATH{here}")
+        raise UsageError(f"{as_written}: no such program on PATH{here}")
 
 
 def _is_program(path: str) -> bool:

@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from tenax._view.status import RunStatus
 
 USAGE = f"""\
-usage: tenax status [RUN_ID] [--watch] [--json] [where the run is]
+usage: tenax status [RUN_ID] [--watch] [--json] [--endpoint HOST:PORT ...]
 
-What a run is doing: its phase, for whom it waits, generation and restarts, what its time was spent on, its nodes, what
-failed, and what happened last.
+Show the status of a run: its phase and what it waits for, generation and restarts, how its time was spent, its nodes,
+failures and last events.
 
   tenax status                                the only run on this host
   tenax status llama                          one of several, by its run id ('tenax ps' lists them)
-  tenax status --watch                        until it is over, or Ctrl-C; into a pipe: a line for each event
+  tenax status --watch                        refresh until the run ends, or Ctrl-C; to a pipe: one line per event
   tenax status llama --json                   for programs
   tenax status llama --endpoint host0:29400 --rdzv-conf token_file=FILE
-                                              from a machine that is not one of its nodes
+                                              from a host without a node of the run
 
 {SELECTOR_HELP}
-Exit code 0: it was shown. 1: there is no such run, or it does not answer. 2: the command line cannot be followed.
+Exit code 0: the status was shown. 1: there is no such run, or it does not respond. 2: wrong usage.
 """
 
 _WAIT_S = 1.0  # refresh at least this often, because ages are shown
 _RETRY_S = 1.0  # after a failed request: there is no event for the run becoming reachable
 _MAX_TRIES = 30  # in a row, to find the run again
-_ENDS = {"cancelled": "was cancelled", "broken": "could not go on", "abandoned": "was abandoned"}
+_ENDS = {"cancelled": "was cancelled", "broken": "could not continue", "abandoned": "was abandoned"}
 
 
 def status_command(argv: Sequence[str]) -> int:
@@ -190,7 +190,7 @@ class _Watch:
             try:
                 status = _ask(self._job, self._mark)
             except Declined as error:  # the agent runs, but has lost its coordinator
-                self._print(f"the run cannot be asked just now: {error}")
+                self._print(f"the run does not respond, retrying: {error}")
                 self._mark = ""
                 if is_reader_gone(_RETRY_S):
                     return 0
@@ -241,5 +241,5 @@ class _Watch:
 
 def outcome_message(status: RunStatus) -> str:
     """Return a message about how the run ended."""
-    ended = _ENDS.get(status.outcome, status.outcome) or "is over"
+    ended = _ENDS.get(status.outcome, status.outcome) or "has ended"
     return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")

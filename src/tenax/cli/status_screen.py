@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from tenax._view.goodput_text import duration_in_words, goodput_in_words
+from tenax._view.goodput_text import format_duration, format_goodput
 from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 
 TYPE_CHECKING = False
@@ -122,7 +122,7 @@ def _since(status: RunStatus) -> float | None:
 
 
 def _age(status: RunStatus, since: float) -> str:
-    return duration_in_words(max(0.0, status.now - since))
+    return format_duration(max(0.0, status.now - since))
 
 
 def _summary(status: RunStatus) -> list[tuple[str, str]]:
@@ -132,9 +132,9 @@ def _summary(status: RunStatus) -> list[tuple[str, str]]:
         began = f"{last.number}, formed {_age(status, last.formed_at)} ago"
         entries.append(("generation", f"{began}: {plain(last.why)}" if last.why else began))
         if last.ended_why:
-            entries.append(("its end", plain(last.ended_why)))
+            entries.append(("ended", plain(last.ended_why)))
     entries.append(("restarts", _restarts(status)))
-    if line := goodput_in_words(status.goodput):
+    if line := format_goodput(status.goodput):
         entries.append(("time", line))
     return entries
 
@@ -144,9 +144,9 @@ def _restarts(status: RunStatus) -> str:
     budget = f"{used} of {most} used, {max(0, most - used)} left"
     parts = [budget if used or most else "none allowed (--max-restarts 0)"]
     for count, one, many in (
-        (status.membership_changes, "change of members", "changes of members"),
+        (status.membership_changes, "membership change", "membership changes"),
         (status.drains, "drain", "drains"),
-        (status.requests, "restart by an operator", "restarts by operators"),
+        (status.requests, "operator restart", "operator restarts"),
     ):
         if count:
             parts.append(f"{count} {one if count == 1 else many}")
@@ -175,7 +175,7 @@ def _nodes(status: RunStatus, width: int, most: int, paint: Callable[[str, str],
         left = nodes[len(shown) :]
         lines.append(cut(f"{_INDENT}and {len(left)} more: {_states(left)}", width))
     if any(node.is_coordinator for node in shown) and len(nodes) > 1:
-        lines.append(f"{_INDENT}* its agent is the coordinator")
+        lines.append(f"{_INDENT}* serves the coordinator")
     return lines
 
 
@@ -242,11 +242,11 @@ def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, st
             lines.append(f"{_INDENT}and {len(now) - most} more")
     earlier = status.earlier[-most:]
     if earlier:
-        lines += ["", paint(_BOLD, "why earlier generations failed")]
+        lines += ["", paint(_BOLD, "failures of earlier generations")]
         for failure in reversed(earlier):
             lines += _failure(status, failure, width, is_earlier=True)
         if len(status.earlier) > most:
-            lines.append(f"{_INDENT}and {len(status.earlier) - most} before these")
+            lines.append(f"{_INDENT}and {len(status.earlier) - most} earlier")
     return lines
 
 

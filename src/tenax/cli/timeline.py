@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: tenax timeline [-o FILE] [--format html|perfetto] JOURNAL_OR_FOLDER ...
 
-Draw what happened in a run, from its journals, while it goes on or afterwards. Writes RUN_ID-timeline.html, a page that
-needs nothing but a browser, and RUN_ID-trace.json, which ui.perfetto.dev and chrome://tracing open.
+Draw the history of a run from its journals, during the run or after it. Writes RUN_ID-timeline.html, a self-contained
+page, and RUN_ID-trace.json for ui.perfetto.dev and chrome://tracing.
 
-  tenax timeline /logs/job17_647c6fd7                    both, of the run in that folder
+  tenax timeline /logs/job17_647c6fd7                    both, for the run in that folder
   tenax timeline /logs/job17_647c6fd7 -o run.html        the page
   tenax timeline /logs/job17_647c6fd7 --format perfetto  the trace
-  tenax timeline n0/coordinator.jsonl n1/journal.jsonl   of all nodes whose journals are here
+  tenax timeline n0/coordinator.jsonl n1/journal.jsonl   from several nodes' journals
 
-coordinator.jsonl says what happened on all nodes; it lies on the node that served the coordinator. journal.jsonl of a
-node adds its workers. Clocks of several hosts are taken as they are.
+coordinator.jsonl covers all nodes; it is on the node that served the coordinator. A node's journal.jsonl adds its
+workers. Differences between the clocks of hosts are not corrected.
 
-Exit code 0: drawn. 1: drawn, but some journal could not be read, and is named. 2: nothing was drawn.
+Exit code 0: written. 1: written, but a journal could not be read; it is named. 2: nothing was written.
 """
 
 _FORMATS = ("html", "perfetto")
@@ -42,7 +42,7 @@ class TimelineArguments(msgspec.Struct, frozen=True):
 
 
 class WrongUsage(Exception):
-    """The command line is invalid. The message says why."""
+    """The command line is invalid. The message is the reason."""
 
 
 def timeline_command(argv: Sequence[str]) -> int:
@@ -68,8 +68,8 @@ def timeline_command(argv: Sequence[str]) -> int:
             runs = ", ".join(each.run_id for each in found.histories[:5])
             more = ", ..." if len(found.histories) > 5 else ""
             print_stderr(
-                f"tenax timeline: there are {len(found.histories)} runs there ({harmless(runs)}{more}); "
-                "name the journals of one, or use tenax report"
+                f"tenax timeline: found {len(found.histories)} runs ({harmless(runs)}{more}); "
+                "give the journals of one, or use tenax report"
             )
         return WRONG_USAGE
     (history,) = found.histories
@@ -78,7 +78,7 @@ def timeline_command(argv: Sequence[str]) -> int:
     try:
         written = [_write(path, history, form) for path, form in _files(arguments, history)]
     except OSError as error:
-        print_stderr(f"tenax timeline: {error.filename!r} cannot be written: {error.strerror}")
+        print_stderr(f"tenax timeline: could not write {error.filename!r}: {error.strerror}")
         return WRONG_USAGE
     print_page("".join(f"{path}\n" for path in written))
     return FAILED if found.troubles else SUCCEEDED
@@ -88,8 +88,8 @@ def parse(argv: Sequence[str]) -> TimelineArguments:
     """Parse the command line. Raises ``WrongUsage``."""
     paths, output, form = [], "", ""
     left = iter(argv)
-    for word in left:
-        flag, equals, value = word.partition("=")
+    for arg in left:
+        flag, equals, value = arg.partition("=")
         if flag in ("-o", "--output", "--format"):
             value = value if equals else next(left, "")
             if not value:
@@ -98,14 +98,14 @@ def parse(argv: Sequence[str]) -> TimelineArguments:
                 form = value
             else:
                 output = value
-        elif word.startswith("-"):
-            raise WrongUsage(f"there is no flag {word!r}")
+        elif arg.startswith("-"):
+            raise WrongUsage(f"unknown flag {arg!r}")
         else:
-            paths.append(word)
+            paths.append(arg)
     if form and form not in _FORMATS:
-        raise WrongUsage(f"--format {form!r} is none; write html or perfetto")
+        raise WrongUsage(f"--format takes html or perfetto, not {form!r}")
     if not paths:
-        raise WrongUsage("no journal and no folder was named")
+        raise WrongUsage("no journal or folder given")
     return TimelineArguments(tuple(paths), output, form)
 
 
@@ -129,8 +129,8 @@ def _write(path: str, history: RunHistory, form: str) -> str:
         from tenax._view.chrome_trace import trace_in_text
 
         data = trace_in_text(history)
-    from tenax._io.named_file import create_named
+    from tenax._io.safe_open import create_safely
 
-    with create_named(path) as file:
+    with create_safely(path) as file:
         file.write(data)
     return os.path.abspath(path)

@@ -1,13 +1,13 @@
-"""Control plane: a worker that can be asked while it runs. TorchElastic's ``worker_main``, and what it is asked.
+"""Control plane: a worker that answers queries while it runs. TorchElastic's ``worker_main`` and the handlers.
 
     from tenax.control_plane import worker_main
 
     @worker_main()
     def main(): ...
 
-The worker's errors are recorded, as ``record`` does it. If the environment names a socket
-(``TORCH_WORKER_SERVER_SOCKET``), a thread answers there, over HTTP, in the way of torch's worker server: a list of
-handlers (``GET /handler/``), and the handlers themselves (``POST /handler/ping``). ``tenax ask`` is the other end.
+The worker's errors are recorded, as by ``record``. If the environment names a socket (``TORCH_WORKER_SERVER_SOCKET``),
+a thread serves HTTP there, like torch's worker server: a list of handlers (``GET /handler/``), and the handlers
+themselves (``POST /handler/ping``). ``tenax ask`` is the client.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ TORCH_WORKER_SERVER_SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 
 
 def worker_main() -> _WorkerMain:
-    """For the outermost function of a worker, as a decorator or as a context manager::
+    """Decorate the outermost function of a worker, or wrap its body as a context manager::
 
         with worker_main():
             train()
 
     An exception raised inside is recorded in the worker's error file and propagates. If ``TORCH_WORKER_SERVER_SOCKET``
-    is set, the worker answers queries at that socket; if the socket cannot be opened, a line on stderr says so and the
-    work continues without it.
+    is set, the worker answers queries at that socket; if the socket cannot be opened, a line on stderr reports that
+    and the worker continues without it.
     """
     return _WorkerMain()
 
@@ -95,16 +95,16 @@ def _start_server() -> WorkerServer | None:
     try:
         server.start()
     except (OSError, ValueError) as error:
-        from tenax._failures.error_handler import _say
+        from tenax._failures.error_handler import _print
 
         reason = getattr(error, "strerror", None) or error
-        _say(f"this worker cannot be asked: {reason}; it works on all the same")
+        _print(f"could not start the worker server: {reason}; the worker continues without it")
         return None
     return server
 
 
 def __getattr__(name: str) -> object:
-    # Imported on first use, so that a worker without queries does not wait for them at its start.
+    # Imported on first use, so that a worker without queries starts faster.
     if name not in ("HandlerRequest", "register_handler", "report_step"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tenax.control_plane import _handlers

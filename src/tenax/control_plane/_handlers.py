@@ -43,7 +43,7 @@ class HandlerRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
 
     def get_param(self, name: str) -> str:
-        """The parameter, or empty text."""
+        """Return the parameter, or an empty string."""
         return self.params.get(name, "")
 
 
@@ -55,22 +55,20 @@ def register_handler(name: str, fn: Callable[[HandlerRequest], Any]) -> None:
     with the same name replaces the first.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} cannot be the name of a handler; expected up to 100 letters, digits, '_', '-' and '.'"
-        )
+        raise ValueError(f"invalid handler name {name!r}; expected up to 100 letters, digits, '_', '-' and '.'")
     if name in _BUILT_IN:
         raise ValueError(f"the handler {name!r} is built in; choose another name")
     _registered[name] = fn
 
 
 def report_step(step: int) -> None:
-    """How far the training is, for ``status``. Costs next to nothing; call it after every step."""
+    """Report the progress of the training for ``status``. Cheap; call it after every step."""
     global _step  # noqa: PLW0603 - one training per process
     _step = (int(step), time.monotonic())
 
 
 def handler_names() -> list[str]:
-    """What can be asked, the built-in ones first."""
+    """Return the names of all handlers, the built-in ones first."""
     return [*_BUILT_IN, *sorted(_registered)]
 
 
@@ -79,12 +77,12 @@ def is_registered(name: str) -> bool:
 
 
 def call_handler(name: str, request: Request) -> Response:
-    """The answer of one handler, whatever becomes of it."""
+    """Return the answer of a handler. An exception becomes an error response."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     fn = _registered.get(name)
     if fn is None:
-        return text(NOT_FOUND, f"there is no handler {name!r}; there are {', '.join(handler_names())}")
+        return text(NOT_FOUND, f"no handler {name!r}; available: {', '.join(handler_names())}")
     try:
         return _as_response(fn(HandlerRequest(name, request.params, request.body)))
     except BaseException as error:  # user code, and its exit() too; the client gets the error
@@ -119,26 +117,26 @@ def _dump_traceback() -> Response:
 
     names = {thread.ident: thread for thread in threading.enumerate()}
     own = threading.get_ident()
-    # The main thread first: it is the one that people ask about.
+    # The main thread first: it is the most interesting one.
     frames = sorted(sys._current_frames().items(), key=lambda each: each[0] != threading.main_thread().ident)
     parts = []
     for ident, frame in frames:
         if ident == own:
-            continue  # it is busy with this very answer
+            continue  # the thread of this answer
         thread = names.get(ident)
-        title = "a thread that Python did not start" if thread is None else f"thread {thread.name!r}"
+        title = "thread not started by Python" if thread is None else f"thread {thread.name!r}"
         parts.append(f"{title} ({ident}), most recent call last:\n{''.join(traceback.format_stack(frame))}")
     return text(200, "\n".join(parts).rstrip("\n"))
 
 
 def _status() -> Response:
-    told: dict[str, Any] = {name: _number(variable) for name, variable in _NUMBERS.items()}
+    values: dict[str, Any] = {name: _number(variable) for name, variable in _NUMBERS.items()}
     step, at = _step
-    told["pid"] = os.getpid()
-    told["uptime_s"] = round(time.monotonic() - _began_at, 3)
-    told["step"] = step
-    told["seconds_since_step"] = None if at is None else round(time.monotonic() - at, 3)
-    return json(200, told)
+    values["pid"] = os.getpid()
+    values["uptime_s"] = round(time.monotonic() - _began_at, 3)
+    values["step"] = step
+    values["seconds_since_step"] = None if at is None else round(time.monotonic() - at, 3)
+    return json(200, values)
 
 
 def _number(variable: str) -> int | None:

@@ -1,6 +1,6 @@
-"""WorkerServer: answers for a worker at a Unix socket that only its user may open, as torch's worker server does.
+"""WorkerServer: serves a worker's handlers at a Unix socket that only its user can open, like torch's worker server.
 
-A thread of the worker's own process: it can speak whatever the other threads wait for, unless one of them is in native
+It is a thread of the worker's own process: it answers while other threads are blocked, unless one of them is in native
 code that holds Python's interpreter lock.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PREFIX = "/handler/"
 _BACKLOG = 64
 _LIMITS = Limits(body_bytes=1 << 20)
-_WELCOME = b'<h1>tenax worker</h1>\n<a href="/handler/">what it can be asked</a>\n'
+_WELCOME = b'<h1>tenax worker</h1>\n<a href="/handler/">handlers</a>\n'
 
 
 class WorkerServer:
@@ -30,17 +30,17 @@ class WorkerServer:
     def __init__(self, path: str) -> None:
         self.path = path
         self._server: HttpServer | None = None
-        self._identity: tuple[int, int] | None = None  # of the socket's file, to remove no other one's
-        self._pid = 0  # of the process that serves; one that was forked from it only has a copy of this
+        self._identity: tuple[int, int] | None = None  # of the socket file, so that only this one is removed
+        self._pid = 0  # of the serving process; a forked child only has a copy of this object
 
     def start(self) -> None:
-        """Listen. Raises OSError or ValueError when the path cannot be had."""
+        """Start serving. Raises OSError or ValueError if the path cannot be used."""
         from tenax._io.http.server import HttpServer
 
         check_length(self.path)
         listener = self._listen()
         self._server = HttpServer(
-            listener, _answer, name="tenax worker server", limits=_LIMITS, is_apart=_is_of_the_script
+            listener, _answer, name="tenax worker server", limits=_LIMITS, in_thread=_is_user_handler
         )
         self._server.start()
         self._pid = os.getpid()
@@ -57,11 +57,11 @@ class WorkerServer:
             os.unlink(self.path)
 
     def _listen(self) -> socket.socket:
-        _make_way(self.path)
+        _remove_stale_socket(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.path)
-            # Before anybody can connect: who may not write to the file may not either.
+            # Before listening: only users that may write to the file can connect.
             os.chmod(self.path, 0o600)
             listener.listen(_BACKLOG)
         except BaseException:
@@ -71,14 +71,14 @@ class WorkerServer:
         return listener
 
 
-def _make_way(path: str) -> None:
-    """Remove the socket that an earlier worker has left. Raises ValueError when something else is there."""
+def _remove_stale_socket(path: str) -> None:
+    """Remove the socket of an earlier worker. Raises ValueError if the path is used by something else."""
     if not os.path.lexists(path):
         return
     if not is_socket(path):
-        raise ValueError(f"{path!r} is there and is not a socket; name another path")
+        raise ValueError(f"{path!r} exists and is not a socket; choose another path")
     if is_served(path):
-        raise ValueError(f"another process answers at {path!r}; every worker needs a path of its own")
+        raise ValueError(f"another process listens at {path!r}; every worker needs its own path")
     os.unlink(path)
 
 
@@ -93,14 +93,14 @@ def _identity(path: str) -> tuple[int, int] | None:
 def _answer(request: Request) -> Response:
     if request.path.startswith(_PREFIX) and request.path != _PREFIX:
         if request.method != "POST":
-            return text(METHOD_NOT_ALLOWED, "a handler is asked with POST", Allow="POST")
+            return text(METHOD_NOT_ALLOWED, "method not allowed; use POST for handlers", Allow="POST")
         return call_handler(request.path.removeprefix(_PREFIX), request)
     if request.path not in ("/", _PREFIX):
-        return text(NOT_FOUND, f"there is nothing at {request.path}; ask for {_PREFIX}")
+        return text(NOT_FOUND, f"{request.path} not found; GET {_PREFIX} lists the handlers")
     if request.method not in ("GET", "HEAD"):
-        return text(METHOD_NOT_ALLOWED, "this page is read with GET", Allow="GET, HEAD")
+        return text(METHOD_NOT_ALLOWED, "method not allowed; use GET", Allow="GET, HEAD")
     return Response(body=_WELCOME, content_type=HTML) if request.path == "/" else as_json(200, handler_names())
 
 
-def _is_of_the_script(request: Request) -> bool:
+def _is_user_handler(request: Request) -> bool:
     return request.method == "POST" and is_registered(request.path.removeprefix(_PREFIX))

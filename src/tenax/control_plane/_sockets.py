@@ -1,9 +1,9 @@
-"""Worker sockets: the agent gives every worker a path of its own.
+"""Worker sockets: the agent gives every worker its own path.
 
-``TORCH_WORKER_SERVER_SOCKET``, where it is set for the agent, names a folder. A worker finds its own path in the same
-variable: ``<folder>/rank<global rank>``, so that several agents of a run may share a folder. The folder belongs to its
-user alone; one that cannot be used is rejected. Sockets are removed when the run is over, and so is the folder if it
-was created here and is empty.
+``TORCH_WORKER_SERVER_SOCKET`` of the agent names a folder; the same variable of a worker has its path,
+``<folder>/rank<global rank>``, so that several agents of a run can share a folder. Only its user may write to the
+folder; one that cannot be used is rejected. Sockets are removed at the end of the run, and so is the folder if it was
+created here and is empty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 import sys
 from contextlib import suppress
 
-from tenax._io.ports import RequestRefused
+from tenax._io.interfaces import RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,30 +26,30 @@ _LONGEST_NAME = "/rank1234567"
 
 
 def check_length(path: str) -> None:
-    """Raises ValueError with a sentence when no socket can have this path."""
+    """Raise ValueError with a message if the path is too long for a socket."""
     length = len(os.fsencode(path))
     if length > _MAX_BYTES:
         raise ValueError(
-            f"the socket's path {path!r} has {length} bytes, and the system allows {_MAX_BYTES}; "
-            f"set {VARIABLE} to a shorter one, for example under /tmp"
+            f"the socket path {path!r} has {length} bytes, the maximum is {_MAX_BYTES}; "
+            f"set {VARIABLE} to a shorter path, for example under /tmp"
         )
 
 
 def socket_folder(environ: Mapping[str, str]) -> str:
-    """The folder for the workers' sockets; empty: they cannot be asked. Raises ValueError with a sentence."""
+    """Return the folder for the workers' sockets; empty: there are none. Raises ValueError with a message."""
     folder = environ.get(VARIABLE, "")
     if not folder:
         return ""
     folder = os.path.abspath(folder)
-    if is_socket(folder):  # we are a worker ourselves, and this is where it is asked
+    if is_socket(folder):  # this process is itself a worker, and this is its own socket
         folder += ".d"
     if len(os.fsencode(folder + _LONGEST_NAME)) > _MAX_BYTES:
         raise ValueError(
-            f"{VARIABLE} is {folder!r}, too long for a folder of sockets; expected at most "
+            f"{VARIABLE} is {folder!r}, which is too long; expected at most "
             f"{_MAX_BYTES - len(_LONGEST_NAME)} bytes, for example a folder under /tmp"
         )
     if os.path.lexists(folder) and not os.path.isdir(folder):
-        raise ValueError(f"{VARIABLE} is {folder!r}, which is not a folder; name one for the workers' sockets")
+        raise ValueError(f"{VARIABLE} is {folder!r}, which is not a folder; expected a folder for the workers' sockets")
     return folder
 
 
@@ -66,7 +66,7 @@ def is_served(path: str) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(path)
-        except BlockingIOError:  # many ask already
+        except BlockingIOError:  # its backlog is full
             return True
         except (ConnectionRefusedError, FileNotFoundError):
             return False
@@ -74,7 +74,7 @@ def is_served(path: str) -> bool:
 
 
 def open_sockets(environ: Mapping[str, str]) -> WorkerSockets | None:
-    """Create the sockets' folder of a run that begins, if the environment asks for one. Raises RequestRefused."""
+    """Create the folder of the sockets, if the environment names one. Raises RequestRefused."""
     try:
         folder = socket_folder(environ)
         if not folder:
@@ -83,8 +83,8 @@ def open_sockets(environ: Mapping[str, str]) -> WorkerSockets | None:
         sockets.open()
     except OSError as error:
         raise RequestRefused(
-            f"{VARIABLE} is {environ[VARIABLE]!r}, which cannot be created: {error.strerror}; "
-            "name a folder that can be created, or leave it unset"
+            f"{VARIABLE} is {environ[VARIABLE]!r}, which could not be created: {error.strerror}; "
+            "choose another folder, or unset it"
         ) from error
     except ValueError as error:
         raise RequestRefused(str(error)) from error
@@ -94,44 +94,44 @@ def open_sockets(environ: Mapping[str, str]) -> WorkerSockets | None:
 class WorkerSockets:
     """The sockets of one run on this node."""
 
-    def __init__(self, folder: str, *, has_made_folder: bool = False) -> None:
+    def __init__(self, folder: str, *, has_created_folder: bool = False) -> None:
         self.folder = folder
-        self._has_made_folder = has_made_folder
-        self._given: set[str] = set()
+        self._has_created_folder = has_created_folder
+        self._paths: set[str] = set()
 
     def open(self) -> None:
-        """Make the folder. Raises OSError or ValueError when it cannot be used."""
+        """Create the folder. Raises OSError or ValueError if it cannot be used."""
         try:
             os.makedirs(os.path.dirname(self.folder), exist_ok=True)
             os.mkdir(self.folder, 0o700)
-            self._has_made_folder = True
+            self._has_created_folder = True
         except FileExistsError:
             found = os.lstat(self.folder)
             if found.st_uid != os.getuid() or found.st_mode & 0o022:
                 raise ValueError(
-                    f"others may write to {self.folder!r}; expected a folder of your own, "
-                    "or the name of one that does not exist"
+                    f"other users can write to {self.folder!r}; expected a folder that only you can write to, "
+                    "or one that does not exist yet"
                 ) from None
 
     def env(self, global_rank: int) -> dict[str, str]:
-        """What is added for one worker that is about to start."""
+        """Return the environment variables for a worker, and remove an old socket at its path."""
         path = os.path.join(self.folder, f"rank{global_rank}")
-        self._given.add(path)
-        _remove(path)  # of an earlier generation; not every worker's server replaces it
+        self._paths.add(path)
+        _remove(path)  # of an earlier generation; not every server replaces it
         return {VARIABLE: path}
 
     def close(self) -> None:
-        """The workers are gone; what a killed one has left goes too."""
-        for path in self._given:
+        """Remove the sockets that killed workers left, and the folder. Call this when the workers are gone."""
+        for path in self._paths:
             _remove(path)
-        self._given.clear()
-        if self._has_made_folder:
+        self._paths.clear()
+        if self._has_created_folder:
             with suppress(OSError):  # another agent of the run still uses it
                 os.rmdir(self.folder)
-            self._has_made_folder = False
+            self._has_created_folder = False
 
 
 def _remove(path: str) -> None:
-    with suppress(OSError):  # it was never there, or the worker has removed it
-        if is_socket(path) and not is_served(path):  # by a worker of another agent, to whom the rank went
+    with suppress(OSError):  # it never existed, or the worker removed it
+        if is_socket(path) and not is_served(path):  # a worker of another agent may have this rank now
             os.unlink(path)

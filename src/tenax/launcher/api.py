@@ -349,9 +349,9 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
     text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
     if report_path:
         try:
-            from tenax._io.named_file import create_named
+            from tenax._io.safe_open import create_safely
 
-            with create_named(report_path) as file:
+            with create_safely(report_path) as file:
                 file.write(to_json(report) + b"\n")
         except OSError as error:
             text += f"\ntenax: the report could not be written to {report_path!r}: {error.strerror}\n"

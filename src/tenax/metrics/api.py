@@ -2,7 +2,7 @@
 
 Each group has one handler. Groups without one use the default handler, which drops values until another is configured.
 ``put_metric`` calls the handler directly, and its exceptions reach the caller. The agent's own metrics do not use this
-module; see ``tenax._io.delivery``.
+module; see ``tenax._io.background_queue``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tenax._core.agent import AgentMachine
     from tenax._core.model import Verdict
-    from tenax._io.ports import ScopeWatch
+    from tenax._io.interfaces import ScopeWatch
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
 

@@ -1,7 +1,7 @@
 """Rendezvous handlers with an engine, whose runs need no polling.
 
-Besides TorchElastic's blocking methods, tenax's own handlers offer an engine (``ports.Control``) that reports changes
-as events. The runtime uses the engine; only agents with their own hooks use the blocking methods.
+Besides TorchElastic's blocking methods, tenax's own handlers offer an engine (``interfaces.Control``) that reports
+changes as events. The runtime uses the engine; only agents with their own hooks use the blocking methods.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenax._io.ports import Control
+    from tenax._io.interfaces import Control
     from tenax.rendezvous.api import RendezvousParameters
 
 

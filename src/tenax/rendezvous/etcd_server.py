@@ -131,7 +131,7 @@ class EtcdServer:
         assert self._server is not None
         program, environ = find_etcd(), server_environ()
         versions: list[str] = []
-        self._server.ask_version(program, environ, versions.append)
+        self._server.query_version(program, environ, versions.append)
         while not versions:
             self._loop.next_event(lambda: self._now() if versions else None)
         judge_version(program, versions[0])
@@ -181,9 +181,7 @@ class EtcdServer:
                     output = ""
                     with suppress(OSError), open(log, encoding="utf-8", errors="replace") as text:
                         output = last_messages(text.read())
-                    raise RuntimeError(
-                        f"the etcd server has ended: {self._end_reason}; its last words: {output or 'none'}"
-                    )
+                    raise RuntimeError(f"etcd {self._end_reason}; last log messages: {output or 'none'}")
         finally:
             client.close()
         raise TimeoutError(f"the etcd server at {self.get_endpoint()} did not serve within {timeout_s:g} s")

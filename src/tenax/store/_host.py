@@ -18,7 +18,7 @@ import signal
 import socket
 from contextlib import suppress
 
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._io.helper_process import HelperUnavailable, spawn_helper
 from tenax._io.listen import listen
 

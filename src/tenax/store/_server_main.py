@@ -19,7 +19,7 @@ import signal
 import socket
 from contextlib import suppress
 
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax.store._peers import PeerRules
 from tenax.store._server import StoreServer
 

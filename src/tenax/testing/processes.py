@@ -1,7 +1,7 @@
 """Fake worker processes for tests: they start, receive signals, leave children behind and ignore SIGTERM, as set up.
 
-``FakeProcesses`` implements ``ports.Processes`` and passes the same contract tests as the real keeper. The test does
-what the operating system does to a real worker::
+``FakeProcesses`` implements ``interfaces.Processes`` and passes the same contract tests as the real keeper. The test
+does what the operating system does to a real worker::
 
     processes = FakeProcesses()
     ...                                      # a supervisor starts workers
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tenax._core import events
 
 if TYPE_CHECKING:
-    from tenax._io.ports import Emit, Launch
+    from tenax._io.interfaces import Emit, Launch
 
 __all__ = ["FakeProcesses", "FakeWorker"]
 
@@ -55,7 +55,7 @@ class FakeChild:
 
 
 class FakeProcesses:
-    """Implements ``ports.Processes``. ``workers`` holds every worker ever started, by (generation, local rank)."""
+    """Implements ``interfaces.Processes``. ``workers`` holds every worker ever started, by (generation, local rank)."""
 
     def __init__(self) -> None:
         self.workers: dict[tuple[int, int], FakeWorker] = {}
@@ -113,7 +113,7 @@ class FakeProcesses:
             self._is_lease_over = True
             self._fence()
 
-    # --- ports.Processes ----------------------------------------------------------------------------------------------
+    # --- interfaces.Processes -----------------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:

@@ -25,8 +25,8 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CoordinatorState).decode
 # The deadlines that each phase requires; LAST_CALL is checked separately. Other phases have none.
 _DEADLINES = {
-    RunPhase.GATHERING: {RunDeadline.JOIN, RunDeadline.TELL},
-    RunPhase.ENDING: {RunDeadline.TELL},
+    RunPhase.GATHERING: {RunDeadline.JOIN, RunDeadline.WAITING},
+    RunPhase.ENDING: {RunDeadline.WAITING},
     RunPhase.RECOVERING: {RunDeadline.RECOVER},
     RunPhase.PAUSED: {RunDeadline.PAUSE},
 }
@@ -726,7 +726,7 @@ class RunChecker:
             case _:
                 is_time = isinstance(event, run.Tick) and self._phase is RunPhase.GATHERING
                 if not is_time or len(self._clear) >= self._settings.min_nodes:
-                    raise InvariantBroken(f"C7: {verdict.why!r}, while {len(self._clear)} nodes are ready")
+                    raise InvariantBroken(f"C7: {verdict.why!r}, while {len(self._clear)} nodes ready")
 
     def _check_report(self, verdict: Verdict) -> None:
         failed = {failure.global_rank for failure in verdict.failures}

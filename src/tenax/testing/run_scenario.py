@@ -7,13 +7,13 @@ the coordinator sends them.
     settings nodes=2 max_restarts=1
 
     at 0 nodes a, b up with 2 slots
-        say to a: waiting: 1 node of 2 here (a); waiting for 1 more, for 600 s at most
-        say to a: generation 1 formed, node 0 of 2, ranks 0-1 of 4: first generation
-        say to b: generation 1 formed, node 1 of 2, ranks 2-3 of 4: first generation
+        send to a: waiting: 1 of 2 nodes ready (a); waiting up to 600 s for 1 more
+        send to a: generation 1 formed, node 0 of 2, ranks 0-1 of 4: first generation
+        send to b: generation 1 formed, node 1 of 2, ranks 2-3 of 4: first generation
         gathering -> running
         deadlines: none
     at 9 node b failed: rank 3 exited 1
-        say to a, b: generation 1 ended: rank 3 on b failed
+        send to a, b: generation 1 ended: rank 3 on b failed
         running -> ending
 
 ``scenario TITLE``
@@ -44,12 +44,12 @@ the coordinator sends them.
       ``..., since 12`` and ``..., until 15`` are the times of the first and the last step on the coordinator's clock;
       default: now
     - ``nodes a, b stopped and ready``, ``node a succeeded``
-    - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy``, ``node a told stacks, suspicion 1:
+    - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy``, ``node a sent stacks, suspicion 1:
       rank 0 in FUNCTION; rank 1 not known, WHY``
     - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
       ...``: a process survived), ``node a lost: REASON``
-    - ``cancel: WHY``, ``restart wanted: WHY``, ``drain a wanted: WHY``: requests of an operator
-    - ``time passed``, ``resumed after 30 s``: the coordinator's process was suspended for that long
+    - ``cancel: WHY``, ``restart requested: WHY``, ``drain a requested: WHY``: requests of an operator
+    - ``tick``, ``resumed after 30 s``: the coordinator's process was suspended for that long
 
     A node's message is about its last generation, unless ``of generation 1`` follows its name.
 
@@ -116,7 +116,7 @@ class _Player:
     def _begin(self) -> None:
         self._settings = _settings("")
         self._policy = self._policies["budget"]
-        self._conversation: _Conversation | None = None
+        self._transcript: _Transcript | None = None
 
     def take(self, line: str) -> list[str]:
         keyword, _, rest = line.partition(" ")
@@ -124,7 +124,7 @@ class _Player:
             case "scenario":
                 self._begin()
                 return []
-            case "settings" | "policy" if self._conversation is not None:
+            case "settings" | "policy" if self._transcript is not None:
                 raise ScenarioError(f"{keyword} must come before the first event")
             case "settings":
                 self._settings = _settings(rest)
@@ -135,13 +135,13 @@ class _Player:
                 self._policy = self._policies[rest]
                 return []
             case "at":
-                if self._conversation is None:
-                    self._conversation = _Conversation(self._settings, self._policy)
-                return self._conversation.step(rest)
+                if self._transcript is None:
+                    self._transcript = _Transcript(self._settings, self._policy)
+                return self._transcript.step(rest)
         raise ScenarioError(f"{line!r} is not part of a scenario; write scenario, settings, policy, at, or indent it")
 
 
-class _Conversation:
+class _Transcript:
     """One coordinator with its checker, and the time."""
 
     def __init__(self, settings: RunSettings, policy: RestartPolicy) -> None:
@@ -153,9 +153,9 @@ class _Conversation:
         self._now = 0.0
         self._is_open = False
 
-    def step(self, sentence: str) -> list[str]:
+    def step(self, text: str) -> list[str]:
         """Step the machine with an event such as ``9 node b failed: rank 3 exited 1``; return its output."""
-        when, _, what = sentence.strip().partition(" ")
+        when, _, what = text.strip().partition(" ")
         self._now = parse_time(when, self._now)
         what = what.strip()
         if not self._is_open:
@@ -195,25 +195,25 @@ class _Conversation:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _events(self, sentence: str) -> Iterator[AnyCoordinatorEvent]:
-        if sentence == "time passed":
+    def _events(self, text: str) -> Iterator[AnyCoordinatorEvent]:
+        if text == "tick":
             yield run.Tick()
-        elif (resumed := _RESUMED.fullmatch(sentence)) is not None:
+        elif (resumed := _RESUMED.fullmatch(text)) is not None:
             yield run.Resumed(float(resumed["seconds"]))
-        elif sentence.startswith("cancel: "):
-            yield run.CancelRequested(sentence.removeprefix("cancel: "))
-        elif (wanted := _WANTED.fullmatch(sentence)) is not None:
-            name, why = wanted["name"], wanted["why"]
+        elif text.startswith("cancel: "):
+            yield run.CancelRequested(text.removeprefix("cancel: "))
+        elif (requested := _REQUESTED.fullmatch(text)) is not None:
+            name, why = requested["name"], requested["why"]
             yield run.DrainRequested(name, why) if name else run.RestartRequested(why)
-        elif (opened := _OPENED.fullmatch(sentence)) is not None:
+        elif (opened := _OPENED.fullmatch(text)) is not None:
             given = opened.groupdict(default="")
             rank, generation, used = int(given["rank"] or -1), int(given["generation"] or 0), int(given["used"] or 0)
             yield run.Opened(float(given["recover"] or 0), rank, generation, used)
-        elif (of_node := _OF_NODE.fullmatch(sentence)) is not None:
+        elif (of_node := _OF_NODE.fullmatch(text)) is not None:
             for name in of_node["names"].split(", "):
                 yield from self._node_events(name, int(of_node["generation"] or -1), of_node["what"])
         else:
-            raise _unknown_event(sentence)
+            raise _unknown_event(text)
 
     def _node_events(self, name: str, generation: int, what: str) -> Iterator[AnyCoordinatorEvent]:
         short = _SHORT.fullmatch(what)
@@ -275,10 +275,10 @@ class _Node:
                     work["group_rank"], work["group_world_size"] = int(found["rank"]), int(found["size"])
 
     def message(self, what: str, generation: int, now: float) -> messages.FromNode:
-        sentence = _matching(_MESSAGES, what)
-        if sentence is None:
+        matched = _matching(_MESSAGES, what)
+        if matched is None:
             raise _unknown_event(what)
-        kind, fields = sentence
+        kind, fields = matched
         match kind:
             case "ready":
                 port = int(fields["port"] or 0)
@@ -346,11 +346,11 @@ class _Node:
         sent_at = now + self.clock_ahead_s
         return messages.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off)
 
-    def _failure(self, sentence: str, generation: int, now: float) -> Failure:
+    def _failure(self, text: str, generation: int, now: float) -> Failure:
         """Parse a failure, with its times on the node's clock."""
-        fields = _FAILURE.fullmatch(sentence)
+        fields = _FAILURE.fullmatch(text)
         if fields is None:
-            raise ScenarioError(f"{sentence!r} is not a failure; write 'rank 1 exited 3' or 'rank 1 killed by SIGSEGV'")
+            raise ScenarioError(f"{text!r} is not a failure; write 'rank 1 exited 3' or 'rank 1 killed by SIGSEGV'")
         rank = int(fields["rank"])
         exit_code = -parse_signal(fields["signal"]) if fields["signal"] else int(fields["code"])
         seen_at = float(fields["seen_at"]) if fields["seen_at"] else now
@@ -370,7 +370,7 @@ _OPENED = re.compile(
     r"(?:, generation (?P<generation>\d+))?(?:, restarts used (?P<used>\d+))?"
 )
 _RESUMED = re.compile(rf"resumed after (?P<seconds>{_NUMBER}) s")
-_WANTED = re.compile(rf"(?:restart|drain (?P<name>{_NAME})) wanted: (?P<why>.+)")
+_REQUESTED = re.compile(rf"(?:restart|drain (?P<name>{_NAME})) requested: (?P<why>.+)")
 _OF_NODE = re.compile(rf"nodes? (?P<names>{_NAME}(?:, {_NAME})*)(?: of generation (?P<generation>\d+))? (?P<what>.+)")
 _SHORT = re.compile(r"(?:up(?P<how>.*)|(?P<first>stopped) and ready)")
 _FAILURE = re.compile(
@@ -400,25 +400,23 @@ _MESSAGES = {
     "succeeded": r"succeeded",
     "quiet": rf"quiet since (?P<since>{_NUMBER}): (?P<why>.+)",
     "busy": r"busy",
-    "stacks": r"told stacks, suspicion (?P<number>\d+): (?P<locations>.+)",
+    "stacks": r"sent stacks, suspicion (?P<number>\d+): (?P<locations>.+)",
     "draining": rf"draining, grace (?P<grace>{_NUMBER}): (?P<why>.+)",
     "will leave": rf"will leave(?:, in (?P<soon>{_NUMBER}) s)?: (?P<why>.+)",
     "left": r"left(?P<stuck>, not clear)?: (?P<why>.+)",
 }
 
 
-def _matching(grammar: Mapping[str, str], sentence: str) -> tuple[str, _Fields] | None:
+def _matching(grammar: Mapping[str, str], text: str) -> tuple[str, _Fields] | None:
     for kind, pattern in grammar.items():
-        match = re.fullmatch(pattern, sentence)
+        match = re.fullmatch(pattern, text)
         if match is not None:
             return kind, match.groupdict(default="")
     return None
 
 
-def _unknown_event(sentence: str) -> ScenarioError:
-    return ScenarioError(
-        f"{sentence!r} is not an event; the events are listed at the top of tenax.testing.run_scenario"
-    )
+def _unknown_event(text: str) -> ScenarioError:
+    return ScenarioError(f"{text!r} is not an event; the events are listed at the top of tenax.testing.run_scenario")
 
 
 def _settings(text: str) -> RunSettings:
@@ -440,7 +438,7 @@ def _settings(text: str) -> RunSettings:
 
 def describe_send(send: Send, state: CoordinatorState) -> list[str]:
     """Describe what is sent, and to which nodes, in one line, and a verdict in more, indented ones."""
-    to = f"say to {', '.join(send.to)}: "
+    to = f"send to {', '.join(send.to)}: "
     match send.event:
         case events.GenerationFormed():
             return [to + _describe_formed(send.event, state.nodes[send.to[0]].info.slots)]
@@ -454,15 +452,15 @@ def describe_send(send: Send, state: CoordinatorState) -> list[str]:
         case events.Waiting(why):
             return [f"{to}waiting: {why}"]
         case events.StacksRequested(generation, number, why):
-            return [f"{to}stacks wanted, suspicion {number}, of generation {generation}: {why}"]
+            return [f"{to}stacks requested, suspicion {number}, of generation {generation}: {why}"]
         case events.HangFound(_, report):
             from tenax._core.hang_report import format_report
 
             return [f"{to}hang found", *(f"    {line}" for line in format_report(report))]
         case events.HangOver(generation):
-            return [f"{to}generation {generation} goes on"]
+            return [f"{to}generation {generation} is active again"]
         case events.LeaveRequested(why):
-            return [f"{to}asked to leave: {why}"]
+            return [f"{to}leave requested: {why}"]
         case events.LeaveNoticed(_, host, why, in_s):
             return [f"{to}{host} will leave{f', in {in_s:g} s' if in_s is not None else ''}: {why}"]
 

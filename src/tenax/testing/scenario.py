@@ -9,12 +9,12 @@ coordinator machine.)
     settings workers=2
 
     at 0 generation 1 up
-        tell ready
+        send ready
         start generation 1, restarts used 0
         new -> joining -> running
     at 5 worker 1 exited 3
         examine worker 1 of generation 1, pid 101: exited 3
-        tell failure of rank 1 (pid 101): exited 3
+        send failure of rank 1 (pid 101): exited 3
         signal generation 1 with SIGTERM: rank 1 failed
         running -> stopping
         deadlines: examine 7, grace 35
@@ -44,16 +44,16 @@ Lines that are not indented are the script; blank lines and lines that begin wit
     - ``worker 0 did not leave SCOPE within SECONDS s, SIGNAL`` (without a signal: it is only reported), and
       ``worker 0 refused its stacks: WHY``
     - ``worker 0 at step 9`` (``worker 0 at steps 3 to 9``) (``..., in PHASE``): the progress it reported
-    - ``quiet since TIME: WHY`` (``..., worker 0 is stopped: WHY``), ``movement``, ``stacks wanted, suspicion 1: WHY``,
-      ``stacks read, suspicion 1: worker 0 in FUNCTION; worker 1 in FUNCTION``, ``hang found``, ``hang over``
-    - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``time passed``
+    - ``quiet since TIME: WHY`` (``..., worker 0 is stopped: WHY``), ``movement``, ``hang found``, ``hang over``,
+      ``stacks requested, suspicion 1: WHY``, ``stacks read, suspicion 1: worker 0 in FUNCTION; worker 1 in FUNCTION``
+    - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``tick``
 
     Events about a worker or the node are about the current generation unless ``of generation 1`` follows ``worker 0``,
     ``node cleared``, ``fenced`` or ``leave noticed``. ``generation 1 up`` is short for a normal start: the run is
     requested if it was not yet, the generation is formed, and each worker starts, rank 1 of generation 2 as process
     201.
 
-The output is the commands, one per line (``tell ...`` is a message to the coordinator), then what changed: the phase
+The output is the commands, one per line (``send ...`` is a message to the coordinator), then what changed: the phase
 and the deadlines. ``noted`` means that only other state changed, ``ignored`` that nothing changed. The machine's
 invariants are checked after every step (``tenax.testing.agent_invariants``).
 """
@@ -138,7 +138,7 @@ class _Player:
 
     def _begin(self) -> None:
         self._settings = _settings("")
-        self._conversation: _Conversation | None = None
+        self._transcript: _Transcript | None = None
 
     def take(self, line: str) -> list[str]:
         keyword, _, rest = line.partition(" ")
@@ -146,19 +146,19 @@ class _Player:
             case "scenario":
                 self._begin()
                 return []
-            case "settings" if self._conversation is not None:
+            case "settings" if self._transcript is not None:
                 raise ScenarioError("settings must come before the first event")
             case "settings":
                 self._settings = _settings(rest)
                 return []
             case "at":
-                if self._conversation is None:
-                    self._conversation = _Conversation(AgentMachine(self._settings))
-                return self._conversation.step(rest)
+                if self._transcript is None:
+                    self._transcript = _Transcript(AgentMachine(self._settings))
+                return self._transcript.step(rest)
         raise ScenarioError(f"{line!r} is not part of a scenario; write scenario, settings, at, or indent it")
 
 
-class _Conversation:
+class _Transcript:
     """One machine with its checker, and the time."""
 
     def __init__(self, machine: AgentMachine) -> None:
@@ -166,9 +166,9 @@ class _Conversation:
         self._checker = InvariantChecker(machine.state)
         self._now = 0.0
 
-    def step(self, sentence: str) -> list[str]:
+    def step(self, text: str) -> list[str]:
         """Step the machine with an event such as ``5 worker 1 exited 3``; return its output."""
-        when, _, what = sentence.strip().partition(" ")
+        when, _, what = text.strip().partition(" ")
         now = self._now = parse_time(when, self._now)
         state = self._machine.state
         before = msgspec.json.encode(state)
@@ -189,14 +189,14 @@ class _Conversation:
             answers.append("deadlines: " + (", ".join(f"{name} {format_time(at)}" for name, at in standing) or "none"))
         return answers or ["ignored" if msgspec.json.encode(state) == before else "noted"]
 
-    def _events(self, sentence: str) -> Iterator[AnyEvent]:
+    def _events(self, text: str) -> Iterator[AnyEvent]:
         state = self._machine.state
-        if (over := _RUN_ENDED.fullmatch(sentence)) is not None:
+        if (over := _RUN_ENDED.fullmatch(text)) is not None:
             yield _run_ended(over["outcome"], over["why"], over["sent_at"], self._now, state)
             return
-        short = re.fullmatch(rf"generation (?P<formed>\d+) up{_RESTARTS}", sentence)
+        short = re.fullmatch(rf"generation (?P<formed>\d+) up{_RESTARTS}", text)
         if short is None:
-            yield parse_event(sentence, state.generation, state.settings.local_world_size)
+            yield parse_event(text, state.generation, state.settings.local_world_size)
             return
         if state.phase is Phase.NEW:
             yield events.RunRequested()
@@ -220,19 +220,19 @@ def parse_time(text: str, now: float) -> float:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def parse_event(sentence: str, generation: int = 1, local_world_size: int = 1) -> AnyEvent:
+def parse_event(text: str, generation: int = 1, local_world_size: int = 1) -> AnyEvent:
     """Parse an event of a scenario. ``generation`` applies if the text names none.
 
     ``run ended`` is not supported, because it depends on the messages before it.
     """
     for pattern, build in _GRAMMAR:
-        match = pattern.fullmatch(sentence)
+        match = pattern.fullmatch(text)
         if match is not None:
             fields = match.groupdict(default="")
             fields["generation"] = fields.get("generation") or str(generation)
             fields["workers"] = str(local_world_size)
             return build(fields)
-    raise ScenarioError(f"{sentence!r} is not an event; the events are listed at the top of tenax.testing.scenario")
+    raise ScenarioError(f"{text!r} is not an event; the events are listed at the top of tenax.testing.scenario")
 
 
 _Fields = dict[str, str]  # the named groups of a match; "" if a group is absent
@@ -409,7 +409,7 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
         ),
         (rf"movement{_OF}", lambda fields: events.MovementSeen(int(fields["generation"]))),
         (
-            rf"stacks wanted{_OF}, suspicion (?P<number>\d+): (?P<why>.+)",
+            rf"stacks requested{_OF}, suspicion (?P<number>\d+): (?P<why>.+)",
             lambda fields: events.StacksRequested(int(fields["generation"]), int(fields["number"]), fields["why"]),
         ),
         (rf"stacks read{_OF}, suspicion (?P<number>\d+): (?P<workers_at>.+)", _stacks_read),
@@ -421,7 +421,7 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
         (rf"node cleared{_OF}", lambda fields: events.NodeCleared(int(fields["generation"]))),
         (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
         (r"keeper lost: (?P<reason>.+)", lambda fields: events.KeeperLost(fields["reason"])),
-        (r"time passed", lambda _: events.Tick()),
+        (r"tick", lambda _: events.Tick()),
     )
 )
 
@@ -478,7 +478,7 @@ def describe_command(command: AnyCommand) -> list[str]:
         case commands.ReportHang(generation=generation):
             return [f"report the hang of generation {generation}"]
         case commands.ReportMovement(generation=generation):
-            return [f"report that generation {generation} moves again"]
+            return [f"report that generation {generation} is active again"]
         case commands.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
             worker = f"worker {local_rank} of generation {generation}, pid {pid}"
             return [f"end {worker}, with {Signals(signal).name}: {why}"]
@@ -487,7 +487,7 @@ def describe_command(command: AnyCommand) -> list[str]:
         case commands.KillNode(generation=generation, why=why):
             return [f"kill generation {generation}: {why}"]
         case commands.ForwardNotice(host=host, why=why, in_s=in_s):
-            return [f"pass on notice{f' from {host}' if host else ''}{_soon(in_s)}: {why}"]
+            return [f"forward notice{f' from {host}' if host else ''}{_soon(in_s)}: {why}"]
         case commands.Finish(verdict=verdict):
             return [f"finish: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
 
@@ -495,36 +495,36 @@ def describe_command(command: AnyCommand) -> list[str]:
 def _describe_message(message: messages.FromNode) -> Iterator[str]:
     match message:
         case messages.NodeReady(generation):
-            yield f"tell ready after generation {generation}" if generation else "tell ready"
+            yield f"send ready after generation {generation}" if generation else "send ready"
         case messages.WorkersRunning(_, pids):
-            yield f"tell running: {', '.join(map(str, pids))}"
+            yield f"send running: {', '.join(map(str, pids))}"
         case messages.NodeProgress(_, _, workers):
             for each in workers:
                 steps = f"steps {each.first_step} to {each.last_step}"
-                yield f"tell progress of worker {each.local_rank}: {steps}{f', in {each.phase}' if each.phase else ''}"
+                yield f"send progress of worker {each.local_rank}: {steps}{f', in {each.phase}' if each.phase else ''}"
         case messages.FailureSeen(_, failure):
-            yield f"tell failure of rank {failure.global_rank} (pid {failure.pid}): {format_exit(failure.exit_code)}"
+            yield f"send failure of rank {failure.global_rank} (pid {failure.pid}): {format_exit(failure.exit_code)}"
         case messages.NodeStopped(_, _, failures, stopped, was_cut_off):
-            yield f"tell stopped{', cut off' if was_cut_off else ''}"
+            yield f"send stopped{', cut off' if was_cut_off else ''}"
             yield from describe_failures(failures, stopped)
         case messages.NodeSucceeded():
-            yield "tell succeeded"
+            yield "send succeeded"
         case messages.NodeQuiet(_, _, since, why):
-            yield f"tell quiet since {since:g}: {why}"
+            yield f"send quiet since {since:g}: {why}"
         case messages.NodeBusy():
-            yield "tell busy"
+            yield "send busy"
         case messages.StacksTaken(_, _, locations):
-            yield "tell where workers are"
-            for place in locations:
-                yield f"{_INDENT}ranks {', '.join(map(str, place.ranks))}: {place.why or place.frames[0]}"
+            yield "send stacks"
+            for location in locations:
+                yield f"{_INDENT}ranks {', '.join(map(str, location.ranks))}: {location.why or location.frames[0]}"
         case messages.NodeDraining(_, grace_s, why):
-            yield f"tell draining, grace {grace_s:g}: {why}"
+            yield f"send draining, grace {grace_s:g}: {why}"
         case messages.NodeWillLeave(_, why, in_s):
-            yield f"tell will leave{_soon(in_s)}: {why}"
+            yield f"send will leave{_soon(in_s)}: {why}"
         case messages.NodeLeft(why, is_clear):
-            yield f"tell left{'' if is_clear else ', not clear'}: {why}"
+            yield f"send left{'' if is_clear else ', not clear'}: {why}"
         case messages.NodeJoined(node):
-            yield f"tell joined: {node.node_id}"
+            yield f"send joined: {node.node_id}"
 
 
 def _soon(in_s: float | None) -> str:
@@ -565,7 +565,7 @@ def describe_failures(failures: tuple[Failure, ...], stopped: tuple[Stopped, ...
         yield _INDENT + ", ".join(parts)
     for each in stopped:
         stacks = ", with its stacks" if each.stacks else ""
-        yield f"{_INDENT}rank {each.global_rank} (pid {each.pid}) stopped by us: {format_exit(each.exit_code)}{stacks}"
+        yield f"{_INDENT}rank {each.global_rank} (pid {each.pid}) stopped: {format_exit(each.exit_code)}{stacks}"
 
 
 def format_exit(exit_code: int) -> str:

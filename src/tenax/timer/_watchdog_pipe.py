@@ -1,10 +1,10 @@
 """The agent's end of the pipe through which workers report which scopes they enter and leave.
 
-Implements ``ports.ScopeWatch``: passes bytes to the watchdog (``_core/watchdog.py``) and returns what has expired. The
-pipe is open for reading and writing while it is watched, so it does not end when a worker closes its end, and opening
-it never blocks. One read takes all that a pipe can hold, and one turn of the loop takes no more than that, so a report
-that arrived in time is always read before scopes expire. A full pipe may have kept a worker from reporting that it left
-a scope, so for a moment after that no scope expires.
+Implements ``interfaces.ScopeWatch``: passes bytes to the watchdog (``_core/watchdog.py``) and returns what has expired.
+The pipe is open for reading and writing while it is watched, so it does not end when a worker closes its end, and
+opening it never blocks. One read takes all that a pipe can hold, and one turn of the loop takes no more than that, so a
+report that arrived in time is always read before scopes expire. A full pipe may have kept a worker from reporting that
+it left a scope, so for a moment after that no scope expires.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WatchdogPipe:
         """By local rank, what was heard of scopes in this generation."""
         return self.watchdog.scopes()
 
-    # --- ports.ScopeWatch ---------------------------------------------------------------------------------------------
+    # --- interfaces.ScopeWatch ----------------------------------------------------------------------------------------
 
     def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         if any(isinstance(command, order.StartWorkers) for command in commands):

@@ -1,8 +1,8 @@
-"""The corpus: failures that are seeded on purpose, and what the verdict must say of each.
+"""The corpus: seeded failures and the expected verdict of each.
 
-Every line is one run of several agents. ``fault`` is a function of ``seeded.py``, ``root`` the rank that it happens to,
-``kind`` what the verdict must call it. Where nobody can know the cause (``root`` is None), it must say so and name
-nobody; where it happens to all ranks at once, it must tell it as one.
+Every line is one run of several agents. ``fault`` is a function of ``seeded.py``, ``root`` the rank that calls it,
+``kind`` the expected cause. If the cause cannot be known (``root`` is None), the report must state that; if all ranks
+fail at once, it must list them as one cause.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from typing import NamedTuple
 
 class Seed(NamedTuple):
     fault: str
-    root: int | str | None  # a rank; "all": every rank, told as one; None: it happens to rank 1, and nobody can know
+    root: int | str | None  # a rank; "all": every rank, as one cause; None: rank 1, but the cause cannot be known
     kind: str
     victims: str = "receive"  # what the others do when they lose the root
-    how: str = ""  # "slow": its peers fail before it; "second": after one restart
+    variant: str = ""  # "slow": its peers fail before it; "second": after one restart
     nodes: int = 2
-    workers: int = 1  # of each node
-    says: str = ""  # what must stand in the report besides the sentence of the kind
-    record: bool = True  # False: the interpreter leaves no error file; stderr must do
+    workers: int = 1  # per node
+    text: str = ""  # text that the report must contain besides the meaning of the kind
+    record: bool = True  # False: the interpreter writes no error file; only stderr is left
     command: tuple[str, ...] = ()  # instead of the worker
 
     @property
     def name(self) -> str:
-        facts = (
+        parts = (
             self.victims if self.victims != "receive" else "",
-            self.how,
+            self.variant,
             f"{self.nodes} nodes" if self.nodes != 2 else "",
             f"{self.workers} workers" if self.workers != 1 else "",
             "" if self.record else "unrecorded",
         )
-        return " ".join(filter(None, (self.fault, "of", str(self.root), *facts)))
+        return " ".join(filter(None, (self.fault, "of", str(self.root), *parts)))
 
 
 CORPUS = (
     # --- memory, disk, limits ---
-    Seed("out_of_memory", 1, "out_of_memory", says="out of memory"),
+    Seed("out_of_memory", 1, "out_of_memory", text="out of memory"),
     Seed("out_of_memory", 0, "out_of_memory", "nccl_remote", nodes=3),
     Seed("memory", 1, "memory"),
     Seed("bad_alloc", 0, "memory", "send"),
-    Seed("disk_full", 1, "disk_full", says="No space left on device"),
+    Seed("disk_full", 1, "disk_full", text="No space left on device"),
     Seed("disk_full", 0, "disk_full", "nccl_watchdog", nodes=3),
-    Seed("disk_full", 1, "disk_full", how="slow"),
+    Seed("disk_full", 1, "disk_full", variant="slow"),
     Seed("disk_full", "all", "disk_full", workers=2),
     Seed("disk_full_of_tmpfs", 1, "disk_full", "wrap"),
     Seed("disk_full_in_a_chain", 0, "disk_full"),
     Seed("disk_full_of_a_child", 1, "disk_full"),
-    Seed("quota", 1, "quota", says="/home/me/checkpoint.pt"),
+    Seed("quota", 1, "quota", text="/home/me/checkpoint.pt"),
     Seed("read_only", 1, "read_only"),
-    Seed("io_error", 0, "io_error", "store_timeout", says="/mnt/nfs/shard-7"),
+    Seed("io_error", 0, "io_error", "store_timeout", text="/mnt/nfs/shard-7"),
     Seed("stale_file", 1, "io_error"),
     Seed("file_too_large", 1, "file_too_large"),
     Seed("too_many_files", 1, "too_many_files", workers=2),
@@ -60,7 +60,7 @@ CORPUS = (
     Seed("nccl_shared_memory", 0, "shared_memory", "nccl_remote"),
     # --- GPUs ---
     Seed("cuda_out_of_memory", 1, "cuda_out_of_memory", "nccl_watchdog"),
-    Seed("cuda_out_of_memory", 0, "cuda_out_of_memory", how="slow", nodes=3),
+    Seed("cuda_out_of_memory", 0, "cuda_out_of_memory", variant="slow", nodes=3),
     Seed("cuda_out_of_memory_in_nccl", 1, "cuda_out_of_memory", "nccl_remote"),
     Seed("illegal_access", 1, "gpu_illegal_access", "nccl_watchdog"),
     Seed("watchdog_sees_gpu_error", 0, "gpu_illegal_access", "nccl_watchdog"),
@@ -76,41 +76,41 @@ CORPUS = (
     Seed("killed", 1, "killed"),
     Seed("killed", 0, "killed", "send", nodes=3),
     Seed("killed", 3, "killed", "wrap", workers=2),
-    Seed("killed", 1, "killed", how="second"),
+    Seed("killed", 1, "killed", variant="second"),
     Seed("terminated", 1, "terminated", "nccl_remote"),
     Seed("hung_up", 1, "hung_up"),
     Seed("quit", 0, "terminated"),
     Seed("interrupted", 1, "interrupted"),
     Seed("user_signal", 1, "signal"),
     Seed("segmentation_fault", 1, "segmentation_fault"),
-    Seed("segmentation_fault", 0, "segmentation_fault", "nccl_watchdog", how="second"),
+    Seed("segmentation_fault", 0, "segmentation_fault", "nccl_watchdog", variant="second"),
     Seed("bus_error", 1, "bus_error"),
     Seed("illegal_instruction", 1, "illegal_instruction"),
     Seed("arithmetic", 1, "arithmetic"),
     Seed("aborted", 0, "aborted"),
     Seed("cpu_limit", 1, "cpu_limit"),
     # --- the program ---
-    Seed("missing_module", 1, "missing_module", says="tenax_has_no_such_module"),
+    Seed("missing_module", 1, "missing_module", text="tenax_has_no_such_module"),
     Seed("missing_module", "all", "missing_module", nodes=3),
     Seed("missing_module", 0, "missing_module", record=False),
     Seed("import_error", 1, "import_error"),
     Seed("syntax_error", 1, "syntax_error"),
-    Seed("missing_library", 1, "missing_library", says="libnowhere.so.7"),
-    Seed("glibc", 1, "glibc_too_old", says="GLIBC_2.38"),
+    Seed("missing_library", 1, "missing_library", text="libnowhere.so.7"),
+    Seed("glibc", 1, "glibc_too_old", text="GLIBC_2.38"),
     Seed("wrong_build", 0, "wrong_build"),
     Seed("no script", "all", "script_not_found", command=(sys.executable, "nowhere.py")),
     Seed("no program", "all", "not_started", command=("./without_interpreter",)),
     # --- the network ---
-    Seed("address_in_use", 1, "address_in_use", says="The port "),
-    Seed("address_in_use_in_torch", 0, "address_in_use", says="The port 29500"),
+    Seed("address_in_use", 1, "address_in_use", text="Port "),
+    Seed("address_in_use_in_torch", 0, "address_in_use", text="Port 29500"),
     Seed("wrong_address", 1, "wrong_address"),
     Seed("unknown_host", 1, "unknown_host", "store_timeout"),
     Seed("unreachable", 1, "unreachable"),
     Seed("connection_refused", 1, "connection_refused"),
-    Seed("connect_timeout", 1, "connect_timeout", says="head, 29500"),
+    Seed("connect_timeout", 1, "connect_timeout", text="head, 29500"),
     Seed("remote_service", 0, "remote_service"),
     # --- the script ---
-    Seed("missing_file", 1, "missing_file", says="/data/nowhere/train.bin"),
+    Seed("missing_file", 1, "missing_file", text="/data/nowhere/train.bin"),
     Seed("missing_file", 0, "missing_file", "nccl_remote", record=False),
     Seed("permission_denied", 1, "permission_denied"),
     Seed("cut_pickle", 1, "bad_file"),
@@ -118,25 +118,25 @@ CORPUS = (
     Seed("bad_zip", 1, "bad_file", "eof"),
     Seed("bad_json", 1, "bad_file"),
     Seed("child_failed", 1, "child_failed"),
-    Seed("key_error", 1, "exception", says="KeyError: 'lr'"),
-    Seed("key_error", 0, "exception", "nccl_watchdog", how="slow"),
-    Seed("key_error", 1, "exception", "send", how="slow", nodes=3),
-    Seed("type_error", 1, "exception", "store_timeout", how="second"),
+    Seed("key_error", 1, "exception", text="KeyError: 'lr'"),
+    Seed("key_error", 0, "exception", "nccl_watchdog", variant="slow"),
+    Seed("key_error", 1, "exception", "send", variant="slow", nodes=3),
+    Seed("type_error", 1, "exception", "store_timeout", variant="second"),
     Seed("assertion", 0, "assertion", "wrap"),
     Seed("shape", 1, "shape_mismatch"),
     Seed("state_dict", 1, "shape_mismatch"),
     Seed("nan", 2, "not_a_number", nodes=3),
     Seed("floating_point", 1, "not_a_number"),
     Seed("exit_3", 1, "exit_code"),
-    Seed("exit_message", 0, "exit_code", says="--data must name a folder"),
+    Seed("exit_message", 0, "exit_code", text="--data must name a folder"),
     Seed("exit_at_once", 1, "exit_code", "nccl_watchdog"),
     Seed("exit_like_a_shell", 1, "killed"),
-    Seed("scope_expired", 1, "scope_expired", says="'step'"),
-    # --- nobody can know ---
-    Seed("success", None, "peer_lost", says="no worker names one of its own"),
-    Seed("hang", None, "collective_timeout", "barrier", says="rank 1, by what the others say"),
+    Seed("scope_expired", 1, "scope_expired", text="'step'"),
+    # --- the cause cannot be known ---
+    Seed("success", None, "peer_lost", text="lost a peer or timed out waiting for one"),
+    Seed("hang", None, "collective_timeout", "barrier", text="rank 1, according to the errors of the others"),
     # --- torch for real ---
     Seed("gloo_killed", 1, "killed"),
-    Seed("gloo_raises", 0, "exception", says="the batch is empty"),
-    Seed("gloo_timeout", None, "collective_timeout", says="perhaps rank 1"),
+    Seed("gloo_raises", 0, "exception", text="the batch is empty"),
+    Seed("gloo_timeout", None, "collective_timeout", text="possibly rank 1"),
 )

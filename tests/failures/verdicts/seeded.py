@@ -1,12 +1,12 @@
-"""A worker of the corpus: one rank fails as it is told, the others really wait for it and really lose it.
+"""A worker of the corpus: one rank fails, the others wait for it and lose their connection to it.
 
-    seeded.py FAULT ROOT VICTIMS HOW
+    seeded.py FAULT ROOT VICTIMS VARIANT
 
-``FAULT`` names a function below; ``ROOT`` is the rank that calls it, or ``all``. ``VICTIMS`` says what the others do
-when they lose the root: see ``VICTIMS`` below. ``HOW``: ``slow``, the root says goodbye to its peers and lives on until
-it is ended; ``second``, all of that happens only after one restart; empty: neither.
+``FAULT`` names a function below; ``ROOT`` is the rank that calls it, or ``all``. ``VICTIMS`` names what the others do
+when they lose the root: see ``VICTIMS`` below. ``VARIANT``: ``slow``, the root closes the connections to its peers and
+runs until it is stopped; ``second``, everything happens after one restart; empty: neither.
 
-Root and victims meet through pipes with names in ``VERDICT_FOLDER`` and then hold TCP connections. Nothing sleeps.
+The root sends its port to the victims through FIFOs in ``VERDICT_FOLDER``; then they hold TCP connections. No sleeps.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ NOBODY = 65534
 peers: list[socket.socket] = []
 
 
-# --- meeting ----------------------------------------------------------------------------------------------------------
+# --- connecting -------------------------------------------------------------------------------------------------------
 
 
-def meet_as_root() -> None:
-    """Afterwards every victim is connected, and what it said lies unread: so it will be reset, not just closed."""
+def accept_victims() -> None:
+    """Wait until every victim is connected. Their data stays unread, so that closing resets the connection."""
     if WORLD == 1:
         return
-    door = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0))
     for rank in range(WORLD):
         if rank != RANK:
-            (FOLDER / f"door.{rank}").write_text(f"{door.getsockname()[1]}\n")
+            (FOLDER / f"port.{rank}").write_text(f"{listener.getsockname()[1]}\n")
     for _ in range(WORLD - 1):
-        peer, _ = door.accept()
+        peer, _ = listener.accept()
         peer.recv(1, socket.MSG_PEEK)
         peers.append(peer)
-    door.close()
+    listener.close()
 
 
-def meet_as_victim() -> socket.socket:
-    port = int((FOLDER / f"door.{RANK}").read_text())  # waits until the root has opened it too
+def connect_to_root() -> socket.socket:
+    port = int((FOLDER / f"port.{RANK}").read_text())  # blocks until the root has opened it too
     peer = socket.create_connection(("127.0.0.1", port))
     peer.sendall(b"hello")
     return peer
 
 
-def lose(peer: socket.socket) -> None:
-    """Until the root is gone, however that shows."""
+def wait_until_lost(peer: socket.socket) -> None:
+    """Wait until the root is gone."""
     with contextlib.suppress(ConnectionResetError):
         peer.recv(1)
 
@@ -62,11 +62,11 @@ def lose(peer: socket.socket) -> None:
 
 def receive(peer: socket.socket) -> None:
     peer.recv(1)
-    raise ConnectionResetError(errno.ECONNRESET, "closed in order")
+    raise ConnectionResetError(errno.ECONNRESET, "closed by the root")
 
 
 def send(peer: socket.socket) -> None:
-    lose(peer)
+    wait_until_lost(peer)
     peer.sendall(b"x")
     while True:
         peer.sendall(b"x" * 4096)
@@ -75,10 +75,10 @@ def send(peer: socket.socket) -> None:
 def multiprocessing_receive(peer: socket.socket) -> None:
     from multiprocessing.connection import Connection
 
-    lose(peer)
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    Connection(ours.detach()).recv()
+    wait_until_lost(peer)
+    own, other = socket.socketpair()
+    other.close()
+    Connection(own.detach()).recv()
 
 
 def wrap(peer: socket.socket) -> None:
@@ -89,7 +89,7 @@ def wrap(peer: socket.socket) -> None:
 
 
 def nccl_remote(peer: socket.socket) -> None:
-    lose(peer)
+    wait_until_lost(peer)
 
     class DistBackendError(RuntimeError):
         __module__ = "torch.distributed"
@@ -109,7 +109,7 @@ NCCL_TIMEOUT = (
 
 
 def nccl_watchdog(peer: socket.socket) -> None:
-    lose(peer)
+    wait_until_lost(peer)
     print(NCCL_TIMEOUT, file=sys.stderr)
     print(
         f"[rank{RANK}]:[E ProcessGroupNCCL.cpp:537] Some NCCL operations have failed or timed out. Due to the "
@@ -125,7 +125,7 @@ def nccl_watchdog(peer: socket.socket) -> None:
 
 
 def store_timeout(peer: socket.socket) -> None:
-    lose(peer)
+    wait_until_lost(peer)
     raise RuntimeError("wait timeout after 300000ms, keys: /default_pg/0//cuda//timeout_dump")
 
 
@@ -154,13 +154,13 @@ VICTIMS = {
 
 
 def forever() -> None:
-    """A handler may have run: that ends a pause."""
+    """Loop, because a signal handler ends a pause."""
     while True:
         signal.pause()
 
 
 def become_nobody() -> None:
-    """Root may do everything."""
+    """Drop the privileges of root, for which no limit holds."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -168,16 +168,16 @@ def become_nobody() -> None:
 
 
 def mount_tmpfs(options: str, flags: int = 0) -> Path | None:
-    """A small file system that only this process sees; None where that is not allowed."""
+    """Mount a small file system that only this process sees. Return None if that is not permitted."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     new_namespace, recursive, private = 0x20000, 0x4000, 1 << 18
-    place = FOLDER / "mounted"
-    place.mkdir(exist_ok=True)
+    folder = FOLDER / "mounted"
+    folder.mkdir(exist_ok=True)
     if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, recursive | private, None):
         return None
-    return None if libc.mount(b"tmpfs", bytes(place), b"tmpfs", flags, options.encode()) else place
+    return None if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", flags, options.encode()) else folder
 
 
 def disk_full() -> None:
@@ -186,8 +186,8 @@ def disk_full() -> None:
 
 
 def disk_full_of_tmpfs() -> None:
-    place = mount_tmpfs("size=64k")
-    path = place / "checkpoint.pt" if place is not None else Path("/dev/full")
+    folder = mount_tmpfs("size=64k")
+    path = folder / "checkpoint.pt" if folder is not None else Path("/dev/full")
     path.write_bytes(b"x" * (1 << 20))
 
 
@@ -205,10 +205,10 @@ def disk_full_of_a_child() -> None:
 
 
 def read_only() -> None:
-    place = mount_tmpfs("size=64k", flags=1)
-    if place is None:
+    folder = mount_tmpfs("size=64k", flags=1)
+    if folder is None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/data/x")
-    (place / "x").write_text("x")
+    (folder / "x").write_text("x")
 
 
 def quota() -> None:
@@ -268,7 +268,7 @@ def memory() -> None:
 
 
 def out_of_memory() -> None:
-    """For real: the kernel kills it, because its control group has little."""
+    """Let the kernel kill this process: its control group has little memory."""
     (Path(os.environ["VERDICT_MEMORY_GROUP"]) / "cgroup.procs").write_text("0")
     held = []
     while True:
@@ -344,7 +344,7 @@ def wrong_build() -> None:
     import subprocess
 
     path = FOLDER / f"tool.{RANK}"
-    path.write_bytes(b"\x7fELF of another world")
+    path.write_bytes(b"\x7fELF of another system")
     path.chmod(0o755)
     subprocess.run([str(path)], check=True)
 
@@ -378,18 +378,18 @@ def unreachable() -> None:
 
 
 def connection_refused() -> None:
-    door = socket.create_server(("127.0.0.1", 0))
-    port = door.getsockname()[1]
-    door.close()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    listener.close()
     socket.create_connection(("127.0.0.1", port))
 
 
 def remote_service() -> None:
     import urllib.request
 
-    door = socket.create_server(("127.0.0.1", 0))
-    port = door.getsockname()[1]
-    door.close()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    listener.close()
     urllib.request.urlopen(f"http://127.0.0.1:{port}/dataset")
 
 
@@ -506,7 +506,7 @@ def scope_expired() -> None:
         forever()
 
 
-# --- faults: of GPUs, as torch, CUDA and NCCL say them ----------------------------------------------------------------
+# --- faults: GPU errors, as torch, CUDA and NCCL print them------------------------------------------------------------
 
 
 def accelerator_error(text: str) -> None:
@@ -568,7 +568,7 @@ def cudnn() -> None:
 
 
 def watchdog_sees_gpu_error() -> None:
-    """NCCL's watchdog is the first to hear of the GPU's error: this is no timeout."""
+    """NCCL's watchdog detects the GPU error first: this is not a timeout."""
     aborts(
         f"[rank{RANK}]:[E ProcessGroupNCCL.cpp:1414] [PG 0 Rank {RANK}] Process group watchdog thread terminated with "
         "exception: CUDA error: an illegal memory access was encountered\n"
@@ -612,7 +612,7 @@ def mismatch() -> None:
 
 
 def gloo(fault: str) -> None:
-    """All ranks are in one process group; after a first collective the root leaves it, each in its own way."""
+    """All ranks are in one process group; after a first collective the root fails."""
     from datetime import timedelta
 
     import torch
@@ -632,7 +632,7 @@ def gloo(fault: str) -> None:
             case "gloo_timeout":
                 signal.pause()
     distributed.all_reduce(ones, group=group)
-    raise AssertionError("nobody was lost")
+    raise AssertionError("no peer was lost")
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------
@@ -658,30 +658,30 @@ def fail(fault: str) -> None:
         globals()[fault]()
 
 
-def part_and_live_on() -> None:
-    """At the interpreter's exit, after the exception was recorded: the peers lose us long before we are gone."""
+def disconnect_and_wait() -> None:
+    """Runs when the interpreter exits, after the exception was recorded: the peers fail before this process ends."""
     for peer in peers:
         peer.close()
     signal.pause()
 
 
 def main() -> None:
-    fault, root, victims, how = sys.argv[1:5]
-    if how == "second" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    fault, root, victims, variant = sys.argv[1:5]
+    if variant == "second" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         sys.exit(9 if RANK == 0 else signal.pause())
     if fault.startswith("gloo_"):
         gloo(fault)
     elif root == "all":
         fail(fault)
     elif int(root) == RANK:
-        meet_as_root()
-        if how == "slow":
+        accept_victims()
+        if variant == "slow":
             import atexit
 
-            atexit.register(part_and_live_on)
+            atexit.register(disconnect_and_wait)
         fail(fault)
     else:
-        VICTIMS[victims](meet_as_victim())
+        VICTIMS[victims](connect_to_root())
 
 
 if __name__ == "__main__":

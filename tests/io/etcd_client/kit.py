@@ -1,4 +1,4 @@
-"""What the tests of the etcd client share: a loop that runs until a fact, and servers that do what a test says."""
+"""Helpers for the tests of the etcd client: a client in a loop, and scripted servers."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ PATIENCE_S = 30.0
 
 
 class ClientInLoop:
-    """A client in a loop that runs only while the test waits for something."""
+    """A client in a loop that runs only while the test waits."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         self.loop = Loop()
-        self.client = EtcdClient(self.loop, settings)
+        self.etcd = EtcdClient(self.loop, settings)
 
-    def until(self, fact: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S) -> None:
+    def until(self, condition: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S) -> None:
         give_up = self.loop.now() + patience_s
-        self.loop.next_event(lambda: 0.0 if fact() else give_up)
-        if not fact():
-            pytest.fail(f"waited {patience_s:g} s in vain: {what}; etcd: {self.client.trouble}")
+        self.loop.next_event(lambda: 0.0 if condition() else give_up)
+        if not condition():
+            pytest.fail(f"timed out after {patience_s:g} s: {what}; etcd: {self.etcd.trouble}")
 
     def run_for(self, seconds: float) -> None:
-        """Only to show what must not happen; never to wait for something."""
+        """Run the loop, to check that something does not happen; never to wait for an event."""
         end = self.loop.now() + seconds
         self.loop.next_event(lambda: end)
 
     def call(self, operation: Operation[A], patience_s: float = PATIENCE_S) -> A:
-        """The answer. Raises what the call failed with."""
+        """Return the answer. Raises the error of the call."""
         answers: list[A] = []
         errors: list[EtcdError] = []
-        self.client.call(operation, answers.append, errors.append, patience_s=patience_s)
+        self.etcd.call(operation, answers.append, errors.append, patience_s=patience_s)
         self.until(lambda: answers or errors, f"an answer to {operation!r}"[:200], patience_s + PATIENCE_S)
         if errors:
             raise errors[0]
         return answers[0]
 
     def close(self) -> None:
-        self.client.close()
+        self.etcd.close()
         self.loop.close()
 
     def __enter__(self) -> ClientInLoop:
@@ -60,11 +60,11 @@ class ClientInLoop:
 
 
 class ScriptedServer:
-    """Serves one connection after the other with the scripts that it was given. Its requests are kept."""
+    """Serves one connection after the other, one script each. Records the requests."""
 
     def __init__(self, *scripts: Callable[[ScriptedServer, socket.socket], None]) -> None:
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._scripts = scripts
         self.requests: list[bytes] = []
         self._thread = threading.Thread(target=self._serve, name="scripted server")
@@ -73,29 +73,29 @@ class ScriptedServer:
     def _serve(self) -> None:
         for script in self._scripts:
             try:
-                sock, _ = self._door.accept()
+                sock, _ = self._listener.accept()
             except OSError:  # the test is over
                 return
             sock.settimeout(PATIENCE_S)
             with sock, contextlib.suppress(OSError):
                 script(self, sock)
 
-    def hear(self, sock: socket.socket) -> bytes:
-        """One request, whole."""
+    def read_request(self, sock: socket.socket) -> bytes:
+        """Read one complete request. Return its body."""
         data = b""
         while b"\r\n\r\n" not in data:
-            data += _more(sock)
+            data += _receive(sock)
         head, _, body = data.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         while len(body) < length:
-            body += _more(sock)
+            body += _receive(sock)
         self.requests.append(head + b"\r\n\r\n" + body)
         return body
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)  # wakes the one that accepts
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        self._listener.close()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
@@ -106,33 +106,33 @@ class ScriptedServer:
         self.close()
 
 
-def _more(sock: socket.socket) -> bytes:
+def _receive(sock: socket.socket) -> bytes:
     data = sock.recv(65536)
     if not data:
-        raise ConnectionError("the client has left")
+        raise ConnectionError("the client has disconnected")
     return data
 
 
 def http(body: bytes, status: str = "200 OK", *more: str) -> bytes:
-    """A response."""
+    """Return a response."""
     head = "\r\n".join((f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *more))
     return head.encode() + b"\r\n\r\n" + body
 
 
 def answer_to(*responses: bytes) -> Callable[[ScriptedServer, socket.socket], None]:
-    """A script: so many requests on one connection, each with its response; then the connection is closed."""
+    """Return a script that answers one request with each response, then closes the connection."""
 
     def script(server: ScriptedServer, sock: socket.socket) -> None:
         for response in responses:
-            server.hear(sock)
+            server.read_request(sock)
             sock.sendall(response)
 
     return script
 
 
-def silent_until_gone(server: ScriptedServer, sock: socket.socket) -> None:
-    """A script: the request is read, and nothing is said until the client leaves."""
-    server.hear(sock)
+def silent_until_disconnect(server: ScriptedServer, sock: socket.socket) -> None:
+    """A script: read the request, and answer nothing until the client disconnects."""
+    server.read_request(sock)
     sock.recv(1)
 
 
@@ -140,7 +140,7 @@ PUT_DONE = http(b'{"header":{"revision":"7"}}')
 
 
 def raised(call: Callable[[], Any], kind: type[BaseException]) -> str:
-    """The sentence of what is raised."""
+    """Return the message of the exception."""
     with pytest.raises(kind) as caught:
         call()
     return str(caught.value)

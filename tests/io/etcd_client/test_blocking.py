@@ -1,4 +1,4 @@
-"""The client for those who wait: in one thread, in several, in a forked child."""
+"""The blocking client: in one thread, in several, in a forked child."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def join(*threads: threading.Thread) -> None:
         assert not thread.is_alive()
 
 
-def test_answers_and_errors(blocking: BlockingEtcd) -> None:
+def test_calls_return_answers_and_raise_errors(blocking: BlockingEtcd) -> None:
     key = unique_prefix() + b"k"
     blocking.call(Put(key, b"v"))
     assert blocking.call(Range(key)).kvs[0].value == b"v"
@@ -47,7 +47,7 @@ def test_answers_and_errors(blocking: BlockingEtcd) -> None:
     assert blocking.local_address().startswith("127.")
 
 
-def test_changes_from_a_revision_on(blocking: BlockingEtcd) -> None:
+def test_wait_for_change_returns_changes_from_a_revision_on(blocking: BlockingEtcd) -> None:
     prefix = unique_prefix()
     first = blocking.call(Put(prefix + b"a", b"1")).revision
     second = blocking.call(Delete(prefix + b"a")).revision
@@ -57,8 +57,8 @@ def test_changes_from_a_revision_on(blocking: BlockingEtcd) -> None:
     assert blocking.wait_for_change(prefix, prefix_end(prefix), second + 1, 0.1) == []
 
 
-def test_one_waits_and_another_writes_with_the_same_client(blocking: BlockingEtcd) -> None:
-    """A wait must not hold up the write that it waits for."""
+def test_a_wait_does_not_delay_the_calls_of_other_threads(blocking: BlockingEtcd) -> None:
+    """Not even the write that it waits for."""
     prefix = unique_prefix()
     revision = blocking.call(Put(prefix[:-1], b"")).revision
     seen: list[list[Change]] = []
@@ -71,7 +71,7 @@ def test_one_waits_and_another_writes_with_the_same_client(blocking: BlockingEtc
     assert [[change.kv.key for change in changes] for changes in seen] == [[prefix + b"k"]] * 3
 
 
-def test_many_threads(blocking: BlockingEtcd) -> None:
+def test_many_threads_share_one_client(blocking: BlockingEtcd) -> None:
     prefix = unique_prefix()
 
     def write(number: int) -> None:
@@ -82,7 +82,7 @@ def test_many_threads(blocking: BlockingEtcd) -> None:
     assert blocking.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 80
 
 
-def test_a_forked_child_has_its_own(blocking: BlockingEtcd) -> None:
+def test_a_forked_child_gets_its_own_connections(blocking: BlockingEtcd) -> None:
     prefix = unique_prefix()
     blocking.call(Put(prefix + b"parent", b""))
     pid = os.fork()
@@ -96,7 +96,7 @@ def test_a_forked_child_has_its_own(blocking: BlockingEtcd) -> None:
     assert blocking.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 2
 
 
-def test_an_interrupt_leaves_it_usable(blocking: BlockingEtcd) -> None:
+def test_the_client_is_usable_after_an_interrupt(blocking: BlockingEtcd) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -110,7 +110,7 @@ def test_an_interrupt_leaves_it_usable(blocking: BlockingEtcd) -> None:
     assert blocking.call(Status()).version
 
 
-def test_closing_ends_the_waits_of_others(etcd: EtcdCluster) -> None:
+def test_close_ends_the_waits_of_other_threads(etcd: EtcdCluster) -> None:
     client = BlockingEtcd(etcd.settings())
     errors: list[str] = []
     waiter = in_thread(lambda: errors.append(raised(lambda: client.wait_for_change(b"x", b"", 0, 60), EtcdError)))
@@ -122,7 +122,7 @@ def test_closing_ends_the_waits_of_others(etcd: EtcdCluster) -> None:
     assert "closed" in raised(lambda: client.call(Status()), EtcdError)
 
 
-def test_waiting_over_a_restart_and_for_a_past_that_is_gone(make_etcd: Callable[..., EtcdCluster]) -> None:
+def test_a_wait_survives_a_restart_and_reports_compaction(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
     client, other = BlockingEtcd(cluster.settings(), 30), BlockingEtcd(cluster.settings(), 30)
     try:

@@ -1,4 +1,4 @@
-"""The gateway's JSON: what is asked, what is answered, and what errors mean, in the words of 3.4 and of 3.5."""
+"""The gateway's JSON: requests, answers and errors, as etcd 3.4 and 3.5 encode them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def without_zeros(value: dict[str, Any]) -> dict[str, Any]:
     return {key: each for key, each in value.items() if each not in ("", "0", 0, False, [], None)}
 
 
-def as_etcd_says(kv: KeyValue) -> dict[str, Any]:
-    """As the gateway writes it: base64, numbers as strings, and nothing that is zero."""
+def as_gateway_json(kv: KeyValue) -> dict[str, Any]:
+    """Encode as the gateway does: base64, numbers as strings, zeros omitted."""
     return without_zeros(
         {
             "key": b64(kv.key),
@@ -72,16 +72,16 @@ def sent(operation: Any) -> dict[str, Any]:
 
 @CALM
 @given(st.lists(key_values), numbers, numbers)
-def test_ranges_are_read_as_they_were_written(kvs: list[KeyValue], revision: int, count: int) -> None:
+def test_ranges_are_decoded_as_written(kvs: list[KeyValue], revision: int, count: int) -> None:
     header = without_zeros({"revision": str(revision)})
-    body = without_zeros({"header": header or None, "kvs": [as_etcd_says(kv) for kv in kvs], "count": str(count)})
+    body = without_zeros({"header": header or None, "kvs": [as_gateway_json(kv) for kv in kvs], "count": str(count)})
     answer = gateway.decode(Range(b"k"), 200, json.dumps(body).encode())
     assert answer == RangeAnswer(revision, tuple(kvs), count)
 
 
 @CALM
 @given(st.binary(), st.binary(), numbers)
-def test_a_put_carries_any_bytes(key: bytes, value: bytes, lease: int) -> None:
+def test_a_put_encodes_any_bytes(key: bytes, value: bytes, lease: int) -> None:
     body = sent(Put(key, value, lease))
     assert base64.b64decode(body["key"]) == key
     assert base64.b64decode(body["value"]) == value
@@ -90,13 +90,13 @@ def test_a_put_carries_any_bytes(key: bytes, value: bytes, lease: int) -> None:
 
 @CALM
 @given(st.binary(min_size=1), st.sampled_from(["create", "mod", "version", "lease"]), numbers)
-def test_comparisons_with_numbers(key: bytes, target: Any, value: int) -> None:
+def test_comparisons_with_numbers_are_encoded(key: bytes, target: Any, value: int) -> None:
     (compare,) = sent(Transaction((Compare(key, target, value, "<"),)))["compare"]
     field = {"create": "create_revision", "mod": "mod_revision"}.get(target, target)
     assert compare == {"key": b64(key), "target": target.upper(), "result": "LESS", field: str(value)}
 
 
-def test_a_transaction_in_full() -> None:
+def test_a_full_transaction_is_encoded() -> None:
     operation = Transaction(
         (Compare(b"a", "value", b"v"), Compare(b"a", "mod", 3, "!=", b"b")),
         (Put(b"p", b"q"), Delete(b"d", b"e"), Range(b"r", b"s", 5, keys_only=True)),
@@ -117,7 +117,7 @@ def test_a_transaction_in_full() -> None:
     }
 
 
-def test_a_transactions_answer() -> None:
+def test_the_answer_of_a_transaction_is_decoded() -> None:
     body = {
         "header": {"revision": "9"},
         "succeeded": True,
@@ -133,12 +133,12 @@ def test_a_transactions_answer() -> None:
     assert gateway.decode(Transaction(), 200, b'{"header":{"revision":"9"}}') == TransactionAnswer(9, False)
 
 
-def test_a_comparison_of_the_wrong_type_is_refused_here() -> None:
-    with pytest.raises(EtcdRejected, match="version of a key is compared to bytes"):
+def test_a_comparison_of_the_wrong_type_is_rejected_before_sending() -> None:
+    with pytest.raises(EtcdRejected, match="cannot compare the version of a key with a value of type bytes"):
         gateway.encode(Transaction((Compare(b"a", "version", b"1"),)))
 
 
-def test_leases_and_tokens() -> None:
+def test_leases_and_tokens_are_encoded_and_decoded() -> None:
     assert gateway.encode(GrantLease(5, 2**63 - 1)) == (
         "/v3/lease/grant",
         b'{"TTL":"5","ID":"9223372036854775807"}',
@@ -151,7 +151,7 @@ def test_leases_and_tokens() -> None:
     assert token == AuthenticateAnswer("abc.7")
 
 
-def test_members_and_status() -> None:
+def test_members_and_status_are_decoded() -> None:
     body = b'{"members":[{"ID":"5","name":"m","peerURLs":["http://p:2380"],"clientURLs":["http://c:2379"]},{"ID":"6"}]}'
     answer = gateway.decode(Members(), 200, body)
     assert [(each.id, each.name, each.peer_urls) for each in answer.members] == [  # type: ignore[union-attr]
@@ -168,7 +168,7 @@ def test_members_and_status() -> None:
     assert (status.db_size, status.errors) == (9, ("alarm:NOSPACE",))
 
 
-# --- errors: the same in three shapes ---------------------------------------------------------------------------------
+# --- errors: the same in every version --------------------------------------------------------------------------------
 
 
 def shapes(code: int, text: str) -> list[bytes]:
@@ -218,25 +218,25 @@ def test_errors_mean_the_same_in_every_version(code: int, text: str, kind: str, 
     assert len(set(map(repr, faults))) == 1
 
 
-def test_only_what_was_surely_not_done_is_certain() -> None:
+def test_only_errors_of_operations_that_were_not_executed_are_certain() -> None:
     assert gateway.judge(14, "etcdserver: no leader").is_certain
     assert gateway.judge(8, "etcdserver: too many requests").is_certain
     assert not gateway.judge(14, "etcdserver: request timed out").is_certain
     assert not gateway.judge(2, "whatever").is_certain
 
 
-def test_errors_within_a_keep_alive() -> None:
+def test_errors_within_a_keep_alive_are_decoded() -> None:
     for body in shapes(14, "etcdserver: no leader")[2:4]:
         fault = gateway.decode(KeepAlive(5), 200, body + b"\n")
         assert isinstance(fault, Fault)
         assert (fault.kind, fault.message) == ("again", "no leader")
 
 
-def test_what_was_done_before_is_success() -> None:
+def test_repeating_an_executed_operation_is_a_success() -> None:
     exists, gone = shapes(9, "etcdserver: lease already exists"), shapes(5, "etcdserver: requested lease not found")
     for body in exists:
         assert gateway.decode(GrantLease(5, 77), 400, body) == LeaseAnswer(0, 77, 5)
-        assert isinstance(gateway.decode(GrantLease(5), 400, body), Fault)  # not ours: etcd chose the id
+        assert isinstance(gateway.decode(GrantLease(5), 400, body), Fault)  # etcd chose the id, so it is another lease
     for body in gone:
         assert gateway.decode(RevokeLease(77), 404, body) == LeaseAnswer(0, 77)
         assert isinstance(gateway.decode(Put(b"k", b"v", 77), 404, body), Fault)
@@ -255,7 +255,7 @@ def test_what_was_done_before_is_success() -> None:
         (400, b"Client sent an HTTP request to an HTTPS server.\n", "tls"),
     ],
 )
-def test_bodies_that_are_not_etcds(status: int, body: bytes, kind: str) -> None:
+def test_errors_of_proxies_and_other_programs_are_classified(status: int, body: bytes, kind: str) -> None:
     assert gateway.decode_fault(status, body).kind == kind
 
 
@@ -264,8 +264,8 @@ DEEP = 100_000
 
 @pytest.mark.parametrize("within", [b'{"kvs":%b}', b'{"unknown":%b}', b'{"result":%b}', b'{"error":%b}', b"%b"])
 @pytest.mark.parametrize("nested", [b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP])
-def test_deep_nesting_is_rejected_as_any_other_malformed_body(within: bytes, nested: bytes) -> None:
-    """It never leaves the decoder as a RecursionError."""
+def test_deep_nesting_is_an_invalid_response(within: bytes, nested: bytes) -> None:
+    """The decoder never raises RecursionError."""
     body = within % nested
     for decode in (lambda: gateway.decode(Range(b"k"), 200, body), lambda: gateway.decode_watch(body)):
         with pytest.raises(gateway.InvalidResponse):
@@ -275,7 +275,7 @@ def test_deep_nesting_is_rejected_as_any_other_malformed_body(within: bytes, nes
 
 @CALM
 @given(st.binary(), st.sampled_from([200, 400, 404, 500, 503]))
-def test_any_body_is_answered_somehow(body: bytes, status: int) -> None:
+def test_any_body_is_decoded_or_an_invalid_response(body: bytes, status: int) -> None:
     for operation in (Range(b"k"), KeepAlive(1), Members(), Status()):
         try:
             gateway.decode(operation, status, body)
@@ -288,16 +288,16 @@ def test_any_body_is_answered_somehow(body: bytes, status: int) -> None:
 
 @CALM
 @given(st.lists(st.tuples(st.booleans(), key_values)), numbers)
-def test_changes_are_read_as_they_were_written(changes: list[tuple[bool, KeyValue]], revision: int) -> None:
-    events = [{**({} if is_put else {"type": "DELETE"}), "kv": as_etcd_says(kv)} for is_put, kv in changes]
+def test_changes_are_decoded_as_written(changes: list[tuple[bool, KeyValue]], revision: int) -> None:
+    events = [{**({} if is_put else {"type": "DELETE"}), "kv": as_gateway_json(kv)} for is_put, kv in changes]
     line = json.dumps({"result": without_zeros({"header": {"revision": str(revision)}, "events": events})}).encode()
-    news = gateway.decode_watch(line)
-    assert news.revision == revision
-    assert news.changes == tuple(Change("put" if is_put else "delete", kv) for is_put, kv in changes)
-    assert news.fault is None
+    message = gateway.decode_watch(line)
+    assert message.revision == revision
+    assert message.changes == tuple(Change("put" if is_put else "delete", kv) for is_put, kv in changes)
+    assert message.fault is None
 
 
-def test_how_a_watch_begins_and_ends() -> None:
+def test_the_start_and_the_end_of_a_watch_are_decoded() -> None:
     assert gateway.decode_watch(b'{"result":{"header":{"revision":"3"},"created":true}}').is_open
     compacted = gateway.decode_watch(b'{"result":{"header":{},"canceled":true,"compact_revision":"8"}}').fault
     assert compacted is not None
@@ -318,8 +318,8 @@ def test_how_a_watch_begins_and_ends() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 500])
-def test_answers_that_are_nested_too_deeply_are_no_answers_of_etcd(status: int) -> None:
-    """Whatever listens in etcd's place cannot crash a client with the shape of its JSON."""
+def test_deeply_nested_answers_are_rejected_for_every_operation(status: int) -> None:
+    """Another program at etcd's address cannot crash a client with its JSON."""
     body = b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     for operation in (Range(b"key"), Members(), Status(), KeepAlive(1), Authenticate("user", "password")):
         if status == 200:
@@ -331,8 +331,8 @@ def test_answers_that_are_nested_too_deeply_are_no_answers_of_etcd(status: int) 
         gateway.decode_watch(body)
 
 
-def test_setting_up_users_twice_is_success() -> None:
-    """Several members do it at once; what another has done before is done."""
+def test_setting_up_users_twice_is_a_success() -> None:
+    """Several members do it at the same time."""
     for step, text in (("add user", "user name already exists"), ("add role", "role name already exists")):
         body = json.dumps({"code": 9, "message": f"etcdserver: {text}"}).encode()
         assert gateway.decode(SetUpUsers(step), 400, body) == UsersAnswer()  # type: ignore[arg-type]

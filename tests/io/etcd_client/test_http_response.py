@@ -1,4 +1,4 @@
-"""HTTP responses: however the bytes are cut, the same response is read."""
+"""HTTP responses: the result does not depend on how the bytes are cut."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CALM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 bodies = st.lists(st.binary(min_size=1, max_size=60), max_size=5)
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+def cut(data: bytes, positions: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(position % (len(data) + 1) for position in positions)})
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
@@ -41,10 +41,10 @@ def chunked(chunks: list[bytes], trailer: bytes = b"") -> bytes:
 
 @CALM
 @given(bodies, st.lists(st.integers(0, 10_000), max_size=12))
-def test_counted_bodies(chunks: list[bytes], places: list[int]) -> None:
+def test_bodies_with_a_content_length_are_read(chunks: list[bytes], positions: list[int]) -> None:
     body = b"".join(chunks)
     data = b"HTTP/1.1 503 Service Unavailable\r\nX-A:  b \r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    head, found, end = read(cut(data, places))
+    head, found, end = read(cut(data, positions))
     assert head == Head(503)
     assert found == body
     assert end == End(keeps_open=True)
@@ -52,8 +52,8 @@ def test_counted_bodies(chunks: list[bytes], places: list[int]) -> None:
 
 @CALM
 @given(bodies, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([b"", b"Grpc-Trailer: x\r\n"]))
-def test_chunked_bodies(chunks: list[bytes], places: list[int], trailer: bytes) -> None:
-    head, found, end = read(cut(chunked(chunks, trailer), places))
+def test_chunked_bodies_are_read(chunks: list[bytes], positions: list[int], trailer: bytes) -> None:
+    head, found, end = read(cut(chunked(chunks, trailer), positions))
     assert head.status == 200
     assert found == b"".join(chunks)
     assert end == End(keeps_open=True)
@@ -61,19 +61,19 @@ def test_chunked_bodies(chunks: list[bytes], places: list[int], trailer: bytes) 
 
 @CALM
 @given(bodies, st.lists(st.integers(0, 10_000), max_size=12))
-def test_bodies_until_the_end_of_the_connection(chunks: list[bytes], places: list[int]) -> None:
+def test_bodies_that_end_with_the_connection_are_read(chunks: list[bytes], positions: list[int]) -> None:
     body = b"".join(chunks)
-    pieces = cut(b"HTTP/1.0 200 OK\r\n\r\n" + body, places)
+    pieces = cut(b"HTTP/1.0 200 OK\r\n\r\n" + body, positions)
     assert read(pieces)[1:] == (body, None)
     assert read(pieces, closes=True)[1:] == (body, End(keeps_open=False))
 
 
 @CALM
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6))
-def test_anything_is_read_or_refused(data: bytes, places: list[int]) -> None:
+def test_any_input_is_read_or_rejected(data: bytes, positions: list[int]) -> None:
     reader = ResponseReader()
     try:
-        for piece in cut(data, places):
+        for piece in cut(data, positions):
             reader.feed(piece)
         reader.feed_end()
     except HttpError:
@@ -82,26 +82,26 @@ def test_anything_is_read_or_refused(data: bytes, places: list[int]) -> None:
 
 @CALM
 @given(bodies, st.integers(0, 10_000))
-def test_a_response_that_stops_in_its_middle_is_none(chunks: list[bytes], place: int) -> None:
+def test_a_truncated_response_is_rejected(chunks: list[bytes], position: int) -> None:
     data = chunked(chunks)
     reader = ResponseReader()
-    parts = reader.feed(data[: place % len(data)])
+    parts = reader.feed(data[: position % len(data)])
     assert not any(isinstance(part, End) for part in parts)
     with pytest.raises(HttpError):
         reader.feed_end()
 
 
-def test_a_stream_is_passed_on_as_it_comes() -> None:
+def test_parts_of_the_body_are_returned_as_they_arrive() -> None:
     reader = ResponseReader()
     assert len(reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")) == 1
     assert reader.feed(b"5\r\nhel") == [b"hel"]
     assert reader.feed(b"lo\r\n3\r\nyou\r\n") == [b"lo", b"you"]
     assert reader.feed(b"0\r\n\r\n") == [End(keeps_open=True)]
-    with pytest.raises(HttpError, match="more than was asked for"):
+    with pytest.raises(HttpError, match="data after its end"):
         reader.feed(b"x")
 
 
-def test_what_comes_before_the_answer_is_passed_over() -> None:
+def test_interim_responses_are_ignored() -> None:
     parts = ResponseReader().feed(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n")
     assert parts == [Head(204), End(keeps_open=True)]
 
@@ -115,12 +115,12 @@ def test_what_comes_before_the_answer_is_passed_over() -> None:
         (b"HTTP/1.1 200\r\n", True),
     ],
 )
-def test_whether_the_connection_can_be_used_again(head: bytes, keeps_open: bool) -> None:
+def test_the_end_tells_whether_the_connection_can_be_reused(head: bytes, keeps_open: bool) -> None:
     assert ResponseReader().feed(head + b"Content-Length: 0\r\n\r\n")[-1] == End(keeps_open)
 
 
-def test_a_connection_with_more_than_the_answer_is_not_used_again() -> None:
-    """Neither when there is little more nor when there is much."""
+def test_a_connection_with_data_after_the_response_is_not_reused() -> None:
+    """One byte or many."""
     for more in (b"b", b"b" * 100_000):
         parts = ResponseReader().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na" + more)
         assert parts[1:] == [b"a", End(keeps_open=False)]
@@ -141,6 +141,6 @@ def test_a_connection_with_more_than_the_answer_is_not_used_again() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 20_000,
     ],
 )
-def test_what_is_no_response(data: bytes) -> None:
+def test_invalid_responses_are_rejected(data: bytes) -> None:
     with pytest.raises(HttpError):
         ResponseReader().feed(data)

@@ -1,4 +1,4 @@
-"""Settings: what is taken, and which sentence answers what is not."""
+"""Settings: valid endpoints, and the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ FILES = TlsFiles(ca="ca.pem")
         ("::1", ("[::1]:2379",), False),
     ],
 )
-def test_endpoints(text: str, endpoints: tuple[str, ...], is_encrypted: bool) -> None:
+def test_endpoints_are_parsed(text: str, endpoints: tuple[str, ...], is_encrypted: bool) -> None:
     settings = etcd_settings(text)
     assert settings.endpoints == endpoints
     assert (settings.tls is not None) is is_encrypted
 
 
-def test_tls_files_encrypt_without_a_scheme() -> None:
+def test_tls_files_imply_encryption() -> None:
     assert etcd_settings("e1", tls=FILES).tls == FILES
     assert etcd_settings("e1", tls=TlsFiles()).tls == TlsFiles()
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "sentence"),
+    ("text", "options", "message"),
     [
-        ("", {}, "expected one or more of HOST:PORT"),
+        ("", {}, "expected HOST:PORT, or several separated by commas"),
         ("e1:99999", {}, "port from 1 to 65535"),
         ("ftp://e1", {}, "expected http:// or https://"),
         ("http://e1,https://e2", {}, "mix http:// and https://"),
         ("http://e1/v3", {}, "expected HOST or HOST:PORT"),
-        ("http://e1", {"tls": FILES}, "expected https://"),
+        ("http://e1", {"tls": FILES}, "use https://"),
         ("e1", {"password": "x"}, "without a user"),
         ("e1", {"attempt_s": 0.0}, "positive"),
-        ("http://me:hush@e1", {}, "by their own options"),
+        ("http://me:hush@e1", {}, "with their own options"),
     ],
 )
-def test_refusals(text: str, told: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence) as refusal:
-        etcd_settings(text, **told)  # type: ignore[arg-type]
-    assert "hush" not in str(refusal.value)
+def test_invalid_settings_are_rejected(text: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        etcd_settings(text, **options)  # type: ignore[arg-type]
+    assert "hush" not in str(caught.value)
 
 
 def test_no_secret_is_printed() -> None:
@@ -60,7 +60,7 @@ def test_no_secret_is_printed() -> None:
     assert "hush" not in repr(Authenticate("me", "hush")) + repr(AuthenticateAnswer("hush"))
 
 
-def test_prefix_end() -> None:
+def test_prefix_end_covers_all_keys_with_the_prefix() -> None:
     assert prefix_end(b"a/") == b"a0"
     assert prefix_end(b"a\xff\xff") == b"b"
     assert prefix_end(b"\xff") == prefix_end(b"") == b"\0"

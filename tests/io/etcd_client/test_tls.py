@@ -1,4 +1,4 @@
-"""TLS: encrypted, with certificates on both sides, and what is said when they do not fit."""
+"""TLS: encryption, certificates on both sides, and the messages when they do not match."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .kit import ClientInLoop, ScriptedServer, answer_to, http, raised
 
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """One member that wants certificates, users and passwords. Nobody harms it."""
+    """One member that requires certificates, users and passwords. No test changes it."""
     if find_etcd() is None:
-        pytest.skip("needs etcd, beside python or on PATH")
+        pytest.skip("needs etcd, next to python or on PATH")
     with EtcdCluster(tmp_path_factory.mktemp("etcd"), tls="mutual", users=True) as cluster:
         yield cluster
 
 
-def refusal(cluster: EtcdCluster, tls: TlsFiles, **told: str) -> str:
-    with ClientInLoop(cluster.settings(tls=tls, **told)) as desk:
-        return raised(lambda: desk.call(Range(b"k")), EtcdRefused)
+def refusal(cluster: EtcdCluster, tls: TlsFiles, **options: str) -> str:
+    with ClientInLoop(cluster.settings(tls=tls, **options)) as client:
+        return raised(lambda: client.call(Range(b"k")), EtcdRefused)
 
 
-def test_mutual_tls_with_users(mutual: EtcdCluster) -> None:
-    with ClientInLoop(mutual.settings()) as desk:
+def test_calls_work_with_mutual_tls_and_users(mutual: EtcdCluster) -> None:
+    with ClientInLoop(mutual.settings()) as client:
         for number in range(3):
-            desk.call(Put(ALLOWED + b"k", b"x" * 100_000 * number))
-        assert len(desk.call(Range(ALLOWED + b"k")).kvs[0].value) == 200_000
-        assert desk.client.local_address().startswith("127.")
+            client.call(Put(ALLOWED + b"k", b"x" * 100_000 * number))
+        assert len(client.call(Range(ALLOWED + b"k")).kvs[0].value) == 200_000
+        assert client.etcd.local_address().startswith("127.")
 
 
-def test_watching_through_tls(mutual: EtcdCluster) -> None:
+def test_a_watch_works_with_tls(mutual: EtcdCluster) -> None:
     etcd = BlockingEtcd(mutual.settings())
     try:
         revision = etcd.call(Put(b"watched", b"v")).revision
@@ -48,60 +48,60 @@ def test_watching_through_tls(mutual: EtcdCluster) -> None:
         etcd.close()
 
 
-def test_encrypted_without_a_certificate_of_ours(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_client_needs_no_certificate_if_the_server_requires_none(tmp_path_factory: pytest.TempPathFactory) -> None:
     with EtcdCluster(tmp_path_factory.mktemp("etcd"), tls="server") as cluster:
-        with ClientInLoop(cluster.settings()) as desk:
-            desk.call(Put(b"k", b"v"))
-        # the system's authorities do not know it
-        with ClientInLoop(etcd_settings("https://" + cluster.endpoints)) as desk:
-            sentence = raised(lambda: desk.call(Range(b"k")), EtcdRefused)
-        assert "its certificate is not trusted" in sentence
-        with ClientInLoop(etcd_settings(cluster.endpoints)) as desk:
-            sentence = raised(lambda: desk.call(Range(b"k"), patience_s=0.5), EtcdError)
-        assert "https://" in sentence or "it speaks TLS" in sentence  # by version: it closes, or says so
+        with ClientInLoop(cluster.settings()) as client:
+            client.call(Put(b"k", b"v"))
+        # the system's CAs did not sign it
+        with ClientInLoop(etcd_settings("https://" + cluster.endpoints)) as client:
+            message = raised(lambda: client.call(Range(b"k")), EtcdRefused)
+        assert "untrusted certificate" in message
+        with ClientInLoop(etcd_settings(cluster.endpoints)) as client:
+            message = raised(lambda: client.call(Range(b"k"), patience_s=0.5), EtcdError)
+        assert "https://" in message or "it expects TLS" in message  # depending on the version
 
 
-def test_without_a_certificate(mutual: EtcdCluster) -> None:
+def test_a_missing_client_certificate_is_reported(mutual: EtcdCluster) -> None:
     assert mutual.certificates is not None
-    sentence = refusal(mutual, TlsFiles(ca=mutual.certificates.ca))
-    assert "refused the certificate that this client showed, or showed none" in sentence
+    message = refusal(mutual, TlsFiles(ca=mutual.certificates.ca))
+    assert "rejected this client's certificate, or requires one" in message
 
 
-def test_a_strangers_certificate(mutual: EtcdCluster) -> None:
+def test_a_client_certificate_of_another_ca_is_reported(mutual: EtcdCluster) -> None:
     assert mutual.certificates is not None
-    sentence = refusal(mutual, TlsFiles(*mutual.certificates.strange_client, mutual.certificates.ca))
-    assert "refused the certificate that this client showed" in sentence
+    message = refusal(mutual, TlsFiles(*mutual.certificates.strange_client, mutual.certificates.ca))
+    assert "rejected this client's certificate" in message
 
 
-def test_a_server_that_is_not_trusted(mutual: EtcdCluster) -> None:
+def test_an_untrusted_server_is_reported(mutual: EtcdCluster) -> None:
     assert mutual.certificates is not None
-    sentence = refusal(mutual, TlsFiles(*mutual.certificates.client, mutual.certificates.strange_ca))
-    assert "its certificate is not trusted" in sentence
+    message = refusal(mutual, TlsFiles(*mutual.certificates.client, mutual.certificates.strange_ca))
+    assert "untrusted certificate" in message
 
 
-def test_a_certificate_with_a_common_name(mutual: EtcdCluster) -> None:
-    """etcd refuses it at its gateway once it has users; that is said as a refusal, not tried again for ever."""
+def test_a_client_certificate_with_a_common_name_is_refused(mutual: EtcdCluster) -> None:
+    """etcd's gateway refuses it if there are users. The call is not retried."""
     assert mutual.certificates is not None
     files = TlsFiles(*mutual.certificates.named_client, mutual.certificates.ca)
-    sentence = refusal(mutual, files, user=ROOT, password=ROOT_PASSWORD)
-    assert "Common Name" in sentence
+    message = refusal(mutual, files, user=ROOT, password=ROOT_PASSWORD)
+    assert "Common Name" in message
 
 
-def test_files_that_are_not_there(mutual: EtcdCluster, tmp_path: object) -> None:
-    sentence = refusal(mutual, TlsFiles(ca=f"{tmp_path}/none.pem"))
-    assert sentence == f"the TLS files ({tmp_path}/none.pem) cannot be used: No such file or directory"
+def test_missing_files_are_reported(mutual: EtcdCluster, tmp_path: object) -> None:
+    message = refusal(mutual, TlsFiles(ca=f"{tmp_path}/none.pem"))
+    assert message == f"could not load the TLS files ({tmp_path}/none.pem): No such file or directory"
 
 
-def test_tls_to_a_server_without() -> None:
+def test_a_server_without_tls_is_reported() -> None:
     plain = ScriptedServer(lambda _, sock: sock.sendall(http(b"", "400 Bad Request")))
-    with plain as server, ClientInLoop(etcd_settings("https://" + server.endpoint)) as desk:
-        sentence = raised(lambda: desk.call(Range(b"k")), EtcdRefused)
-    assert "it does not speak TLS, and this client was told to" in sentence
+    with plain as server, ClientInLoop(etcd_settings("https://" + server.endpoint)) as client:
+        message = raised(lambda: client.call(Range(b"k")), EtcdRefused)
+    assert "it does not use TLS" in message
 
 
-def test_one_misfit_does_not_spoil_the_others(mutual: EtcdCluster) -> None:
+def test_one_member_without_tls_does_not_fail_the_call(mutual: EtcdCluster) -> None:
     bad = answer_to(http(b"", "400 Bad Request"))
     with ScriptedServer(lambda _, sock: sock.sendall(http(b"", "400 Bad Request")), bad) as server:
         endpoints = f"{server.endpoint},{mutual.endpoints}"
-        with ClientInLoop(mutual.settings(endpoints=endpoints)) as desk:
-            desk.call(Range(b"k"))
+        with ClientInLoop(mutual.settings(endpoints=endpoints)) as client:
+            client.call(Range(b"k"))

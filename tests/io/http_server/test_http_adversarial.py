@@ -1,4 +1,4 @@
-"""Headers that are made to be expensive: each server rejects or answers them at little cost, and goes on."""
+"""Expensive headers: each server rejects or answers them at little cost and keeps serving."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Server:
         self._address = address
         (self._thread,) = [each for each in threading.enumerate() if each.name.startswith(thread_name)]
 
-    def ask(self, data: bytes) -> Received:
-        """Send these bytes; return the response."""
+    def request(self, data: bytes) -> Received:
+        """Send these bytes. Return the response."""
         with socket.socket(socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET) as sock:
             sock.settimeout(PATIENCE_S)
             sock.connect(self._address)
@@ -61,7 +61,7 @@ class Server:
 
 @pytest.fixture(params=["dashboard", "health", "metrics", "worker"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """Each of the servers of tenax that speak HTTP."""
+    """Each HTTP server of tenax."""
     with leaving_nothing():
         close: Callable[[], None]
         if request.param == "health":
@@ -77,7 +77,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
             found, close = Server(worker.path, "tenax worker server"), worker.stop
         else:
             loop = Loop()
-            # No request here has the key, so the operators' object is never used.
+            # No request here has the key, so the operator API is never used.
             dashboard = Dashboard("127.0.0.1:0", None, loop, pytest.fail)  # type: ignore[arg-type]
             port = int(dashboard.link.partition("/?")[0].rpartition(":")[2])
 
@@ -92,14 +92,14 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_a_header_of_16_kb_costs_less_than_5_ms(server: Server, kind: str) -> None:
-    """Of the CPU time of the server's thread, whatever the header is made of; the next request is answered."""
+    """Of the CPU time of the server's thread. The next request is answered."""
     costs = []
     for _ in range(5):
         before = server.cpu_s()
-        answered = server.ask(REQUESTS[kind])
+        answered = server.request(REQUESTS[kind])
         costs.append(server.cpu_s() - before)
         assert answered.status in (200, 400, 403, 404, 431)
         if costs[-1] < MAX_CPU_S:
             break
     assert min(costs) < MAX_CPU_S
-    assert server.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").status in (200, 403, 404)
+    assert server.request(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").status in (200, 403, 404)

@@ -1,4 +1,4 @@
-"""Each parser of HTTP does linear work, on input that is made to be expensive, whole or in pieces."""
+"""Each HTTP parser takes linear time for expensive input, at once or in pieces."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ RESPONSES: dict[str, Callable[[int], bytes]] = {
 
 
 def read_request(received: list[bytes]) -> Request | Response | None:
-    """Feed a reader until it has a request or an objection."""
+    """Feed a reader until it returns a request or an error response."""
     reader = RequestReader(LARGE)
     return next(filter(None, map(reader.feed, received)), None)
 
 
 def read_response(received: list[bytes]) -> list[Part] | HttpError:
-    """Feed a reader until the end, or until it objects."""
+    """Feed a reader until the end or an error."""
     reader = ResponseReader()
     try:
         return [part for piece in received for part in reader.feed(piece)]
@@ -72,12 +72,10 @@ def read_response(received: list[bytes]) -> list[Part] | HttpError:
 @pytest.mark.parametrize("length", SIZES, ids=["at once", "in pieces"])
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_a_request_is_read_in_linear_time(kind: str, length: int) -> None:
-    """Twice the bytes cost twice the work at most."""
     assert_linear(read_request, lambda n: pieces(REQUESTS[kind](n), length), size=SIZES[length])
 
 
 @pytest.mark.parametrize("length", SIZES, ids=["at once", "in pieces"])
 @pytest.mark.parametrize("kind", RESPONSES)
 def test_a_response_is_read_in_linear_time(kind: str, length: int) -> None:
-    """Twice the bytes cost twice the work at most."""
     assert_linear(read_response, lambda n: pieces(RESPONSES[kind](n), length), size=SIZES[length])

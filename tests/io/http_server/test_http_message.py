@@ -1,4 +1,4 @@
-"""HTTP from bytes: a whole request, more to come, or the answer to what is none."""
+"""HTTP from bytes: a complete request, an incomplete one, or an error response."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def parse(data: bytes, limits: Limits = SMALL) -> Request | Response | None:
     return RequestReader(limits).feed(data)
 
 
-def test_a_request_is_its_method_path_parameters_headers_and_body() -> None:
-    """Names of headers lose their case, escapes their percent signs."""
+def test_a_request_has_method_path_parameters_headers_and_body() -> None:
+    """Header names are in lower case, percent escapes are decoded."""
     data = b"POST /handler/a%20b?x=1&y=&x=2 HTTP/1.1\r\nHost: h\r\nX-Odd:  v \r\nContent-Length: 3\r\n\r\nabcdef"
     assert parse(data) == Request(
         "POST", "/handler/a b", {"x": "2", "y": ""}, {"host": "h", "x-odd": "v", "content-length": "3"}, b"abc"
     )
 
 
-def test_the_oldest_form_is_understood() -> None:
+def test_old_forms_of_requests_are_accepted() -> None:
     """HTTP/1.0 without any header, an absolute address, lines that end without a carriage return."""
     assert parse(b"GET / HTTP/1.0\r\n\r\n") == Request("GET")
     assert parse(b"GET http://host:1/livez?a=b HTTP/1.0\r\n\r\n") == Request("GET", "/livez", {"a": "b"})
@@ -35,8 +35,8 @@ def test_the_oldest_form_is_understood() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 1000])
-def test_a_request_in_pieces_is_waited_for(length: int) -> None:
-    """However it was cut, the request is complete with its last byte, and the same."""
+def test_a_request_may_arrive_in_pieces(length: int) -> None:
+    """However it is cut, it is complete with its last byte."""
     data = b"POST /x HTTP/1.1\r\n" + HOST + b"Content-Length: 4\r\n\r\nbody"
     reader = RequestReader(SMALL)
     *before, last = [reader.feed(piece) for piece in pieces(data, length)]
@@ -67,16 +67,16 @@ def test_a_request_in_pieces_is_waited_for(length: int) -> None:
         (b"GET / HTTP/1.1\r\n" + HOST + b"a:\n" * 150, 431),
     ],
 )
-def test_what_is_no_request_is_answered(data: bytes, status: int | None) -> None:
-    """With the code that says what is wrong with it."""
+def test_invalid_requests_get_an_error_response(data: bytes, status: int | None) -> None:
+    """With the matching status code."""
     for length in (1, len(data)):
         reader = RequestReader(SMALL)
         found = next(filter(None, (reader.feed(piece) for piece in pieces(data, length))), None)
         assert (found.status if isinstance(found, Response) else None) == status
 
 
-def test_a_body_may_hold_what_a_head_may_not() -> None:
-    """A long run of blanks, many lines: whether it comes together with the head or after it."""
+def test_a_body_may_contain_blanks_and_lines_that_a_head_may_not() -> None:
+    """Whether it arrives together with the head or after it."""
     body = b" " * 5000 + b"\n" * 5000
     head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body)
     for received in ([head + body], [head, body], pieces(head + body, 9)):
@@ -87,14 +87,14 @@ def test_a_body_may_hold_what_a_head_may_not() -> None:
 
 
 @pytest.mark.parametrize("more", [b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Expect: 100-continue\r\n"])
-def test_what_is_offered_besides_is_ignored(more: bytes) -> None:
-    """The request is answered as if the client had not offered it."""
+def test_upgrade_and_expect_headers_are_ignored(more: bytes) -> None:
+    """The request is answered as without them."""
     for method in (b"GET", b"CONNECT"):
         found = parse(method + b" / HTTP/1.1\r\n" + HOST + more + b"\r\n")
         assert isinstance(found, Request)
 
 
-def test_without_room_for_a_body_it_is_not_waited_for() -> None:
+def test_a_body_is_not_awaited_if_bodies_are_not_accepted() -> None:
     """A GET that announces a body is answered at once."""
     request = parse(b"GET / HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n\r\n", Limits())
     assert isinstance(request, Request)
@@ -102,23 +102,23 @@ def test_without_room_for_a_body_it_is_not_waited_for() -> None:
 
 
 @given(st.binary(min_size=1, max_size=400))
-def test_no_bytes_whatever_make_it_raise(data: bytes) -> None:
-    """Garbage, and garbage behind a good beginning."""
+def test_no_input_raises(data: bytes) -> None:
+    """Garbage, alone and after a valid beginning."""
     for sent in (data, b"GET /?" + data, b"GET / HTTP/1.1\r\n" + HOST + data + b"\r\n\r\n"):
         found = parse(sent)
         assert found is None or isinstance(found, Request | Response)
 
 
-def test_json_is_for_who_asks_for_it() -> None:
-    """By a header or by the address, where the address wins."""
+def test_json_is_chosen_by_parameter_or_header() -> None:
+    """The parameter takes precedence."""
     assert Request("GET", headers={"accept": "application/json, */*"}).wants_json
     assert Request("GET", params={"format": "json"}).wants_json
     assert not Request("GET", params={"format": "text"}, headers={"accept": "application/json"}).wants_json
     assert not Request("GET", headers={"accept": "*/*"}).wants_json
 
 
-def test_an_answer_says_its_length_and_that_it_is_the_last() -> None:
-    """Also without its body, which a HEAD does not get."""
+def test_a_response_has_a_length_and_closes_the_connection() -> None:
+    """Also without its body, for HEAD."""
     answer = render(text(405, "no", Allow="GET"))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.split(b"\r\n")[0] == b"HTTP/1.1 405 Method Not Allowed"

@@ -1,4 +1,4 @@
-"""The HTTP server: whoever hangs around, who asks is answered."""
+"""The HTTP server: no client can keep another one from being answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from kit.http import PATIENCE_S, heard_from, kube_probe, raw, until_closed
 from kit.processes import forks_with_threads, leaving_nothing, on_linux, until
 from tenax._io.http.message import Limits, Request, Response, text
-from tenax._io.http.server import HttpServer, Patience
+from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.listen import listen
 
 pytestmark = on_linux
@@ -37,7 +37,7 @@ class Served:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
-    """Start servers; they are stopped after the test, and leave nothing."""
+    """Start servers. They are stopped after the test and leave nothing behind."""
     servers: list[HttpServer] = []
 
     def start(answer: Callable[[Request], Response] = hello, **options: object) -> Served:
@@ -53,24 +53,22 @@ def serve() -> Iterator[Callable[..., Served]]:
             server.stop()
 
 
-def test_it_answers_on_both_protocols(serve: Callable[..., Served]) -> None:
-    """IPv4 and, where the machine has it, IPv6."""
+def test_it_answers_over_ipv4_and_ipv6(serve: Callable[..., Served]) -> None:
     served = serve()
     assert kube_probe(served.port).body == b"hello\n"
     if socket.has_dualstack_ipv6():
         assert kube_probe(served.port, host="::1").body == b"hello\n"
 
 
-def test_a_request_may_come_byte_by_byte(serve: Callable[..., Served]) -> None:
-    """And is answered when it is whole."""
+def test_a_request_may_arrive_byte_by_byte(serve: Callable[..., Served]) -> None:
     with serve().connect() as sock:
         for byte in b"GET / HTTP/1.1\r\nHost: h\r\n\r\n":
             sock.sendall(bytes([byte]))
         assert heard_from(sock).status == 200
 
 
-def test_an_answer_is_not_lost_to_what_the_client_still_sends(serve: Callable[..., Served]) -> None:
-    """A body that nobody reads does not turn the answer into a reset."""
+def test_the_response_is_not_lost_if_the_client_still_sends(serve: Callable[..., Served]) -> None:
+    """An unread body does not reset the connection."""
     served = serve()
     for _ in range(20):
         assert (
@@ -79,8 +77,8 @@ def test_an_answer_is_not_lost_to_what_the_client_still_sends(serve: Callable[..
         )
 
 
-def test_who_only_connects_is_no_trouble(serve: Callable[..., Served]) -> None:
-    """A TCP probe connects and leaves, or leaves with a reset."""
+def test_connecting_without_a_request_is_harmless(serve: Callable[..., Served]) -> None:
+    """A TCP probe connects and closes, possibly with a reset."""
     served = serve()
     for _ in range(50):
         with served.connect() as sock:
@@ -88,22 +86,22 @@ def test_who_only_connects_is_no_trouble(serve: Callable[..., Served]) -> None:
     assert kube_probe(served.port).status == 200
 
 
-def test_silent_clients_do_not_keep_others_out(serve: Callable[..., Served]) -> None:
-    """Far more than there is room for: the newest is always let in, and the number of connections stays bounded."""
-    served = serve(patience=Patience(connections=8, ask_s=PATIENCE_S))
+def test_silent_clients_do_not_block_new_ones(serve: Callable[..., Served]) -> None:
+    """With far more than the maximum, the newest is accepted and the number of connections stays bounded."""
+    served = serve(client_limits=ClientLimits(connections=8, request_s=PATIENCE_S))
     with ExitStack() as stack:
         silent = [stack.enter_context(served.connect()) for _ in range(100)]
         for sock in silent:
             sock.sendall(b"GET / HTT")
         assert kube_probe(served.port).status == 200
-        until(lambda: len(served.server._connections) <= 8, "room")
+        until(lambda: len(served.server._connections) <= 8, "the maximum number of connections")
         dropped = sum(_is_closed(sock) for sock in silent)
         assert dropped >= 92
 
 
-def test_silent_connections_of_one_address_do_not_push_out_another(serve: Callable[..., Served]) -> None:
-    """A slow client keeps its connection while another address opens far more than there is room for."""
-    served = serve(patience=Patience(connections=8, ask_s=PATIENCE_S))
+def test_silent_connections_of_one_address_do_not_displace_another(serve: Callable[..., Served]) -> None:
+    """A slow client keeps its connection while another address opens far more than the maximum."""
+    served = serve(client_limits=ClientLimits(connections=8, request_s=PATIENCE_S))
     with served.connect() as slow, ExitStack() as stack:
         slow.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(100):
@@ -113,18 +111,18 @@ def test_silent_connections_of_one_address_do_not_push_out_another(serve: Callab
         assert heard_from(slow).status == 200
 
 
-def test_a_slow_client_is_told_so_and_dropped(serve: Callable[..., Served]) -> None:
-    """One that has begun to ask is told; one that has not is just dropped."""
-    served = serve(patience=Patience(ask_s=0.05))
+def test_a_slow_client_gets_a_408_and_is_disconnected(serve: Callable[..., Served]) -> None:
+    """A client that has sent nothing is only disconnected."""
+    served = serve(client_limits=ClientLimits(request_s=0.05))
     with served.connect() as slow, served.connect() as silent:
         slow.sendall(b"GET / HTT")
         assert heard_from(slow).status == 408
         assert until_closed(silent) == b""
 
 
-def test_a_client_that_sends_a_byte_now_and_then_is_dropped_in_time(serve: Callable[..., Served]) -> None:
-    """The time limit is for the whole request, not for each of its bytes."""
-    served = serve(patience=Patience(ask_s=0.2))
+def test_a_client_that_sends_single_bytes_is_disconnected_in_time(serve: Callable[..., Served]) -> None:
+    """The time limit applies to the whole request, not to each byte."""
+    served = serve(client_limits=ClientLimits(request_s=0.2))
     with served.connect() as slow:
         slow.sendall(b"GET / HTTP/1.1\r\n")
         slow.settimeout(0.01)
@@ -138,123 +136,125 @@ def test_a_client_that_sends_a_byte_now_and_then_is_dropped_in_time(serve: Calla
         assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_client_that_does_not_read_is_dropped(serve: Callable[..., Served]) -> None:
-    """The answer is longer than all buffers; nobody takes it."""
-    served = serve(lambda _: Response(body=bytes(32 << 20)), patience=Patience(take_s=0.05))
+def test_a_client_that_does_not_read_is_disconnected(serve: Callable[..., Served]) -> None:
+    """The response is larger than all buffers."""
+    served = serve(lambda _: Response(body=bytes(32 << 20)), client_limits=ClientLimits(response_s=0.05))
     with served.connect() as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         until(lambda: not served.server._connections, "the connection to be dropped")
 
 
-def test_a_client_that_never_stops_sending_is_dropped(serve: Callable[..., Served]) -> None:
-    """Without a request, and after its answer."""
-    served = serve(patience=Patience(take_s=PATIENCE_S))
+def test_a_client_that_never_stops_sending_is_disconnected(serve: Callable[..., Served]) -> None:
+    """Without a request, and after its response."""
+    served = serve(client_limits=ClientLimits(response_s=PATIENCE_S))
     for beginning in (b"", b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"):
         with served.connect() as sock:
             sock.sendall(beginning)
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
-                pour(sock)
+                send_endlessly(sock)
     assert kube_probe(served.port).status == 200
 
 
-def test_garbage_is_answered_and_forgotten(serve: Callable[..., Served]) -> None:
-    """TLS, binary, a page of nothing."""
+def test_garbage_gets_an_error_response(serve: Callable[..., Served]) -> None:
+    """TLS, binary data, empty lines."""
     served = serve()
     for garbage in (b"\x16\x03\x01\0", b"\0" * 5000, b"\r\n" * 9000, b"GET / HTTP/9\r\n\r\n"):
         assert raw(served.port, garbage).status in (400, 431)
     assert kube_probe(served.port).status == 200
 
 
-def test_an_answer_that_raises_is_an_answer(serve: Callable[..., Served]) -> None:
-    """500 and one line; the next one is served."""
+def test_an_exception_of_the_handler_becomes_a_500(serve: Callable[..., Served]) -> None:
+    """With one line of text. The next request is answered."""
 
     def fail(_: Request) -> Response:
         raise RuntimeError("no\nsecond line")
 
     served = serve(fail)
     for _ in range(2):
-        heard = kube_probe(served.port)
-        assert (heard.status, heard.body) == (500, b"RuntimeError: no\n")
+        response = kube_probe(served.port)
+        assert (response.status, response.body) == (500, b"RuntimeError: no\n")
 
 
-def test_an_answer_made_apart_holds_up_nobody(serve: Callable[..., Served]) -> None:
-    """Others are answered meanwhile; when too many are being made, the next is refused."""
-    go_on = threading.Event()
+def test_a_request_in_a_thread_does_not_block_others(serve: Callable[..., Served]) -> None:
+    """At the maximum number of threads for a path, the next request for it is refused."""
+    may_end = threading.Event()
 
     def answer(request: Request) -> Response:
         if request.path == "/slow":
-            go_on.wait(PATIENCE_S)
+            may_end.wait(PATIENCE_S)
         return text(200, request.path)
 
-    served = serve(answer, is_apart=lambda request: request.path == "/slow", patience=Patience(apart=2))
+    served = serve(
+        answer, in_thread=lambda request: request.path == "/slow", client_limits=ClientLimits(threads_per_path=2)
+    )
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
-        until(lambda: len(served.server._in_threads.get("/slow", ())) == 2, "both to be on their way")
+        until(lambda: len(served.server._in_threads.get("/slow", ())) == 2, "both to be running")
         assert kube_probe(served.port, "/quick").body == b"/quick\n"
         assert kube_probe(served.port, "/slow").status == 503
-        go_on.set()
+        may_end.set()
         assert heard_from(first).body == heard_from(second).body == b"/slow\n"
 
 
-def test_who_asked_may_be_gone_when_the_answer_comes(serve: Callable[..., Served]) -> None:
-    """An answer made apart that nobody waits for is thrown away, and the next one is answered."""
-    go_on, here = threading.Event(), threading.Event()
+def test_a_client_may_disconnect_before_its_response_is_ready(serve: Callable[..., Served]) -> None:
+    """The response is discarded, and the next request is answered."""
+    may_end, entered = threading.Event(), threading.Event()
 
     def answer(request: Request) -> Response:
         if request.path == "/slow":
-            here.set()
-            go_on.wait(PATIENCE_S)
+            entered.set()
+            may_end.wait(PATIENCE_S)
         return text(200, request.path)
 
-    served = serve(answer, is_apart=lambda request: request.path == "/slow")
+    served = serve(answer, in_thread=lambda request: request.path == "/slow")
     with served.connect() as impatient:
         impatient.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert here.wait(PATIENCE_S)
+        assert entered.wait(PATIENCE_S)
         impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    go_on.set()
-    until(lambda: not served.server._in_threads, "the answer to be made")
+    may_end.set()
+    until(lambda: not served.server._in_threads, "the handler to return")
     assert kube_probe(served.port, "/quick").body == b"/quick\n"
     assert kube_probe(served.port, "/slow").body == b"/slow\n"
 
 
-@pytest.mark.parametrize("is_apart", [True, False])
-def test_an_answer_that_wants_to_exit_is_an_answer(serve: Callable[..., Served], is_apart: bool) -> None:
-    """More often than there are slots: none of them is lost."""
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_an_exit_in_the_handler_becomes_a_500(serve: Callable[..., Served], in_thread: bool) -> None:
+    """More often than there are slots: no slot is lost."""
 
-    def leave(_: Request) -> Response:
+    def exit_process(_: Request) -> Response:
         sys.exit(3)
 
-    served = serve(leave, is_apart=lambda _: is_apart, patience=Patience(apart=1))
+    served = serve(exit_process, in_thread=lambda _: in_thread, client_limits=ClientLimits(threads_per_path=1))
     for _ in range(3):
-        heard = kube_probe(served.port)
-        assert (heard.status, heard.body) == (500, b"SystemExit: 3\n")
+        response = kube_probe(served.port)
+        assert (response.status, response.body) == (500, b"SystemExit: 3\n")
 
 
-def test_answers_that_hang_keep_nobody_from_asking_for_another(serve: Callable[..., Served]) -> None:
-    """The limit is for each path, and who is refused is told which one, and for how long."""
-    go_on = threading.Event()
+def test_hanging_requests_of_one_path_do_not_block_other_paths(serve: Callable[..., Served]) -> None:
+    """The limit is per path, and the error names the path and for how long it hangs."""
+    may_end = threading.Event()
 
     def answer(request: Request) -> Response:
         if request.path == "/stuck":
-            go_on.wait(PATIENCE_S)
+            may_end.wait(PATIENCE_S)
         return text(200, request.path)
 
-    served = serve(answer, is_apart=lambda _: True, patience=Patience(apart=2))
+    served = serve(answer, in_thread=lambda _: True, client_limits=ClientLimits(threads_per_path=2))
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /stuck HTTP/1.1\r\nHost: h\r\n\r\n")
-        until(lambda: len(served.server._in_threads.get("/stuck", ())) == 2, "both to be on their way")
-        heard = kube_probe(served.port, "/stuck")
-        assert heard.status == 503
-        assert heard.body.startswith(b"/stuck is being answered 2 times already, the first for ")
+        until(lambda: len(served.server._in_threads.get("/stuck", ())) == 2, "both to be running")
+        response = kube_probe(served.port, "/stuck")
+        assert response.status == 503
+        assert response.body.startswith(b"2 requests for /stuck are unfinished, the oldest for ")
         assert kube_probe(served.port, "/other").body == b"/other\n"
-        go_on.set()
+        may_end.set()
         assert heard_from(first).body == heard_from(second).body == b"/stuck\n"
 
 
 def test_a_body_is_read_up_to_its_limit(serve: Callable[..., Served]) -> None:
-    """Whole if it fits, refused if not."""
+    """A larger one is refused."""
     served = serve(lambda request: Response(body=request.body[::-1]), limits=Limits(body_bytes=1 << 20))
     body = bytes(range(256)) * 4096
     assert (
@@ -264,8 +264,8 @@ def test_a_body_is_read_up_to_its_limit(serve: Callable[..., Served]) -> None:
     assert raw(served.port, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1048577\r\n\r\n").status == 413
 
 
-def test_stopping_closes_what_is_open(serve: Callable[..., Served]) -> None:
-    """Also a connection in the middle of a request; and a server that never started can be stopped."""
+def test_stop_closes_all_connections(serve: Callable[..., Served]) -> None:
+    """Including one in the middle of a request. A server that never started can be stopped."""
     served = serve()
     with served.connect() as sock:
         sock.sendall(b"GET / HT")
@@ -279,7 +279,7 @@ def test_stopping_closes_what_is_open(serve: Callable[..., Served]) -> None:
 @pytest.mark.process
 @forks_with_threads
 def test_a_forked_process_does_not_hold_the_port(serve: Callable[..., Served]) -> None:
-    """When the server has stopped, the port is free, whoever was forked meanwhile."""
+    """The port is free when the server has stopped, even if a process was forked meanwhile."""
     served = serve()
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -297,8 +297,8 @@ def test_a_forked_process_does_not_hold_the_port(serve: Callable[..., Served]) -
         os.waitpid(pid, 0)
 
 
-def pour(sock: socket.socket) -> None:
-    """Far more than all buffers hold."""
+def send_endlessly(sock: socket.socket) -> None:
+    """Send far more than all buffers hold."""
     for _ in range(4096):
         sock.sendall(b"A" * 65_536)
 
@@ -339,8 +339,8 @@ print(client.recv(1000).split()[-1].decode(), used < 0.15)
 
 
 @pytest.mark.process
-def test_without_a_descriptor_it_waits_and_does_not_spin() -> None:
-    """A client who cannot be let in now is let in when there is room, and the processor has a rest meanwhile."""
+def test_without_free_descriptors_it_waits_without_spinning() -> None:
+    """A client is accepted once a descriptor is free, and the wait costs no CPU time."""
     done = subprocess.run(
         [sys.executable, "-c", _NO_DESCRIPTOR], capture_output=True, text=True, check=False, timeout=60
     )

@@ -8,20 +8,20 @@ import pytest
 
 from kit.processes import program
 
-from .kit import Party
+from .kit import ManagedCluster
 
 __all__ = ["program"]
 
 
 @pytest.fixture
-def party(tmp_path: Path) -> Iterator[Callable[..., Party]]:
-    """Makes parties; whatever is left of them is ended after the test."""
-    made: list[Party] = []
+def make_cluster(tmp_path: Path) -> Iterator[Callable[..., ManagedCluster]]:
+    """Return a factory of clusters, which are closed after the test."""
+    clusters: list[ManagedCluster] = []
 
-    def make(count: int = 3, **told: Any) -> Party:
-        made.append(Party(tmp_path / "data", count, **told))
-        return made[-1]
+    def make(count: int = 3, **options: Any) -> ManagedCluster:
+        clusters.append(ManagedCluster(tmp_path / "data", count, **options))
+        return clusters[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for cluster in clusters:
+        cluster.close()

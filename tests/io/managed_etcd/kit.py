@@ -1,4 +1,4 @@
-"""What tests of managed etcd stand on: control hosts that are loopback addresses, and members on one loop."""
+"""Helpers for the tests of managed etcd: members of one cluster in one loop, at loopback addresses."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def control_hosts(count: int) -> tuple[str, ...]:
     return tuple(own_address() for _ in range(count))
 
 
-class Party:
-    """Members of one run in this process, one per control host, and what they say."""
+class ManagedCluster:
+    """The members of one run in this process, one per control host, and their messages."""
 
-    def __init__(self, folder: Path, count: int = 3, **told: Any) -> None:
+    def __init__(self, folder: Path, count: int = 3, **options: Any) -> None:
         self.loop = Loop()
         self.names = control_hosts(count)
-        self.told = {"run_id": "a run/1", "data_root": str(folder), **told}
+        self.options = {"run_id": "a run/1", "data_root": str(folder), **options}
         self.members: list[ManagedMember] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.failures: list[str] = []
         self._clients: list[EtcdClient] = []
 
-    def settings(self, name: str, **told: Any) -> ManagedSettings:
-        return ManagedSettings(**{"names": self.names, "only": name, **self.told, **told})
+    def settings(self, name: str, **options: Any) -> ManagedSettings:
+        return ManagedSettings(**{"names": self.names, "only": name, **self.options, **options})
 
-    def add(self, name: str, limits: dict[str, Any] | None = None, **told: Any) -> ManagedMember:
+    def add(self, name: str, limits: dict[str, Any] | None = None, **options: Any) -> ManagedMember:
         """Start the member of this name."""
-        settings = self.settings(name, **told)
-        member = ManagedMember(self.loop, settings, self.said.append, self.failures.append, **limits or {})
+        settings = self.settings(name, **options)
+        member = ManagedMember(self.loop, settings, self.messages.append, self.failures.append, **limits or {})
         self.members.append(member)
         member.start()
         return member
@@ -53,15 +53,17 @@ class Party:
         self.until(lambda: all(member.is_serving for member in members), "all members to serve")
         return members
 
-    def until(self, fact: Callable[[], object], what: str, *, may_fail: bool = False) -> None:
-        """Let the loop run until it is so."""
+    def until(self, condition: Callable[[], object], what: str, *, may_fail: bool = False) -> None:
+        """Run the loop until the condition is true."""
         end = self.loop.now() + PATIENCE_S
-        self.loop.next_event(lambda: self.loop.now() if fact() or (self.failures and not may_fail) else end)
+        self.loop.next_event(lambda: self.loop.now() if condition() or (self.failures and not may_fail) else end)
         assert may_fail or not self.failures, self.failures
-        assert fact(), f"waited in vain for {what}; said: {self.said}; {[c.trouble for c in self._clients]}"
+        assert condition(), (
+            f"timed out waiting for {what}; messages: {self.messages}; {[c.trouble for c in self._clients]}"
+        )
 
-    def ask(self, operation: Operation[A], *names: str, tls: TlsFiles | None = None, **login: str) -> A:
-        """The answer of the cluster, or of the members that are named. ``login``: another one than the run's."""
+    def call(self, operation: Operation[A], *names: str, tls: TlsFiles | None = None, **login: str) -> A:
+        """Return the answer of the cluster, or of the named members. ``login``: instead of the run's."""
         settings = self.settings(self.names[0])
         endpoints = tuple(f"{name}:2379" for name in names or self.names)
         login = login or ({"user": "root", "password": settings.password} if settings.secret else {})
@@ -72,12 +74,12 @@ class Party:
         client.call(operation, answers.append, errors.append, patience_s=PATIENCE_S)
         self.until(lambda: answers or errors, f"an answer to {operation}")
         client.close()
-        assert not errors, errors[0].sentence
+        assert not errors, errors[0].message
         return answers[0]
 
-    def cluster(self, *names: str, tls: TlsFiles | None = None) -> dict[str, Member]:
-        """Who belongs to it, by peer URL."""
-        return {member.peer_urls[0]: member for member in self.ask(Members(), *names, tls=tls).members}
+    def members_by_url(self, *names: str, tls: TlsFiles | None = None) -> dict[str, Member]:
+        """Return the members by peer URL."""
+        return {member.peer_urls[0]: member for member in self.call(Members(), *names, tls=tls).members}
 
     def leave(self, *members: ManagedMember) -> None:
         left: list[int] = []
@@ -94,7 +96,7 @@ class Party:
 
 
 def tls_files(folder: Path, *names: str) -> TlsFiles:
-    """A certificate for these names, with its authority."""
+    """Issue a certificate for these names, with its CA."""
     authority = trustme.CA()
     issued = authority.issue_cert(*names)
     cert, key, ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"

@@ -1,4 +1,4 @@
-"""TorchElastic's EtcdServer under its old name."""
+"""TorchElastic's EtcdServer, under its public name."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _HOLDS_A_SERVER = """
 
 
 @on_linux
-def test_it_serves(tmp_path: Path) -> None:
-    """Started, asked, stopped; nothing is left, and stopping again is no error."""
+def test_it_starts_serves_and_stops(tmp_path: Path) -> None:
+    """Nothing is left behind, and stopping again is no error."""
     data = tmp_path / "data"
     with leaving_nothing():
         server = EtcdServer(str(data))
@@ -48,8 +48,7 @@ def test_it_serves(tmp_path: Path) -> None:
         assert not data.exists()
 
 
-def test_it_can_be_started_again(tmp_path: Path) -> None:
-    """It is another server then, without the data of the first."""
+def test_it_can_be_started_again_without_the_old_data(tmp_path: Path) -> None:
     server = EtcdServer(str(tmp_path / "data"))
     for _ in range(2):
         server.start()
@@ -60,7 +59,7 @@ def test_it_can_be_started_again(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_what_it_prints_goes_where_one_says(tmp_path: Path) -> None:
+def test_its_stderr_can_be_redirected(tmp_path: Path) -> None:
     server = EtcdServer(str(tmp_path / "data"))
     with (tmp_path / "errors").open("wb") as errors:
         server.start(stderr=errors)
@@ -71,7 +70,7 @@ def test_what_it_prints_goes_where_one_says(tmp_path: Path) -> None:
 @on_linux
 @pytest.mark.parametrize("end", ["exits", "killed"])
 def test_it_ends_with_its_process(program: Callable[..., Program], tmp_path: Path, end: str) -> None:
-    """Nobody called ``stop``."""
+    """Without a call of ``stop``."""
     os.mkfifo(tmp_path / "waits")
     holder = program(_HOLDS_A_SERVER, tmp_path / "data", "exits" if end == "exits" else tmp_path / "waits")
     port = int(holder.pipe.line().rpartition(":")[2])
@@ -87,16 +86,16 @@ def test_it_ends_with_its_process(program: Callable[..., Program], tmp_path: Pat
         assert not (tmp_path / "data").exists()
 
 
-def test_no_program(program: Callable[..., Program], tmp_path: Path) -> None:
+def test_a_missing_program_raises(program: Callable[..., Program], tmp_path: Path) -> None:
     holder = program(
         _HOLDS_A_SERVER, tmp_path / "data", "exits", env={"TORCHELASTIC_ETCD_BINARY_PATH": str(tmp_path / "none")}
     )
     assert holder.wait() == 1
-    assert f"{EtcdUnusable.__name__}: the variable TORCHELASTIC_ETCD_BINARY_PATH names" in holder.errors
+    assert f"{EtcdUnusable.__name__}: TORCHELASTIC_ETCD_BINARY_PATH is " in holder.errors
     assert not (tmp_path / "data").exists()
 
 
-def test_a_server_that_ends_is_told_with_its_last_words(program: Callable[..., Program], tmp_path: Path) -> None:
+def test_a_server_that_exits_is_reported_with_its_log(program: Callable[..., Program], tmp_path: Path) -> None:
     script = tmp_path / "etcd"
     script.write_text(
         '#!/bin/sh\ncase "$1" in --version) echo "etcd Version: 3.5.16"; exit;; esac\necho no >&2\nexit 3\n'
@@ -104,11 +103,11 @@ def test_a_server_that_ends_is_told_with_its_last_words(program: Callable[..., P
     script.chmod(0o700)
     holder = program(_HOLDS_A_SERVER, tmp_path / "data", "exits", env={"TENAX_ETCD": str(script)})
     assert holder.wait() == 1
-    assert "RuntimeError: the etcd server has ended: it exited with code 3; its last words: no" in holder.errors
+    assert "RuntimeError: etcd exited with code 3; last log messages: no" in holder.errors
 
 
-def test_stop_etcd(tmp_path: Path) -> None:
-    """A process of one's own, and its data; one that has ended already, or none."""
+def test_stop_etcd_ends_a_process_and_removes_its_data(tmp_path: Path) -> None:
+    """A process that has exited already, or none, is no error."""
     data = tmp_path / "data"
     data.mkdir()
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
@@ -121,19 +120,19 @@ def test_stop_etcd(tmp_path: Path) -> None:
     process.stdin.close()
 
 
-def test_find_free_port() -> None:
+def test_find_free_port_returns_distinct_ports() -> None:
     with find_free_port() as first, find_free_port() as second:
         assert 0 < first.getsockname()[1] != second.getsockname()[1]
 
 
 def _listening(data: Path) -> list[int]:
-    """The processes that were started with this data directory, but for the one that started them."""
+    """Return the etcd processes with this data directory."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"--data-dir" in words and any(word.startswith(os.fsencode(data)) for word in words):
+        if b"--data-dir" in arguments and any(argument.startswith(os.fsencode(data)) for argument in arguments):
             found.append(int(entry))
     return found

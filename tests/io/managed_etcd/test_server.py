@@ -1,4 +1,4 @@
-"""A server ends with the process that started it, however that one ends; and it says how it ended."""
+"""A server ends with the process that started it, however that ends, and its end is reported."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from kit.processes import Program, gone, is_alive, leaving_nothing, on_linux, un
 from tenax._io.etcd.server import ServerProcess
 from tenax._io.loop import Loop
 
-from .kit import Party, control_hosts
+from .kit import ManagedCluster, control_hosts
 
 _HOLDS_A_MEMBER = """
     import sys
     from tenax._io.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.loop import Loop
 
-    def tell(text):
+    def report(text):
         print(text, flush=True)
 
     loop = Loop()
     settings = ManagedSettings((sys.argv[1],), "run", data_root=sys.argv[2])
-    member = ManagedMember(loop, settings, lambda text: None, lambda text: tell("failed: " + text))
+    member = ManagedMember(loop, settings, lambda text: None, lambda text: report("failed: " + text))
     member.start()
     loop.next_event(lambda: loop.now() if member.is_serving else None)
-    tell(member.server_pid)
-    tell(member.data_directory)
+    report(member.server_pid)
+    report(member.data_directory)
     loop.next_event(lambda: None)
 """
 
@@ -47,7 +47,7 @@ while :; do read line < "$0.fifo"; done
 def test_the_server_ends_with_its_agent(
     program: Callable[..., Program], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """M1: nothing is left of it, by pid. Its data stays, for an agent that is started again."""
+    """M1: no process is left. The data stays for a restarted agent."""
     (name,) = control_hosts(1)
     agent = program(_HOLDS_A_MEMBER, name, tmp_path / "data")
     pid, directory = int(agent.pipe.line()), Path(agent.pipe.line())
@@ -61,19 +61,19 @@ def test_the_server_ends_with_its_agent(
 
 
 @on_linux
-def test_the_server_ends_with_its_guard(party: Callable[..., Party]) -> None:
-    """The kernel, and the agent, see to it; and the agent starts another."""
-    there = party(1)
-    (member,) = there.add_all()
+def test_the_server_ends_with_its_guard(make_cluster: Callable[..., ManagedCluster]) -> None:
+    """By the kernel and by the agent. The agent starts another server."""
+    cluster = make_cluster(1)
+    (member,) = cluster.add_all()
     pid = member.server_pid
     os.kill(_parent(pid), signal.SIGKILL)
     assert gone([pid])
-    there.until(lambda: member.is_serving and member.server_pid not in (0, pid), "another server")
+    cluster.until(lambda: member.is_serving and member.server_pid not in (0, pid), "another server")
 
 
 @on_linux
-def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    """After the grace; and nothing is left, not even what a script has started."""
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """After the grace period, with everything that it started."""
     script = tmp_path / "server"
     script.write_text(_STUBBORN)
     script.chmod(0o700)
@@ -86,18 +86,18 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         server.start([str(script)], {"PATH": os.environ["PATH"]}, str(log))
         loop.next_event(lambda: loop.now() if server.pid else None)
         pid = server.pid
-        until(lambda: log.exists() and log.read_text() == "up\n", "the script to be deaf")
+        until(lambda: log.exists() and log.read_text() == "up\n", "the script to ignore SIGTERM")
         server.stop(grace_s=0.1)
         loop.next_event(lambda: loop.now() if ended else None)
-        assert ended == [("it was killed by SIGKILL", False)]
+        assert ended == [("was killed by SIGKILL", False)]
         assert gone([pid])
         server.kill()
         loop.close()
 
 
 @on_linux
-def test_kill_returns_when_it_is_gone(tmp_path: Path) -> None:
-    """Also if it is stopped, and could not obey."""
+def test_kill_returns_when_the_server_is_gone(tmp_path: Path) -> None:
+    """Even if the server is stopped (SIGSTOP)."""
     ended: list[str] = []
     loop = Loop()
     server = ServerProcess(loop, lambda how, _: ended.append(how))
@@ -111,22 +111,22 @@ def test_kill_returns_when_it_is_gone(tmp_path: Path) -> None:
     loop.close()
 
 
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    """It has ended, and the log says why."""
+def test_a_missing_program_exits_with_127(tmp_path: Path) -> None:
+    """The log has the reason."""
     ended: list[tuple[str, bool]] = []
     loop = Loop()
     server = ServerProcess(loop, lambda how, by_itself: ended.append((how, by_itself)))
     log = tmp_path / "log"
     server.start([str(tmp_path / "none")], {}, str(log))
     loop.next_event(lambda: loop.now() if ended else None)
-    assert ended == [("it exited with code 127", True)]
+    assert ended == [("exited with code 127", True)]
     assert "No such file or directory" in log.read_text()
     server.kill()
     loop.close()
 
 
-def test_a_server_that_cannot_live_is_given_up_in_words(party: Callable[..., Party], tmp_path: Path) -> None:
-    """Its last words are in every sentence, and in the end it is said that it was tried several times."""
+def test_a_server_that_keeps_exiting_is_given_up(make_cluster: Callable[..., ManagedCluster], tmp_path: Path) -> None:
+    """Each message has its last log messages; the final one has the number of attempts."""
     script = tmp_path / "etcd"
     script.write_text(
         "#!/bin/sh\n"
@@ -135,12 +135,12 @@ def test_a_server_that_cannot_live_is_given_up_in_words(party: Callable[..., Par
         "exit 1\n"
     )
     script.chmod(0o700)
-    there = party(1, program=str(script))
-    member = there.add(there.names[0], {"pauses_s": (0.01,) * 3})
-    there.until(lambda: there.said, "its end to be told")
-    assert "it exited with code 1; its last words: cannot go on: the disk is full; trying again" in there.said[0]
-    there.until(lambda: there.failures, "it to be given up", may_fail=True)
-    assert "cannot go on: the disk is full; this was tried 4 times" in there.failures[0]
+    cluster = make_cluster(1, program=str(script))
+    member = cluster.add(cluster.names[0], {"pauses_s": (0.01,) * 3})
+    cluster.until(lambda: cluster.messages, "its end to be reported")
+    assert "exited with code 1; last log messages: cannot go on: the disk is full; retrying" in cluster.messages[0]
+    cluster.until(lambda: cluster.failures, "it to be given up", may_fail=True)
+    assert "cannot go on: the disk is full; gave up after 4 attempts" in cluster.failures[0]
     assert not member.is_here
 
 

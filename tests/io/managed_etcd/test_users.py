@@ -1,4 +1,4 @@
-"""Users of managed members: with a secret, whoever merely reaches them can do nothing."""
+"""Users of managed members: with a secret, a client without it can do nothing."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from tenax._io.etcd.settings import EtcdSettings
 from tenax.rendezvous._etcd_handler import etcd_engine_settings
 from tenax.rendezvous.api import RendezvousParameters
 
-from .kit import Party
+from .kit import ManagedCluster
 
-MakeParty = Callable[..., Party]
+MakeCluster = Callable[..., ManagedCluster]
 SECRET = b"the secret of the run"
-OPEN = "are open to everyone who reaches the ports 2379 and 2380; give every node the same secret"
+OPEN = "any client that can reach ports 2379 and 2380 can read and change the etcd of this run"
 
 
-def refusal(there: Party, operation: Operation[object], **login: str) -> EtcdError:
-    """How the members fail this call of another client."""
-    settings = EtcdSettings((f"{there.names[0]}:2379",), **login)
-    client = EtcdClient(there.loop, settings)
+def refusal(cluster: ManagedCluster, operation: Operation[object], **login: str) -> EtcdError:
+    """Return the error that the members answer to another client."""
+    settings = EtcdSettings((f"{cluster.names[0]}:2379",), **login)
+    client = EtcdClient(cluster.loop, settings)
     errors: list[EtcdError] = []
     answers: list[object] = []
     client.call(operation, answers.append, errors.append)
-    there.until(lambda: errors or answers, "an answer")
+    cluster.until(lambda: errors or answers, "an answer")
     client.close()
     assert not answers, answers
     return errors[0]
 
 
-def test_without_the_secret_nothing_can_be_read_or_changed(party: MakeParty) -> None:
+def test_without_the_secret_nothing_can_be_read_or_changed(make_cluster: MakeCluster) -> None:
     """Neither keys nor members nor users, without a login or with a wrong one."""
-    there = party(1, secret=SECRET)
-    there.add_all()
-    key = member_key("a run/1", there.names[0])
-    (member,) = there.ask(Members()).members
-    wrong = ManagedSettings(there.names, "a run/1", secret=b"another secret of 16").password
+    cluster = make_cluster(1, secret=SECRET)
+    cluster.add_all()
+    key = member_key("a run/1", cluster.names[0])
+    (member,) = cluster.call(Members()).members
+    wrong = ManagedSettings(cluster.names, "a run/1", secret=b"another secret of 16").password
     for login in ({}, {"user": "root", "password": wrong}):
         for operation in (
             Range(key),
@@ -65,102 +65,102 @@ def test_without_the_secret_nothing_can_be_read_or_changed(party: MakeParty) -> 
             SetUpUsers("add user", "a password"),
             SetUpUsers("list users"),
         ):
-            assert isinstance(refusal(there, operation, **login), EtcdRefused), operation  # type: ignore[arg-type]
-    assert there.ask(Range(key)).kvs
-    assert there.ask(SetUpUsers("list users")).users == ("root",)
-    assert not any(OPEN in line for line in there.said)
+            assert isinstance(refusal(cluster, operation, **login), EtcdRefused), operation  # type: ignore[arg-type]
+    assert cluster.call(Range(key)).kvs
+    assert cluster.call(SetUpUsers("list users")).users == ("root",)
+    assert not any(OPEN in line for line in cluster.messages)
 
 
-def test_without_a_secret_members_are_open_and_say_so(party: MakeParty) -> None:
-    """One line names the ports and the setting that closes them."""
-    there = party(1)
-    there.add_all()
-    assert sum(OPEN in line for line in there.said) == 1
-    assert there.ask(Range(b"key")).kvs == ()
+def test_without_a_secret_members_report_that_they_are_open(make_cluster: MakeCluster) -> None:
+    """With the ports and the setting that protects them."""
+    cluster = make_cluster(1)
+    cluster.add_all()
+    assert sum(OPEN in line for line in cluster.messages) == 1
+    assert cluster.call(Range(b"key")).kvs == ()
 
 
-def test_a_client_waits_until_there_are_users(party: MakeParty) -> None:
-    """An agent writes nothing, least of all the secret of its links, to an etcd that is still open to everyone."""
-    there = party(1)
-    there.add_all()
-    settings = there.settings(there.names[0], secret=SECRET)
+def test_a_client_waits_until_users_are_set_up(make_cluster: MakeCluster) -> None:
+    """An agent writes nothing to an etcd that is still open, least of all the secret of its links."""
+    cluster = make_cluster(1)
+    cluster.add_all()
+    settings = cluster.settings(cluster.names[0], secret=SECRET)
     client = EtcdClient(
-        there.loop, EtcdSettings((f"{there.names[0]}:2379",), "root", settings.password, waits_for_users=True)
+        cluster.loop, EtcdSettings((f"{cluster.names[0]}:2379",), "root", settings.password, waits_for_users=True)
     )
     done: list[PutAnswer] = []
     errors: list[EtcdError] = []
     client.call(Put(b"key", b"value"), done.append, errors.append, patience_s=PATIENCE_S)
-    until = there.loop.now() + 0.3
-    there.loop.next_event(lambda: until)
+    until = cluster.loop.now() + 0.3
+    cluster.loop.next_event(lambda: until)
     assert not done
     assert not errors
     for step in ("add user", "add role", "grant role", "enable"):
-        there.ask(SetUpUsers(step, settings.password))  # type: ignore[arg-type]
-    there.until(lambda: done or errors, "the write")
+        cluster.call(SetUpUsers(step, settings.password))  # type: ignore[arg-type]
+    cluster.until(lambda: done or errors, "the write")
     client.close()
     assert done, errors
-    assert there.ask(Range(b"key"), user="root", password=settings.password).kvs[0].value == b"value"
+    assert cluster.call(Range(b"key"), user="root", password=settings.password).kvs[0].value == b"value"
 
 
-def test_a_run_with_another_secret_does_not_get_old_members(party: MakeParty) -> None:
-    """The data of an earlier run with another secret is named, and what to do."""
-    there = party(1, secret=SECRET)
-    (member,) = there.add_all()
+def test_data_of_a_run_with_another_secret_is_not_used(make_cluster: MakeCluster) -> None:
+    """The message has its path and the next step."""
+    cluster = make_cluster(1, secret=SECRET)
+    (member,) = cluster.add_all()
     directory = member.data_directory
     member.close()
     for secret in (b"another secret of 16", b""):
-        again = there.add(there.names[0], secret=secret)
-        there.until(lambda: there.failures, "a refusal", may_fail=True)
-        (sentence,) = there.failures
-        assert "refuses its own agent" in sentence
-        assert f"If {directory} holds data of an earlier run with another secret, remove it" in sentence
-        assert "password" not in sentence.replace("invalid user ID or password", "").replace("a password", "")
+        again = cluster.add(cluster.names[0], secret=secret)
+        cluster.until(lambda: cluster.failures, "a refusal", may_fail=True)
+        (message,) = cluster.failures
+        assert "refused its own agent" in message
+        assert f"If {directory} holds data of an earlier run with another secret, remove it" in message
+        assert "password" not in message.replace("invalid user ID or password", "").replace("a password", "")
         assert not again.is_here
-        there.failures.clear()
-    back = there.add(there.names[0])
-    there.until(lambda: back.is_serving, "the run's own member to serve again")
+        cluster.failures.clear()
+    back = cluster.add(cluster.names[0])
+    cluster.until(lambda: back.is_serving, "the run's own member to serve again")
 
 
-def test_users_of_someone_else_are_not_accepted(party: MakeParty) -> None:
-    """Who reached the member before it had users may have added one; then the run does not start."""
-    there = party(1)
-    (member,) = there.add_all()
+def test_unknown_users_are_not_accepted(make_cluster: MakeCluster) -> None:
+    """A client that connected before users were set up may have added one. The run does not start."""
+    cluster = make_cluster(1)
+    (member,) = cluster.add_all()
     import json
     import urllib.request
 
     request = urllib.request.Request(
-        f"http://{there.names[0]}:2379/v3/auth/user/add", json.dumps({"name": "eve", "password": "eve"}).encode()
+        f"http://{cluster.names[0]}:2379/v3/auth/user/add", json.dumps({"name": "eve", "password": "eve"}).encode()
     )
     urllib.request.urlopen(request, timeout=PATIENCE_S).close()
     member.close()
-    there.add(there.names[0], secret=SECRET)
-    there.until(lambda: there.failures, "a refusal", may_fail=True)
-    assert "have a user 'eve' that tenax did not add" in there.failures[0]
+    cluster.add(cluster.names[0], secret=SECRET)
+    cluster.until(lambda: cluster.failures, "a refusal", may_fail=True)
+    assert "has a user 'eve' that tenax did not add" in cluster.failures[0]
 
 
 @on_linux
-def test_no_secret_is_visible_in_the_process_list_or_the_log(party: MakeParty) -> None:
+def test_no_secret_is_visible_in_the_process_list_or_the_log(make_cluster: MakeCluster) -> None:
     """Neither the secret nor the password that derives from it, in the command line, the environment or the log."""
     import os
 
     os.environ["TENAX_RDZV_TOKEN"] = SECRET.decode()
     try:
-        there = party(1, secret=SECRET)
-        (member,) = there.add_all()
+        cluster = make_cluster(1, secret=SECRET)
+        (member,) = cluster.add_all()
     finally:
         del os.environ["TENAX_RDZV_TOKEN"]
-    password = there.settings(there.names[0]).password
+    password = cluster.settings(cluster.names[0]).password
     pids = [member.server_pid]
     seen = [Path(f"/proc/{pid}/{what}").read_bytes() for pid in pids for what in ("cmdline", "environ")]
     seen.append((Path(member.data_directory) / "etcd.log").read_bytes())
-    seen.append(repr((there.settings(there.names[0]), SetUpUsers("add user", password), there.said)).encode())
+    seen.append(repr((cluster.settings(cluster.names[0]), SetUpUsers("add user", password), cluster.messages)).encode())
     for text in seen:
         assert SECRET not in text
         assert password.encode() not in text
 
 
-def test_the_password_is_of_the_run_and_the_secret() -> None:
-    """Another secret or another run has another password; without a secret there is none."""
+def test_the_password_derives_from_the_run_and_the_secret() -> None:
+    """Without a secret there is none."""
 
     def password(run_id: str, secret: bytes) -> str:
         return ManagedSettings(("n0",), run_id, secret=secret).password
@@ -170,11 +170,11 @@ def test_the_password_is_of_the_run_and_the_secret() -> None:
     assert password("run", SECRET) == password("run", SECRET)
 
 
-def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> None:
-    """It reads who leads; without managed=true, or without the secret, the message names what is missing."""
-    there = party(1, secret=SECRET)
-    there.add_all()
-    name = f"{there.names[0]}:2379"
+def test_an_operator_logs_in_with_the_settings_of_the_run(make_cluster: MakeCluster) -> None:
+    """Without managed=true or without the secret, the message tells what is missing."""
+    cluster = make_cluster(1, secret=SECRET)
+    cluster.add_all()
+    name = f"{cluster.names[0]}:2379"
 
     def attempt(**conf: str) -> str:
         with pytest.raises(Unreachable) as raised:
@@ -183,26 +183,26 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> N
 
     assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())
     assert "if tenax runs this etcd, add managed=true to --rdzv-conf" in attempt(token=SECRET.decode())
-    assert "wants a user and a password" in attempt(managed="true")
+    assert "requires a user and a password" in attempt(managed="true")
 
 
 def parameters(**conf: str) -> RendezvousParameters:
     return RendezvousParameters("etcd", "n0,n1,n2", "run", 1, 2, managed="true", **conf)
 
 
-def test_agents_log_in_with_the_secret() -> None:
-    """The settings of an agent have the user and the password that the members set up, and wait for them."""
+def test_the_login_of_agents_derives_from_the_secret() -> None:
+    """It matches the user that the members set up, and waits for it."""
     settings = etcd_engine_settings(parameters(token=SECRET.decode()))
     assert settings.managed is not None
     assert settings.etcd.user == "root"
     assert settings.etcd.password == settings.managed.password
     assert settings.etcd.waits_for_users
-    open_ones = etcd_engine_settings(parameters())
-    assert (open_ones.etcd.user, open_ones.etcd.password, open_ones.etcd.waits_for_users) == ("", "", False)
+    without = etcd_engine_settings(parameters())
+    assert (without.etcd.user, without.etcd.password, without.etcd.waits_for_users) == ("", "", False)
 
 
 def test_a_certificate_with_a_common_name_is_refused_with_a_secret(tmp_path: Path) -> None:
-    """etcd with users would refuse it at every call; that is found out before anything starts."""
+    """etcd with users would refuse every call; this is detected before anything starts."""
     import trustme
 
     authority = trustme.CA()

@@ -52,11 +52,11 @@ def test_a_finished_run(run: Run) -> None:
     assert lines(run.logs(str(folder))) == ["rank 1 | no newline at the end"]
     done = run.logs("seen", "--generation", "1", "--stream", "stderr")
     assert lines(done) == ["rank 0 | ValueError"]
-    assert "the run 'seen' is over; this is from its folder" in done.err
+    assert "the run 'seen' has ended; reading its folder" in done.err
     done = run.logs(str(folder), "--generation", "all", "--last", "all", "--rank", "1")
     assert lines(done) == ["--- generation 1", "rank 1 | working", "rank 1 | working", *expected[5:]]
     done = run.logs(str(folder), "--grep", "absent")
-    assert (done.code, done.out, done.err) == (1, "", "tenax logs: there are no such lines\n")
+    assert (done.code, done.out, done.err) == (1, "", "tenax logs: no such lines\n")
 
 
 def test_without_times(run: Run) -> None:
@@ -65,7 +65,7 @@ def test_without_times(run: Run) -> None:
     folder = run.bench.run_dir()
     shutil.rmtree(folder / "journal.times")
     done = run.logs(str(folder), "--generation", "1", "--times")
-    assert "files no times are known" in done.err
+    assert "files have no times" in done.err
     assert [line.strip() for line in lines(done)] == [
         "rank 0 | working",
         "rank 0 | ValueError",
@@ -96,14 +96,14 @@ def test_what_is_no_log_folder(run: Run, tmp_path: Path) -> None:
     folder = run.bench.run_dir()
     done = run.logs(str(folder))
     assert (done.code, done.out) == (1, "")
-    assert "this run has kept no lines in files" in done.err
+    assert "the run wrote no log files" in done.err
     other = run.bench.home / "logs" / "other"
     shutil.copytree(folder, other)
     journal = other / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"run_id":"seen"', '"run_id":"other"'))
     done = run.logs(str(run.bench.home / "logs"))
     assert (done.code, done.out) == (2, "")
-    assert "there are several runs in" in done.err
+    assert "has several runs; select one: " in done.err
     journal.write_text("nonsense\n")
     done = run.logs(str(other))
     assert done.code == 2

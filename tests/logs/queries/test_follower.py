@@ -240,7 +240,7 @@ def test_what_comes_with_the_end_of_the_line_is_shown(follow_run: Follow, capsys
     follow_run(Choice(), answer)
     shown = capsys.readouterr()
     assert shown.out == "rank 0 | first\nrank 0 | last words\n"
-    assert "the line to the run was closed" in shown.err
+    assert "connection closed: the run has ended" in shown.err
 
 
 def test_its_answers_are_as_they_travel() -> None:

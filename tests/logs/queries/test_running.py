@@ -50,9 +50,9 @@ def test_lines_of_ranks_in_the_order_they_came(run: Run) -> None:
     timed = lines(run.logs("seen", "--times", "--last", "1"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} rank 0 \| a warning", timed[0])
     for words, said in (
-        (["--rank", "2"], "there are no such lines"),
-        (["--grep", "absent"], "there are no such lines"),
-        (["--generation", "7"], "there is no generation 7 yet; this run is at 1"),
+        (["--rank", "2"], "no such lines"),
+        (["--grep", "absent"], "no such lines"),
+        (["--generation", "7"], "no generation 7 yet; the run is in generation 1"),
         (["--rank", "77"], "generation 1 has no rank 77; it has ranks 0 to 2"),
     ):
         done = run.logs("seen", *words)
@@ -196,9 +196,9 @@ def test_lines_of_a_node_that_is_gone(run: Run) -> None:
     run.say(workers[3], "of rank 3\n")
     workers[0].ask('{"stubborn": true}')  # generation 1 ends when this one does
     lost.send(signal.SIGKILL)
-    agent.until_said("asking the workers to end")
-    where = "what it kept in files is in its log folder on that host ('tenax logs FOLDER' shows it there)"
-    gone = f"tenax logs: the node of ranks 2 to 3 in generation 1 is gone from the run; {where}\n"
+    agent.until_said("stopping all workers because")
+    where = "its log files are on that host ('tenax logs FOLDER' shows them)"
+    gone = f"tenax logs: the node of ranks 2 to 3 in generation 1 has left the run; {where}\n"
     done = run.logs("seen", "--rank", "3")
     assert (done.code, done.out, done.err) == (1, "", gone)
     done = run.logs("seen", "--rank", "0,3")
@@ -206,7 +206,7 @@ def test_lines_of_a_node_that_is_gone(run: Run) -> None:
     run.end(workers[0])
     workers = run.desk.generation(2, number=2)
     done = run.logs("seen", "--rank", "3", "--generation", "1")
-    missing = f"tenax logs: there are no such lines; if the node of rank 3 is gone, {where}\n"
+    missing = f"tenax logs: no such lines; if the node of rank 3 has left the run, {where}\n"
     assert (done.code, done.out, done.err) == (1, "", missing)
     run.agents.remove(lost)
     run.bench.leaves_within_s = 1.0  # what was killed leaves helpers that go by themselves
@@ -350,24 +350,24 @@ def test_on_a_terminal_ranks_have_colours(run: Run) -> None:
 def test_wrong_words(run: Run, tmp_path: Path) -> None:
     for words, said in (
         (["--rank", "x"], "--rank: invalid ranks 'x'; write them as 0,3-5"),
-        (["--rank", "5-3"], "--rank '5-3' does not say"),
-        (["--stream", "both"], "--stream is stdout or stderr, not 'both'"),
+        (["--rank", "5-3"], "--rank: invalid ranks '5-3'"),
+        (["--stream", "both"], "--stream takes stdout or stderr, not 'both'"),
         (["--last", "-1"], "--last takes a number or 'all', not '-1'"),
         (["--generation", "first"], "--generation takes a number or 'all'"),
         (["--since", "soon"], "--since takes a time such as 30s"),
-        (["--nonsense"], "there is no flag '--nonsense'"),
-        (["a", "b"], "one run at a time"),
-        ([str(tmp_path / "none")], "there is no folder"),
-        ([str(tmp_path), str(tmp_path / "none")], f"there is no folder '{tmp_path / 'none'}'"),
-        ([str(tmp_path)], "is not the log folder of a run: there is no journal.jsonl in it"),
-        ([str(tmp_path), "--follow"], "--follow is for a run that is running"),
+        (["--nonsense"], "unknown flag '--nonsense'"),
+        (["a", "b"], "expected one run, not 2"),
+        ([str(tmp_path / "none")], "no folder and no run"),
+        ([str(tmp_path), str(tmp_path / "none")], f"no folder '{tmp_path / 'none'}'"),
+        ([str(tmp_path)], "is not the log folder of a run: it has no journal.jsonl"),
+        ([str(tmp_path), "--follow"], "--follow needs a run that is running"),
     ):
         done = run.logs(*words)
         assert (done.code, done.out) == (2, ""), done
         assert said in done.err
     done = run.logs("nobody")
     assert done.code == 1
-    assert "there is no run 'nobody' on this host" in done.err
+    assert "no run 'nobody' on this host" in done.err
     done = run.logs("--help")
     assert done.code == 0
     assert "tenax logs my-run --follow" in done.out

@@ -1,14 +1,13 @@
-"""A small training job with real torch: DistributedDataParallel over gloo on CPUs, with a checkpoint after every step.
+"""A small training job with torch: DistributedDataParallel over gloo on CPUs, with a checkpoint after every step.
 
     ddp_train.py FOLDER [--steps N] [--step-s 0.05] [--check] [--no-ddp]
 
-It goes on from FOLDER/checkpoint.pt if that is there. Without a number of steps it trains until FOLDER/finish is there.
-Every rank trains on the same batch, so the averaged gradient and
-therefore the result do not depend on how many ranks there were at which step; ``--check`` proves it at the end by
-training the same steps once more, alone and in one go, and exits with 4 if the parameters differ.
+It continues from FOLDER/checkpoint.pt if that exists. Without ``--steps`` it trains until FOLDER/finish exists. Every
+rank trains on the same batch, so the averaged gradient and the result do not depend on the number of ranks. ``--check``
+trains the same steps again at the end, in one process, and exits with 4 if the parameters differ.
 
-``--no-ddp`` averages the gradients with plain collectives. That is for tests which need a real process group but not
-DDP: importing what DDP needs takes as long as importing torch.
+``--no-ddp`` averages the gradients with plain collectives, for tests that need a process group but not DDP: importing
+DDP takes as long as importing torch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def new_model() -> torch.nn.Module:
 
 
 def train_step(model: torch.nn.Module, step: int, average: Callable[[torch.Tensor], None] | None = None) -> None:
-    """One step of gradient descent, without torch.optim, whose import is not for free."""
+    """Do one step of gradient descent, without torch.optim, whose import is slow."""
     source = torch.Generator().manual_seed(step)
     inputs = torch.randn(8, 4, dtype=torch.float64, generator=source)
     (model(inputs).squeeze(1) - inputs.sum(1)).square().mean().backward()
@@ -52,22 +51,22 @@ def average_over_ranks(gradient: torch.Tensor) -> None:
 
 
 def is_enough(step: int, wanted: int | None, folder: Path) -> bool:
-    """Rank 0 decides when nobody has said how many steps there are: all must stop after the same one."""
+    """Without a number of steps rank 0 decides: all ranks must stop after the same step."""
     if wanted is not None:
         return step >= wanted
-    told = torch.tensor([(folder / "finish").exists()], dtype=torch.int64)
-    dist.broadcast(told, 0)
-    return bool(told.item())
+    is_over = torch.tensor([(folder / "finish").exists()], dtype=torch.int64)
+    dist.broadcast(is_over, 0)
+    return bool(is_over.item())
 
 
 def save(path: Path, step: int, model: torch.nn.Module) -> None:
-    half = path.with_name(f"{path.name}.{os.getpid()}.half")
-    torch.save({"step": step, "model": model.state_dict(), "generation": GENERATION}, half)
-    os.replace(half, path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.temporary")
+    torch.save({"step": step, "model": model.state_dict(), "generation": GENERATION}, temporary)
+    os.replace(temporary, path)
 
 
 def largest_difference(model: torch.nn.Module, steps: int) -> float:
-    """How far the parameters are from those of an uninterrupted run of one process."""
+    """Return the largest difference to the parameters of an uninterrupted run in one process."""
     alone = new_model()
     for step in range(1, steps + 1):
         train_step(alone, step)
@@ -89,7 +88,7 @@ def main() -> int:
     dist.init_process_group("gloo", init_method="env://")
     assert (dist.get_rank(), dist.get_world_size()) == (RANK, WORLD_SIZE)
 
-    # Only rank 0 reads the checkpoint; the others take the step and the parameters from it.
+    # Only rank 0 reads the checkpoint; the others receive the step and the parameters.
     checkpoint = args.folder / "checkpoint.pt"
     plain = new_model()
     done = torch.zeros(1, dtype=torch.int64)
@@ -105,7 +104,7 @@ def main() -> int:
     else:
         from torch.nn.parallel import DistributedDataParallel
 
-        model = DistributedDataParallel(plain)  # takes the parameters from rank 0 itself
+        model = DistributedDataParallel(plain)  # broadcasts the parameters of rank 0
     step = int(done.item())
     while not is_enough(step, args.steps, args.folder):
         step += 1
@@ -116,7 +115,7 @@ def main() -> int:
         time.sleep(args.step_s)
     wanted = step if args.steps is None else args.steps
     if args.check and (difference := largest_difference(plain, wanted)) > 1e-9:
-        print(f"rank {RANK}: the parameters are off by {difference:g}", file=sys.stderr)
+        print(f"rank {RANK}: the parameters differ by {difference:g}", file=sys.stderr)
         return WRONG_RESULT
     dist.barrier()
     dist.destroy_process_group()
@@ -128,4 +127,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # torch 2.13 aborts now and then while the interpreter takes it down
+    os._exit(code)  # torch 2.13 sometimes aborts in the interpreter's teardown

@@ -1,10 +1,10 @@
-"""A worker that trains nothing and needs nothing: it beats until it is told to finish or to fail.
+"""A worker without torch: it records steps until a file tells it to finish or to fail.
 
     plain_worker.py FOLDER [--beat-s 0.02] [--reach-master]
 
-Every beat is a ``step`` in its trace. When FOLDER/finish is there, it exits with 0; when FOLDER/fail-RANK is there, it
-removes that file and exits with 3. With ``--reach-master`` it beats only if somebody listens at the master's address.
-If GOODBYE_S is in its environment, it goes on beating for that long when it is asked to end.
+It writes a ``step`` to its trace every ``--beat-s``. When FOLDER/finish exists it exits with 0; when FOLDER/fail-RANK
+exists it removes that file and exits with 3. With ``--reach-master`` it first connects to the master's address. With
+STOP_DELAY_S in its environment it continues for that long after SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def main() -> int:
     trace = Trace(args.folder)
     trace.start()
     ends_at = [float("inf")]
-    if goodbye_s := os.environ.get("GOODBYE_S"):
-        signal.signal(signal.SIGTERM, lambda *_: ends_at.append(time.monotonic() + float(goodbye_s)))
+    if stop_delay_s := os.environ.get("STOP_DELAY_S"):
+        signal.signal(signal.SIGTERM, lambda *_: ends_at.append(time.monotonic() + float(stop_delay_s)))
     if args.reach_master:
         socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=30).close()
     step = 0
@@ -38,7 +38,7 @@ def main() -> int:
         fail = args.folder / f"fail-{RANK}"
         if fail.exists():
             fail.unlink()
-            print(f"rank {RANK} fails as it was told", file=sys.stderr)
+            print(f"rank {RANK} fails as requested", file=sys.stderr)
             return 3
         if time.monotonic() > ends_at[-1]:
             return 1

@@ -1,7 +1,7 @@
-"""Trace: one line for everything that a worker does, appended whole, in a file of this rank and generation.
+"""Writes the trace of a worker: one line per event, in a file of its rank and generation.
 
-The first thing that a worker looks for is a worker of an earlier generation that is still alive: all hosts of a lab
-share the machine's processes.
+First it searches for workers of earlier generations that are still alive: all hosts of a lab share the machine's
+processes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import socket
 import time
 from pathlib import Path
 
-_BEGAN_AT = time.monotonic()  # not when the process was made: a warm worker stood by before it was one
+_BEGAN_AT = time.monotonic()  # not the start of the process: a warm worker was a standby before
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 GENERATION = int(os.environ.get("TENAX_GENERATION", "0"))
 
-_STATE, _STARTED_AT = 0, 19  # in what follows the name in /proc/PID/stat
+_STATE, _STARTED_AT = 0, 19  # fields after the name in /proc/PID/stat
 
 
 def _stat(pid: int | str) -> list[str]:
-    """Empty if there is no such process; zombies are dead."""
+    """Return the fields; empty if there is no such process or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -30,16 +30,16 @@ def _stat(pid: int | str) -> list[str]:
 
 
 def _alive_before(folder: Path) -> list[int]:
-    """Workers of earlier generations that are alive now."""
+    """Return the workers of earlier generations that are alive now."""
     alive = []
     for path in folder.glob("trace-*.jsonl"):
         if int(path.stem.rpartition("-")[2]) < GENERATION:
             for line in path.read_text().split("\n")[:-1]:
                 if '"start"' in line:
-                    told = json.loads(line)
-                    stat = _stat(told["pid"])
-                    if stat and stat[_STARTED_AT] == told["birth_mark"]:  # it, and not another with its number
-                        alive.append(told["pid"])
+                    started = json.loads(line)
+                    stat = _stat(started["pid"])
+                    if stat and stat[_STARTED_AT] == started["birth_mark"]:  # not another process with its pid
+                        alive.append(started["pid"])
     return alive
 
 
@@ -48,7 +48,7 @@ class Trace:
         self._alive_before = _alive_before(folder)
         path = folder / f"trace-{RANK}-{GENERATION}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._about_us = {
+        self._fields = {
             "rank": RANK,
             "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
             "world_size": WORLD_SIZE,
@@ -61,7 +61,7 @@ class Trace:
         }
 
     def start(self) -> None:
-        """The first line."""
+        """Write the first line."""
         self._write(
             event="start",
             step=0,
@@ -76,6 +76,6 @@ class Trace:
     def end(self, step: int) -> None:
         self._write(event="end", step=step)
 
-    def _write(self, **what: object) -> None:
-        line = json.dumps({**what, "at": time.monotonic(), **self._about_us})
+    def _write(self, **event_fields: object) -> None:
+        line = json.dumps({**event_fields, "at": time.monotonic(), **self._fields})
         os.write(self._file, line.encode() + b"\n")

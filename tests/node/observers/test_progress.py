@@ -115,7 +115,7 @@ def test_repeated_steps_count_as_lost_time(bench: Bench) -> None:  # noqa: F811 
     """Steps 4 to 9 run twice: the final line and the verdict show 6 lost steps."""
     done = bench.run(*("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", "logs"), bench.script(FALLS_BACK))
     assert done.code == 0, done
-    assert re.search(r", lost \d+ % \(6 steps done again\)", done.err)
+    assert re.search(r", lost \d+ % \(6 steps repeated\)", done.err)
     goodput = goodput_of(bench.home / "logs")
     assert goodput["lost_steps"] == 6
     assert 0.04 < goodput["spent"]["lost_s"] < 10

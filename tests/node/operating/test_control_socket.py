@@ -160,7 +160,7 @@ def test_an_exception_while_answering_becomes_an_error_answer(folder: str) -> No
     line = connect_to_agent(control_socket.path)
     asked = [line.send(StatusRequest()), line.send(AgentRequest())]
     until_readable(loop, line)
-    with pytest.raises(Declined, match="this cannot be answered: RuntimeError: a bug"):
+    with pytest.raises(Declined, match="could not answer the request: RuntimeError: a bug"):
         line.answer(asked[0], 30.0)
     assert b"mine" in bytes(line.answer(asked[1], 30.0))
     line.close()

@@ -106,9 +106,9 @@ def test_the_agent_that_served_the_coordinator_is_named_first(operator: Operator
     folders = [agent.report["log_dir"] for agent in (serving, other)]
     done = operator.tenax("status", "duo")
     assert done.code == 1
-    assert done.err.endswith(f"any more; see how it ended: tenax report {shlex.join(folders)}\n")
+    assert done.err.endswith(f"no longer runs on this host; to see how it ended: tenax report {shlex.join(folders)}\n")
     logs = operator.tenax("logs", "duo")
-    assert "the run 'duo' is over; this is from its 2 folders on this host" in logs.err
+    assert "the run 'duo' has ended; reading its 2 folders on this host" in logs.err
 
 
 def test_printed_folders_are_absolute(operator: Operator, tmp_path: Path) -> None:
@@ -126,5 +126,5 @@ def test_printed_folders_are_absolute(operator: Operator, tmp_path: Path) -> Non
     worker.tell("exit 0")
     assert running.wait().code == 0
     ended = bench.start("status", "near", program=TENAX, cwd=elsewhere).wait()
-    assert ended.err.endswith(f"see how it ended: tenax report {shlex.quote(folder)}\n")
+    assert ended.err.endswith(f"to see how it ended: tenax report {shlex.quote(folder)}\n")
     assert bench.start("report", "--json", folder, program=TENAX, cwd=elsewhere).wait().code == 0

@@ -91,9 +91,9 @@ def test_an_unknown_node_is_rejected_before_the_confirmation(operator: Operator)
     names = ", ".join(f"{node.name} (rank {node.rank})" for node in status.nodes)
     assert terminal.seen == f"tenax drain: there is no node 'vmm'; there are {names}\r\n"
     terminal = operator.terminal("drain", "first-of-rack-7", columns=300)
-    terminal.until("Go on? [y/N] ")
+    terminal.until("Continue? [y/N] ")
     first = next(node.name for node in status.nodes if node.is_coordinator)
-    assert f"This lets {first} leave the run 'run': its worker will be asked to end; " in terminal.seen
+    assert f"This drains {first} of the run 'run' and stops its worker; " in terminal.seen
     terminal.type(b"n\n")
     assert terminal.wait() == 1
     operator.cluster.finish(workers)
@@ -103,8 +103,8 @@ def test_stopping_a_run_without_workers_says_so(operator: Operator) -> None:
     (agent,) = operator.cluster.start(workers=2)
     operator.until_found(agent)
     terminal = operator.terminal("stop")
-    terminal.until("Go on? [y/N] ")
-    assert "This ends the run 'run', of which no worker runs." in terminal.seen
+    terminal.until("Continue? [y/N] ")
+    assert "This stops the run 'run', which has no running worker." in terminal.seen
     terminal.type(b"y\n")
     assert terminal.wait() == 0
     assert agent.wait() == 130
@@ -120,7 +120,7 @@ def test_stop_ends_every_node_as_cancelled(operator: Operator) -> None:
         assert "enough" in agent.printed_report
     gone = operator.tenax("status", "run", "--endpoint", operator.cluster.endpoint)
     assert gone.code == 1
-    assert f"there is no coordinator to ask at {operator.cluster.endpoint}: Connection refused" in gone.err
+    assert f"no coordinator at {operator.cluster.endpoint}: Connection refused" in gone.err
 
 
 def test_an_operators_restart_of_all_nodes_is_uncharged(operator: Operator) -> None:
@@ -148,7 +148,7 @@ def test_an_endpoint_requires_the_secret(operator: Operator, tmp_path: Path) -> 
     for words in ((*place, *wrong), place):
         done = operator.tenax("stop", "run", "--yes", *words)
         assert done.code == 1
-        assert "does not let us in: it serves another run or has another secret" in done.err
+        assert "denied access: it serves another run or has another secret" in done.err
         assert "sesame" not in done.err
     other = operator.tenax("stop", "walk", "--yes", *place, *right)
     assert other.code == 1
@@ -243,7 +243,7 @@ def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster,
     assert [node["state"] for node in found["nodes"]] == ["working", "working"]
     wrong = operator.tenax("stop", run_id, "--yes", *place)
     assert wrong.code == 1
-    assert "does not let us in: it serves another run or has another secret" in wrong.err
+    assert "denied access: it serves another run or has another secret" in wrong.err
     nobody = operator.tenax("status", f"{run_id}-not", *place)
     assert nobody.code == 1
     assert "knows no coordinator of it" in nobody.err

@@ -44,7 +44,7 @@ def test_ps_lists_every_run_of_this_host(operator: Operator) -> None:
     assert [(run["run_id"], run["workers"]) for run in operator.json("ps")] == [("one", 1), ("two", 2)]
     several = operator.tenax("status")
     assert several.code == 1
-    assert "2 runs are on this host; say which: 'one', 'two'" in several.err
+    assert "2 runs on this host; give the id of one: 'one', 'two'" in several.err
     assert operator.tenax("status", "two").out.startswith("run two: ")
     operator.cluster.finish(workers)
 
@@ -56,7 +56,7 @@ def test_two_runs_with_one_name_are_chosen_by_pid(operator: Operator) -> None:
     pids = [agent.process.pid for agent in operator.cluster.agents]
     done = operator.tenax("stop", "same", "--yes")
     assert done.code == 1
-    assert "2 runs on this host are called 'same'; name the pid of an agent instead" in done.err
+    assert "2 runs on this host have the id 'same'; use the pid of an agent instead" in done.err
     assert all(str(pid) in done.err for pid in pids)
     assert operator.tenax("stop", str(pids[1]), "--yes", "--wait").code == 0
     assert operator.cluster.agents[1].wait() == 130
@@ -98,7 +98,7 @@ def test_without_a_terminal_nothing_is_done_unless_yes_is_passed(operator: Opera
     for words in (("stop",), ("restart",), ("drain", "0")):
         done = operator.tenax(*words)
         assert done.code == 2
-        assert "add --yes" in done.err
+        assert "pass --yes" in done.err
     operator.cluster.finish(workers)
 
 
@@ -108,25 +108,25 @@ def test_on_a_terminal_the_command_asks_first(operator: Operator) -> None:
     agent = operator.cluster.agents[0]
     operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     terminal = operator.terminal("stop")
-    terminal.until("Go on? [y/N] ")
-    assert "This ends the run 'solo': 2 workers on 1 node will be asked to end." in terminal.seen
+    terminal.until("Continue? [y/N] ")
+    assert "This stops the run 'solo': 2 workers on 1 node." in terminal.seen
     terminal.type(b"n\n")
     assert terminal.wait() == 1
-    assert "nothing was done" in terminal.seen
+    assert "nothing was changed" in terminal.seen
     assert agent.is_running
     terminal = operator.terminal("drain", "0")
-    terminal.until("Go on? [y/N] ")
-    assert "and the run with them, because it has no other node" in terminal.seen
+    terminal.until("Continue? [y/N] ")
+    assert "and stops its 2 workers; the run ends, because it has no other node" in terminal.seen
     terminal.type(b"\x03")
     assert terminal.wait() == 130
     assert terminal.seen.endswith("\n"), "what the shell prints next begins a line"
     terminal = operator.terminal("stop")
-    terminal.until("Go on? [y/N] ")
+    terminal.until("Continue? [y/N] ")
     terminal.type(b"\x04")
     assert terminal.wait() == 1
-    assert terminal.seen.endswith("Go on? [y/N] \r\ntenax: nothing was done\r\n")
+    assert terminal.seen.endswith("Continue? [y/N] \r\ntenax: cancelled; nothing was changed\r\n")
     terminal = operator.terminal("stop", "--wait")
-    terminal.until("Go on? [y/N] ")
+    terminal.until("Continue? [y/N] ")
     terminal.type(b"y\n")
     assert terminal.wait() == 0
     assert agent.wait() == 130
@@ -137,13 +137,13 @@ def test_an_ended_run_is_distinguished_from_an_unknown_one(operator: Operator) -
     operator.cluster.finish(operator.cluster.desk.generation(2))
     done = operator.tenax("status", "past")
     assert done.code == 1
-    assert "the run 'past' is not running on this host any more; see how it ended: tenax report " in done.err
+    assert "the run 'past' no longer runs on this host; to see how it ended: tenax report " in done.err
     never = operator.tenax("status", "never")
     assert never.code == 1
-    assert "there is no run 'never' on this host" in never.err
+    assert "no run 'never' on this host (you have none here)" in never.err
     nothing = operator.tenax("status")
     assert nothing.code == 1
-    assert "nothing of yours runs on this host" in nothing.err
+    assert "you have no run on this host" in nothing.err
 
 
 def test_the_control_socket_of_a_killed_agent_is_removed(operator: Operator) -> None:
@@ -157,7 +157,7 @@ def test_the_control_socket_of_a_killed_agent_is_removed(operator: Operator) -> 
     done = operator.tenax("ps")
     assert (done.code, done.out) == (0, "")
     assert not os.path.exists(path)
-    assert "not running on this host any more" in operator.tenax("status", "solo").err
+    assert "no longer runs on this host" in operator.tenax("status", "solo").err
 
 
 def test_a_stopped_agent_is_listed_and_does_not_delay_the_command(operator: Operator) -> None:

@@ -156,7 +156,7 @@ def test_a_restart_needs_a_generation_that_runs(api: Harness) -> None:
 def test_a_restart_is_rejected_if_too_few_nodes_would_stay(api: Harness) -> None:
     api.run()
     api.host.step(Received("a", NodeDraining(1, 30.0, "Ctrl-C")))
-    assert api.ask(RestartRequest("new data")) == (None, "generation 1 is ending already: a was asked to leave")
+    assert api.ask(RestartRequest("new data")) == (None, "generation 1 is ending already: a was drained")
     api.node("c")  # a spare, which takes its place
     assert api.ask(RestartRequest("new data")) == ("generation 1 is being ended, and another follows", "")
 

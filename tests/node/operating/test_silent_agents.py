@@ -1,4 +1,4 @@
-"""An agent that does not answer has not ended: commands report it and what to do."""
+"""An agent that does not respond has not exited: commands report it and what to do."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ def stop(agent: Agent) -> str:
     stat = Path(f"/proc/{agent.process.pid}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the agent to stop")
     pid = agent.process.pid
-    return (
-        f"(pid {pid}) does not answer; it is stopped (Ctrl-Z, SIGSTOP or a debugger): kill -CONT {pid} lets it go on\n"
-    )
+    why = f"it is stopped (Ctrl-Z, SIGSTOP or a debugger); to continue it: kill -CONT {pid}"
+    return f"(pid {pid}) does not respond: {why}\n"
 
 
 def at_once(operator: Operator, *commands: tuple[str, ...]) -> list[Done]:
@@ -72,11 +71,11 @@ def test_a_silent_agent_counts_when_the_run_must_be_named(operator: Operator) ->
     stuck = operator.cluster.agents[1]
     stop(stuck)
     any_run, well, no_run = at_once(operator, ("stop", "--yes"), ("status", "well"), ("status", "other"))
-    silent = f"'stuck' (its agent, pid {stuck.process.pid}, does not answer)"
+    silent = f"'stuck' (agent {stuck.process.pid} does not respond)"
     assert any_run.code == 1
-    assert f"2 runs are on this host; say which: 'well', {silent}" in any_run.err
+    assert f"2 runs on this host; give the id of one: 'well', {silent}" in any_run.err
     assert well.code == 0
-    assert f"there is no run 'other' on this host, only 'well', {silent}; " in no_run.err
+    assert f"no run 'other' on this host (your runs: 'well', {silent}); " in no_run.err
     stuck.send(signal.SIGCONT)
     operator.cluster.finish(workers)
 

@@ -1,4 +1,4 @@
-"""A real browser, headless, driven by the test. One for a module: it takes a second to start."""
+"""A real headless browser, controlled by the test. One per module: it takes a second to start."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def start_browser(folder: str) -> Any:
     binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     driver = shutil.which("chromedriver")
     if binary is None or driver is None:
-        sentence = "the page is tested in Chromium: install the packages chromium and chromium-driver"
+        reason = "the dashboard is tested in Chromium: install the packages chromium and chromium-driver"
         if os.environ.get("CI") == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
+            pytest.fail(reason)
+        pytest.skip(reason)
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -48,9 +48,9 @@ def chromium() -> Iterator[Any]:
         driver.quit()
 
 
-# What a person can read there, scrolled into view or not: innerText leaves out what the browser has not laid out yet.
+# The visible text of an element, scrolled into view or not: innerText omits what the browser has not laid out yet.
 _READ = """
-const place = document.getElementById(arguments[0]);
+const root = document.getElementById(arguments[0]);
 let text = "";
 const read = element => {
   if (element.hidden) return;
@@ -64,13 +64,13 @@ const read = element => {
   }
   text += isInline ? " " : "\\n";
 };
-if (place) read(place);
+if (root) read(root);
 return text.split("\\n").map(line => line.replace(/ +/g, " ").replace(/ ,/g, ",").trim()).filter(Boolean).join("\\n");
 """
 
 
 class Page:
-    """What a person sees and does."""
+    """Reads and operates a page as a person does."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -88,14 +88,14 @@ class Page:
     def until_text(self, element_id: str, part: str) -> str:
         return until(
             lambda: text if part in (text := self.text(element_id)) else "",
-            f"{part!r} in #{element_id}, where there is {self.text(element_id)!r}",
+            f"{part!r} in #{element_id}, which contains {self.text(element_id)!r}",
         )
 
     def until_true(self, script: str, *arguments: Any) -> Any:
         return until(lambda: self.js(f"return {script}", *arguments), script)
 
     def click(self, selector: str) -> None:
-        """With the mouse, as soon as it can be reached: what is drawn meanwhile may move it."""
+        """Click with the mouse, as soon as the element can be clicked: redrawing may move it."""
         from selenium.common.exceptions import WebDriverException
         from selenium.webdriver.common.by import By
 
@@ -108,7 +108,7 @@ class Page:
                 return False
             return True
 
-        until(has_clicked, f"{selector} to be clicked at")
+        until(has_clicked, f"{selector} to be clicked")
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
@@ -125,20 +125,20 @@ class Page:
         )
 
     def prefer(self, **features: str) -> None:
-        """As a media query: ``prefer(color_scheme="dark")``."""
-        asked = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": asked})
+        """Set media features: ``prefer(color_scheme="dark")``."""
+        values = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": values})
 
-    def complaints(self) -> list[str]:
-        """What the browser has to say about the page: errors of scripts, of the policy, of what was not found."""
+    def browser_errors(self) -> list[str]:
+        """Return errors and warnings of the browser: scripts, content policy, missing files."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Page]:
-    made = Page(chromium)
-    made.complaints()  # of the test before
-    yield made
-    made.prefer()
+    page = Page(chromium)
+    page.browser_errors()  # discard those of the previous test
+    yield page
+    page.prefer()
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     chromium.get("about:blank")

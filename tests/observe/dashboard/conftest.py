@@ -1,4 +1,4 @@
-"""The browser, a page in it, and stages, for every test of this folder that asks for them."""
+"""Fixtures: the browser, a page in it, and fake clusters with a dashboard."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import pytest
 from kit.jobs import Bench
 
 from .browser import chromium, page
-from .stage import Stage
+from .fake_cluster import FakeCluster
 
-__all__ = ["bench", "chromium", "page", "set_up"]
+__all__ = ["bench", "chromium", "page", "start_cluster"]
 
 if not sys.platform.startswith("linux"):
-    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+    collect_ignore_glob = ["test_*.py"]  # they read /proc
 
 
 @pytest.fixture
-def set_up() -> Iterator[Callable[..., Stage]]:
-    """Set up stages; they are taken down after the test."""
-    stages: list[Stage] = []
+def start_cluster() -> Iterator[Callable[..., FakeCluster]]:
+    """Start fake clusters; they are closed after the test."""
+    clusters: list[FakeCluster] = []
 
-    def start(*arguments: Any, **options: Any) -> Stage:
-        stages.append(Stage(*arguments, **options))
-        return stages[-1]
+    def start(*arguments: Any, **options: Any) -> FakeCluster:
+        clusters.append(FakeCluster(*arguments, **options))
+        return clusters[-1]
 
     yield start
-    for stage in stages:
-        stage.close()
+    for cluster in clusters:
+        cluster.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The feed: what a page is told is what has changed, and nothing else."""
+"""The feed: a page receives what has changed, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENTS = (EventStatus(100.0, "it began", 10.0), EventStatus(101.0, "it runs", 11
 
 
 def status(**fields: Any) -> RunStatus:
-    made = {
+    defaults = {
         "run_id": "run",
         "now": 110.0,
         "phase": "running",
@@ -43,53 +43,53 @@ def status(**fields: Any) -> RunStatus:
         "events": EVENTS,
         "goodput": Goodput(Spent(1.0, 1.0, 5.0)),
     }
-    return RunStatus(**{**made, **fields})
+    return RunStatus(**{**defaults, **fields})
 
 
-def taken(before: RunStatus, told: Change | None) -> RunStatus:
-    """What a page has after it was told."""
-    if told is None:
+def applied(before: RunStatus, update: Change | None) -> RunStatus:
+    """Return the state of a page after the change."""
+    if update is None:
         return before
-    nodes = {node.node_id: node for node in before.nodes} | {node.node_id: node for node in told.nodes}
-    for gone in told.gone:
+    nodes = {node.node_id: node for node in before.nodes} | {node.node_id: node for node in update.nodes}
+    for gone in update.gone:
         del nodes[gone]
-    entries = {entry.number: entry for entry in (*before.generations, *told.generations)}
-    kept = tuple(entry for number, entry in sorted(entries.items()) if number >= told.oldest_generation)
+    entries = {entry.number: entry for entry in (*before.generations, *update.generations)}
+    kept = tuple(entry for number, entry in sorted(entries.items()) if number >= update.oldest_generation)
     return msgspec.structs.replace(
         before,
-        **told.run,
-        now=told.now,
-        goodput=told.goodput,
+        **update.run,
+        now=update.now,
+        goodput=update.goodput,
         nodes=tuple(nodes.values()),
         generations=kept,
-        failures=before.failures if told.failures is None else told.failures,
-        earlier=before.earlier if told.earlier is None else told.earlier,
-        events=(*before.events, *told.events)[-100:],
+        failures=before.failures if update.failures is None else update.failures,
+        earlier=before.earlier if update.earlier is None else update.earlier,
+        events=(*before.events, *update.events)[-100:],
     )
 
 
-def test_time_that_goes_by_is_no_change() -> None:
-    """F3: neither the clock, nor what a generation that goes on has spent."""
+def test_passing_time_is_not_a_change() -> None:
+    """F3: neither the clock nor the time spent by the current generation."""
     later = msgspec.structs.replace(FIRST, spent=Spent(1.0, 1.0, 15.0))
     assert change(status(), status(now=120.0, generations=(later,), goodput=Goodput(Spent(1.0, 1.0, 15.0)))) is None
 
 
-def test_a_node_that_changes_is_said_and_no_other() -> None:
+def test_only_changed_nodes_are_sent() -> None:
     """F2."""
     changed = msgspec.structs.replace(NODES[1], state="stopping", since=111.0)
-    told = change(status(), status(nodes=(NODES[0], changed, NODES[2])))
-    assert told is not None
-    assert (told.nodes, told.gone, told.run, told.generations, told.events) == ((changed,), (), {}, (), ())
+    update = change(status(), status(nodes=(NODES[0], changed, NODES[2])))
+    assert update is not None
+    assert (update.nodes, update.gone, update.run, update.generations, update.events) == ((changed,), (), {}, (), ())
 
 
-def test_a_node_that_is_gone_is_named() -> None:
-    told = change(status(), status(nodes=NODES[:2]))
-    assert told is not None
-    assert (told.nodes, told.gone) == ((), ("id-2",))
+def test_a_lost_node_is_sent_by_id() -> None:
+    update = change(status(), status(nodes=NODES[:2]))
+    assert update is not None
+    assert (update.nodes, update.gone) == ((), ("id-2",))
 
 
-def test_the_same_moment_read_off_two_clocks_is_the_same() -> None:
-    """F2: the clock of the day may have been read a little later; everything that is said of before stays said."""
+def test_small_clock_differences_are_not_a_change() -> None:
+    """F2: the wall clock may have been read a little later."""
     ahead = 0.02
     shifted = status(
         nodes=tuple(msgspec.structs.replace(node, since=node.since + ahead) for node in NODES),
@@ -100,59 +100,59 @@ def test_the_same_moment_read_off_two_clocks_is_the_same() -> None:
     assert change(shifted, status()) is None
 
 
-def test_an_event_soon_after_the_last_is_new_whatever_the_clocks_do() -> None:
-    """F1: also if the second reading is earlier than the first by more than lies between the events."""
+def test_an_event_soon_after_the_last_is_new_whatever_the_clock_does() -> None:
+    """F1: also if the wall clock was set back."""
     for ahead in (-3600.0, -0.05, 0.0, 0.05):
         events = tuple(msgspec.structs.replace(event, at=event.at + ahead) for event in EVENTS)
         new = [EventStatus(101.0 + ahead + late, "the next", 11.0 + late) for late in (1e-6, 0.0003, 0.003)]
         entry = msgspec.structs.replace(FIRST, formed_at=100.0 + ahead, running_at=101.0 + ahead)
-        told = change(status(), status(generations=(entry,), events=(*events, *new)))
-        assert told is not None
-        assert told.events == tuple(new)
+        update = change(status(), status(generations=(entry,), events=(*events, *new)))
+        assert update is not None
+        assert update.events == tuple(new)
 
 
-def test_how_long_nothing_has_moved_is_no_change() -> None:
-    """F3: since when, and where workers are, is said once; the page counts the seconds."""
+def test_the_duration_of_a_hang_is_not_a_change() -> None:
+    """F3: its start and the location are sent once; the page computes the duration."""
     first = status(hang="still for 10 s; rank 0", doing="still for 10 s; rank 0", hang_since=100.0, hang_where="rank 0")
     later = status(hang="still for 38 s; rank 0", doing="still for 38 s; rank 0", hang_since=100.1, hang_where="rank 0")
-    told = change(status(), first)
-    assert told is not None
-    assert told.run == {"hang_since": 100.0, "hang_where": "rank 0"}
+    update = change(status(), first)
+    assert update is not None
+    assert update.run == {"hang_since": 100.0, "hang_where": "rank 0"}
     assert change(first, later) is None
     over = change(later, status())
     assert over is not None
     assert over.run == {"doing": "generation 1 is running", "hang_since": None, "hang_where": ""}
 
 
-def test_what_was_lost_is_said_of_a_generation_that_is_over() -> None:
-    """Of one that has settled, what it has spent does not grow by itself."""
+def test_lost_time_of_a_settled_generation_is_a_change() -> None:
+    """The time spent by a settled generation does not grow by itself."""
     over = msgspec.structs.replace(FIRST, ended_at=108.0, settled_at=109.0, ended_by="failure", ended_why="boom")
     charged = msgspec.structs.replace(over, spent=Spent(1.0, 1.0, 2.0, lost_s=3.0))
-    told = change(status(generations=(over,)), status(generations=(charged,)))
-    assert told is not None
-    assert told.generations == (charged,)
+    update = change(status(generations=(over,)), status(generations=(charged,)))
+    assert update is not None
+    assert update.generations == (charged,)
 
 
-def test_generations_that_are_forgotten_are_dropped() -> None:
+def test_forgotten_generations_are_removed() -> None:
     """F1."""
     before = status(generations=tuple(msgspec.structs.replace(FIRST, number=number) for number in (1, 2, 3)))
     after = status(
         generations=tuple(msgspec.structs.replace(FIRST, number=number) for number in (2, 3, 4)),
         generations_forgotten=1,
     )
-    told = change(before, after)
-    assert told is not None
-    assert (told.oldest_generation, told.run) == (2, {"generations_forgotten": 1})
-    assert taken(before, told) == after
+    update = change(before, after)
+    assert update is not None
+    assert (update.oldest_generation, update.run) == (2, {"generations_forgotten": 1})
+    assert applied(before, update) == after
 
 
-def test_what_is_not_said_is_not_sent() -> None:
-    """One node of a thousand: a line of a few hundred bytes, where everything is a hundred thousand."""
+def test_a_change_is_much_smaller_than_the_full_status() -> None:
+    """One node of a thousand takes a few hundred bytes."""
     nodes = tuple(NodeStatus(f"id-{n}", f"host-{n}", f"host-{n}", "working", 100.0, 8) for n in range(1000))
     changed = (msgspec.structs.replace(nodes[0], state="done"), *nodes[1:])
-    told = change(status(nodes=nodes), status(nodes=changed))
-    assert told is not None
-    assert len(encoded(told)) < 1000 < 50_000 < len(whole(status(nodes=nodes)))
+    update = change(status(nodes=nodes), status(nodes=changed))
+    assert update is not None
+    assert len(encoded(update)) < 1000 < 50_000 < len(whole(status(nodes=nodes)))
 
 
 _failures = st.lists(
@@ -191,8 +191,8 @@ _statuses = st.builds(
 
 @settings(max_examples=50)
 @given(_statuses, _statuses)
-def test_who_is_told_the_change_has_the_next_status(before: RunStatus, after: RunStatus) -> None:
-    """F1, for statuses in which events and generations only come, as they do."""
+def test_applying_a_change_gives_the_next_status(before: RunStatus, after: RunStatus) -> None:
+    """F1, for statuses in which events and generations are only added."""
     if len(after.events) and len(before.events) and after.events[-1].at < before.events[-1].at:
         before, after = after, before
     if not after.events:
@@ -201,33 +201,33 @@ def test_who_is_told_the_change_has_the_next_status(before: RunStatus, after: Ru
         (entry.number for entry in after.generations), default=0
     ):
         after = msgspec.structs.replace(after, generations=before.generations)
-    got = taken(before, change(before, after))
-    by_id = {node.node_id: node for node in got.nodes}
+    result = applied(before, change(before, after))
+    by_id = {node.node_id: node for node in result.nodes}
     assert by_id == {node.node_id: node for node in after.nodes}
-    overlapping = [event for event in got.events if event.at >= after.events[0].at] if after.events else []
+    overlapping = [event for event in result.events if event.at >= after.events[0].at] if after.events else []
     assert overlapping == list(after.events)
     first = after.generations[0].number if after.generations else 0
-    assert [entry for entry in got.generations if entry.number >= first] == list(after.generations)
-    assert (got.failures, got.earlier, got.doing) == (after.failures, after.earlier, after.doing)
+    assert [entry for entry in result.generations if entry.number >= first] == list(after.generations)
+    assert (result.failures, result.earlier, result.doing) == (after.failures, after.earlier, after.doing)
 
 
-def test_what_is_sent_is_one_line() -> None:
-    """As a server-sent event must be, whatever a traceback looks like."""
+def test_the_data_is_a_single_line() -> None:
+    """As server-sent events require, whatever a traceback contains."""
     failure = FailureStatus(0, 0, "h", 1, 1, 100.0, "a\nb", traceback="one\r\ntwo\u2028three")
-    told = change(status(), status(failures=(failure,)))
-    assert told is not None
-    for data in (encoded(told), whole(status(failures=(failure,)))):
+    update = change(status(), status(failures=(failure,)))
+    assert update is not None
+    for data in (encoded(update), whole(status(failures=(failure,)))):
         assert b"\n" not in data
         assert b"\r" not in data
 
 
-def test_text_that_is_no_text_is_sent_all_the_same() -> None:
-    """A run may be named by any bytes, and a worker's last words may be any."""
+def test_invalid_text_can_be_sent() -> None:
+    """Run ids and workers' messages may contain any bytes."""
     failure = FailureStatus(0, 0, "h", 1, 1, 100.0, "boom \udcff")
     after = status(run_id="run \udc80", failures=(failure,))
-    told = change(status(), after)
-    assert told is not None
-    for data in (encoded(told), whole(after)):
+    update = change(status(), after)
+    assert update is not None
+    for data in (encoded(update), whole(after)):
         assert b"\\\\udcff" in data
         assert b"\\\\udc80" in data
         msgspec.json.decode(data)

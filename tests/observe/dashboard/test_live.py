@@ -1,4 +1,4 @@
-"""The page's server: who may see what, what is computed and when, and what becomes of those who watch."""
+"""The server of the dashboard: access, when a status is computed, and streams."""
 
 from __future__ import annotations
 
@@ -17,109 +17,109 @@ from kit.addresses import own_address
 from kit.http import PATIENCE_S, Received, raw, until_closed
 from kit.processes import leaving_nothing, until
 from tenax._core.coordinator import CancelRequested
-from tenax._io.http.server import Patience
+from tenax._io.http.server import ClientLimits
 from tenax._io.listen import listen
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.metrics_page import CONTENT_TYPE
 from tenax._view.status import RunStatus
 
-from .stage import Stage
+from .fake_cluster import FakeCluster
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
+def _no_leaks() -> Iterator[None]:
     with leaving_nothing():
         yield
 
 
-def ask(stage: Stage, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Received:
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {stage.host}:{stage.port}", f"Content-Length: {len(body)}"]
+def ask(cluster: FakeCluster, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Received:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {cluster.host}:{cluster.port}", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return raw(stage.port, "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + body, stage.host)
+    return raw(cluster.port, "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + body, cluster.host)
 
 
-class Watcher:
-    """A browser's end of a stream."""
+class StreamClient:
+    """The client of a stream, as in a browser."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.sock = socket.create_connection((stage.host, stage.port), PATIENCE_S)
-        self.sock.sendall(f"GET /events?key={stage.key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.sock = socket.create_connection((cluster.host, cluster.port), PATIENCE_S)
+        self.sock.sendall(f"GET /events?key={cluster.key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         self._file = self.sock.makefile("rb")
         self.head = [line for line in iter(self._file.readline, b"\r\n")]
 
     def next(self) -> tuple[str, Any]:
-        """The next event that is not a sign of life."""
+        """Return the next event except heartbeats."""
         kind = ""
         while line := self._file.readline():
             name, _, value = line.decode().rstrip("\n").partition(": ")
             if name == "event":
                 kind = value
-            elif name == "data" and kind != "beat":
+            elif name == "data" and kind != "heartbeat":
                 return kind, json.loads(value)
         return "", None
 
-    def until(self, fact: Callable[[str, Any], bool]) -> Any:
+    def until(self, condition: Callable[[str, Any], bool]) -> Any:
         while True:
             kind, data = self.next()
             assert kind, "the stream ended"
-            if fact(kind, data):
+            if condition(kind, data):
                 return data
 
     def close(self) -> None:
         self._file.close()
         self.sock.close()
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> StreamClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _says_step(data: Any, step: int) -> bool:
+def _has_step(data: Any, step: int) -> bool:
     return any(step in node.get("steps", ()) for node in data.get("nodes", ()))
 
 
-# --- who may see what -------------------------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_key_there_is_one_sentence(set_up: Callable[..., Stage]) -> None:
-    """D3: for everything that is about the run; with a wrong one, an empty one, one that is no text, and a part."""
-    stage = set_up()
+def test_requests_without_the_key_are_rejected(start_cluster: Callable[..., FakeCluster]) -> None:
+    """D3: for everything about the run; with a wrong, empty, invalid or incomplete key."""
+    cluster = start_cluster()
     for path in ("/", "/events", "/status.json", "/metrics", "/logs?node=id-0", "/whatever"):
         mark = "&" if "?" in path else "?"
-        for given in ("", f"{mark}key=", f"{mark}key={stage.key[:-1]}", f"{mark}key=%ff%00", f"{mark}key={'0' * 36}"):
-            heard = ask(stage, path + given)
-            assert (heard.status, heard.body.count(b"\n")) == (403, 1), path
-            assert stage.key.encode() not in heard.body
-    assert ask(stage, "/", Authorization="Bearer wrong").status == 403
+        for given in ("", f"{mark}key=", f"{mark}key={cluster.key[:-1]}", f"{mark}key=%ff%00", f"{mark}key={'0' * 36}"):
+            answer = ask(cluster, path + given)
+            assert (answer.status, answer.body.count(b"\n")) == (403, 1), path
+            assert cluster.key.encode() not in answer.body
+    assert ask(cluster, "/", Authorization="Bearer wrong").status == 403
 
 
-def test_the_key_opens_by_link_and_by_header(set_up: Callable[..., Stage]) -> None:
-    """D3: as a browser, a script and a scraper would give it."""
-    stage = set_up()
-    assert re.fullmatch(r"http://127\.\d+\.\d+\.\d+:\d+/\?key=[0-9a-f]{36}", stage.link)
-    for heard in (
-        ask(stage, f"/status.json?key={stage.key}"),
-        ask(stage, "/status.json", X_Tenax_Key=stage.key),
-        ask(stage, "/status.json", Authorization=f"Bearer {stage.key}"),
+def test_the_key_is_accepted_in_the_link_and_in_headers(start_cluster: Callable[..., FakeCluster]) -> None:
+    """D3: as sent by a browser, a script and a scraper."""
+    cluster = start_cluster()
+    assert re.fullmatch(r"http://127\.\d+\.\d+\.\d+:\d+/\?key=[0-9a-f]{36}", cluster.link)
+    for answer in (
+        ask(cluster, f"/status.json?key={cluster.key}"),
+        ask(cluster, "/status.json", X_Tenax_Key=cluster.key),
+        ask(cluster, "/status.json", Authorization=f"Bearer {cluster.key}"),
     ):
-        assert heard.status == 200
-        shown = msgspec.json.decode(heard.body, type=RunStatus)
+        assert answer.status == 200
+        shown = msgspec.json.decode(answer.body, type=RunStatus)
         assert (shown.phase, shown.world_size, len(shown.nodes)) == ("running", 4, 2)
 
 
-def test_two_pages_have_two_keys(set_up: Callable[..., Stage]) -> None:
-    one, other = set_up(), set_up()
+def test_every_dashboard_has_its_own_key(start_cluster: Callable[..., FakeCluster]) -> None:
+    one, other = start_cluster(), start_cluster()
     assert one.key != other.key
     assert ask(one, f"/?key={other.key}").status == 403
 
 
-def test_the_page_is_fenced_in(set_up: Callable[..., Stage]) -> None:
-    """Nothing inline, nothing from elsewhere, in no frame; and the key is told to nobody."""
-    stage = set_up()
-    for path in (f"/?key={stage.key}", "/page.js", "/page.css", "/", f"/status.json?key={stage.key}"):
-        headers = ask(stage, path).headers
+def test_the_page_has_strict_security_headers(start_cluster: Callable[..., FakeCluster]) -> None:
+    """No inline or external content, no frames; and the key is not in the page."""
+    cluster = start_cluster()
+    for path in (f"/?key={cluster.key}", "/page.js", "/page.css", "/", f"/status.json?key={cluster.key}"):
+        headers = ask(cluster, path).headers
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
@@ -127,157 +127,166 @@ def test_the_page_is_fenced_in(set_up: Callable[..., Stage]) -> None:
         assert headers["Referrer-Policy"] == "no-referrer"
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Cache-Control"] == "no-store"
-    html = ask(stage, f"/?key={stage.key}").body.decode()
-    assert stage.key not in html
+    html = ask(cluster, f"/?key={cluster.key}").body.decode()
+    assert cluster.key not in html
     assert not re.search(r"\son[a-z]+=|<script>|<style|style=|https?://(?!www\.w3\.org/2000/svg)", html)
 
 
-def test_other_methods_are_refused(set_up: Callable[..., Stage]) -> None:
-    stage = set_up()
+def test_other_methods_are_rejected(start_cluster: Callable[..., FakeCluster]) -> None:
+    cluster = start_cluster()
     for path, method in (("/", "POST"), ("/events", "DELETE"), ("/do", "GET"), ("/do", "OPTIONS"), ("/events", "HEAD")):
-        heard = ask(stage, f"{path}?key={stage.key}", method)
-        assert (heard.status, bool(heard.headers["Allow"])) == (405, True), (path, method)
-    assert ask(stage, f"/nothing?key={stage.key}").status == 404
+        answer = ask(cluster, f"{path}?key={cluster.key}", method)
+        assert (answer.status, bool(answer.headers["Allow"])) == (405, True), (path, method)
+    assert ask(cluster, f"/nothing?key={cluster.key}").status == 404
 
 
-def test_what_changes_the_run_needs_the_header(set_up: Callable[..., Stage]) -> None:
-    """D3: a form on another page can send the key in an address, if it knows it, but never a header."""
-    stage = set_up()
+def test_requests_that_change_the_run_need_the_header(start_cluster: Callable[..., FakeCluster]) -> None:
+    """D3: a form of another site can send the key in a URL, if it has it, but never in a header."""
+    cluster = start_cluster()
     body = b'{"do": "stop"}'
-    for headers in ({}, {"Authorization": f"Bearer {stage.key}"}, {"X_Tenax_Key": "0" * 36}, {"Origin": "http://evil"}):
-        heard = ask(stage, f"/do?key={stage.key}", "POST", body, **headers)
-        assert heard.status == 403
-    assert stage.status.phase == "running"
-    assert ask(stage, "/do", "POST", body, X_Tenax_Key=stage.key).json() == {
+    for headers in (
+        {},
+        {"Authorization": f"Bearer {cluster.key}"},
+        {"X_Tenax_Key": "0" * 36},
+        {"Origin": "http://evil"},
+    ):
+        answer = ask(cluster, f"/do?key={cluster.key}", "POST", body, **headers)
+        assert answer.status == 403
+    assert cluster.status.phase == "running"
+    assert ask(cluster, "/do", "POST", body, X_Tenax_Key=cluster.key).json() == {
         "value": "the run is being ended on every node"
     }
-    until(lambda: stage.status.outcome == "cancelled", "the end")
+    until(lambda: cluster.status.outcome == "cancelled", "the end")
 
 
-def test_wishes_that_are_none_are_refused(set_up: Callable[..., Stage]) -> None:
-    stage = set_up()
+def test_invalid_actions_are_rejected(start_cluster: Callable[..., FakeCluster]) -> None:
+    cluster = start_cluster()
     malformed = (b"", b"[]", b"{", b'{"do": "fly"}', b'{"do": "drain"}', b'{"do": "stop", "x": 1}', b"\xff" * 100)
     nested = (b"[" * 4000, b'{"do":' * 600, b'{"do": "stop", "x": ' + b"[" * 4000)
     for body in malformed + nested:
-        assert ask(stage, "/do", "POST", body, X_Tenax_Key=stage.key).status == 400, body
-    assert ask(stage, "/do", "POST", b"x" * 5000, X_Tenax_Key=stage.key).status == 413
-    refused = ask(stage, "/do", "POST", b'{"do": "drain", "node": "nobody"}', X_Tenax_Key=stage.key)
+        assert ask(cluster, "/do", "POST", body, X_Tenax_Key=cluster.key).status == 400, body
+    assert ask(cluster, "/do", "POST", b"x" * 5000, X_Tenax_Key=cluster.key).status == 413
+    refused = ask(cluster, "/do", "POST", b'{"do": "drain", "node": "unknown"}', X_Tenax_Key=cluster.key)
     assert (refused.status, refused.json()) == (409, {"error": ANY})
-    assert "there is no node 'nobody'" in refused.json()["error"]
-    assert ask(stage, f"/logs?node=id-0&last=many&key={stage.key}").status == 400
+    assert "there is no node 'unknown'" in refused.json()["error"]
+    assert ask(cluster, f"/logs?node=id-0&last=many&key={cluster.key}").status == 400
 
 
-# --- what is computed -------------------------------------------------------------------------------------------------
+# --- statuses ---------------------------------------------------------------------------------------------------------
 
 
-def test_with_nobody_watching_nothing_is_computed(set_up: Callable[..., Stage]) -> None:
-    """D1: before the first, and after the last."""
-    stage = set_up()
-    stage.fail(0)
-    assert (stage.desk.statuses, stage.desk.watchers) == (0, 0)
-    with Watcher(stage) as watcher:
-        assert watcher.next()[0] == "whole"
-        assert stage.desk.watchers == 1
-    until(lambda: stage.desk.watchers == 0, "the desk to be left")
-    made = stage.desk.statuses
-    stage.fail(1)
-    stage.do(lambda: None)
-    assert stage.desk.statuses == made
+def test_without_a_browser_no_status_is_computed(start_cluster: Callable[..., FakeCluster]) -> None:
+    """D1: before the first and after the last one."""
+    cluster = start_cluster()
+    cluster.fail(0)
+    assert (cluster.operators.statuses, cluster.operators.watchers) == (0, 0)
+    with StreamClient(cluster) as client:
+        assert client.next()[0] == "whole"
+        assert cluster.operators.watchers == 1
+    until(lambda: cluster.operators.watchers == 0, "the unwatch")
+    made = cluster.operators.statuses
+    cluster.fail(1)
+    cluster.do(lambda: None)
+    assert cluster.operators.statuses == made
 
 
-def test_a_watcher_gets_the_whole_and_then_what_changes(set_up: Callable[..., Stage]) -> None:
-    stage = set_up()
-    with Watcher(stage) as watcher:
-        kind, whole = watcher.next()
+def test_a_stream_gets_the_full_status_and_then_changes(start_cluster: Callable[..., FakeCluster]) -> None:
+    cluster = start_cluster()
+    with StreamClient(cluster) as client:
+        kind, whole = client.next()
         assert (kind, whole["generation"], len(whole["nodes"])) == ("whole", 1, 2)
-        stage.progress(5, 1)
-        change = watcher.until(lambda kind, data: bool(data.get("nodes")))
+        cluster.progress(5, 1)
+        change = client.until(lambda kind, data: bool(data.get("nodes")))
         assert [node["node_id"] for node in change["nodes"]] == ["id-1"]
-        stage.fail(0, 3)
-        watcher.until(lambda kind, data: data.get("run", {}).get("generation") == 2)
+        cluster.fail(0, 3)
+        client.until(lambda kind, data: data.get("run", {}).get("generation") == 2)
 
 
-def test_a_storm_is_shown_in_few_pieces(set_up: Callable[..., Stage]) -> None:
-    """D2: however many steps there are, a status is made no more than ten times a second."""
-    stage = set_up()
-    with Watcher(stage) as watcher:
-        watcher.next()
-        before, began = stage.desk.statuses, stage.loop.now()
+def test_many_changes_are_combined(start_cluster: Callable[..., FakeCluster]) -> None:
+    """D2: a status is computed at most ten times a second."""
+    cluster = start_cluster()
+    with StreamClient(cluster) as client:
+        client.next()
+        before, began = cluster.operators.statuses, cluster.loop.now()
         for step in range(200):
-            stage.progress(step + 1)
-        watcher.until(lambda kind, data: _says_step(data, 200))
-        took_s = stage.loop.now() - began
-        assert stage.desk.statuses - before <= took_s / 0.1 + 2
+            cluster.progress(step + 1)
+        client.until(lambda kind, data: _has_step(data, 200))
+        took_s = cluster.loop.now() - began
+        assert cluster.operators.statuses - before <= took_s / 0.1 + 2
 
 
-def test_many_watch_the_same(set_up: Callable[..., Stage]) -> None:
-    """One status is made for all of them; one too many is told so."""
-    stage = set_up(patience=Patience(connections=64, streams=20))
+def test_all_streams_share_one_status(start_cluster: Callable[..., FakeCluster]) -> None:
+    """One stream too many is rejected."""
+    cluster = start_cluster(client_limits=ClientLimits(connections=64, streams=20))
     with ExitStack() as stack:
-        watchers = [stack.enter_context(Watcher(stage)) for _ in range(20)]
-        for watcher in watchers:
-            watcher.until(lambda kind, data: kind == "whole")
-        before = stage.desk.statuses
-        stage.fail(0)
-        for watcher in watchers:
-            watcher.until(lambda kind, data: data.get("run", {}).get("generation") == 2)
-        assert stage.desk.statuses - before < 20
-        assert stage.desk.watchers == 1
-        assert ask(stage, f"/events?key={stage.key}").status == 503
-    until(lambda: stage.desk.watchers == 0, "the desk to be left")
+        clients = [stack.enter_context(StreamClient(cluster)) for _ in range(20)]
+        for client in clients:
+            client.until(lambda kind, data: kind == "whole")
+        before = cluster.operators.statuses
+        cluster.fail(0)
+        for client in clients:
+            client.until(lambda kind, data: data.get("run", {}).get("generation") == 2)
+        assert cluster.operators.statuses - before < 20
+        assert cluster.operators.watchers == 1
+        assert ask(cluster, f"/events?key={cluster.key}").status == 503
+    until(lambda: cluster.operators.watchers == 0, "the unwatch")
 
 
-def test_who_takes_nothing_loses_the_stream_and_can_come_back(set_up: Callable[..., Stage]) -> None:
-    """D4: the others see everything meanwhile."""
+def test_a_browser_that_stops_reading_loses_its_stream_and_can_reconnect(
+    start_cluster: Callable[..., FakeCluster],
+) -> None:
+    """D4: the others get everything meanwhile."""
     long_names = "host-{:04000d}".format
-    stage = set_up(200, 2, patience=Patience(stream_bytes=3 << 20), hosts=long_names)
-    with socket.socket() as stuck, Watcher(stage) as watcher:
+    cluster = start_cluster(200, 2, client_limits=ClientLimits(stream_bytes=3 << 20), hosts=long_names)
+    with socket.socket() as stuck, StreamClient(cluster) as client:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stuck.connect((stage.host, stage.port))
-        stuck.sendall(f"GET /events?key={stage.key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-        watcher.next()
-        until(lambda: len(stage.dashboard._streams) == 2, "both")
+        stuck.connect((cluster.host, cluster.port))
+        stuck.sendall(f"GET /events?key={cluster.key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+        client.next()
+        until(lambda: len(cluster.dashboard._streams) == 2, "both")
         for step in range(10, 1000, 10):
-            if len(stage.dashboard._streams) == 1:
+            if len(cluster.dashboard._streams) == 1:
                 break
-            stage.progress(step)
-            watcher.until(lambda kind, data, step=step: _says_step(data, step))
-        assert len(stage.dashboard._streams) == 1
-        with Watcher(stage) as again:
+            cluster.progress(step)
+            client.until(lambda kind, data, step=step: _has_step(data, step))
+        assert len(cluster.dashboard._streams) == 1
+        with StreamClient(cluster) as again:
             assert again.next()[0] == "whole"
 
 
-def test_a_browser_that_goes_away_in_the_middle_is_forgotten(set_up: Callable[..., Stage]) -> None:
-    stage = set_up()
-    watcher = Watcher(stage)
-    watcher.next()
-    watcher.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    watcher.close()
-    stage.fail(0)
-    until(lambda: not stage.dashboard._streams and not stage.desk.watchers, "it to be forgotten")
-    assert stage.complaints == []
+def test_the_stream_of_a_lost_browser_is_removed(start_cluster: Callable[..., FakeCluster]) -> None:
+    cluster = start_cluster()
+    client = StreamClient(cluster)
+    client.next()
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    client.close()
+    cluster.fail(0)
+    until(lambda: not cluster.dashboard._streams and not cluster.operators.watchers, "its removal")
+    assert cluster.errors == []
 
 
-def test_the_end_is_told_before_the_page_closes(set_up: Callable[..., Stage]) -> None:
-    """Also if it comes faster than statuses are made."""
-    stage = set_up()
-    with Watcher(stage) as watcher:
-        watcher.next()
-        stage.do(lambda: (stage.seat.step(CancelRequested("enough")), stage.dashboard.close()))
-        last = watcher.until(lambda kind, data: data.get("run", {}).get("phase") == "over")
+def test_the_last_status_is_sent_before_the_dashboard_closes(start_cluster: Callable[..., FakeCluster]) -> None:
+    """Also if it comes sooner than the next status is due."""
+    cluster = start_cluster()
+    with StreamClient(cluster) as client:
+        client.next()
+        cluster.do(lambda: (cluster.coordinator.step(CancelRequested("enough")), cluster.dashboard.close()))
+        last = client.until(lambda kind, data: data.get("run", {}).get("phase") == "over")
         assert last["run"]["outcome"] == "cancelled"
-        assert watcher.next()[0] == "farewell"
-        assert until_closed(watcher.sock) == b""
+        assert client.next()[0] == "closed"
+        assert until_closed(client.sock) == b""
     with pytest.raises(ConnectionRefusedError):
-        Watcher(stage)
+        StreamClient(cluster)
 
 
-def test_a_desk_that_breaks_is_told_once_and_breaks_nothing_else(set_up: Callable[..., Stage]) -> None:
-    """A page that cannot be made must never end a run."""
-    stage = set_up()
+def test_an_error_of_the_status_is_reported_once_and_does_not_affect_the_run(
+    start_cluster: Callable[..., FakeCluster],
+) -> None:
+    """The dashboard stops updating."""
+    cluster = start_cluster()
 
-    class Broken:
-        watch, unwatch = stage.desk.watch, stage.desk.unwatch
+    class FailingOperatorApi:
+        watch, unwatch = cluster.operators.watch, cluster.operators.unwatch
 
         def status(self) -> RunStatus:
             raise RuntimeError("no")
@@ -285,96 +294,98 @@ def test_a_desk_that_breaks_is_told_once_and_breaks_nothing_else(set_up: Callabl
         def ask(self, request: object, reply: object) -> None:
             raise RuntimeError("no")
 
-    said: list[str] = []
-    dashboard = stage.do(lambda: Dashboard(f"{own_address()}:0", Broken(), stage.loop, said.append))
+    errors: list[str] = []
+    dashboard = cluster.do(lambda: Dashboard(f"{own_address()}:0", FailingOperatorApi(), cluster.loop, errors.append))
     host, _, port = dashboard.link.removeprefix("http://").partition("/")[0].partition(":")
     key = dashboard.link.partition("key=")[2]
     with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
         sock.sendall(f"GET /events?key={key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-        until(lambda: said, "the complaint")
-        stage.fail(0)
-    heard = raw(int(port), f"GET /status.json?key={key} HTTP/1.1\r\nHost: h\r\n\r\n".encode(), host)
-    assert (heard.status, heard.body) == (500, b"RuntimeError: no\n")
-    stage.do(dashboard.close)
-    assert said == ["the page shows nothing new any more: RuntimeError: no"]
-    assert stage.desk.watchers == 0
-    assert stage.status.generation == 2
+        until(lambda: errors, "the error")
+        cluster.fail(0)
+    answer = raw(int(port), f"GET /status.json?key={key} HTTP/1.1\r\nHost: h\r\n\r\n".encode(), host)
+    assert (answer.status, answer.body) == (500, b"RuntimeError: no\n")
+    cluster.do(dashboard.close)
+    assert errors == ["the dashboard stopped updating: RuntimeError: no"]
+    assert cluster.operators.watchers == 0
+    assert cluster.status.generation == 2
 
 
-def test_what_cannot_be_told_to_a_stream_is_told_once_and_the_server_lives(set_up: Callable[..., Stage]) -> None:
-    """What is found in the server's thread, where nobody would hear of it."""
-    stage = set_up()
-    with Watcher(stage) as watcher:
-        watcher.next()
-        stage.do(lambda: setattr(stage.desk, "really", NoDesk(stage.desk.really, "what a bug may make of a status")))
-        stage.fail(0)
-        until(lambda: stage.complaints, "the complaint")
-        stage.fail(1)
-        assert ask(stage, f"/logs?node=id-0&key={stage.key}").status == 200
-    assert len(stage.complaints) == 1
-    assert "the page shows nothing new any more" in stage.complaints[0]
+def test_an_error_in_the_servers_thread_is_reported_once(start_cluster: Callable[..., FakeCluster]) -> None:
+    """The server keeps answering."""
+    cluster = start_cluster()
+    with StreamClient(cluster) as client:
+        client.next()
+        cluster.do(
+            lambda: setattr(cluster.operators, "wrapped", InvalidOperatorApi(cluster.operators.wrapped, "not a status"))
+        )
+        cluster.fail(0)
+        until(lambda: cluster.errors, "the error")
+        cluster.fail(1)
+        assert ask(cluster, f"/logs?node=id-0&key={cluster.key}").status == 200
+    assert len(cluster.errors) == 1
+    assert "the dashboard stopped updating" in cluster.errors[0]
 
 
-class NoDesk:
-    def __init__(self, really: Any, status: Any) -> None:
-        self.watch, self.unwatch = really.watch, really.unwatch
+class InvalidOperatorApi:
+    def __init__(self, wrapped: Any, status: Any) -> None:
+        self.watch, self.unwatch = wrapped.watch, wrapped.unwatch
         self.status = lambda: status
 
 
-def test_a_wait_that_is_no_number_is_no_wait_without_an_end(set_up: Callable[..., Stage]) -> None:
-    stage = set_up()
-    path = f"/logs?node=id-0&cursor={len(stage.printed)}&key={stage.key}&wait_s="
+def test_an_invalid_wait_time_does_not_wait(start_cluster: Callable[..., FakeCluster]) -> None:
+    cluster = start_cluster()
+    path = f"/logs?node=id-0&cursor={len(cluster.printed)}&key={cluster.key}&wait_s="
     for wait_s in ("nan", "-nan", "-inf", "-1"):
-        assert ask(stage, path + wait_s).json()["value"]["lines"] == []
-    assert stage.held == []
+        assert ask(cluster, path + wait_s).json()["value"]["lines"] == []
+    assert cluster.held == []
 
 
-# --- the rest ---------------------------------------------------------------------------------------------------------
+# --- other answers ----------------------------------------------------------------------------------------------------
 
 
-def test_lines_of_a_worker_are_passed_on_and_waited_for(set_up: Callable[..., Stage]) -> None:
-    stage = set_up()
-    first = ask(stage, f"/logs?node=id-0&local_rank=1&key={stage.key}").json()["value"]
-    assert [line["text"] for line in first["lines"]] == stage.printed
-    with socket.create_connection((stage.host, stage.port), PATIENCE_S) as sock:
-        query = f"node=id-0&local_rank=1&cursor={first['cursor']}&wait_s=1000000&key={stage.key}"
+def test_log_lines_of_a_worker_are_returned_and_waited_for(start_cluster: Callable[..., FakeCluster]) -> None:
+    cluster = start_cluster()
+    first = ask(cluster, f"/logs?node=id-0&local_rank=1&key={cluster.key}").json()["value"]
+    assert [line["text"] for line in first["lines"]] == cluster.printed
+    with socket.create_connection((cluster.host, cluster.port), PATIENCE_S) as sock:
+        query = f"node=id-0&local_rank=1&cursor={first['cursor']}&wait_s=1000000&key={cluster.key}"
         sock.sendall(f"GET /logs?{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-        until(lambda: stage.held, "the request to wait")
-        assert stage.held[0][0].wait_s == 20.0
-        stage.print("the next")
+        until(lambda: cluster.held, "the request to wait")
+        assert cluster.held[0][0].wait_s == 20.0
+        cluster.print("the next")
         assert b'"text":"the next"' in until_closed(sock)
-    unknown = ask(stage, f"/logs?node=id-9&key={stage.key}")
+    unknown = ask(cluster, f"/logs?node=id-9&key={cluster.key}")
     assert (unknown.status, "id-9" in unknown.json()["error"]) == (409, True)
 
 
-def test_metrics_are_on_the_same_port(set_up: Callable[..., Stage]) -> None:
-    """For a scraper that gives the key as a token."""
-    stage = set_up()
-    heard = ask(stage, "/metrics", Authorization=f"Bearer {stage.key}")
-    assert (heard.status, heard.headers["Content-Type"]) == (200, CONTENT_TYPE)
-    assert b"tenax_run_" in heard.body
-    assert b'run_id="train-large"' in heard.body
+def test_metrics_are_on_the_same_port(start_cluster: Callable[..., FakeCluster]) -> None:
+    """For a scraper that sends the key as a token."""
+    cluster = start_cluster()
+    answer = ask(cluster, "/metrics", Authorization=f"Bearer {cluster.key}")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, CONTENT_TYPE)
+    assert b"tenax_run_" in answer.body
+    assert b'run_id="train-large"' in answer.body
 
 
-def test_a_port_that_is_taken_is_said_in_a_sentence(set_up: Callable[..., Stage]) -> None:
-    stage = set_up()
-    taken = f"{stage.host}:{stage.port}"
-    with pytest.raises(OSError, match=rf"port {stage.port} of {stage.host} is taken by another program; choose"):
-        stage.do(lambda: Dashboard(taken, stage.desk, stage.loop, stage.complaints.append))
-    with pytest.raises(OSError, match="is no address of this host"):
-        stage.do(lambda: Dashboard("192.0.2.1:0", stage.desk, stage.loop, stage.complaints.append))
-    with pytest.raises(OSError, match=r"port 0 of .* cannot be listened at"):
-        stage.do(lambda: Dashboard("no such host.invalid:0", stage.desk, stage.loop, stage.complaints.append))
+def test_an_unusable_address_is_reported(start_cluster: Callable[..., FakeCluster]) -> None:
+    cluster = start_cluster()
+    address = f"{cluster.host}:{cluster.port}"
+    with pytest.raises(OSError, match=rf"port {cluster.port} of {cluster.host} is already in use; choose"):
+        cluster.do(lambda: Dashboard(address, cluster.operators, cluster.loop, cluster.errors.append))
+    with pytest.raises(OSError, match="is not an address of this host"):
+        cluster.do(lambda: Dashboard("192.0.2.1:0", cluster.operators, cluster.loop, cluster.errors.append))
+    with pytest.raises(OSError, match=r"could not listen on port 0 of "):
+        cluster.do(lambda: Dashboard("no such host.invalid:0", cluster.operators, cluster.loop, cluster.errors.append))
 
 
-def test_the_link_of_a_page_for_everybody_has_the_name_of_this_host(set_up: Callable[..., Stage]) -> None:
-    """Nobody can open http://0.0.0.0 from elsewhere."""
-    stage = set_up()
-    dashboard = stage.do(lambda: Dashboard("0.0.0.0:0", stage.desk, stage.loop, stage.complaints.append))
+def test_the_link_of_a_wildcard_address_has_the_name_of_this_host(start_cluster: Callable[..., FakeCluster]) -> None:
+    """http://0.0.0.0 cannot be opened from other hosts."""
+    cluster = start_cluster()
+    dashboard = cluster.do(lambda: Dashboard("0.0.0.0:0", cluster.operators, cluster.loop, cluster.errors.append))
     assert dashboard.link.startswith(f"http://{socket.gethostname()}:")
-    stage.do(dashboard.close)
+    cluster.do(dashboard.close)
     if socket.has_dualstack_ipv6():
         listen("::1", 0).close()
-        dashboard = stage.do(lambda: Dashboard("[::1]:0", stage.desk, stage.loop, stage.complaints.append))
+        dashboard = cluster.do(lambda: Dashboard("[::1]:0", cluster.operators, cluster.loop, cluster.errors.append))
         assert dashboard.link.startswith("http://[::1]:")
-        stage.do(dashboard.close)
+        cluster.do(dashboard.close)

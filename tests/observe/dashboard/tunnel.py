@@ -1,4 +1,4 @@
-"""A tunnel, as ``ssh -L`` makes one: what comes to its port goes to another place, as long as it is open."""
+"""A tunnel like that of ``ssh -L``: forwards its port to another address while it is open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Tunnel:
-    """Open from the start; closed and opened again at the same port."""
+    """Open from the start; can be closed and opened again at the same port."""
 
     def __init__(self, host: str, to: tuple[str, int]) -> None:
         self.host, self.port = host, 0
@@ -18,13 +18,13 @@ class Tunnel:
         self.open()
 
     def open(self) -> None:
-        door = socket.create_server((self.host, self.port), backlog=64)
-        self.port = door.getsockname()[1]
-        self._sockets.append(door)
-        self._start(self._accept, door)
+        listener = socket.create_server((self.host, self.port), backlog=64)
+        self.port = listener.getsockname()[1]
+        self._sockets.append(listener)
+        self._start(self._accept, listener)
 
     def close(self) -> None:
-        """Nothing goes through any more, and whoever is connected notices."""
+        """Close all connections."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -39,17 +39,17 @@ class Tunnel:
         self._threads.append(thread)
         thread.start()
 
-    def _accept(self, door: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                here = door.accept()[0]
-                there = socket.create_connection(self._to)
-                self._sockets += [here, there]
-                self._start(self._carry, here, there)
-                self._start(self._carry, there, here)
+                client = listener.accept()[0]
+                server = socket.create_connection(self._to)
+                self._sockets += [client, server]
+                self._start(self._forward, client, server)
+                self._start(self._forward, server, client)
 
     @staticmethod
-    def _carry(one: socket.socket, other: socket.socket) -> None:
+    def _forward(one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
                 other.sendall(data)

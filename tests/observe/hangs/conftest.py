@@ -1,4 +1,4 @@
-"""Every test of a real job gets one, which proves afterwards that nothing of it was left behind."""
+"""A fixture for tests with real jobs, which checks that no process is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.jobs import Bench
 from .kit import Job
 
 if not sys.platform.startswith("linux"):
-    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+    collect_ignore_glob = ["test_*.py"]  # they read /proc
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the tests of hangs with real processes share: agents, workers that move in step, and the hub that leads them."""
+"""Real jobs for tests of hangs: agents, workers that run in lockstep, and the hub that controls them."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from kit.jobs import PATIENCE_S, Bench, Running
 
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)
-# On a machine that keeps the job itself waiting for a second, a second is what it learns to be patient with: it then
-# waits thirty or sixty times as long before it says anything.
-MUCH_PATIENCE_S = 110.0
+# On a busy machine the detector learns gaps of a second, and then waits thirty or sixty times as long.
+LONG_PATIENCE_S = 110.0
 
 
 class Member:
-    """One worker's end of its line."""
+    """The connection to one worker."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         file = sock.makefile("rb", buffering=0)
         self.rank, self.generation, self.pid = map(int, file.readline().split())
 
-    def tell(self, word: str) -> None:
-        self.sock.sendall(word.encode())
+    def send(self, letter: str) -> None:
+        self.sock.sendall(letter.encode())
 
 
 class Hub:
-    """Where workers meet at every step. The test decides how it goes on."""
+    """Workers connect to it and wait for its answer at every step. The test decides the answers."""
 
     def __init__(self) -> None:
         self.name = f"tenax-hangs-{os.getpid()}-{next(_numbers)}"
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind("\0" + self.name)
-        self._door.listen(64)
-        self._door.settimeout(PATIENCE_S)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("\0" + self.name)
+        self._listener.listen(64)
+        self._listener.settimeout(PATIENCE_S)
         self.members: list[Member] = []
 
     def meet(self, world_size: int, generation: int = 1) -> list[Member]:
-        """The workers of that generation, by rank, when all of them are there."""
+        """Wait until all workers of that generation are connected; return them by rank."""
         while sum(member.generation == generation for member in self.members) < world_size:
-            sock = self._door.accept()[0]
+            sock = self._listener.accept()[0]
             sock.settimeout(PATIENCE_S)
             self.members.append(Member(sock))
         found = [member for member in self.members if member.generation == generation]
@@ -55,17 +54,18 @@ class Hub:
 
     @staticmethod
     def gather(members: list[Member]) -> None:
-        """Until each of them has said that it is there."""
+        """Wait until each of them has reached the next step."""
         for member in members:
-            assert member.sock.recv(1) == b".", f"rank {member.rank} ended"
+            assert member.sock.recv(1) == b".", f"rank {member.rank} has exited"
 
-    def step(self, members: list[Member], words: dict[int, str] | None = None) -> None:
+    def step(self, members: list[Member], letters: dict[int, str] | None = None) -> None:
+        """Answer a step of all: with these letters by rank, with ``.`` for the others."""
         self.gather(members)
         for member in members:
-            member.tell((words or {}).get(member.rank, "."))
+            member.send((letters or {}).get(member.rank, "."))
 
     def steps_for(self, seconds: float, members: list[Member]) -> None:
-        """Step after step, for so long: a rhythm."""
+        """Answer all steps for this long, so that the detector learns the rhythm."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.step(members)
@@ -81,7 +81,7 @@ class Hub:
     def close(self) -> None:
         for member in self.members:
             member.sock.close()
-        self._door.close()
+        self._listener.close()
 
 
 class Job:
@@ -92,10 +92,12 @@ class Job:
         self.hub = Hub()
         self.endpoint = own_endpoint()
 
-    def start(self, *words: str, nodes: int = 1, workers: int = 2, steps: bool = False) -> list[Running]:
+    def start(self, *flags: str, nodes: int = 1, workers: int = 2, steps: bool = False) -> list[Running]:
         env = {"HANGS_HUB": self.hub.name, "HANGS_STEPS": "1" if steps else ""}
-        meet = [] if nodes == 1 else ["--rdzv-backend", "tcp", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hangs"]
-        common = ["--nnodes", str(nodes), "--nproc-per-node", str(workers), *meet, *words]
+        rendezvous = (
+            [] if nodes == 1 else ["--rdzv-backend", "tcp", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hangs"]
+        )
+        common = ["--nnodes", str(nodes), "--nproc-per-node", str(workers), *rendezvous, *flags]
         return [self.bench.start(*common, "--log-dir", f"logs{node}", WORKER, env=env) for node in range(nodes)]
 
     def close(self) -> None:
@@ -108,7 +110,7 @@ def lines_of(agent: Running) -> list[str]:
 
 
 def hang_report(agent: Running) -> list[str]:
-    """The lines in which an agent tells of a hang; there must be one such report."""
+    """Return the lines of the hang report of an agent; there must be exactly one."""
     lines = lines_of(agent)
     begins = [number for number, line in enumerate(lines) if " seems to hang: " in line]
     assert len(begins) == 1, agent.err

@@ -37,7 +37,7 @@ def report(locations: list[StackLocation]) -> HangReport:
 
 
 def test_only_the_last_dump_counts() -> None:
-    """A worker appends: what it wrote an hour ago is not where it is."""
+    """A worker appends its dumps to one file."""
     assert last_dump(dump("old") + "\n" + dump("new")) == dump("new").strip()
     alone = 'Stack (most recent call first):\n  File "/job/train.py", line 9 in main\n'
     many = alone + OTHER.format(number=7, name="x") + "...\n"
@@ -46,7 +46,7 @@ def test_only_the_last_dump_counts() -> None:
     assert last_dump("") == ""
 
 
-def test_the_main_thread_is_the_place() -> None:
+def test_the_main_thread_is_the_location() -> None:
     assert frames_in(dump("load")) == (("/job/train.py:12 in load",), ("/lib/python3.11/queue.py:171 in get",))
     alone = 'Stack (most recent call first):\n  File "/job/train.py", line 9 in main\n' + OTHER.format(
         number=7, name="x"
@@ -55,66 +55,66 @@ def test_the_main_thread_is_the_place() -> None:
     assert frames_in("nonsense") == ((), ())
 
 
-def test_names_and_numbers_of_threads_do_not_matter_and_the_rare_place_is_first() -> None:
+def test_thread_names_are_ignored_and_the_rare_location_is_first() -> None:
     """H9."""
     stacks = [LocalStacks(rank, rank, 100 + rank, dump(thread=rank + 2, name=f"t{rank}"), "") for rank in range(7)]
     odd = LocalStacks(7, 7, 107, dump("load"), "")
-    told = report(list(places_of([*stacks[:3], odd, *stacks[3:]])))
-    assert [place.ranks for place in told.locations] == [(7,), tuple(range(7))]
-    assert told.is_odd
-    assert told.locations[0].pid == 107
-    assert "it is the one that is elsewhere, at /job/train.py:12 in load" in reason_of(told)
-    lines = format_report(told)
+    result = report(list(places_of([*stacks[:3], odd, *stacks[3:]])))
+    assert [location.ranks for location in result.locations] == [(7,), tuple(range(7))]
+    assert result.is_odd
+    assert result.locations[0].pid == 107
+    assert "only this rank is at /job/train.py:12 in load" in reason_of(result)
+    lines = format_report(result)
     assert lines[2:] == ["  rank 7 (pid 107): at /job/train.py:12 in load", lines[3], "nothing"]
     assert lines[3] == "  ranks 0 to 6: at /job/train.py:12 in all_reduce"
 
 
-def test_of_two_that_are_apart_the_one_that_does_not_wait_for_others_is_odd() -> None:
-    told = report(
+def test_of_two_workers_the_one_outside_a_collective_is_odd() -> None:
+    result = report(
         list(places_of([LocalStacks(0, 0, 1, dump("all_reduce"), ""), LocalStacks(1, 1, 2, dump("load"), "")]))
     )
-    assert told.locations[0].ranks == (1,)
-    assert told.is_odd
+    assert result.locations[0].ranks == (1,)
+    assert result.is_odd
     apart = report([StackLocation((rank,), (f"/job/train.py:{rank} in f",)) for rank in range(4)])
     assert not apart.is_odd
     assert "no rank stands out" in reason_of(apart)
 
 
-def test_those_that_spin_are_at_one_place_and_lines_count_only_if_calls_do_not() -> None:
+def test_lines_are_compared_only_if_all_calls_are_equal() -> None:
     spinning = [
         StackLocation((rank,), (f"/job/train.py:{rank % 3} in poll", "/job/train.py:40 in main")) for rank in range(5)
     ]
     odd = StackLocation((5,), ("/job/train.py:9 in load", "/job/train.py:41 in main"))
-    assert [place.ranks for place in report([*spinning, odd]).locations] == [(5,), (0, 1, 2, 3, 4)]
+    assert [location.ranks for location in report([*spinning, odd]).locations] == [(5,), (0, 1, 2, 3, 4)]
     blocked = [StackLocation((rank,), (f"/job/train.py:{7 if rank == 2 else 8} in main",)) for rank in range(5)]
-    assert [place.ranks for place in report(blocked).locations] == [(2,), (0, 1, 3, 4)]
+    assert [location.ranks for location in report(blocked).locations] == [(2,), (0, 1, 3, 4)]
 
 
-def test_all_at_one_place_are_told_apart_by_their_other_threads() -> None:
-    """The main threads of all wait for a thread that trains."""
+def test_equal_main_threads_are_distinguished_by_other_threads() -> None:
+    """The main thread of each waits for a thread that trains."""
     main = ("/job/train.py:1 in join",)
     locations = [StackLocation((rank,), main, ("loop.py:5 in all_reduce",)) for rank in range(3)]
-    told = report([*locations, StackLocation((3,), main, ("data.py:9 in read",))])
-    assert told.locations[0].ranks == (3,)
+    result = report([*locations, StackLocation((3,), main, ("data.py:9 in read",))])
+    assert result.locations[0].ranks == (3,)
     alike = report(locations)
     assert len(alike.locations) == 1
     assert "all ranks are at the same location, at /job/train.py:1 in join" in reason_of(alike)
 
 
-def test_what_is_not_known_is_said_with_its_reason() -> None:
+def test_an_unknown_location_is_reported_with_its_reason() -> None:
     """H10."""
-    told = report(list(places_of([LocalStacks(0, 0, 1, dump(), ""), LocalStacks(1, 1, 2, "", "it is stopped")])))
-    assert told.locations[0].why == "it is stopped"
-    assert describe_location(told.locations[0]) == "not known: it is stopped"
-    assert "location not known: it is stopped" in reason_of(told)
+    result = report(list(places_of([LocalStacks(0, 0, 1, dump(), ""), LocalStacks(1, 1, 2, "", "it is stopped")])))
+    assert result.locations[0].why == "it is stopped"
+    assert describe_location(result.locations[0]) == "not known: it is stopped"
+    assert "location not known: it is stopped" in reason_of(result)
 
 
-def test_code_of_others_is_named_after_the_line_that_called_it() -> None:
+def test_library_code_is_shown_after_the_line_that_called_it() -> None:
     frames = ("/usr/lib/python3.11/threading.py:327 in wait", "/job/train.py:9 in load", "/job/train.py:20 in main")
     assert describe_location(StackLocation((0,), frames)) == "at /job/train.py:9 in load, in threading.py:327 in wait"
 
 
-def test_ranks_are_short() -> None:
+def test_ranks_are_formatted_as_ranges() -> None:
     assert format_ranks([3]) == "rank 3"
     assert format_ranks([0, 1, 2, 5]) == "ranks 0 to 2, 5"
     assert format_ranks(list(range(0, 100, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 42 more"
@@ -128,27 +128,27 @@ locations = st.builds(
 
 
 @given(st.lists(locations, max_size=12), st.randoms(use_true_random=False))
-def test_the_order_of_answers_does_not_matter(found: list[StackLocation], dice: random.Random) -> None:
-    """H9, H10: the same locations, each rank where it is, in whatever order and however often they are put together."""
-    shuffled = dice.sample(found, len(found))
+def test_the_order_of_answers_does_not_matter(found: list[StackLocation], chance: random.Random) -> None:
+    """H9, H10: merging in any order and in any grouping gives the same locations."""
+    shuffled = chance.sample(found, len(found))
     once = merged(found)
-    assert {(place.frames, place.ranks) for place in merged(shuffled)} == {
-        (place.frames, place.ranks) for place in once
+    assert {(location.frames, location.ranks) for location in merged(shuffled)} == {
+        (location.frames, location.ranks) for location in once
     }
     half = len(shuffled) // 2
     assert {(p.frames, p.ranks) for p in merged((*merged(shuffled[:half]), *shuffled[half:]))} == {
-        (place.frames, place.ranks) for place in once
+        (location.frames, location.ranks) for location in once
     }
-    assert [len(place.ranks) for place in once] == sorted(len(place.ranks) for place in once)
+    assert [len(location.ranks) for location in once] == sorted(len(location.ranks) for location in once)
 
 
 def test_a_report_of_thousands_of_workers_fits_into_a_message() -> None:
-    """H11: even if each is somewhere else and writes a novel."""
-    novel = "x" * 10_000
-    workers = [LocalStacks(rank % 8, rank, rank, dump("f", line=rank) + novel, "") for rank in range(4_000)]
+    """H11: even if each has another location and a long dump."""
+    padding = "x" * 10_000
+    workers = [LocalStacks(rank % 8, rank, rank, dump("f", line=rank) + padding, "") for rank in range(4_000)]
     found: tuple[StackLocation, ...] = ()
     for first in range(0, 4_000, 8):
         found = merged((*found, *places_of(workers[first : first + 8])))
-    told = report(list(found))
-    assert sum(len(place.ranks) for place in told.locations) == 4_000
-    assert len(wire.encode(wire.Event(events.HangFound(1, told)))) < wire.MAX_BYTES // 4
+    result = report(list(found))
+    assert sum(len(location.ranks) for location in result.locations) == 4_000
+    assert len(wire.encode(wire.Event(events.HangFound(1, result)))) < wire.MAX_BYTES // 4

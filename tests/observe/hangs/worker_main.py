@@ -1,13 +1,13 @@
-"""A worker of a job that moves in step: every step it says that it is there and waits until all the others are.
+"""A worker of a job that runs in lockstep: at every step it reports to the hub and waits for the answer.
 
 The hub (``kit.Hub``), which is the test, answers each step with one letter:
 
-    .   go on
-    p   park: wait for the hub, at a line of your own
+    .   continue
+    p   wait for the hub in ``park``
     e   wait for an event that never comes
-    s   from now on wait as a collective that polls does: without ever sleeping
-    x   spin for ever, at a line of your own
-    q   end well
+    s   from now on, poll for answers without sleeping, like a collective that polls
+    x   spin forever in ``spin``
+    q   exit with 0
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tenax import progress
 hub = socket.socket(socket.AF_UNIX)
 hub.connect("\0" + os.environ["HANGS_HUB"])
 hub.sendall(f"{os.environ['RANK']} {os.environ['TENAX_GENERATION']} {os.getpid()}\n".encode())
-says_steps = os.environ.get("HANGS_STEPS", "")
+reports_steps = os.environ.get("HANGS_STEPS", "")
 polls = False
 
 
-def exchange(word: bytes) -> bytes:
-    hub.sendall(word)
+def exchange(data: bytes) -> bytes:
+    hub.sendall(data)
     return poll() if polls else hub.recv(1)
 
 
@@ -68,5 +68,5 @@ while True:
     step += 1
     if polls:
         print("at step", step, flush=True)
-    if says_steps:
+    if reports_steps:
         progress.step(step)

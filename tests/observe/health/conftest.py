@@ -1,4 +1,4 @@
-"""Probes of the real program get a bench, which proves afterwards that nothing was left behind."""
+"""A fixture for tests with the real program, which checks that no process is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what the driver of this machine says of its GPUs. For a person, on a machine that has some; no test.
+"""Prints the health of this machine's GPUs. A tool for people on a machine with GPUs, not a test.
 
 python tests/observe/health/gpu_probe.py
 """
@@ -15,14 +15,14 @@ from tenax.utils.gpu_health_check import create_gpu_health_check
 
 def main() -> None:
     check = create_gpu_health_check()
-    print("can be asked:", check.enabled, check.why_not)
+    print("available:", check.enabled, check.why_not)
     for gpu in check.check():
         print(gpu)
     print("healthy:", check())
     server = create_gpu_healthcheck_server(lambda: int(time.time()), 0, 60)
     server.start()
     try:
-        server.wait_for_first_look(60)
+        server.wait_for_first_check(60)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz?format=json", timeout=10) as answer:
             print(answer.status, json.dumps(json.load(answer), indent=1))
     finally:

@@ -1,4 +1,4 @@
-"""GPU health, with an NVML that says what the test wants: healthy, in need of something, lost, or unknown."""
+"""GPU health, with a fake NVML: healthy, in need of an action, lost, or unknown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NVMLError(Exception):
 
 
 class Nvml:
-    """As much of pynvml as is used. ``gpus``: for each the recovery action, or the error that asking gives."""
+    """The part of pynvml that is used. ``gpus``: the recovery action of each, or the error of the query."""
 
     NVMLError = NVMLError
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
@@ -43,28 +43,28 @@ class Nvml:
         self.driver = driver
         self.init_error = init
         self.field_error = 0
-        self.begun = 0
+        self.open_count = 0
 
     def nvmlInit(self) -> None:
         if self.init_error is not None:
             raise self.init_error
-        self.begun += 1
+        self.open_count += 1
 
     def nvmlShutdown(self) -> None:
-        self.begun -= 1
+        self.open_count -= 1
 
     def nvmlSystemGetDriverVersion(self) -> str | bytes:
-        assert self.begun
+        assert self.open_count
         return self.driver
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        assert self.begun
-        said = self.gpus[index]
-        if isinstance(said, NVMLError):
-            raise said
+        assert self.open_count
+        state = self.gpus[index]
+        if isinstance(state, NVMLError):
+            raise state
         return index
 
     def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[Any]:
@@ -72,41 +72,41 @@ class Nvml:
         return [SimpleNamespace(nvmlReturn=self.field_error, value=SimpleNamespace(uiVal=self.gpus[handle]))]
 
 
-def test_gpus_that_need_nothing_are_healthy() -> None:
-    """And NVML is closed as often as it was opened."""
+def test_gpus_that_need_no_action_are_healthy() -> None:
+    """NVML is closed as often as it was opened."""
     nvml = Nvml(0, 0)
     check = GPUHealthCheck(nvml=nvml)
     assert (check.enabled, check.pynvml_available, check.why_not) == (True, True, "")
     assert check.check() == [GpuHealth(0, True), GpuHealth(1, True)]
     assert check()
-    assert nvml.begun == 0
+    assert nvml.open_count == 0
 
 
 @pytest.mark.parametrize("action", [1, 2, 3, 4, 5, 99])
-def test_a_gpu_that_needs_something_is_not(action: int) -> None:
-    """Whatever it is, also what only a later driver knows; and the one who wants to know is called."""
+def test_a_gpu_that_needs_an_action_is_unhealthy(action: int) -> None:
+    """Any action, also one of a newer driver; the callback is called."""
     failures: list[str] = []
     check = GPUHealthCheck(on_failure=lambda: failures.append("!"), nvml=Nvml(0, action))
-    healthy, sick = check.check()
+    healthy, unhealthy = check.check()
     assert healthy.is_healthy
-    assert (sick.is_healthy, bool(sick.action), sick.why.startswith("GPU 1: ")) == (False, True, True)
+    assert (unhealthy.is_healthy, bool(unhealthy.action), unhealthy.why.startswith("GPU 1: ")) == (False, True, True)
     assert not check()
     assert failures == ["!"]
 
 
-def test_one_gpu_can_be_asked_about() -> None:
+def test_a_single_gpu_can_be_checked() -> None:
     assert GPUHealthCheck(device_index=0, nvml=Nvml(0, 2))()
     assert not GPUHealthCheck(device_index=1, nvml=Nvml(0, 2))()
 
 
 def test_a_gpu_that_is_lost_is_unhealthy() -> None:
-    """The driver cannot even find it."""
+    """The driver cannot find it."""
     (gpu,) = GPUHealthCheck(nvml=Nvml(NVMLError(GPU_IS_LOST))).check()
     assert (gpu.is_healthy, gpu.action) == (False, "unreachable")
 
 
-def test_a_question_that_the_driver_does_not_know_accuses_nobody() -> None:
-    """Unknown, whether the call or the field says so."""
+def test_a_query_that_the_driver_does_not_support_is_unknown() -> None:
+    """Not unhealthy, whether the call or the field is unsupported."""
     (gpu,) = GPUHealthCheck(nvml=Nvml(NVMLError(NOT_SUPPORTED))).check()
     assert gpu.is_healthy is None
     nvml = Nvml(0)
@@ -117,20 +117,20 @@ def test_a_question_that_the_driver_does_not_know_accuses_nobody() -> None:
 
 
 @pytest.mark.parametrize("driver", ["565.57.01", b"535.1", "unknown"])
-def test_an_older_driver_is_not_asked(driver: str | bytes) -> None:
-    """A sentence says from which one on; nobody is accused."""
+def test_an_older_driver_is_not_queried(driver: str | bytes) -> None:
+    """The reason has the required version; no GPU is unhealthy."""
     check = GPUHealthCheck(nvml=Nvml(1, driver=driver))
     assert (check.enabled, check(), check.check()) == (False, True, [])
     assert "GPU health checks require 570 or later" in check.why_not
 
 
-def test_without_a_driver_there_is_a_sentence() -> None:
+def test_without_a_driver_there_is_a_reason() -> None:
     check = GPUHealthCheck(nvml=Nvml(init=NVMLError(DRIVER_NOT_LOADED)))
     assert (check.enabled, check.pynvml_available, check()) == (False, False, True)
     assert check.why_not == "the NVIDIA driver does not respond: NVML error 9"
 
 
-def test_a_driver_that_goes_away_is_a_sentence_too() -> None:
+def test_a_driver_that_stops_responding_is_reported() -> None:
     """Between two checks."""
     nvml = Nvml(0)
     check = GPUHealthCheck(nvml=nvml)
@@ -139,9 +139,9 @@ def test_a_driver_that_goes_away_is_a_sentence_too() -> None:
     assert "does not respond" in check.why_not
 
 
-@pytest.mark.skipif("pynvml" in sys.modules, reason="somebody has imported it")
+@pytest.mark.skipif("pynvml" in sys.modules, reason="pynvml is already imported")
 def test_without_the_library_nothing_raises() -> None:
-    """On a machine without it, or without GPUs, everything can be called, and nobody is accused."""
+    """On a machine without it, or without GPUs, no GPU is unhealthy."""
     mixin = PynvmlMixin()
     if mixin.check_pynvml_availability():
         pytest.skip("this machine has GPUs")
@@ -172,15 +172,15 @@ def now() -> int:
 
 
 @on_linux
-def test_a_sick_gpu_is_not_alive() -> None:
-    """503 with what it needs, in words and for programs; the summary says the same."""
+def test_an_unhealthy_gpu_fails_the_health_check() -> None:
+    """503 with the required action, as text and as JSON, and in the summary."""
     with leaving_nothing():
         server = GPUHealthCheckServer(now, 0, 60, nvml=Nvml(0, 2))
         server.start()
         try:
-            assert server.wait_for_first_look(PATIENCE_S)
-            heard = kube_probe(server.port)
-            assert (heard.status, heard.body) == (503, b"GPU 1: the node must be rebooted\n")
+            assert server.wait_for_first_check(PATIENCE_S)
+            answer = kube_probe(server.port)
+            assert (answer.status, answer.body) == (503, b"GPU 1: the node must be rebooted\n")
             gpus = kube_probe(server.port, "/healthz?format=json").json()["gpu"]["gpus"]
             assert [gpu["is_healthy"] for gpu in gpus] == [True, False]
             summary = server.get_health_summary()
@@ -194,12 +194,12 @@ def test_a_sick_gpu_is_not_alive() -> None:
 
 
 @on_linux
-def test_gpus_that_nobody_can_ask_are_no_reason_to_be_unhealthy() -> None:
-    """Without a driver, and when nobody wants them watched."""
+def test_gpus_that_cannot_be_checked_do_not_fail_the_health_check() -> None:
+    """Without a driver, and with the check disabled."""
     with leaving_nothing():
         server = GPUHealthCheckServer(now, 0, 60, nvml=Nvml(init=NVMLError(DRIVER_NOT_LOADED)))
         server.start()
-        assert server.wait_for_first_look(PATIENCE_S)
+        assert server.wait_for_first_check(PATIENCE_S)
         assert kube_probe(server.port).status == 200
         assert "does not respond" in server.get_gpu_health_status()["error"]
         server.stop()
@@ -211,30 +211,30 @@ def test_gpus_that_nobody_can_ask_are_no_reason_to_be_unhealthy() -> None:
         plain.stop()
 
 
-class Broken(Nvml):
-    """A library that fails in a way of its own, until it is mended."""
+class FailingNvml(Nvml):
+    """A library that raises an unexpected exception while ``error`` is set."""
 
-    trouble = "no such symbol"
+    error = "no such symbol"
 
     def nvmlDeviceGetCount(self) -> int:
-        if self.trouble:
-            raise AttributeError(self.trouble)
+        if self.error:
+            raise AttributeError(self.error)
         return super().nvmlDeviceGetCount()
 
 
 @on_linux
-def test_a_library_that_breaks_is_said_and_looked_at_again() -> None:
-    """Nobody is called healthy who could not be asked; nobody is accused either."""
+def test_an_exception_of_the_library_is_reported_and_the_check_is_repeated() -> None:
+    """Meanwhile the GPUs are neither healthy nor unhealthy."""
     with leaving_nothing():
-        nvml = Broken(2)
+        nvml = FailingNvml(2)
         server = GPUHealthCheckServer(now, 0, 60, None, 0.01, nvml=nvml)  # type: ignore[arg-type]
         server.start()
         try:
-            assert server.wait_for_first_look(PATIENCE_S)
-            said = "the GPUs could not be looked at: AttributeError: no such symbol"
-            assert server.get_gpu_health_status() == {"error": said}
+            assert server.wait_for_first_check(PATIENCE_S)
+            error = "could not check the GPUs: AttributeError: no such symbol"
+            assert server.get_gpu_health_status() == {"error": error}
             assert kube_probe(server.port).status == 200
-            nvml.trouble = ""
-            until(lambda: kube_probe(server.port).status == 503, "the next look")
+            nvml.error = ""
+            until(lambda: kube_probe(server.port).status == 503, "the next check")
         finally:
             server.stop()

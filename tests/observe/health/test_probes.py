@@ -18,14 +18,14 @@ from tenax._observe.health.server import READY_PATH
 
 pytestmark = [on_linux, pytest.mark.process]
 
-STAYS = "from worker_kit import ready, stay; ready(); stay()"
+STAY = "from worker_kit import ready, stay; ready(); stay()"
 ON = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
 
 
 def port_of(run: Running) -> int:
-    """Where it says that it answers."""
-    run.until_said("health checks are answered at port ")
-    match = re.search(r"answered at port (\d+)", run.err)
+    """Return the port that it printed."""
+    run.until_said("serving health checks on port ")
+    match = re.search(r"health checks on port (\d+)", run.err)
     assert match
     return int(match[1])
 
@@ -39,24 +39,24 @@ def _tasks(pid: int) -> list[Path]:
     return list(Path(f"/proc/{pid}/task").iterdir())
 
 
-def test_the_manifest_of_the_guide_asks_what_is_answered() -> None:
-    """What restarts a container asks for life, never for readiness."""
+def test_the_manifest_of_the_guide_uses_the_right_paths() -> None:
+    """Probes that restart a container check liveness, never readiness."""
     guide = Path(__file__).parents[3] / "docs" / "guides" / "health-checks.md"
-    asked = re.findall(r"(\w+)Probe: .*\n +httpGet: \{path: (\S+), port: health\}", guide.read_text())
-    assert asked == [("startup", "/livez"), ("liveness", "/livez"), ("readiness", READY_PATH)]
+    probes = re.findall(r"(\w+)Probe: .*\n +httpGet: \{path: (\S+), port: health\}", guide.read_text())
+    assert probes == [("startup", "/livez"), ("liveness", "/livez"), ("readiness", READY_PATH)]
 
 
 def test_waiting_for_nodes_is_alive_and_not_ready(bench: Bench) -> None:
-    """Before the second node has come: alive, not ready. When it has, both are ready. At the end nobody listens."""
-    words = ["--nnodes", "2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "probes", bench.script(STAYS)]
-    first = bench.start(*words, env=ON)
+    """Alive and not ready before the second node joins; then both are ready."""
+    arguments = ["--nnodes", "2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "probes", bench.script(STAY)]
+    first = bench.start(*arguments, env=ON)
     port = port_of(first)
-    first.until_said("waiting for")
+    first.until_said("waiting up to")
     assert kube_probe(port, "/livez").status == 200
-    heard = kube_probe(port, "/readyz?format=json")
-    assert (heard.status, heard.json()["phase"]) == (503, "joining")
-    assert b"probes" not in heard.body, "every network can read it, and a node without a secret joins by the run id"
-    second = bench.start(*words, env=ON)
+    answer = kube_probe(port, "/readyz?format=json")
+    assert (answer.status, answer.json()["phase"]) == (503, "joining")
+    assert b"probes" not in answer.body, "any peer can read it, and a node without a secret joins by the run id"
+    second = bench.start(*arguments, env=ON)
     for run in (first, second):
         until(lambda run=run: kube_probe(port_of(run), "/readyz").status == 200, "both to be ready")
     assert bench.pids(2)
@@ -66,8 +66,8 @@ def test_waiting_for_nodes_is_alive_and_not_ready(bench: Bench) -> None:
     assert {first.wait().code, second.wait().code} == {143}
 
 
-def test_a_restart_is_alive_and_not_ready_meanwhile(bench: Bench) -> None:
-    """The worker fails and takes its time to be replaced; then the next generation is ready."""
+def test_the_agent_is_alive_and_not_ready_during_a_restart(bench: Bench) -> None:
+    """Until the next generation runs."""
     script = bench.script("""
         import os, signal
         from worker_kit import ATTEMPT, RANK, note, ready, stay, wait_for
@@ -97,8 +97,8 @@ def test_a_restart_is_alive_and_not_ready_meanwhile(bench: Bench) -> None:
 
 
 def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(bench: Bench) -> None:
-    """SIGSTOP: the kernel takes the connection, nobody answers, and the probe runs out of time. SIGCONT: as before."""
-    run = bench.start(bench.script(STAYS), env=ON)
+    """SIGSTOP: the kernel accepts the connection, and the probe times out. SIGCONT: it is answered again."""
+    run = bench.start(bench.script(STAY), env=ON)
     port = port_of(run)
     bench.pids(1)
     run.send(signal.SIGSTOP)
@@ -119,15 +119,15 @@ def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(bench: B
     assert run.wait().code == 143
 
 
-def test_a_wrong_number_is_refused(bench: Bench) -> None:
-    """At the command line, before anything starts."""
+def test_an_invalid_port_is_rejected(bench: Bench) -> None:
+    """Before anything starts."""
     done = bench.run(bench.script("print('done')"), env={"TORCHELASTIC_HEALTH_CHECK_PORT": "http"})
     assert (done.code, done.out) == (2, "")
-    assert "TORCHELASTIC_HEALTH_CHECK_PORT is 'http'; expected the number of a port" in done.err
+    assert "TORCHELASTIC_HEALTH_CHECK_PORT is 'http'; expected a port from 0 to 65535" in done.err
 
 
-def test_without_the_variable_nobody_listens_and_nothing_is_imported(bench: Bench) -> None:
-    """The cold start pays nothing for health checks."""
+def test_without_the_variable_there_is_no_server_and_no_import(bench: Bench) -> None:
+    """Health checks do not slow down the cold start."""
     program = [sys.executable, "-X", "importtime", "-m", "tenax", "run"]
     done = bench.run(bench.script("pass"), program=program)
     assert done.code == 0, done

@@ -1,4 +1,4 @@
-"""A collector that decodes the real OTLP that arrives, and a coordinator with a desk, told facts by the test."""
+"""A collector that decodes real OTLP requests, and a coordinator machine that the test feeds with events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WALL = 1_700_000_000.0
 
 
 class Collector:
-    """Takes traces, in a thread. ``status``: what it answers."""
+    """Receives traces, in a thread. ``status``: its HTTP status."""
 
     def __init__(self, status: int = 200) -> None:
         self.paths: list[str] = []
@@ -85,23 +85,23 @@ def attributes(thing: Any) -> dict[str, Any]:
     return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in thing.attributes}
 
 
-class ToldDesk:
-    """Implements ``ports.OperatorApi`` over a machine that the test tells what to hear, and when."""
+class FakeOperatorApi:
+    """Implements ``ports.OperatorApi`` with a machine that the test feeds with events and times."""
 
     def __init__(self, run_id: str = "job", max_restarts: int = 1) -> None:
         self.machine = CoordinatorMachine(RunSettings(run_id, max_restarts=max_restarts))
         self.watchers: list[Callable[[], None]] = []
         self.now = 0.0
-        self.looked = 0
+        self.status_count = 0
 
-    def tell(self, at: float, event: Any) -> None:
+    def step(self, at: float, event: Any) -> None:
         self.now = at
         self.machine.step(event, at)
         for watch in self.watchers:
             watch()
 
-    def hear(self, at: float, message: Any) -> None:
-        self.tell(at, Received("n0", message))
+    def receive(self, at: float, message: Any) -> None:
+        self.step(at, Received("n0", message))
 
     def watch(self, on_step: Callable[[], None]) -> None:
         self.watchers.append(on_step)
@@ -110,24 +110,24 @@ class ToldDesk:
         self.watchers.remove(on_step)
 
     def status(self) -> RunStatus:
-        self.looked += 1
+        self.status_count += 1
         return status_of(self.machine.state, (), self.machine.describe_activity(self.now), self.now, WALL)
 
     def ask(self, request: AnyRequest, reply: Any) -> None:
-        raise AssertionError("nobody asks here")
+        raise AssertionError("unexpected request")
 
-    # --- facts that every test needs ----------------------------------------------------------------------------------
+    # --- events that every test needs ---------------------------------------------------------------------------------
 
-    def begins(self) -> None:
-        """Generation 1 runs since second 3."""
-        self.tell(0.0, Opened())
-        self.hear(1.0, NodeJoined(NodeInfo("n0", "node0", 2)))
-        self.hear(2.0, NodeReady(0, "node0", 1234))
-        self.hear(3.0, WorkersRunning(1, (11, 12)))
+    def start_generation(self) -> None:
+        """Generation 1 runs from second 3 on."""
+        self.step(0.0, Opened())
+        self.receive(1.0, NodeJoined(NodeInfo("n0", "node0", 2)))
+        self.receive(2.0, NodeReady(0, "node0", 1234))
+        self.receive(3.0, WorkersRunning(1, (11, 12)))
 
-    def said_step(self, at: float, generation: int, first: int, last: int, first_at: float) -> None:
+    def report_step(self, at: float, generation: int, first: int, last: int, first_at: float) -> None:
         workers = (WorkerProgress(0, first, last, first_at, at),)
-        self.hear(at, NodeProgress(generation, at, workers))
+        self.receive(at, NodeProgress(generation, at, workers))
 
 
 def boom(generation: int, at: float, message: str = "RuntimeError: boom") -> Failure:

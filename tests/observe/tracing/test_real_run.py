@@ -1,4 +1,4 @@
-"""A real run: its trace arrives, and its journals say the same."""
+"""The trace of a real run agrees with its journals."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if first == 0 and os.environ["RANK"] == "1":
 """
 
 
-def test_a_run_with_a_restart(tmp_path: Path) -> None:
-    """The trace, the report and the verdict have one outcome, one cause and the same sums."""
+def test_trace_report_and_verdict_agree(tmp_path: Path) -> None:
+    """The same outcome, cause and sums, for a run with a restart."""
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     with collecting() as collector:
-        words = ["run", "--trace", f"otel:{collector.endpoint}", "--nproc-per-node", "2", "--max-restarts", "1"]
-        words += ["--rdzv-id", "traced", "--log-dir", str(tmp_path / "logs"), str(script)]
+        arguments = ["run", "--trace", f"otel:{collector.endpoint}", "--nproc-per-node", "2", "--max-restarts", "1"]
+        arguments += ["--rdzv-id", "traced", "--log-dir", str(tmp_path / "logs"), str(script)]
         done = subprocess.run(
-            [sys.executable, "-m", "tenax", *words],
+            [sys.executable, "-m", "tenax", *arguments],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -73,23 +73,23 @@ def test_a_run_with_a_restart(tmp_path: Path) -> None:
     assert line["first_cause"].endswith("exit code 1: ValueError: not this time")
 
 
-def test_only_the_coordinator_sends() -> None:
-    """Of two nodes with the flag, the one without the coordinator is silent: every span is there once."""
+def test_only_the_coordinator_sends_spans() -> None:
+    """Two nodes have the flag: every span is sent once."""
     with collecting() as collector:
-        words = [sys.executable, "-m", "tenax", "run", "--trace", f"otel:{collector.endpoint}", "--nnodes", "2"]
-        words += ["--rdzv-id", "pair", "--rdzv-endpoint", own_endpoint(), "--no-python", "true"]
+        arguments = [sys.executable, "-m", "tenax", "run", "--trace", f"otel:{collector.endpoint}", "--nnodes", "2"]
+        arguments += ["--rdzv-id", "pair", "--rdzv-endpoint", own_endpoint(), "--no-python", "true"]
         agents = [
-            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
+            subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
         ]
         try:
-            said = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
+            outputs = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
         finally:
             for agent in agents:
                 if agent.poll() is None:
                     agent.kill()
                     agent.wait()
-    assert [agent.returncode for agent in agents] == [0, 0], said
-    assert "--trace" not in "".join(said)
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert "--trace" not in "".join(outputs)
     spans = [span.span_id for span in collector.spans]
     assert len(spans) == len(set(spans))
     assert attributes(collector.span("generation 1"))["tenax.nodes"] == 2

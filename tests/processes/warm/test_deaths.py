@@ -13,8 +13,8 @@ import pytest
 
 from kit.jobs import Bench, Running, is_alive, until
 from tenax._core.events import NodeCleared, WorkerExited, WorkerStarted
-from tenax._io.channel import Channel
-from tenax._io.ports import Launch
+from tenax._io.helper_channel import Channel
+from tenax._io.interfaces import Launch
 from tenax._processes.keeper import KeeperProcess
 from tenax._processes.template import Template, template_of
 from tenax._processes.warm_pool import WarmPool

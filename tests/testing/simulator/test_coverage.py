@@ -29,7 +29,7 @@ SITUATIONS = [
     "WorkersRunning(",
     "NodeProgress(",
     "took its place",
-    "the others went on without this node",
+    "the other nodes continued without this node",
     "has_succeeded=True",
     "[paused",
     "joins",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.operations import TransactionAnswer
-    from tenax._io.ports import Cancellable
+    from tenax._io.interfaces import Cancellable
 
 _AGAIN_S = 0.25
 _MAX_RECORD_BYTES = 1 << 20  # etcd's default limit is 1.5 MiB

@@ -260,13 +260,13 @@ class EtcdEngine(LinkedEngine):
         if not isinstance(error, EtcdUnavailable) and not self._was_ever_linked:
             is_secret = isinstance(error, EtcdRefused) and self._etcd.managed is not None
             hint = "; give every node of the run the same secret (token_file)" if is_secret else ""
-            self._refused(error.sentence + hint)
+            self._refused(error.message + hint)
         elif not self._is_linked:
-            self._may_retry(error.sentence)
+            self._may_retry(error.message)
         elif not isinstance(error, EtcdUnavailable):
             if self._loop.now() >= self._report_refusal_at:
                 self._report_refusal_at = self._loop.now() + _REPORT_TROUBLE_EVERY_S
-                self._node.say(f"nothing can be decided: {error.sentence}")
+                self._node.say(f"nothing can be decided: {error.message}")
         elif not self._is_troubled:
             self._is_troubled = True
             self._set_timer("trouble", _TROUBLE_S, self._report_trouble)

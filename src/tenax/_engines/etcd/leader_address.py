@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from tenax._io.connect import Connecting
+from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import is_loopback, literal
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._io.endpoint import Endpoint
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
 
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # documentation addresses: the route to them is the default route
 
@@ -55,7 +55,7 @@ class LeaderProbe:
         self._opened = opened
         self._dead = dead
         self._away = away
-        self._connecting: Connecting | None = None
+        self._connecting: ConnectAttempt | None = None
         self._timer: Cancellable | None = None
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class LeaderProbe:
             self._end_soon(f"{leader.addr!r} is no address that this host can reach")
         else:
             family, address = addresses[0]
-            self._connecting = Connecting(self._loop, family, address, self._opened, self._failed)
+            self._connecting = ConnectAttempt(self._loop, family, address, self._opened, self._failed)
             self._connecting.start()
 
     def _failed(self, number: int) -> None:
@@ -84,7 +84,7 @@ class LeaderProbe:
 
     def close(self) -> None:
         for thing in (self._connecting, self._timer):
-            if isinstance(thing, Connecting):
+            if isinstance(thing, ConnectAttempt):
                 thing.close()
             elif thing is not None:
                 thing.cancel()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.operations import TransactionAnswer
-    from tenax._io.ports import Cancellable, ControlledNode, EventLoop
+    from tenax._io.interfaces import Cancellable, ControlledNode, EventLoop
 
 _PROBE_EVERY_S = 0.5  # the death of an earlier leader is not announced, so it is probed
 _PUT_BACK_S = 1.0

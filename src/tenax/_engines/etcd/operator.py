@@ -32,7 +32,7 @@ def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
     except EtcdError as error:
         is_hint = isinstance(error, EtcdRefused) and settings.secret and not settings.etcd.user
         hint = "; if tenax runs this etcd, add managed=true to --rdzv-conf" if is_hint else ""
-        raise Unreachable(error.sentence + hint) from error
+        raise Unreachable(error.message + hint) from error
     finally:
         etcd.close()
     if leader is None:

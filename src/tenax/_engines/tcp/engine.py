@@ -22,7 +22,7 @@ from tenax._core.lease import Lease
 from tenax._engines.tcp.linked import RETRY_LATER_S, RETRY_SOON_S, LinkedEngine, LinkedSettings
 from tenax._engines.tcp.marker import Marker, Note
 from tenax._engines.tcp.server import CoordinatorServer
-from tenax._io.connect import Connecting
+from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback, open_listeners
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ class TcpEngine(LinkedEngine):
         self._lookup: Lookup | None = None
         self._looked_up_at = 0.0
         self._marker = Marker(settings.run_id, str(self._endpoint))
-        self._connecting: Connecting | None = None
+        self._connecting: ConnectAttempt | None = None
         self._touched_at = 0.0
         self._user_secret = b""
 
@@ -253,7 +253,7 @@ class TcpEngine(LinkedEngine):
             else:
                 self._on_unreachable(refused, os.strerror(number))
 
-        self._connecting = Connecting(self._loop, family, address, connected, failed)
+        self._connecting = ConnectAttempt(self._loop, family, address, connected, failed)
         self._connecting.start()
 
     def _on_unreachable(self, was_refused: bool, why: str) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tenax._core.model import Assignment
     from tenax._core.requests import AnyRequest
     from tenax._engines.tcp.server import CoordinatorServer
-    from tenax._io.ports import Cancellable, ControlledNode, Emit, EventLoop, Reply
+    from tenax._io.interfaces import Cancellable, ControlledNode, Emit, EventLoop, Reply
 
 _HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
@@ -74,7 +74,7 @@ class LinkedSettings(msgspec.Struct, frozen=True):
 
 
 class LinkedEngine(ABC):
-    """Implements ``ports.Control``."""
+    """Implements ``interfaces.Control``."""
 
     def __init__(self, settings: LinkedSettings, master_addr: str = "", master_port: int = 0) -> None:
         self._settings = settings
@@ -171,7 +171,7 @@ class LinkedEngine(ABC):
         tls = self._settings.tls
         return tls.for_client() if tls is not None else None
 
-    # --- ports.Control ------------------------------------------------------------------------------------------------
+    # --- interfaces.Control -------------------------------------------------------------------------------------------
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         settings, agent = self._settings, node.settings
@@ -197,7 +197,7 @@ class LinkedEngine(ABC):
             return
         self._find_coordinator()
 
-    def tell(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         if self._is_linked:
             self._send_message(message)
 
@@ -435,7 +435,7 @@ class LinkedEngine(ABC):
         if not self._has_own_address:
             self._store_address.addr, self._store_address.bind_to = self._reachable_at(link)
         self._beat()  # first, so that its answer arrives before any reaction to the messages below
-        for message in self._node.words(self._info):
+        for message in self._node.messages_on_connecting(self._info):
             self._send_message(message)
         if self._cancel_reason:
             self._cancel(self._cancel_reason)

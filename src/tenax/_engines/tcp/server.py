@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tenax._core.lease import LeaseTerms
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import OfNode
-    from tenax._io.ports import Cancellable, EventLoop, RecordRun, Reply
+    from tenax._io.interfaces import Cancellable, EventLoop, RecordRun, Reply
 
     HoldBack = Callable[[Send, CoordinatorState], None]
 

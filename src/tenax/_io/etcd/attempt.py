@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.http_response import Part
     from tenax._io.etcd.operations import AnyAnswer, AnyOperation
     from tenax._io.etcd.pool import Pool
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
 
 _TLS_HANDSHAKE_S = 1.0  # the minimum timeout with a new TLS connection
 _MAX_BODY_BYTES = 512 << 20
@@ -71,7 +71,7 @@ class Attempt:
             self._request = http_request(self.endpoint, *gateway.encode(self._operation), self.token)
             self._connection = self._pool.take(self.endpoint, self)
         except EtcdRefused as error:
-            self._fail_soon(Fault("refused", error.sentence, is_certain=True, was_answered=False))
+            self._fail_soon(Fault("refused", error.message, is_certain=True, was_answered=False))
             return
         if not self._connection.is_open and self._pool.is_encrypted:
             limit_s = max(limit_s, _TLS_HANDSHAKE_S)
@@ -114,7 +114,7 @@ class Attempt:
             try:
                 self._connection = self._pool.take(self.endpoint, self, is_new=True)
             except EtcdRefused as error:
-                self._end(Fault("refused", error.sentence, was_answered=False))
+                self._end(Fault("refused", error.message, was_answered=False))
             return
         if breakage.is_about_tls:
             self._pool.read_files_again()
@@ -129,7 +129,7 @@ class Attempt:
         try:
             found = gateway.decode(self._operation, self._status, b"".join(self._body))
         except gateway.InvalidResponse as error:
-            self._end(Fault("again", f"it sent {error}"))
+            self._end(Fault("again", f"invalid response: {error}"))
             return
         self._end(found)
 

@@ -26,9 +26,7 @@ VARIABLES = ("TORCHELASTIC_ETCD_BINARY_PATH", "TENAX_ETCD")
 LEAST = (3, 4)
 # Upstream's warning: data may become inconsistent between members after a crash.
 _NOT_FOR_PRODUCTION = ((3, 5, 0), (3, 5, 2))
-_HOW = f"install it (Debian, Ubuntu: apt-get install etcd-server), or name the program with the variable {VARIABLES[1]}"
-
-
+_HOW = f"install etcd (Debian, Ubuntu: apt-get install etcd-server), or set {VARIABLES[1]} to its path"
 _SECRETS = ("TENAX_RDZV_TOKEN", "TENAX_ETCD_PASSWORD")
 
 
@@ -54,14 +52,11 @@ def find_etcd(environ: Mapping[str, str] | None = None, beside: str = sys.execut
         if named:
             found = shutil.which(named, path=environ.get("PATH"))
             if found is None:
-                raise EtcdUnusable(
-                    f"the variable {variable} names {named!r} as the etcd program, and there is no program that can "
-                    "be run; name one, or unset the variable"
-                )
+                raise EtcdUnusable(f"{variable} is {named!r}, which is not an executable program; change or unset it")
             return os.path.abspath(found)
     found = shutil.which("etcd", path=environ.get("PATH")) or shutil.which("etcd", path=os.path.dirname(beside))
     if found is None:
-        raise EtcdUnusable(f"this host has no etcd program (looked on PATH and beside {beside}); {_HOW}")
+        raise EtcdUnusable(f"found no etcd program on PATH or in {os.path.dirname(beside)}; {_HOW}")
     return os.path.abspath(found)
 
 
@@ -69,10 +64,8 @@ def judge_version(path: str, printed: str) -> EtcdVersion:
     """Parse and check the output of ``etcd --version``. Raises ``EtcdUnusable``."""
     found = re.search(r"etcd Version:\s*v?(\d+)\.(\d+)(?:\.(\d+))?", printed)
     if found is None:
-        said = printed.strip().partition("\n")[0][:120]
-        raise EtcdUnusable(
-            f"{path} was asked for its version and said {said!r}; expected 'etcd Version: 3.4' or later; {_HOW}"
-        )
+        first_line = printed.strip().partition("\n")[0][:120]
+        raise EtcdUnusable(f"{path} --version printed {first_line!r}; expected 'etcd Version: 3.4' or later; {_HOW}")
     number = (int(found[1]), int(found[2]), int(found[3] or 0))
     version = EtcdVersion(number)
     if number < LEAST:
@@ -80,8 +73,8 @@ def judge_version(path: str, printed: str) -> EtcdVersion:
     first, last = _NOT_FOR_PRODUCTION
     if first <= number <= last:
         warning = (
-            f"{path} is etcd {version}; its authors say that 3.5.0 to 3.5.2 are not for production, because members "
-            "may come to hold different data after a crash; use 3.4.22 or later, or 3.5.6 or later"
+            f"{path} is etcd {version}; upstream does not recommend 3.5.0 to 3.5.2 for production, because members "
+            "may become inconsistent after a crash; use 3.4.22 or later, or 3.5.6 or later"
         )
         return EtcdVersion(number, warning)
     return version

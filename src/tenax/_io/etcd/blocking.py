@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.gateway import Fault
     from tenax._io.etcd.operations import Operation
     from tenax._io.etcd.settings import EtcdSettings
-    from tenax._io.ports import Cancellable
+    from tenax._io.interfaces import Cancellable
 
 A = TypeVar("A")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
@@ -153,7 +153,7 @@ class _Result(Generic[A]):
         if self._error is not None:
             raise self._error
         if not self.is_done:
-            raise EtcdError("this etcd client was closed meanwhile")
+            raise EtcdError("this etcd client was closed during the call")
         return self._answer  # type: ignore[return-value]
 
     def cancel(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.gateway import Fault
     from tenax._io.etcd.operations import AnyAnswer, AnyOperation
     from tenax._io.etcd.token import TokenWait
-    from tenax._io.ports import Cancellable
+    from tenax._io.interfaces import Cancellable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 _AUTHENTICATE_S = 1.0  # at least: bcrypt is slow on purpose
@@ -145,22 +145,22 @@ class EtcdCall:
         self._wait = None
         self._cancel_timer()
         if isinstance(error, EtcdUnavailable) and self._client.loop.now() < self._until:
-            self._troubles.setdefault(self._endpoint.name, "no token could be had")
+            self._troubles.setdefault(self._endpoint.name, "no auth token")
             self._timer = self._client.loop.at(self._client.loop.now() + _FIRST_PAUSE_S, self._continue)
         else:
             self._fail(error)
 
     def _give_up(self) -> None:
         self._timer = None
-        troubles = format_troubles(self._troubles) or self._client.trouble or "no token could be had"
-        self._fail(EtcdUnavailable(f"etcd gave no answer within {self._patience_s:g} s: {troubles}", self._is_certain))
+        troubles = format_troubles(self._troubles) or self._client.trouble or "no auth token"
+        self._fail(EtcdUnavailable(f"etcd did not answer within {self._patience_s:g} s: {troubles}", self._is_certain))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _fail(self, error: EtcdError) -> None:
         self._finish()
         if isinstance(error, EtcdUnavailable) and not self._is_certain:
-            error = EtcdUnavailable(error.sentence, is_certain=False)
+            error = EtcdUnavailable(error.message, is_certain=False)
         self._failed(error)
 
     def cancel(self) -> None:

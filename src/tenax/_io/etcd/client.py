@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.operations import AnyOperation, Authenticate, AuthenticateAnswer, Operation
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.etcd.watch_stream import WatchStream
-    from tenax._io.ports import EventLoop
+    from tenax._io.interfaces import EventLoop
 
 A = TypeVar("A")
 PATIENCE_S = 5.0

@@ -66,14 +66,13 @@ def control_hosts(names: tuple[str, ...], default_port: int, *, is_tls: bool) ->
     """Parse the names. Raises ValueError."""
     if not 0 < len(names) <= _MAX_HOSTS:
         raise ValueError(
-            f"managed etcd was given {len(names)} control hosts; "
-            f"expected 1 to {_MAX_HOSTS} names in --rdzv-endpoint, best 3 or 5"
+            f"--rdzv-endpoint has {len(names)} control hosts; managed etcd needs 1 to {_MAX_HOSTS}, best 3 or 5"
         )
     hosts = []
     for name in names:
         endpoint = Endpoint.parse(name, default_port)
         if endpoint.port == 65535:
-            raise ValueError(f"the control host {name!r} has port 65535; expected at most 65534, the next is used too")
+            raise ValueError(f"control host {name!r}: the port must be at most 65534, because the next one is used too")
         hosts.append(ControlHost(name, endpoint.host, endpoint.port, is_tls))
     return tuple(hosts)
 

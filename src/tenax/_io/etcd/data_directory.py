@@ -56,8 +56,8 @@ class DataDirectory:
         except OSError as error:
             self.release()
             raise DataDirectoryRefused(
-                f"the data directory of etcd, {self.path}, cannot be used: {error.strerror}; "
-                "make room there, or choose another place with TMPDIR"
+                f"cannot use the data directory of etcd, {self.path}: {error.strerror}; "
+                "free space there, or set TMPDIR to another directory"
             ) from error
         return True
 
@@ -130,8 +130,8 @@ def _check_private(path: str) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise DataDirectoryRefused(
-            f"the data directory of etcd, {path}, belongs to somebody else; "
-            "remove it, or choose another place with TMPDIR"
+            f"the data directory of etcd, {path}, belongs to another user; "
+            "remove it, or set TMPDIR to another directory"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         os.chmod(path, 0o700)

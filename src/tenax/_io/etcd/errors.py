@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class EtcdError(Exception):
-    """A call failed. ``sentence`` is the message for the user."""
+    """A call failed. ``message`` is the message for the user."""
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 class EtcdUnavailable(EtcdError):
@@ -17,8 +17,8 @@ class EtcdUnavailable(EtcdError):
     ``is_certain``: the operation was not executed and will not be. Otherwise it may have been, or may still be.
     """
 
-    def __init__(self, sentence: str, is_certain: bool = False) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, is_certain: bool = False) -> None:
+        super().__init__(message)
         self.is_certain = is_certain
 
 
@@ -37,6 +37,6 @@ class EtcdFull(EtcdError):
 class EtcdCompacted(EtcdError):
     """The requested revision is compacted. ``compact_revision`` is the oldest that is left (0: unknown)."""
 
-    def __init__(self, sentence: str, compact_revision: int = 0) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, compact_revision: int = 0) -> None:
+        super().__init__(message)
         self.compact_revision = compact_revision

@@ -154,7 +154,7 @@ def _key_request(operation: AnyKeyOperation) -> tuple[str, dict[str, Any]]:
 def _comparison(compare: Compare) -> dict[str, Any]:
     value = compare.value
     if isinstance(value, bytes) is not (compare.target == "value"):
-        raise EtcdRejected(f"the {compare.target} of a key is compared to {type(value).__name__}")
+        raise EtcdRejected(f"cannot compare the {compare.target} of a key with a value of type {type(value).__name__}")
     return {
         "key": compare.key,
         **({"range_end": compare.end} if compare.end else {}),
@@ -296,7 +296,7 @@ def decode(operation: AnyOperation, status: int, body: bytes) -> AnyAnswer | Fau
     try:
         return _decode(operation, body)
     except _UNREADABLE as error:
-        raise InvalidResponse(f"an answer that is none of etcd's: {error}") from error
+        raise InvalidResponse(f"not etcd's format ({error})") from error
 
 
 def _decode(operation: AnyOperation, body: bytes) -> AnyAnswer | Fault:
@@ -306,7 +306,7 @@ def _decode(operation: AnyOperation, body: bytes) -> AnyAnswer | Fault:
             if line.error is not None:
                 return _fault_of(line.error)
             if line.result is None:
-                return Fault("again", "etcd ended the keep-alive without an answer")
+                return Fault("again", "the keep-alive ended without an answer")
             return LeaseAnswer(line.result.header.revision, operation.id, line.result.ttl_s)
         case Status():
             return _status(_status_decoder.decode(body))
@@ -405,7 +405,7 @@ def decode_watch(line: bytes) -> WatchMessage:
     try:
         message = _watch_decoder.decode(line)
     except _UNREADABLE as error:
-        raise InvalidResponse(f"a watch that is none of etcd's: {error}") from error
+        raise InvalidResponse(f"not etcd's format ({error})") from error
     result = message.result
     if message.error is not None:
         return WatchMessage(fault=_fault_of(message.error))
@@ -420,9 +420,9 @@ def decode_watch(line: bytes) -> WatchMessage:
 
 def _cancellation(result: _WatchResult) -> Fault:
     if result.compact_revision:
-        return Fault("compacted", "the past that was asked for is compacted", compact_revision=result.compact_revision)
+        return Fault("compacted", "the requested revision is compacted", compact_revision=result.compact_revision)
     if not result.cancel_reason:
-        return Fault("again", "etcd ended the watch")
+        return Fault("again", "the watch ended")
     return judge(0, result.cancel_reason)
 
 
@@ -455,19 +455,19 @@ class Fault(msgspec.Struct, frozen=True):
                 return EtcdCompacted(f"{at}: {self.message}", self.compact_revision)
             case "full":
                 return EtcdFull(
-                    f"{at} takes no writes, because its database has reached its quota ({self.message}); compact and "
+                    f"{at} accepts no writes: its database has reached its quota ({self.message}); compact and "
                     "defragment it, then disarm the alarm (etcdctl alarm disarm)"
                 )
             case "rejected":
-                return EtcdRejected(f"{at} rejects the request: {self.message}")
+                return EtcdRejected(f"{at} rejected the request: {self.message}")
             case "tls":
                 return EtcdRefused(f"{at}: {self.message}; check the certificates on both sides")
             case "refused" if not self.was_answered:
                 return EtcdRefused(self.message)
             case "token" if "user name is empty" in self.message:
-                return EtcdRefused(f"{at} wants a user and a password, and this client was given none")
+                return EtcdRefused(f"{at} requires a user and a password, and none were given")
             case "token" | "refused":
-                return EtcdRefused(f"{at} refuses this client: {self.message}")
+                return EtcdRefused(f"{at} refused this client: {self.message}")
 
 
 _WRAPPING = re.compile(r"(?:rpc error: code = \w+ desc = |etcdserver: |auth: |mvcc: )+")
@@ -509,7 +509,7 @@ def _fault_of(fault: _Fault) -> Fault:
 def judge(code: int, text: str) -> Fault:
     """Classify an error of etcd. ``code`` is the gRPC code, 0 if unknown."""
     wrapping = _WRAPPING.match(text)
-    message = (text[wrapping.end() :] if wrapping else text) or f"an error without words (code {code})"
+    message = (text[wrapping.end() :] if wrapping else text) or f"unknown error (code {code})"
     if code == 0 and (named := re.search(r"code = (\w+)", text)):
         code = _CODES.get(named[1], 0)
     is_certain = _CERTAINLY_NOT_DONE.search(message) is not None
@@ -540,14 +540,14 @@ _CODES = {
 
 def _fault_from_status(status: int, body: bytes) -> Fault:
     """Classify an error without etcd's JSON: it comes from a proxy, or from another program."""
-    said = body[:200].decode(errors="replace").strip().partition("\n")[0]
+    text = body[:200].decode(errors="replace").strip().partition("\n")[0]
     if status == 404:
-        return Fault("rejected", "it does not know this path; expected etcd 3.4 or later with its gRPC gateway enabled")
-    if "HTTPS server" in said:
-        return Fault("tls", "it speaks TLS, and this client was not told to", is_certain=True)
-    if "CommonName" in said:
+        return Fault("rejected", "HTTP status 404; expected etcd 3.4 or later with its gRPC gateway enabled")
+    if "HTTPS server" in text:
+        return Fault("tls", "it expects TLS; use https://", is_certain=True)
+    if "CommonName" in text:
         return Fault(
-            "refused", "once it has users, its gateway takes no certificate with a Common Name; use one without"
+            "refused", "with users, its gateway accepts no certificate that has a Common Name; use one without"
         )
     kind = _OF_STATUS.get(status, "again" if status >= 500 else "rejected")
-    return Fault(kind, f"HTTP status {status}" + (f", {said}" if said else ""))
+    return Fault(kind, f"HTTP status {status}" + (f", {text}" if text else ""))

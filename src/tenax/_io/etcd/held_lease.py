@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.call import EtcdCall
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.errors import EtcdError
-    from tenax._io.ports import Cancellable
+    from tenax._io.interfaces import Cancellable
 
 _REVOKE_S = 1.0
 _MAX_PATIENCE_S = 10.0  # for long leases, too, so that trouble is reported soon
@@ -121,7 +121,7 @@ class HeldLease:
             self._set_timer(self._client.loop.now() + _CHECK_AGAIN_S, self._keep_alive)
         else:
             self.close()
-            self._lost(f"the lease {self.id:x} is gone: etcd does not know it any more; it expired, or was revoked")
+            self._lost(f"lease {self.id:x} expired or was revoked")
 
     def _not_kept(self, error: EtcdError) -> None:
         self._call = None

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from tenax._io.connect import Connecting
+from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Lookup
 from tenax._io.etcd.http_response import End, HttpError, Part, ResponseReader
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tenax._io.endpoint import Address
     from tenax._io.etcd.endpoint import EtcdEndpoint
-    from tenax._io.ports import EventLoop
+    from tenax._io.interfaces import EventLoop
     from tenax._io.tls import TlsFailure, TlsStream
 
 _READ_BYTES = 256 << 10
@@ -65,7 +65,7 @@ class HttpConnection:
         self._loop = loop
         self._context = tls
         self._lookup: Lookup | None = None
-        self._connecting: Connecting | None = None
+        self._connecting: ConnectAttempt | None = None
         self._addresses: list[Address] = []
         self._sock: socket.socket | None = None
         self._unsent = bytearray()
@@ -88,7 +88,7 @@ class HttpConnection:
 
     def _not_found(self, why: str) -> None:
         self._end_lookup()
-        self._break(f"the name cannot be looked up: {why}")
+        self._break(f"host name lookup failed: {why}")
 
     def _end_lookup(self) -> None:
         if self._lookup is not None:
@@ -98,7 +98,7 @@ class HttpConnection:
 
     def _try_next_address(self) -> None:
         family, address = self._addresses.pop(0)
-        self._connecting = Connecting(self._loop, family, address, self._connected, self._not_connected)
+        self._connecting = ConnectAttempt(self._loop, family, address, self._connected, self._not_connected)
         self._connecting.start()
 
     def _not_connected(self, number: int) -> None:
@@ -212,12 +212,12 @@ class HttpConnection:
 
     def _parse(self, data: bytes) -> None:
         if self._reader is None:
-            self._break("it said something without being asked")
+            self._break("unexpected data")
             return
         try:
             parts = self._reader.feed(data)
         except HttpError as error:
-            self._break(f"it sent {error}")
+            self._break(f"invalid response: {error}")
             return
         self._deliver(parts)
 
@@ -234,11 +234,11 @@ class HttpConnection:
 
     def _fail_tls(self, failure: TlsFailure) -> None:
         if failure.is_rejection:
-            message = f"it refused the certificate that this client showed, or showed none ({failure.reason})"
+            message = f"it rejected this client's certificate, or requires one ({failure.reason})"
         elif failure.is_not_tls:
-            message = "it does not speak TLS, and this client was told to"
+            message = "it does not use TLS"
         else:
-            message = f"its certificate is not trusted: {failure.reason}"
+            message = f"untrusted certificate: {failure.reason}"
         self._break(message, is_about_tls=True)
 
     def _peer_closed(self) -> None:
@@ -246,15 +246,15 @@ class HttpConnection:
             try:
                 self._deliver(self._reader.feed_end())
             except HttpError as error:
-                self._break(f"it sent {error}")
+                self._break(f"invalid response: {error}")
                 return
-        self._break("its connection was closed")
+        self._break("connection closed")
 
     def _lost(self, error: OSError) -> None:
         if error.errno in (errno.ECONNRESET, errno.EPIPE):
-            self._break("its connection was closed")
+            self._break("connection closed")
         else:
-            self._break(f"its connection broke: {error.strerror or error}".lower())
+            self._break(f"connection failed: {error.strerror or error}".lower())
 
     def _break(self, message: str, is_about_tls: bool = False) -> None:
         if not self._is_closed:

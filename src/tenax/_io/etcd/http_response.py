@@ -12,7 +12,7 @@ from __future__ import annotations
 import h11
 import msgspec
 
-from tenax._io.http.guard import Guard
+from tenax._io.http.h11_guard import H11Guard
 
 _MAX_HEAD_BYTES = 16 << 10
 _PIECE_BYTES = 16 << 10  # h11 checks its limits between pieces
@@ -49,7 +49,7 @@ class ResponseReader:
         self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._parser.send(_REQUEST)
         self._parser.send(_REQUEST_END)
-        self._guard = Guard()
+        self._guard = H11Guard()
         self._beginning = b""
         self._is_over = False
 
@@ -61,11 +61,11 @@ class ResponseReader:
     def feed(self, data: bytes) -> list[Part]:
         """Return the parts that ``data`` completes. Raises HttpError."""
         if self._is_over:
-            raise HttpError("more than was asked for")
+            raise HttpError("data after its end")
         if len(self._beginning) < len(_BEGINNING):
             self._beginning += data[: len(_BEGINNING) - len(self._beginning)]
             if not _BEGINNING.startswith(self._beginning):
-                raise HttpError("something else than HTTP")
+                raise HttpError("not HTTP")
         parts: list[Part] = []
         for at in range(0, len(data), _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]
@@ -73,7 +73,7 @@ class ResponseReader:
                 parts[-1] = End(keeps_open=False)
                 break
             if not self._guard.admits(piece):
-                raise HttpError("a long run of blanks")
+                raise HttpError("too many blanks in a row")
             self._parse(piece, parts)
         return parts
 
@@ -95,8 +95,8 @@ class ResponseReader:
                 elif isinstance(event, h11.EndOfMessage):
                     self._is_over = True
                 elif not isinstance(event, h11.InformationalResponse):  # the connection was closed or switched
-                    raise HttpError("no answer")
+                    raise HttpError("no response")
         except h11.RemoteProtocolError as error:
-            raise HttpError(f"an invalid answer: {str(error)[:_MAX_MESSAGE]}") from error
+            raise HttpError(str(error)[:_MAX_MESSAGE]) from error
         if self._is_over:
             parts.append(End(self._parser.their_state is h11.DONE and not self._parser.trailing_data[0]))

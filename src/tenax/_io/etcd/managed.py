@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.control_host import ControlHost
     from tenax._io.etcd.member_probe import Standing
     from tenax._io.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer, UserStep
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
 
 __all__ = ["ManagedMember", "ManagedSettings", "managed_settings", "member_key"]
 
@@ -149,18 +149,18 @@ def managed_settings(
         tls = None
     if tls is None and "https://" in endpoint_text:
         raise ValueError(
-            f"--rdzv-endpoint is {endpoint_text!r}, so the managed etcd should serve TLS, and for that every control "
-            "host needs a certificate; give ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
+            f"--rdzv-endpoint is {endpoint_text!r}, and with https:// managed etcd needs a certificate on every "
+            "control host; set ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
         )
     if tls is not None and not (tls.cert and tls.ca):
         raise ValueError(
-            "managed etcd with TLS needs a certificate, its key and the authority on every node; "
-            "give ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
+            "managed etcd with TLS needs a certificate, its key and the CA on every node; "
+            "set ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
         )
     names = split_names(endpoint_text)
     settings = ManagedSettings(names, run_id, tls=tls, data_root=data_root, only=only, secret=secret)
     if only and only not in settings.names:
-        raise ValueError(f"the member of this agent is to be {only!r}; expected one of {', '.join(settings.names)}")
+        raise ValueError(f"managed_only is {only!r}; expected one of {', '.join(settings.names)}")
     _ = settings.hosts
     return settings
 
@@ -271,7 +271,7 @@ class ManagedMember:
             self._fail(str(error))
             return
         except OSError as error:
-            self._fail(f"this host cannot listen for the control host {host.name}: {error.strerror}")
+            self._fail(f"cannot listen at the address of control host {host.name}: {error.strerror}")
             return
         if taken:
             self._claim_later(lambda: self._check_port_owner(taken))
@@ -287,7 +287,7 @@ class ManagedMember:
 
     def _yield_to_other_agent(self) -> None:
         host, _ = self._host_and_directory()
-        self._say(f"another agent on this host runs the etcd member {host.name} of this run; this one runs none")
+        self._say(f"another agent on this host runs etcd member {host.name}; this agent runs none")
         self._stand_down()
 
     def _check_port_owner(self, port: int) -> None:
@@ -301,9 +301,9 @@ class ManagedMember:
 
         def fail(_: EtcdError | None = None) -> None:
             self._fail(
-                f"port {port} of the control host {host.name} is taken by another program, and the managed etcd needs "
-                f"{host.client_port} and {host.peer_port}; name another in --rdzv-endpoint ({host.host}:PORT), or, if "
-                "that is an etcd to be used, leave managed=true away"
+                f"port {port} of control host {host.name} is in use by another program; managed etcd needs "
+                f"{host.client_port} and {host.peer_port}. Choose another port in --rdzv-endpoint ({host.host}:PORT); "
+                "to use an etcd that already runs there, remove managed=true"
             )
 
         self._use_client((host,)).call(Range(self._key()), received, fail, patience_s=2.0)
@@ -314,7 +314,7 @@ class ManagedMember:
         self._environ = server_environ()
         try:
             self._program = self._settings.program or find_etcd()
-            self._server.ask_version(self._program, self._environ, self._version_received)
+            self._server.query_version(self._program, self._environ, self._version_received)
         except (EtcdUnusable, HelperUnavailable) as error:
             self._fail(str(error))
 
@@ -350,7 +350,7 @@ class ManagedMember:
             return
         lost = standing.of(host)
         if lost:
-            self._say(f"the etcd member {host.name} was lost with its data; a new one takes its place")
+            self._say(f"etcd member {host.name} was lost with its data; replacing it")
         client = self._use_client(tuple(each for each in self._hosts if each is not host))
         self._remove(client, list(lost), lambda: self._add(client))
 
@@ -383,7 +383,7 @@ class ManagedMember:
     def _change_failed(self, error: EtcdError) -> None:
         host, _ = self._host_and_directory()
         self._try_again(
-            f"the etcd cluster of this run did not let the member {host.name} in: {error.sentence}", is_rejected=True
+            f"the etcd cluster of this run did not accept member {host.name}: {error.message}", is_rejected=True
         )
 
     # --- starting -----------------------------------------------------------------------------------------------------
@@ -441,8 +441,8 @@ class ManagedMember:
             unknown = [user for user in answer.users if user != ROOT]
             if unknown:
                 self._fail(
-                    f"the etcd members of this run have a user {unknown[0]!r} that tenax did not add: someone else "
-                    f"reached them before they had users; choose another --rdzv-id, and keep others from the ports "
+                    f"the etcd cluster of this run has a user {unknown[0]!r} that tenax did not add: another client "
+                    f"connected before the password was set; choose another --rdzv-id, and restrict access to ports "
                     f"{host.client_port} and {host.peer_port}"
                 )
             elif steps:
@@ -457,8 +457,8 @@ class ManagedMember:
         host, directory = self._host_and_directory()
         if isinstance(error, EtcdRefused):
             self._fail(
-                f"the etcd member {host.name} refuses its own agent: {error.sentence}; give every node the same secret "
-                f"(token_file). If {directory.path} holds data of an earlier run with another secret, remove it, or "
+                f"etcd member {host.name} refused its own agent: {error.message}; give every node the same secret "
+                f"(token_file). If {directory.path} holds data of an earlier run with another secret, remove it or "
                 "choose another --rdzv-id"
             )
             return
@@ -472,9 +472,8 @@ class ManagedMember:
         host, _ = self._host_and_directory()
         names = ", ".join(each.name for each in self._hosts)
         self._say(
-            f"the etcd member {host.name} runs, and waits for a majority of the control hosts ({names}); "
-            "start tenax on them, and check that they reach each other at the ports "
-            f"{host.client_port} and {host.peer_port}"
+            f"etcd member {host.name} is waiting for a majority of the control hosts ({names}); start tenax on them, "
+            f"and check that they can reach each other at ports {host.client_port} and {host.peer_port}"
         )
 
     def _served(self, _: PutAnswer) -> None:
@@ -485,12 +484,13 @@ class ManagedMember:
         self._is_member = True
         self._probe_s = _PROBE_S
         self._rejected_since = None
-        self._say(f"this node runs the etcd member {host.name}, at {host.client_url}")
+        self._say(f"this node runs etcd member {host.name} at {host.client_url}")
         if not self._settings.secret and self._settings.tls is None and not self._has_reported_open:
             self._has_reported_open = True
             self._say(
-                f"the etcd members of this run are open to everyone who reaches the ports {host.client_port} and "
-                f"{host.peer_port}; give every node the same secret with --rdzv-conf token_file=FILE"
+                f"any client that can reach ports {host.client_port} and {host.peer_port} can read and change the "
+                "etcd of this run; to require a password, give every node the same secret "
+                "(--rdzv-conf token_file=FILE)"
             )
 
     # --- a server that ended ------------------------------------------------------------------------------------------
@@ -509,12 +509,12 @@ class ManagedMember:
         if _REMOVED in log or (by_itself and not directory.has_served()):
             directory.discard_data()
             self._probe_s = _PROBE_AGAIN_S
-        sentence = f"the etcd member {host.name} has ended: {how}; its last words: {last_messages(log) or 'none'}"
+        message = f"etcd member {host.name} {how}; last log messages: {last_messages(log) or 'none'}"
         if _REMOVED in log:
-            sentence = f"the etcd member {host.name} was removed from the cluster by another; its data is of no use now"
-        self._try_again(sentence, is_rejected=any(text in log for text in (_REMOVED, _KNOWN)))
+            message = f"etcd member {host.name} was removed from the cluster; its data was discarded"
+        self._try_again(message, is_rejected=any(text in log for text in (_REMOVED, _KNOWN)))
 
-    def _try_again(self, sentence: str, *, is_rejected: bool) -> None:
+    def _try_again(self, message: str, *, is_rejected: bool) -> None:
         """Retry: a few times after the server exited; for ``_REJECTED_S`` if the cluster rejects it."""
         self._drop_client()
         if self._rejected_since is None or not is_rejected:
@@ -527,13 +527,13 @@ class ManagedMember:
         if is_over:
             _, directory = self._host_and_directory()
             self._fail(
-                f"{sentence}; this was tried {self._ends + 1} times. If control hosts still hold data of an earlier "
-                f"run of this name, end it there and remove {directory.path}, or choose another --rdzv-id"
+                f"{message}; gave up after {self._ends + 1} attempts. If control hosts still hold data of an earlier "
+                f"run with this --rdzv-id, stop it there and remove {directory.path}, or choose another --rdzv-id"
             )
             return
-        if sentence != self._last_reported:
-            self._last_reported = sentence
-            self._say(f"{sentence}; trying again")
+        if message != self._last_reported:
+            self._last_reported = message
+            self._say(f"{message}; retrying")
         self._schedule(self._pauses_s[min(self._ends, len(self._pauses_s) - 1)], self._decide)
         self._ends += 1
 
@@ -646,9 +646,9 @@ class ManagedMember:
         if self._directory is not None:
             self._directory.release()
 
-    def _fail_soon(self, sentence: str) -> None:
-        self._schedule(0.0, lambda: self._fail(sentence))
+    def _fail_soon(self, message: str) -> None:
+        self._schedule(0.0, lambda: self._fail(message))
 
-    def _fail(self, sentence: str) -> None:
+    def _fail(self, message: str) -> None:
         self.close()
-        self._failed(sentence)
+        self._failed(message)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tenax._io.endpoint import Address
     from tenax._io.etcd.control_host import ControlHost
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
 
 _PAUSE_S = 1.0
 _PATIENCE_S = 120.0

@@ -16,7 +16,7 @@ import errno
 
 import msgspec
 
-from tenax._io.connect import Connecting
+from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Lookup
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.operations import Member, Members, Range
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.operations import MembersAnswer, RangeAnswer
     from tenax._io.etcd.settings import EtcdSettings
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
 
 _PAUSE_S = 0.25
 _ANSWER_S = 1.5
@@ -146,7 +146,7 @@ class _PortProbe:
         self._is_watched = False
         self._addresses: list[Address] = []
         self._is_refused = True
-        self._connecting: Connecting | None = None
+        self._connecting: ConnectAttempt | None = None
         self.result = ""
 
     def start(self) -> None:
@@ -161,7 +161,7 @@ class _PortProbe:
 
     def _try_next(self) -> None:
         family, address = self._addresses.pop(0)
-        self._connecting = Connecting(self._loop, family, address, self._connected, self._refused)
+        self._connecting = ConnectAttempt(self._loop, family, address, self._connected, self._refused)
         self._connecting.start()
 
     def _connected(self, sock: socket.socket) -> None:

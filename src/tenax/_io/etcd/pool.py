@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.endpoint import EtcdEndpoint
     from tenax._io.etcd.http_connection import Breakage, ConnectionUser
     from tenax._io.etcd.http_response import Part
-    from tenax._io.ports import EventLoop
+    from tenax._io.interfaces import EventLoop
     from tenax._io.tls import TlsFiles
 
 _MAX_IDLE = 8  # per endpoint

@@ -12,15 +12,15 @@ import signal
 import time
 from contextlib import suppress
 
-from tenax._io.channel import Channel, ChannelClosed
 from tenax._io.etcd.server_guard import GRACE_S
+from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._io.helper_process import spawn_helper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tenax._io.ports import EventLoop
+    from tenax._io.interfaces import EventLoop
 
 _MODULE = "tenax._io.etcd.server_guard"
 _VERSION_S = 10.0  # for a busy host; the program itself takes milliseconds
@@ -50,13 +50,13 @@ class ServerProcess:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def ask_version(self, program: str, environ: Mapping[str, str], done: Callable[[str], None]) -> None:
+    def query_version(self, program: str, environ: Mapping[str, str], done: Callable[[str], None]) -> None:
         """Run ``program --version``. ``done`` gets the output, empty if there is none in time.
 
         Raises HelperUnavailable if the guard cannot be started.
         """
         self._version_received = done
-        self._send(("ask", [os.fsencode(program), b"--version"], _as_bytes(environ), _VERSION_S))
+        self._send(("run", [os.fsencode(program), b"--version"], _as_bytes(environ), _VERSION_S))
 
     def start(
         self,
@@ -125,13 +125,13 @@ class ServerProcess:
 
     def _handle(self, message: tuple[object, ...]) -> None:
         match message:
-            case ("told", _, str(text)):
+            case ("output", _, str(text)):
                 done, self._version_received = self._version_received, lambda _: None
                 done(text)
             case ("started", int(pid)):
                 self.pid = pid
             case ("refused", str(text)):
-                self._report_end(f"it could not be started: {text}", by_itself=False)
+                self._report_end(f"could not be started: {text}", by_itself=False)
             case ("ended", int(code)):
                 self._report_end(_describe_exit(code), by_itself=code >= 0)
 
@@ -149,7 +149,7 @@ class ServerProcess:
         self._end_guard(has_ended_server=False)
         done, self._version_received = self._version_received, lambda _: None
         done("")
-        self._report_end("the process that guarded it was killed, and so was it", by_itself=False)
+        self._report_end("was killed together with its guard process", by_itself=False)
 
     def _end_guard(self, *, has_ended_server: bool) -> None:
         """Reap the guard. If it could not end the server because it was killed or is stuck, kill the server."""
@@ -213,8 +213,8 @@ def _as_bytes(environ: Mapping[str, str]) -> dict[bytes, bytes]:
 
 def _describe_exit(code: int) -> str:
     if code >= 0:
-        return f"it exited with code {code}"
+        return f"exited with code {code}"
     try:
-        return f"it was killed by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"it was killed by signal {-code}"
+        return f"was killed by signal {-code}"

@@ -6,7 +6,7 @@ agent when it sees the channel closed. The guard makes no decisions. It has one 
 is tied to the thread that forked.
 
 Commands from the agent                                 Replies
-  ask, argv, environ, patience_s                          told, exit code, text
+  run, argv, environ, timeout_s                           output, exit code, text
   start, argv, environ, log path, has_lock, has_output    started, pid
     + lock, + output                                      refused, text
   stop, grace_s                                           ended, exit code
@@ -27,7 +27,7 @@ import sys
 import time
 from contextlib import suppress
 
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ _MAX_OUTPUT = 4096
 
 
 class ServerGuard:
-    """The whole process: one poll over the agent's channel, exits of children, and the output of "ask"."""
+    """The whole process: one poll over the agent's channel, exits of children, and the output of "run"."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._server_pid = 0
-        self._asked_pid = 0  # the program that "ask" runs
+        self._command_pid = 0  # the program that "run" started
         self._printed = b""
         self._output = -1
-        self._ask_until = 0.0
+        self._command_until = 0.0
         self._kill_at: float | None = None
         self._is_killed = False
         self._lock = -1
@@ -77,8 +77,8 @@ class ServerGuard:
             self._check_deadlines()
             if not self._is_orphan and self._channel.fileno() in ready:
                 self._serve()
-        if self._asked_pid:
-            _signal_group(self._asked_pid, signal.SIGKILL)
+        if self._command_pid:
+            _signal_group(self._command_pid, signal.SIGKILL)
 
     def _wait(self, child_exits: int) -> set[int]:
         poll = select.poll()
@@ -89,10 +89,10 @@ class ServerGuard:
             writes = select.POLLOUT if self._channel.wants_to_write else 0
             poll.register(self._channel.fileno(), select.POLLIN | writes)
         moments = [self._kill_at] if self._kill_at is not None else []
-        if self._asked_pid:
-            moments.append(self._ask_until)
-        patience_ms = max(0.0, min(moments) - time.monotonic()) * 1000 + 1 if moments else None
-        return {descriptor for descriptor, _ in poll.poll(patience_ms)}
+        if self._command_pid:
+            moments.append(self._command_until)
+        timeout_ms = max(0.0, min(moments) - time.monotonic()) * 1000 + 1 if moments else None
+        return {descriptor for descriptor, _ in poll.poll(timeout_ms)}
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -100,9 +100,9 @@ class ServerGuard:
             if self._is_killed and self._is_orphan:
                 os._exit(1)  # the server is stuck in the kernel; init will reap it
             self._stop(0.0)
-        if self._asked_pid and now >= self._ask_until:
-            _signal_group(self._asked_pid, signal.SIGKILL)
-            self._ask_until = now + _KILL_S
+        if self._command_pid and now >= self._command_until:
+            _signal_group(self._command_pid, signal.SIGKILL)
+            self._command_until = now + _KILL_S
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -111,8 +111,8 @@ class ServerGuard:
             self._channel.flush()
             for message, descriptors in self._channel.receive():
                 match message:
-                    case ("ask", argv, environ, patience_s):
-                        self._ask(argv, environ, patience_s)
+                    case ("run", argv, environ, timeout_s):
+                        self._run_command(argv, environ, timeout_s)
                     case ("start", argv, environ, log, has_lock, has_output):
                         self._release_lock()
                         self._lock = descriptors.pop(0) if has_lock else -1
@@ -131,14 +131,14 @@ class ServerGuard:
         self._channel.close()
         self._stop(GRACE_S)
 
-    def _ask(self, argv: list[bytes], environ: dict[bytes, bytes], patience_s: float) -> None:
+    def _run_command(self, argv: list[bytes], environ: dict[bytes, bytes], timeout_s: float) -> None:
         self._output, writer = os.pipe()
         self._printed = b""
         try:
-            self._asked_pid = self._fork(argv, environ, writer)
+            self._command_pid = self._fork(argv, environ, writer)
         finally:
             os.close(writer)
-        self._ask_until = time.monotonic() + patience_s
+        self._command_until = time.monotonic() + timeout_s
 
     def _read_output(self) -> None:
         data = os.read(self._output, _MAX_OUTPUT)
@@ -192,15 +192,15 @@ class ServerGuard:
                 self._server_pid, self._kill_at = 0, None
                 self._release_lock()
                 self._send(("ended", code))
-            elif pid == self._asked_pid:
+            elif pid == self._command_pid:
                 _signal_group(pid, signal.SIGKILL)
-                self._asked_pid = 0
+                self._command_pid = 0
                 while self._output >= 0 and select.select([self._output], [], [], 0)[0]:
                     self._read_output()
                 if self._output >= 0:  # another process holds the write end; stop reading
                     os.close(self._output)
                     self._output = -1
-                self._send(("told", code, self._printed.decode(errors="replace")))
+                self._send(("output", code, self._printed.decode(errors="replace")))
 
     def _release_lock(self) -> None:
         if self._lock >= 0:

@@ -43,7 +43,7 @@ def etcd_settings(
     With ``https://``, or with any TLS file, connections are encrypted.
     """
     if "@" in endpoint_text:  # do not print it: it may contain a password
-        raise ValueError("an etcd endpoint contains '@'; give the user and the password by their own options")
+        raise ValueError("an etcd endpoint contains '@'; set the user and the password with their own options")
     schemes: set[str] = set()
     endpoints: list[str] = []
     for text in filter(None, map(str.strip, endpoint_text.split(","))):
@@ -52,16 +52,14 @@ def etcd_settings(
         if endpoint not in endpoints:
             endpoints.append(endpoint)
     if not endpoints:
-        raise ValueError(
-            f"the etcd endpoint is {endpoint_text!r}; expected one or more of HOST:PORT, with commas between"
-        )
+        raise ValueError(f"the etcd endpoint is {endpoint_text!r}; expected HOST:PORT, or several separated by commas")
     has_files = tls is not None and any((tls.cert, tls.key, tls.ca))
     if "https" in schemes and "http" in schemes:
-        raise ValueError(f"the etcd endpoints {endpoint_text!r} mix http:// and https://; all must be one of them")
+        raise ValueError(f"the etcd endpoints {endpoint_text!r} mix http:// and https://; use one of them for all")
     if "http" in schemes and has_files:
-        raise ValueError(f"TLS files are given, but the etcd endpoint is {endpoint_text!r}; expected https://")
+        raise ValueError(f"TLS files are set, but the etcd endpoint is {endpoint_text!r}; use https://")
     if password and not user:
-        raise ValueError("a password for etcd is given without a user; give both, or none")
+        raise ValueError("a password for etcd is set without a user; set both or neither")
     if has_files or "https" in schemes:
         tls = tls or TlsFiles()
     if not attempt_s > 0:

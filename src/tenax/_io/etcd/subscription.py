@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.gateway import Fault
     from tenax._io.etcd.operations import Origin, RangeAnswer
-    from tenax._io.ports import Cancellable
+    from tenax._io.interfaces import Cancellable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 

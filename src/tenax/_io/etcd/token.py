@@ -67,7 +67,7 @@ class Token:
                 wait.ready(answer.token)
 
     def _refused(self, error: EtcdError) -> None:
-        if isinstance(error, EtcdRejected) and "not enabled" in error.sentence:
+        if isinstance(error, EtcdRejected) and "not enabled" in error.message:
             if not self._waits_for_users:
                 self.is_without_users = True
                 self._arrived(AuthenticateAnswer(""))  # without users etcd serves every client

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tenax._io.etcd.http_response import Part
     from tenax._io.etcd.operations import AnyAnswer, Change
     from tenax._io.etcd.token import TokenWait
-    from tenax._io.ports import Cancellable
+    from tenax._io.interfaces import Cancellable
 
 _OPEN_S = 3.0  # the timeout for opening the watch
 SILENT_S = 5.0  # the silence after which liveness is checked
@@ -78,7 +78,7 @@ class WatchStream:
         try:
             self._connection = self._client.pool.take(self.endpoint, self)
         except EtcdRefused as error:
-            self._end_soon(Fault("refused", error.sentence, was_answered=False))
+            self._end_soon(Fault("refused", error.message, was_answered=False))
             return
         if self._connection.is_open:
             self.on_open(self._connection)
@@ -88,7 +88,7 @@ class WatchStream:
 
     def _no_token(self, error: EtcdError) -> None:
         kind: gateway.FaultKind = "refused" if isinstance(error, EtcdRefused) else "again"
-        self._end(Fault(kind, error.sentence, was_answered=False))
+        self._end(Fault(kind, error.message, was_answered=False))
 
     # --- as the user of a connection ----------------------------------------------------------------------------------
 
@@ -116,20 +116,20 @@ class WatchStream:
                 self._take_line(line)
         self._line += rest
         if len(self._line) > _MAX_LINE_BYTES:
-            self._fail(f"it sent a message of more than {_MAX_LINE_BYTES >> 20} MiB")
+            self._fail(f"a message is larger than {_MAX_LINE_BYTES >> 20} MiB")
 
     def _take_line(self, line: bytes) -> None:
         try:
             self._take(gateway.decode_watch(line))
         except gateway.InvalidResponse as error:
-            self._fail(f"it sent {error}")
+            self._fail(f"invalid response: {error}")
 
     def _take_last_line(self) -> None:
         if self._status != 200:
             self._end(gateway.decode_fault(self._status, bytes(self._line)))
             return
         self._take_part(b"\n")
-        self._fail("it ended the watch")
+        self._fail("the watch ended")
 
     def _take(self, message: gateway.WatchMessage) -> None:
         if message.fault is not None:
@@ -148,7 +148,7 @@ class WatchStream:
             try:
                 self._connection = self._client.pool.take(self.endpoint, self, is_new=True)
             except EtcdRefused as error:
-                self._end(Fault("refused", error.sentence, was_answered=False))
+                self._end(Fault("refused", error.message, was_answered=False))
             return
         kind: gateway.FaultKind = "tls" if breakage.is_about_tls else "again"
         self._end(Fault(kind, breakage.message, was_answered=False))

@@ -1,4 +1,4 @@
-"""Later: a response that is produced after the handler has returned, without blocking the server."""
+"""A response that is produced after the handler has returned, without blocking the server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tenax._io.http.message import Response
 
 
-class Later:
-    """Returned instead of a response. ``give`` may be called from any thread; the first response counts.
+class DeferredResponse:
+    """Returned instead of a response. ``respond`` may be called from any thread; the first response counts.
 
     Without one the client gets an error response after ``within_s``.
     """
@@ -23,7 +23,7 @@ class Later:
         self._response: Response | None = None
         self._deliver: Callable[[Response], None] | None = None
 
-    def give(self, response: Response) -> None:
+    def respond(self, response: Response) -> None:
         with self._lock:
             if self._response is not None:
                 return
@@ -32,7 +32,7 @@ class Later:
             deliver(response)
 
     def deliver_to(self, deliver: Callable[[Response], None]) -> None:
-        """Set the receiver, for the server. A response that was given before is delivered at once."""
+        """Set the receiver, for the server. A response that was set before is delivered at once."""
         with self._lock:
             self._deliver, response = deliver, self._response
         if response is not None:

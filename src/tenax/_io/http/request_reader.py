@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import h11
 
-from tenax._io.http.guard import Guard
+from tenax._io.http.h11_guard import H11Guard
 from tenax._io.http.message import (
     BAD_REQUEST,
     HEADERS_TOO_LARGE,
@@ -36,7 +36,7 @@ class RequestReader:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
-        self._guard = Guard()
+        self._guard = H11Guard()
         self._head_bytes = 0
         self._lines = 0
         self._last = b""  # the last bytes of the previous piece
@@ -78,11 +78,11 @@ class RequestReader:
         self._head_bytes += len(head)
         self._lines += head.count(b"\n")
         if self._head_bytes > self._limits.head_bytes:
-            return text(HEADERS_TOO_LARGE, f"the request has more than {self._limits.head_bytes} bytes before its body")
+            return text(HEADERS_TOO_LARGE, f"the request head is larger than {self._limits.head_bytes} bytes")
         if self._lines > _MAX_HEADER_LINES:
             return text(HEADERS_TOO_LARGE, f"the request has more than {_MAX_HEADER_LINES} header lines")
         if not self._guard.admits(head):
-            return text(BAD_REQUEST, "the request has a long run of blanks before its body")
+            return text(BAD_REQUEST, "the request head has too many blanks in a row")
         return None
 
     def _check_body(self) -> Response | None:
@@ -91,24 +91,24 @@ class RequestReader:
             return text(BAD_REQUEST, "the request is not HTTP/1.1 or HTTP/1.0")
         headers = dict(self._head.headers)
         if b"transfer-encoding" in headers:
-            return text(NOT_IMPLEMENTED, "only bodies with a Content-Length are read")
+            return text(NOT_IMPLEMENTED, "Transfer-Encoding is not supported; send a Content-Length")
         length = int(headers.get(b"content-length", b"0"))
         if length > self._limits.body_bytes > 0:
-            return text(TOO_LARGE, f"the body has {length} bytes, and at most {self._limits.body_bytes} are taken")
+            return text(TOO_LARGE, f"the body has {length} bytes; the maximum is {self._limits.body_bytes}")
         return None
 
     def _request(self) -> Request | Response:
         assert self._head is not None
         target = _target(self._head.target.decode("ascii"))
         if target is None:
-            return text(BAD_REQUEST, "the path cannot be read")
+            return text(BAD_REQUEST, "the path is invalid")
         path, params = target
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in self._head.headers}
         return Request(self._head.method.decode("ascii"), path, params, headers, bytes(self._body))
 
 
 def _rejected(error: h11.RemoteProtocolError) -> Response:
-    return text(error.error_status_hint, f"this is not an acceptable HTTP request: {str(error)[:_MAX_MESSAGE]}")
+    return text(error.error_status_hint, f"invalid HTTP request: {str(error)[:_MAX_MESSAGE]}")
 
 
 def _target(written: str) -> tuple[str, dict[str, str]] | None:

@@ -6,8 +6,8 @@ of the peer address that has the most of them. So idle connections of one peer d
 probe that sends its request at once is answered. Connecting and disconnecting without a request, as TCP probes do, is
 not an error.
 
-A response may be produced later (``Later``) or have no end (``Stream``). Both have a maximum number below that of
-connections. A stream stays open as long as its client reads.
+A response may be produced later (``DeferredResponse``) or have no end (``Stream``). Both have a maximum number below
+that of connections. A stream stays open as long as its client reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from tenax._io.http.deferred import Later
+from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     INTERNAL_ERROR,
     TIMED_OUT,
@@ -43,7 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Answer = Response | Later | Stream
+    Answer = Response | DeferredResponse | Stream
 
 _READ_BYTES = 1 << 14
 _MAX_DISCARDED = 1 << 18
@@ -53,14 +53,14 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _STOP_S = 2.0  # a third-party handler may hang; the thread is a daemon
 
 
-class Patience(msgspec.Struct, frozen=True):
+class ClientLimits(msgspec.Struct, frozen=True):
     """The limits for clients."""
 
     connections: int = 64
-    ask_s: float = 5.0  # from the connect to the end of the request
-    take_s: float = 5.0  # from the response to the end of the connection
-    apart: int = 8  # concurrent requests for one path that are answered in their own threads
-    later: int = 32  # concurrent deferred responses
+    request_s: float = 5.0  # from the connect to the end of the request
+    response_s: float = 5.0  # from the response to the end of the connection
+    threads_per_path: int = 8  # concurrent requests for one path that are answered in their own threads
+    deferred: int = 32  # concurrent deferred responses
     streams: int = 24
     stream_bytes: int = 8 << 20  # unsent data of one stream
     heartbeat_s: float = 15.0  # the longest silence on a stream
@@ -77,14 +77,14 @@ class _Connection:
         self.sends_body = True  # False after a HEAD request
         self.is_answered = False  # the response is sent; input is discarded until the client closes
         self.discarded = 0  # bytes
-        self.later: Later | None = None  # the pending deferred response
+        self.deferred: DeferredResponse | None = None  # the pending deferred response
         self.stream: Stream | None = None
         self.heartbeat_at = 0.0
 
     @property
     def is_attached(self) -> bool:
         """True while a deferred response or a stream is pending; the socket is read to notice a disconnect."""
-        return self.later is not None or self.stream is not None
+        return self.deferred is not None or self.stream is not None
 
     @property
     def interest(self) -> int:
@@ -96,9 +96,9 @@ class _Connection:
 class HttpServer:
     """Serves between ``start`` and ``stop``, once. Takes over the listening socket.
 
-    ``answer`` is called in the server's thread and should be fast; if ``is_apart`` returns True for a request, it is
+    ``answer`` is called in the server's thread and should be fast; if ``in_thread`` returns True for a request, it is
     called in its own thread and must return a ``Response``. An exception becomes an error response. The number of
-    threads is limited per path, so that a path that hangs does not block others; ``is_apart`` must therefore select
+    threads is limited per path, so that a path that hangs does not block others; ``in_thread`` must therefore select
     from a bounded set of paths.
     """
 
@@ -109,15 +109,15 @@ class HttpServer:
         *,
         name: str,
         limits: Limits = Limits(),  # noqa: B008 - frozen
-        patience: Patience = Patience(),  # noqa: B008 - frozen
-        is_apart: Callable[[Request], bool] = lambda _: False,
+        client_limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
+        in_thread: Callable[[Request], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
         self._answer = answer
-        self._is_apart = is_apart
+        self._in_thread = in_thread
         self._limits = limits
-        self._patience = patience
+        self._client_limits = client_limits
         self._now = clock
         self._selector = selectors.PollSelector()
         self._connections: dict[int, _Connection] = {}  # by descriptor, oldest first
@@ -205,10 +205,10 @@ class HttpServer:
                     return
                 continue  # the client has disconnected
             sock.setblocking(False)
-            if len(self._connections) >= self._patience.connections:
+            if len(self._connections) >= self._client_limits.connections:
                 self._make_room()
             peer = str(address[0]) if isinstance(address, tuple) else ""
-            connection = _Connection(sock, peer, self._now() + self._patience.ask_s)
+            connection = _Connection(sock, peer, self._now() + self._client_limits.request_s)
             self._connections[sock.fileno()] = connection
             self._selector.register(sock, selectors.EVENT_READ)
             self._advance(connection)  # the request may have arrived already; answer it before accepting more
@@ -254,33 +254,33 @@ class HttpServer:
         connection.sends_body = isinstance(found, Response) or found.method != "HEAD"
         if isinstance(found, Response):
             self._respond(connection, found)
-        elif self._is_apart(found):
+        elif self._in_thread(found):
             self._answer_in_thread(connection, found)
         else:
             self._start_answer(connection, self._call_answer(found))
 
     def _start_answer(self, connection: _Connection, answer: Answer) -> None:
-        if isinstance(answer, Later):
+        if isinstance(answer, DeferredResponse):
             self._defer(connection, answer)
         elif isinstance(answer, Stream):
             self._open_stream(connection, answer)
         else:
             self._respond(connection, answer)
 
-    def _defer(self, connection: _Connection, later: Later) -> None:
-        waiting = sum(each.later is not None for each in self._connections.values())
-        if waiting >= self._patience.later:
-            message = f"{waiting} answers are being waited for already; ask again when one of them has come"
+    def _defer(self, connection: _Connection, deferred: DeferredResponse) -> None:
+        waiting = sum(each.deferred is not None for each in self._connections.values())
+        if waiting >= self._client_limits.deferred:
+            message = f"too many pending requests ({waiting}); retry later"
             self._respond(connection, text(UNAVAILABLE, message))
             return
-        connection.later = later
-        connection.until = self._now() + later.within_s
-        later.deliver_to(lambda response: self.soon(lambda: self._deliver(connection, response)))
+        connection.deferred = deferred
+        connection.until = self._now() + deferred.within_s
+        deferred.deliver_to(lambda response: self.soon(lambda: self._deliver(connection, response)))
 
     def _deliver(self, connection: _Connection, response: Response) -> None:
-        if connection.later is None or connection.sock.fileno() not in self._connections:
+        if connection.deferred is None or connection.sock.fileno() not in self._connections:
             return
-        connection.later = None
+        connection.deferred = None
         try:
             self._respond(connection, response)
             self._update_interest(connection)
@@ -289,8 +289,8 @@ class HttpServer:
 
     def _open_stream(self, connection: _Connection, stream: Stream) -> None:
         open_now = sum(each.stream is not None for each in self._connections.values())
-        if open_now >= self._patience.streams:
-            message = f"{open_now} others are watching already, which is as many as may; close one of them"
+        if open_now >= self._client_limits.streams:
+            message = f"too many open streams ({open_now}); close one and retry"
             self._respond(connection, text(UNAVAILABLE, message))
             stream.on_end(stream)
             return
@@ -308,12 +308,12 @@ class HttpServer:
             return
         was_idle = not connection.outgoing
         connection.outgoing += data
-        connection.heartbeat_at = self._now() + self._patience.heartbeat_s
-        if len(connection.outgoing) > self._patience.stream_bytes:
+        connection.heartbeat_at = self._now() + self._client_limits.heartbeat_s
+        if len(connection.outgoing) > self._client_limits.stream_bytes:
             self._end(connection)
             return
         if was_idle:
-            connection.until = self._now() + self._patience.take_s
+            connection.until = self._now() + self._client_limits.response_s
             self._advance(connection)
 
     def _call_answer(self, request: Request) -> Answer:
@@ -326,22 +326,24 @@ class HttpServer:
     def _answer_in_thread(self, connection: _Connection, request: Request) -> None:
         path, now = request.path, self._now()
         begun = self._in_threads.get(path, [])
-        if len(begun) >= self._patience.apart:
-            message = f"{path} is being answered {len(begun)} times already, the first for {now - begun[0]:.0f} s"
-            self._respond(connection, text(UNAVAILABLE, f"{message}; it may hang. Ask again when one has ended"))
+        if len(begun) >= self._client_limits.threads_per_path:
+            message = f"{len(begun)} requests for {path} are unfinished, the oldest for {now - begun[0]:.0f} s"
+            self._respond(connection, text(UNAVAILABLE, f"{message}; retry when one has ended"))
             return
 
         def answer() -> None:
             made = self._call_answer(request)
             if not isinstance(made, Response):
-                made = text(INTERNAL_ERROR, f"{path} is answered in a thread of its own, so it must be a response")
+                made = text(
+                    INTERNAL_ERROR, f"the handler of {path} runs in its own thread, so it must return a Response"
+                )
             self._finished.append((connection, path, now, made, threading.current_thread()))
             self._wake()
 
         try:
             threading.Thread(target=answer, name=f"{self._thread.name}: {path}", daemon=True).start()
         except RuntimeError as error:  # no more threads
-            self._respond(connection, text(UNAVAILABLE, f"{path} cannot be answered now: {error}"))
+            self._respond(connection, text(UNAVAILABLE, f"could not start a thread for {path}: {error}"))
             return
         self._in_threads.setdefault(path, []).append(now)
         connection.until = None
@@ -367,7 +369,7 @@ class HttpServer:
 
     def _send_last(self, connection: _Connection, data: bytes) -> None:
         connection.outgoing += data
-        connection.until = self._now() + self._patience.take_s
+        connection.until = self._now() + self._client_limits.response_s
         with suppress(BlockingIOError):
             self._send(connection)
 
@@ -375,7 +377,7 @@ class HttpServer:
         sent = connection.sock.send(connection.outgoing)
         del connection.outgoing[:sent]
         if connection.stream is not None:
-            connection.until = self._now() + self._patience.take_s if connection.outgoing else None
+            connection.until = self._now() + self._client_limits.response_s if connection.outgoing else None
         elif not connection.outgoing:
             # Do not close yet: the kernel answers further input with a reset, which may overtake the response.
             connection.sock.shutdown(socket.SHUT_WR)
@@ -400,15 +402,15 @@ class HttpServer:
             if connection.heartbeat_at <= now and connection.stream is not None:
                 self._send_on_stream(connection, connection.stream.heartbeat)
         for connection in [each for each in self._connections.values() if each.until is not None and each.until <= now]:
-            if connection.later is not None:
-                message = f"no answer was found within {connection.later.within_s:g} s; ask again"
+            if connection.deferred is not None:
+                message = f"no response within {connection.deferred.within_s:g} s; retry"
                 self._deliver(connection, text(UNAVAILABLE, message))
                 continue
             if connection.has_request or connection.reader is None:
                 self._end(connection)
                 continue
             connection.has_request = True
-            response = text(TIMED_OUT, f"the request did not end within {self._patience.ask_s:g} s")
+            response = text(TIMED_OUT, f"the request was not complete within {self._client_limits.request_s:g} s")
             try:
                 self._respond(connection, response)
                 self._update_interest(connection)

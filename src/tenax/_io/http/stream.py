@@ -1,4 +1,4 @@
-"""Stream: a response without an end, for pages that update themselves (server-sent events).
+"""A response without an end, for pages that update themselves (server-sent events).
 
 All methods are called in the server's thread. Data that the client does not read is buffered up to a limit. A client
 that stops reading is disconnected and may reconnect.
@@ -33,7 +33,7 @@ class Stream:
         self._send: Callable[[bytes], None] | None = None
         self._close: Callable[[], None] | None = None
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send ``data``, buffered until the client reads it. Does nothing once the client is gone."""
         if self._send is None:
             self._early += data

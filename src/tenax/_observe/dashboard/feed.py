@@ -101,10 +101,10 @@ def _is_same(known: msgspec.Struct | None, found: msgspec.Struct, *, but: str = 
     )
 
 
-def _is_same_value(name: str, ours: Any, theirs: Any) -> bool:
-    if ours == theirs:
+def _is_same_value(name: str, before: Any, after: Any) -> bool:
+    if before == after:
         return True
-    return name in _TIMES and None not in (ours, theirs) and bool(abs(ours - theirs) < _SAME_TIME_S)
+    return name in _TIMES and None not in (before, after) and bool(abs(before - after) < _SAME_TIME_S)
 
 
 def _is_same_generation(known: GenerationStatus | None, found: GenerationStatus) -> bool:

@@ -23,7 +23,7 @@ import time
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._io.http.deferred import Later
+from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     BAD_REQUEST,
     CONFLICT,
@@ -38,7 +38,7 @@ from tenax._io.http.message import (
     json,
     text,
 )
-from tenax._io.http.server import HttpServer, Patience
+from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.http.stream import Stream, event
 from tenax._io.listen import listen
 from tenax._observe.dashboard import feed
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from tenax._core.requests import AnyRequest
-    from tenax._io.ports import Cancellable, EventLoop, OperatorApi
+    from tenax._io.interfaces import Cancellable, EventLoop, OperatorApi
     from tenax._view.status import RunStatus
 
 _COALESCE_S = 0.03  # wait this long for further changes
@@ -66,7 +66,7 @@ _MIN_KEY = 16
 _MAX_BODY = 4096
 _KEY_HEADER = "x-tenax-key"
 _UNBUFFERED = {"X-Accel-Buffering": "no"}  # proxies must not delay events
-_FROM_THE_PAGE = "asked for on the page"
+_FROM_DASHBOARD = "requested on the dashboard"
 
 
 class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ class Dashboard:
         loop: EventLoop,
         on_error: Callable[[str], None],
         *,
-        patience: Patience = Patience(connections=96),  # noqa: B008 - frozen
+        client_limits: ClientLimits = ClientLimits(connections=96),  # noqa: B008 - frozen
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._operators = operators
@@ -128,9 +128,9 @@ class Dashboard:
         self._server = HttpServer(
             listener,
             self._answer,
-            name="tenax page",
+            name="tenax dashboard",
             limits=Limits(head_bytes=16_384, body_bytes=_MAX_BODY),
-            patience=patience,
+            client_limits=client_limits,
         )
         self._server.start()
 
@@ -142,7 +142,7 @@ class Dashboard:
         if self._is_watching:
             self._make_and_show()
         self._unwatch()
-        self._server.soon(self._send_farewell)
+        self._server.soon(self._send_closed)
         self._server.stop()
 
     # --- in the loop's thread -----------------------------------------------------------------------------------------
@@ -192,29 +192,29 @@ class Dashboard:
         if not self._is_broken:
             self._is_broken = True
             self._unwatch()
-            self._on_error(f"the page shows nothing new any more: {why}")
+            self._on_error(f"the dashboard stopped updating: {why}")
 
-    def _ask(self, request: AnyRequest, later: Later) -> None:
+    def _ask(self, request: AnyRequest, later: DeferredResponse) -> None:
         def reply(value: Any, error: str) -> None:
-            self._server.soon(lambda: later.give(_made(_answered, (value, error))))
+            self._server.soon(lambda: later.respond(_made(_answered, (value, error))))
 
         self._in_loop(later, lambda: self._operators.ask(request, reply))
 
-    def _in_loop(self, later: Later, call: Callable[[], None]) -> None:
+    def _in_loop(self, later: DeferredResponse, call: Callable[[], None]) -> None:
         """Call a function in the loop's thread. An exception becomes the answer."""
 
         def do() -> None:
             try:
                 call()
             except Exception as error:
-                later.give(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
+                later.respond(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
 
         self._loop.soon(do)
 
-    def _with_status(self, make: Callable[[RunStatus], Response]) -> Later:
+    def _with_status(self, make: Callable[[RunStatus], Response]) -> DeferredResponse:
         from tenax._core.requests import StatusRequest
 
-        later = Later(_ANSWER_S)
+        later = DeferredResponse(_ANSWER_S)
 
         def give() -> None:
             # A request shares recent statuses (D2). The response is built in the server's thread.
@@ -222,43 +222,47 @@ class Dashboard:
 
         def reply(status: Any, error: str) -> None:
             found = text(INTERNAL_ERROR, error) if error else None
-            self._server.soon(lambda: later.give(found or _made(make, status)))
+            self._server.soon(lambda: later.respond(found or _made(make, status)))
 
         self._in_loop(later, give)
         return later
 
     # --- in the server's thread ---------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> Response | Later | Stream:
+    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
         answer = self._answered(request)
         if isinstance(answer, Response):
             return msgspec.structs.replace(answer, headers={**HEADERS, **answer.headers})
         return answer
 
-    def _answered(self, request: Request) -> Response | Later | Stream:
+    def _answered(self, request: Request) -> Response | DeferredResponse | Stream:
         path = request.path
         if request.method not in (("POST",) if path == "/do" else ("GET", "HEAD")):
             allowed = "POST" if path == "/do" else "GET, HEAD"
-            return text(METHOD_NOT_ALLOWED, f"only {allowed.replace(', ', ' and ')} is answered here", Allow=allowed)
+            return text(METHOD_NOT_ALLOWED, f"method not allowed; use {allowed.replace(', ', ' or ')}", Allow=allowed)
         if path != "/" and path in PAGES:  # the same for every run
             return PAGES[path]()
         if path == "/do":
             return self._do(request)
         if not self._has_key(request, anywhere=True):
-            message = "this page needs the key of the run: open the link that tenax printed, with its ?key="
+            message = "the key is missing or wrong; open the link that tenax printed, including ?key="
             return text(FORBIDDEN, message)
         match path:
             case "/":
                 return PAGES["/"]()
             case "/events":
-                return self._stream() if request.method == "GET" else text(METHOD_NOT_ALLOWED, "only GET", Allow="GET")
+                return (
+                    self._stream()
+                    if request.method == "GET"
+                    else text(METHOD_NOT_ALLOWED, "method not allowed; use GET", Allow="GET")
+                )
             case "/status.json":
                 return self._with_status(lambda status: json(OK, status))
             case "/metrics":
                 return self._metrics()
             case "/logs":
                 return self._logs(request)
-        return text(NOT_FOUND, "there are /, /status.json and /metrics")
+        return text(NOT_FOUND, "not found; available: /, /status.json and /metrics")
 
     def _has_key(self, request: Request, *, anywhere: bool) -> bool:
         given = [request.headers.get(_KEY_HEADER, "")]
@@ -267,28 +271,30 @@ class Dashboard:
             given += [request.params.get("key", ""), token.strip() if scheme.lower() == "bearer" else ""]
         return any([hmac.compare_digest(each.encode(), self._key.encode()) for each in given])
 
-    def _do(self, request: Request) -> Response | Later:
+    def _do(self, request: Request) -> Response | DeferredResponse:
         from tenax._core.requests import DrainRequest, RestartRequest, StopRequest
 
         if not self._has_key(request, anywhere=False):
-            return text(FORBIDDEN, "what changes the run needs the key of its link in the header X-Tenax-Key")
+            return text(
+                FORBIDDEN, "the key is missing or wrong; requests that change the run need it in the header X-Tenax-Key"
+            )
         try:
             action = msgspec.json.decode(request.body, type=_Action)
         except DECODE_ERRORS as error:
-            return text(BAD_REQUEST, f"the body is no wish, such as {{'do': 'restart'}}: {error}")
-        later = Later(_ANSWER_S)
+            return text(BAD_REQUEST, f'invalid body; expected JSON such as {{"do": "restart"}}: {error}')
+        later = DeferredResponse(_ANSWER_S)
         match action:
             case _Action("drain", node) if node:
-                self._ask(DrainRequest(node, _FROM_THE_PAGE), later)
+                self._ask(DrainRequest(node, _FROM_DASHBOARD), later)
             case _Action("restart"):
-                self._ask(RestartRequest(_FROM_THE_PAGE), later)
+                self._ask(RestartRequest(_FROM_DASHBOARD), later)
             case _Action("stop"):
-                self._ask(StopRequest(_FROM_THE_PAGE), later)
+                self._ask(StopRequest(_FROM_DASHBOARD), later)
             case _:
-                return text(BAD_REQUEST, "one can wish for 'restart', 'stop', or 'drain' with a 'node'")
+                return text(BAD_REQUEST, "unknown action; expected 'restart', 'stop', or 'drain' with a 'node'")
         return later
 
-    def _logs(self, request: Request) -> Response | Later:
+    def _logs(self, request: Request) -> Response | DeferredResponse:
         from tenax._core.requests import LogsRequest
 
         given = request.params
@@ -303,20 +309,20 @@ class Dashboard:
                 wait_s=max(0.0, min(float(given.get("wait_s", "0")), _MAX_WAIT_S)),  # in this order: NaN becomes 0
             )
         except ValueError as error:
-            return text(BAD_REQUEST, f"a number was expected: {error}")
-        later = Later(wanted.wait_s + _ANSWER_S)
+            return text(BAD_REQUEST, f"invalid number: {error}")
+        later = DeferredResponse(wanted.wait_s + _ANSWER_S)
         self._ask(wanted, later)
         return later
 
-    def _metrics(self) -> Later:
+    def _metrics(self) -> DeferredResponse:
         from tenax._observe.metrics_page import CONTENT_TYPE, render
 
         return self._with_status(lambda status: Response(OK, render(status).encode(), CONTENT_TYPE))
 
     def _stream(self) -> Stream:
-        stream = Stream(self._forget, headers={**HEADERS, **_UNBUFFERED}, heartbeat=event("beat", b"1"))
+        stream = Stream(self._forget, headers={**HEADERS, **_UNBUFFERED}, heartbeat=event("heartbeat", b"1"))
         self._streams[stream] = False
-        stream.say(b"retry: 1000\n\n")
+        stream.send(b"retry: 1000\n\n")
         self._loop.soon(self._watch)
         return stream
 
@@ -350,13 +356,13 @@ class Dashboard:
             if not has_whole:
                 everything = everything or event("whole", feed.whole(status))
                 self._streams[stream] = True  # before sending, which removes a stream that is closed
-                stream.say(everything)
+                stream.send(everything)
             elif new:
-                stream.say(new)
+                stream.send(new)
 
-    def _send_farewell(self) -> None:
+    def _send_closed(self) -> None:
         for stream in list(self._streams):
-            stream.say(event("farewell", b"{}"))
+            stream.send(event("closed", b"{}"))
 
 
 def _answered(found: tuple[Any, str]) -> Response:
@@ -374,7 +380,7 @@ def _made(make: Callable[[Any], Response], of: Any) -> Response:
 
 def _for_people(host: str) -> str:
     """Return the host for a link. A wildcard address becomes the host's name."""
-    if host in ("", "0.0.0.0", "::"):  # noqa: S104 - asked for
+    if host in ("", "0.0.0.0", "::"):  # noqa: S104 - the user chose it
         import socket
 
         return socket.gethostname()
@@ -384,11 +390,11 @@ def _for_people(host: str) -> str:
 def _refuse(error: OSError, host: str, port: str) -> NoReturn:
     where = f"port {port}" + (f" of {host}" if host else "")
     if error.errno == errno.EADDRINUSE:
-        message = f"{where} is taken by another program; choose another, or none for any that is free"
+        message = f"{where} is already in use; choose another, or omit it for any free port"
     elif error.errno == errno.EACCES:
-        message = f"{where} is not for everybody; choose one above 1023"
+        message = f"{where} needs root privileges; choose one above 1023"
     elif error.errno == errno.EADDRNOTAVAIL:
-        message = f"{host} is no address of this host; choose one that is, or none for the loopback address"
+        message = f"{host} is not an address of this host; choose one that is, or omit it for the loopback address"
     else:
-        message = f"{where} cannot be listened at: {error.strerror or error}"
+        message = f"could not listen on {where}: {error.strerror or error}"
     raise OSError(error.errno, message) from error

@@ -5,11 +5,11 @@
 "use strict";
 (() => {
   const KEY = new URLSearchParams(location.search).get("key") || "";
-  const MOST_CARDS = 40; // more nodes than that are tiles
-  const MOST_EVENTS = 200;
-  const MOST_LINES = 3000;
+  const MAX_CARDS = 40; // more nodes are shown as tiles
+  const MAX_EVENTS = 200;
+  const MAX_LINES = 3000;
   const GENERATIONS_SHOWN = 8;
-  const SILENT_MS = 40_000; // the other side says something every 15 s
+  const SILENT_MS = 40_000; // the server sends a heartbeat every 15 s
   const GIVE_UP_MS = 60_000;
   const STATES = ["hanging", "draining", "stopping", "starting", "waiting", "joined", "working", "spare", "done"];
   const GLYPHS = {
@@ -19,25 +19,25 @@
   };
   const PHASES = {
     gathering: "gathering nodes", recovering: "recovering", running: "running", ending: "stopping workers",
-    paused: "pausing", over: "over",
+    paused: "waiting to restart", over: "ended",
   };
   const OUTCOMES = {
-    succeeded: "it succeeded", failed: "it failed", cancelled: "it was stopped", abandoned: "it was abandoned",
-    broken: "it could not go on",
+    succeeded: "succeeded", failed: "failed", cancelled: "was cancelled", abandoned: "was abandoned",
+    broken: "could not continue",
   };
   const ENDS = { // of a generation
     failure: "a worker failed", loss: "a node was lost", join: "a node joined", drain: "a node was drained",
-    request: "restarted by an operator", latecomer: "a node came back late",
+    request: "restarted by an operator", latecomer: "a node reconnected too late",
   };
   const SPENT = [
     ["training", "training"], ["starting", "starting"], ["waiting", "waiting for nodes"], ["stopping", "stopping"],
-    ["lost", "lost: done again"],
+    ["lost", "lost (repeated)"],
   ];
-  const SPANS = ["waiting", "starting", "training", "lost", "stopping"]; // in the order of time
+  const SPANS = ["waiting", "starting", "training", "lost", "stopping"]; // in chronological order
 
   const $ = (id) => document.getElementById(id);
 
-  // --- small things ------------------------------------------------------------------------------------------------
+  // --- helpers -----------------------------------------------------------------------------------------------------
 
   function make(tag, className = "", text = "") {
     const element = document.createElement(tag);
@@ -56,8 +56,8 @@
 
   /** Set the children in this order, moving as few as possible. */
   function arrange(parent, children) {
-    const wanted = new Set(children);
-    for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+    const kept = new Set(children);
+    for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
     let at = parent.firstElementChild;
     for (const child of children) {
       if (child === at) at = at.nextElementSibling;
@@ -67,21 +67,21 @@
 
   const two = (number) => String(number).padStart(2, "0");
   const count = (number) => number.toLocaleString("en-US");
-  const many = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+  const many = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
   function duration(seconds, fine = true) {
     const s = Math.max(0, seconds);
     if (fine && s < 9.95) return `${s.toFixed(1)} s`;
     const whole = Math.round(s);
     if (whole < 60) return `${whole} s`;
-    if (whole < 3600) return `${Math.floor(whole / 60)} m ${two(whole % 60)} s`;
-    if (whole < 86400) return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} m`;
-    return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
+    if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+    if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+    return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
   }
 
-  /** The same for durations that may be zero. */
+  /** The same for durations below a second. */
   function brief(seconds) {
-    if (seconds < 0.0005) return "no time";
+    if (seconds < 0.001) return "< 1 ms";
     return seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : duration(seconds);
   }
 
@@ -97,7 +97,7 @@
     return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
   }
 
-  /** Remove control codes from a worker's output; of overwritten text, keep what was visible last. */
+  /** Remove control codes from a worker's output; of an overwritten line, keep the last state. */
   function harmless(text) {
     return text
       .replace(/\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)/g, "")
@@ -113,25 +113,25 @@
   let failures = [];
   let earlier = [];
   let goodput = null;
-  let knownAt = 0; // when the run knew that, on its clock
-  let ahead = null; // of that clock before ours, in seconds
+  let knownAt = 0; // the time of this state, on the run's clock
+  let ahead = null; // how far that clock is ahead of the browser's, in seconds
   let isLive = false;
   const changed = { run: false, nodes: new Set(), allNodes: false, generations: new Set(), failures: false, events: [] };
 
   const now = () => (isLive ? Date.now() / 1000 + (ahead || 0) : knownAt);
 
-  function heardAt(theirs) {
-    const difference = theirs - Date.now() / 1000; // too small by what the message took to come
+  function syncClock(runTime) {
+    const difference = runTime - Date.now() / 1000; // too small by the latency of the message
     if (ahead === null || difference > ahead || ahead - difference > 5) ahead = difference;
-    knownAt = theirs;
+    knownAt = runTime;
   }
 
   function takeWhole(status) {
     const { nodes: itsNodes, generations: itsGenerations, events, failures: f, earlier: e, goodput: g, ...rest } = status;
-    heardAt(status.now);
+    syncClock(status.now);
     run = rest;
     nodes = new Map(itsNodes.map((node) => [node.node_id, prepared(node)]));
-    generations = new Map(itsGenerations.map((entry) => [entry.number, { ...entry, heardAt: status.now }]));
+    generations = new Map(itsGenerations.map((entry) => [entry.number, { ...entry, receivedAt: status.now }]));
     failures = f;
     earlier = e;
     goodput = g;
@@ -146,7 +146,7 @@
 
   function takeChange(change) {
     if (run === null) return;
-    heardAt(change.now);
+    syncClock(change.now);
     const before = { phase: run.phase, generation: run.generation, hangs: hangs() };
     Object.assign(run, change.run || {});
     goodput = change.goodput;
@@ -159,7 +159,7 @@
       changed.nodes.add(id);
     }
     for (const entry of change.generations || []) {
-      generations.set(entry.number, { ...entry, heardAt: change.now });
+      generations.set(entry.number, { ...entry, receivedAt: change.now });
       changed.generations.add(entry.number);
     }
     for (const number of [...generations.keys()]) {
@@ -176,7 +176,7 @@
       changed.allNodes = true;
       changed.generations.add(run.generation);
     }
-    tellOf(before);
+    announceChange(before);
     schedule();
   }
 
@@ -186,7 +186,7 @@
       slots: 1, rank: -1, first_rank: -1, pids: [], steps: [], phases: [], failed: [], step_at: null,
       is_coordinator: false, ...node,
     };
-    full.words = `${full.name} ${full.host} ${full.node_id}`.toLowerCase();
+    full.searchText = `${full.name} ${full.host} ${full.node_id}`.toLowerCase();
     return full;
   }
 
@@ -194,9 +194,9 @@
 
   const hangs = () => run.phase !== "over" && run.hang_since != null;
 
-  function hangInWords() {
-    const still = `generation ${run.generation} seems to hang: nothing has moved for ${duration(now() - run.hang_since, false)}`;
-    return run.hang_where ? `${still}; ${run.hang_where}` : still;
+  function hangText() {
+    const text = `generation ${run.generation} seems to hang: no activity for ${duration(now() - run.hang_since, false)}`;
+    return run.hang_where ? `${text}; ${run.hang_where}` : text;
   }
 
   /** The state shown for a node: during a hang, a working node is not shown as working. */
@@ -230,7 +230,7 @@
   /** Update what changes only with time. */
   function drawTimes() {
     if (run === null) return;
-    if (hangs()) write($("doing"), hangInWords());
+    if (hangs()) write($("doing"), hangText());
     drawAges();
     drawLedger();
     drawCurrentGeneration();
@@ -243,21 +243,21 @@
     const shown = isOver ? run.outcome || "over" : run.phase;
     write($("run-id"), run.run_id || "this run");
     const hang = hangs();
-    const words = hang ? "seems to hang" : isOver ? shown : PHASES[shown] || shown;
-    write($("phase"), `${hang ? "⚠" : GLYPHS[shown] || "○"} ${words}`);
+    const label = hang ? "seems to hang" : PHASES[shown] || shown;
+    write($("phase"), `${hang ? "⚠" : GLYPHS[shown] || "○"} ${label}`);
     $("phase").className = `badge is-${hang ? "hanging" : shown}`;
-    write($("doing"), hang ? hangInWords() : isOver ? run.why || run.doing : run.doing);
+    write($("doing"), hang ? hangText() : isOver ? run.why || run.doing : run.doing);
     $("doing").classList.toggle("hangs", hang);
-    document.title = `${words} · ${run.run_id || "tenax"}`;
+    document.title = `${label} · ${run.run_id || "tenax"}`;
     const workers = [...nodes.values()].reduce((sum, node) => sum + (node.rank >= 0 ? node.slots : 0), 0);
     const bounds = run.min_nodes === run.max_nodes ? run.max_nodes : `${run.min_nodes} to ${run.max_nodes}`;
     fact("fact-generation", run.generation || "none yet");
     fact("fact-nodes", count(nodes.size), ` of ${bounds}`);
     fact("fact-workers", count(run.phase === "running" ? run.world_size : workers));
     const left = Math.max(0, run.max_restarts - run.restarts_used);
-    const asked = run.requests ? `, and ${run.requests} asked for` : "";
-    if (run.max_restarts || run.restarts_used) fact("fact-restarts", `${run.restarts_used} used`, `, ${left} left of ${run.max_restarts}${asked}`);
-    else fact("fact-restarts", "0", ` allowed${asked}`);
+    const requested = run.requests ? `, ${run.requests} by operators` : "";
+    if (run.max_restarts || run.restarts_used) fact("fact-restarts", `${run.restarts_used} used`, `, ${left} left of ${run.max_restarts}${requested}`);
+    else fact("fact-restarts", "0", ` allowed${requested}`);
     fact("fact-membership", many(run.membership_changes, "change"), run.drains ? `, ${many(run.drains, "drain")}` : "");
     $("restart").disabled = !isLive || !["running", "paused"].includes(run.phase);
     $("stop").disabled = !isLive || isOver;
@@ -273,10 +273,10 @@
   }
 
   function fact(id, value, more = "") {
-    const place = $(id);
-    if (place.textContent === `${value}${more}`) return;
-    place.replaceChildren(document.createTextNode(String(value)));
-    if (more) place.append(make("small", "", more));
+    const element = $(id);
+    if (element.textContent === `${value}${more}`) return;
+    element.replaceChildren(document.createTextNode(String(value)));
+    if (more) element.append(make("small", "", more));
   }
 
   // --- nodes -------------------------------------------------------------------------------------------------------
@@ -285,25 +285,25 @@
   const tiles = new Map();
   const groups = new Map(); // by state
   const opened = new Set(); // nodes whose tile was opened
-  const nodesPlace = $("nodes");
-  const cardsPlace = make("div", "cards");
+  const nodesBox = $("nodes");
+  const cardsBox = make("div", "cards");
   let onlyState = "";
 
   function drawNodes() {
     const focused = document.activeElement;
     drawChips();
     const found = matching();
-    const asTiles = found.length > MOST_CARDS;
+    const asTiles = found.length > MAX_CARDS;
     const withCard = asTiles ? [...opened].map((id) => nodes.get(id)).filter(Boolean) : found;
     for (const id of [...opened]) if (!nodes.has(id)) opened.delete(id);
     keepOnly(cards, new Set(withCard.map((node) => node.node_id)));
-    arrange(cardsPlace, withCard.map(cardOf));
-    const places = withCard.length || !asTiles ? [cardsPlace] : [];
-    if (asTiles) places.push(...drawGroups(found));
+    arrange(cardsBox, withCard.map(cardOf));
+    const boxes = withCard.length || !asTiles ? [cardsBox] : [];
+    if (asTiles) boxes.push(...drawGroups(found));
     else tiles.clear();
-    arrange(nodesPlace, places);
+    arrange(nodesBox, boxes);
     drawNote(found, asTiles);
-    if (focused && focused !== document.activeElement && focused.isConnected && nodesPlace.contains(focused)) {
+    if (focused && focused !== document.activeElement && focused.isConnected && nodesBox.contains(focused)) {
       focused.focus({ preventScroll: true });
     }
   }
@@ -314,8 +314,8 @@
 
   function drawNote(found, asTiles) {
     let text = "";
-    if (!nodes.size) text = "No node is here yet.";
-    else if (!found.length) text = "No node is like that.";
+    if (!nodes.size) text = "No node has joined yet.";
+    else if (!found.length) text = "No node matches.";
     else if (found.length < nodes.size) text = `${count(found.length)} of ${many(nodes.size, "node")} shown.`;
     if (asTiles) text = `${text} Open a node to see its workers and their logs.`.trim();
     $("nodes-note").hidden = !text;
@@ -323,21 +323,21 @@
   }
 
   function matching() {
-    const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const terms = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = [];
     for (const node of nodes.values()) {
       if (onlyState && (onlyState === "failed" ? !node.failed.length : stateOf(node) !== onlyState)) continue;
-      if (words.every((word) => isLike(node, word))) found.push(node);
+      if (terms.every((term) => matches(node, term))) found.push(node);
     }
     return found.sort(byRank);
   }
 
-  function isLike(node, word) {
-    if (/^\d+$/.test(word)) {
-      const rank = Number(word);
+  function matches(node, term) {
+    if (/^\d+$/.test(term)) {
+      const rank = Number(term);
       if (node.first_rank >= 0 && rank >= node.first_rank && rank < node.first_rank + node.slots) return true;
     }
-    return node.words.includes(word) || stateOf(node).includes(word);
+    return node.searchText.includes(term) || stateOf(node).includes(term);
   }
 
   function byRank(one, other) {
@@ -354,11 +354,11 @@
       numbers.set(stateOf(node), (numbers.get(stateOf(node)) || 0) + 1);
       if (node.failed.length) numbers.set("failed", (numbers.get("failed") || 0) + 1);
     }
-    const place = $("states");
+    const chips = $("states");
     if (onlyState && !numbers.has(onlyState)) numbers.set(onlyState, 0);
-    const known = new Map([...place.children].map((chip) => [chip.dataset.state, chip]));
+    const known = new Map([...chips.children].map((chip) => [chip.dataset.state, chip]));
     const order = ["failed", ...STATES, ...[...numbers.keys()].filter((each) => !STATES.includes(each) && each !== "failed")];
-    arrange(place, order.filter((state) => numbers.has(state)).map((state) => {
+    arrange(chips, order.filter((state) => numbers.has(state)).map((state) => {
       const chip = known.get(state) || make("button", `is-${state}`);
       chip.type = "button";
       chip.dataset.state = state;
@@ -432,10 +432,10 @@
         button.firstElementChild.setAttribute("aria-hidden", "true");
         card.workers.append(button);
       }
-      const [state, words] = workerState(node, local);
+      const [state, label] = workerState(node, local);
       const rank = node.first_rank >= 0 ? node.first_rank + local : -1;
       const about = [
-        rank >= 0 ? `rank ${rank}` : `worker ${local}`, words, node.pids[local] ? `pid ${node.pids[local]}` : "",
+        rank >= 0 ? `rank ${rank}` : `worker ${local}`, label, node.pids[local] ? `pid ${node.pids[local]}` : "",
         node.steps[local] >= 0 ? `step ${count(node.steps[local])}` : "",
       ].filter(Boolean).join(", ");
       const className = `worker is-${state}`;
@@ -463,11 +463,11 @@
     const shown = stateOf(node);
     const since = shown === "hanging" ? run.hang_since : node.since;
     write(card.state, `${GLYPHS[shown] || "○"} ${shown} for ${duration(now() - since, false)}`);
-    const said = node.steps.filter((step) => step >= 0);
+    const steps = node.steps.filter((step) => step >= 0);
     let text = "";
-    if (said.length) {
-      const low = Math.min(...said);
-      const high = Math.max(...said);
+    if (steps.length) {
+      const low = Math.min(...steps);
+      const high = Math.max(...steps);
       text = low === high ? `step ${count(high)}` : `steps ${count(low)}–${count(high)}`;
       if (node.step_at) text += `, ${duration(now() - node.step_at, false)} ago`;
     }
@@ -496,12 +496,12 @@
       groups.set(state, group);
     }
     const workers = members.reduce((sum, node) => sum + node.slots, 0);
-    const said = `${GLYPHS[state] || "○"} ${state} – ${many(members.length, "node")}, ${many(workers, "worker")}`;
+    const title = `${GLYPHS[state] || "○"} ${state} – ${many(members.length, "node")}, ${many(workers, "worker")}`;
     group.title.className = `is-${state}`;
-    write(group.title, said);
+    write(group.title, title);
     attribute(group.tiles, "aria-label", `${state}: ${many(members.length, "node")}; move with the arrow keys`);
     arrange(group.tiles, members.map(tileOf));
-    // One of them is reached with the tab key, the others with the arrows.
+    // The tab key reaches one of them, the arrow keys reach the others.
     if (!group.tiles.querySelector('[tabindex="0"]')) group.tiles.firstElementChild.tabIndex = 0;
     return group.element;
   }
@@ -534,7 +534,7 @@
     schedule();
   }
 
-  nodesPlace.addEventListener("click", (event) => {
+  nodesBox.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     const id = button.closest("[data-node]").dataset.node;
@@ -543,13 +543,13 @@
       if (!opened.delete(id)) opened.add(id);
       redrawNodes();
     } else if (node && button.classList.contains("drain")) {
-      askToDrain(node);
+      confirmDrain(node);
     } else if (node && button.classList.contains("worker")) {
       openLog(node, Number(button.dataset.local));
     }
   });
 
-  nodesPlace.addEventListener("keydown", (event) => {
+  nodesBox.addEventListener("keydown", (event) => {
     const tile = event.target.closest(".tile");
     if (!tile) return;
     const all = [...tile.parentElement.children];
@@ -593,7 +593,7 @@
     const spent = {};
     for (const name of SPANS) spent[name] = (entry.spent && entry.spent[`${name}_s`]) || 0;
     const current = spending(entry);
-    if (current) spent[current] += Math.max(0, now() - entry.heardAt);
+    if (current) spent[current] += Math.max(0, now() - entry.receivedAt);
     return spent;
   }
 
@@ -619,7 +619,7 @@
     }));
     const more = $("more-generations");
     more.hidden = numbers.length <= GENERATIONS_SHOWN;
-    write(more, showsAll ? "Show only the last ones" : `Show all ${numbers.length} generations`);
+    write(more, showsAll ? "Show only recent generations" : `Show all ${numbers.length} generations`);
     drawStrip(numbers);
   }
 
@@ -656,7 +656,7 @@
     row.ended.hidden = entry.ended_at == null;
     write(row.ended, entry.ended_at == null ? "" : endOf(entry));
     const steps = entry.last_step >= 0 ? `steps ${count(entry.first_step)}–${count(entry.last_step)}` : "";
-    write(row.steps, entry.lost_steps ? `${steps}, ${count(entry.lost_steps)} of them done again` : steps);
+    write(row.steps, entry.lost_steps ? `${steps}, ${count(entry.lost_steps)} of them repeated` : steps);
     drawRow(row);
   }
 
@@ -676,10 +676,10 @@
     }
     const by = row.entry.ended_by;
     const state = isHanging ? "hanging" : current || (by === "failure" || by === "loss" ? "failed" : "done");
-    const words = isHanging ? "seems to hang" : { training: "training", starting: "starting", stopping: "stopping" }[current] || ENDS[by] || by || "over";
+    const label = isHanging ? "seems to hang" : current || ENDS[by] || by || "ended";
     const glyph = (!isHanging && { training: "●", starting: "◐", stopping: "◑" }[current]) || GLYPHS[state];
     row.state.className = `state is-${state === "training" ? "working" : state}`;
-    write(row.state, `${glyph} ${words}`);
+    write(row.state, `${glyph} ${label}`);
   }
 
   function grow(element, seconds) {
@@ -708,8 +708,8 @@
     waiting.dataset.of = "waiting";
     strip.replaceChildren(...pieces, waiting);
     const first = numbers.length ? generations.get(numbers[numbers.length - 1]) : null;
-    let text = first ? `From ${clock(first.formed_at)} on; a line is the beginning of a generation.` : "No generation has been formed yet.";
-    if (run.generations_forgotten) text += ` ${many(run.generations_forgotten, "earlier generation")} are only in the sums.`;
+    let text = first ? `Since ${clock(first.formed_at)}; each line marks the start of a generation.` : "No generation yet.";
+    if (run.generations_forgotten) text += ` Not shown: ${many(run.generations_forgotten, "earlier generation")}.`;
     write($("strip-note"), text);
   }
 
@@ -734,11 +734,11 @@
   // --- the ledger --------------------------------------------------------------------------------------------------
 
   const ledgerRows = new Map();
-  for (const [name, words] of SPENT) {
+  for (const [name, label] of SPENT) {
     const row = make("tr");
     const head = make("th");
     head.scope = "row";
-    head.append(make("span", `swatch fill-${name}`), document.createTextNode(words));
+    head.append(make("span", `swatch fill-${name}`), document.createTextNode(label));
     const time = make("td", "", "–");
     const share = make("td", "", "–");
     row.append(head, time, share);
@@ -785,26 +785,26 @@
   // --- failures ----------------------------------------------------------------------------------------------------
 
   function drawFailures() {
-    const place = $("failure");
+    const section = $("failure");
     const isNow = failures.length > 0;
-    place.hidden = !isNow && !earlier.length;
-    if (place.hidden) return;
-    const open = new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.of));
-    place.classList.toggle("is-past", !isNow);
+    section.hidden = !isNow && !earlier.length;
+    if (section.hidden) return;
+    const open = new Set([...section.querySelectorAll("details[open]")].map((each) => each.dataset.of));
+    section.classList.toggle("is-past", !isNow);
     const first = isNow ? failures.find((each) => !each.is_consequence) || failures[0] : earlier[earlier.length - 1];
-    write($("failure-title"), isNow ? "What failed" : `The last failure, in generation ${first.generation}, which was tried again`);
+    write($("failure-title"), isNow ? "Failure" : `Last failure (generation ${first.generation}, restarted)`);
     const parts = [failureParts(first)];
     if (isNow) {
       const others = failures.filter((each) => each !== first);
-      parts.push(folded("others", others.filter((each) => !each.is_consequence), "more failed by itself", "more failed by themselves"));
-      parts.push(folded("consequences", others.filter((each) => each.is_consequence), "failed because of it", "failed because of it"));
+      parts.push(folded("others", others.filter((each) => !each.is_consequence), "failed independently"));
+      parts.push(folded("consequences", others.filter((each) => each.is_consequence), "failed as a consequence"));
     }
     $("failure-now").replaceChildren(...parts.filter(Boolean));
     const before = isNow ? [...earlier].reverse() : earlier.slice(0, -1).reverse();
     $("earlier").hidden = !before.length;
-    write($("earlier-title"), `${many(before.length, "earlier failure")} that ${before.length === 1 ? "was" : "were"} tried again`);
+    write($("earlier-title"), `${many(before.length, "earlier failure")}`);
     $("earlier-list").replaceChildren(...before.map(failureLine));
-    for (const each of place.querySelectorAll("details[data-of]")) each.open = open.has(each.dataset.of);
+    for (const each of section.querySelectorAll("details[data-of]")) each.open = open.has(each.dataset.of);
   }
 
   function failureParts(failure) {
@@ -819,7 +819,7 @@
       details.append(make("summary", "", "Traceback"), make("pre", "", harmlessLines(failure.traceback)));
       part.append(details);
     }
-    if (failure.log_file) part.append(make("p", "where", `Its log: ${failure.log_file}`));
+    if (failure.log_file) part.append(make("p", "where", `Log: ${failure.log_file}`));
     return part;
   }
 
@@ -836,13 +836,13 @@
     return line;
   }
 
-  function folded(name, list, one, several) {
+  function folded(name, list, what) {
     if (!list.length) return null;
     const details = make("details");
     details.dataset.of = name;
     const items = make("ol", "plain");
     items.append(...list.map(failureLine));
-    details.append(make("summary", "", `${many(list.length, "worker")} ${list.length === 1 ? one : several}`), items);
+    details.append(make("summary", "", `${many(list.length, "worker")} ${what}`), items);
     return details;
   }
 
@@ -853,7 +853,7 @@
   function drawEvents() {
     const isFirst = !eventsList.children.length;
     const list = document.createDocumentFragment();
-    for (const event of changed.events.slice(-MOST_EVENTS).reverse()) {
+    for (const event of changed.events.slice(-MAX_EVENTS).reverse()) {
       const line = make("li", isFirst ? "" : "fresh");
       line.dataset.at = String(event.at);
       const time = make("time", "", clock(event.at));
@@ -862,42 +862,44 @@
       list.append(line);
     }
     eventsList.prepend(list);
-    while (eventsList.children.length > MOST_EVENTS) eventsList.lastElementChild.remove();
+    while (eventsList.children.length > MAX_EVENTS) eventsList.lastElementChild.remove();
   }
 
   // --- announcements for screen readers ----------------------------------------------------------------------------
 
-  let toSay = "";
-  let sayTimer = 0;
+  let announcement = "";
+  let announceTimer = 0;
 
   /** Announce only the last message of two seconds, so that many changes become one announcement. */
   function announce(text) {
-    toSay = text;
-    if (sayTimer) return;
-    sayTimer = setTimeout(() => {
-      sayTimer = 0;
-      write($("announcer"), toSay);
+    announcement = text;
+    if (announceTimer) return;
+    announceTimer = setTimeout(() => {
+      announceTimer = 0;
+      write($("announcer"), announcement);
     }, 2000);
   }
 
-  function tellOf(before) {
-    if (hangs() && !before.hangs) return announce(hangInWords());
+  function announceChange(before) {
+    if (hangs() && !before.hangs) return announce(hangText());
     if (before.phase === run.phase && before.generation === run.generation) return;
-    if (run.phase === "over") announce(`The run is over: ${OUTCOMES[run.outcome] || "it ended"}.`);
-    else if (run.phase === "running") announce(`Generation ${run.generation} has been formed, with ${many(run.world_size, "worker")}.`);
+    if (run.phase === "over") announce(endText());
+    else if (run.phase === "running") announce(`Generation ${run.generation} has formed, with ${many(run.world_size, "worker")}.`);
     else if (run.phase === "ending" && failures.length) announce(`Generation ${run.generation} failed: ${failures[0].what}`);
     else announce(`${PHASES[run.phase] || run.phase}.`);
   }
 
-  // --- questions ---------------------------------------------------------------------------------------------------
+  const endText = () => `The run ${OUTCOMES[run.outcome] || "ended"}.`;
+
+  // --- confirmation ------------------------------------------------------------------------------------------------
 
   const dialog = $("ask");
-  let wish = null;
+  let action = null;
 
-  function ask(title, sentences, yes, what) {
-    wish = what;
+  function confirmAction(title, paragraphs, yes, what) {
+    action = what;
     write($("ask-title"), title);
-    $("ask-text").replaceChildren(...sentences.map((each) => make("p", "", each)));
+    $("ask-text").replaceChildren(...paragraphs.map((each) => make("p", "", each)));
     $("ask-answer").hidden = true;
     write($("ask-answer"), "");
     write($("ask-yes"), yes);
@@ -908,41 +910,41 @@
     $("ask-no").focus();
   }
 
-  function askToDrain(node) {
+  function confirmDrain(node) {
     const rest = nodes.size - 1;
-    const others = rest === 1 ? "The other node goes on" : `The other ${many(rest, "node")} go on`;
+    const others = rest === 1 ? "The other node continues" : `The other ${many(rest, "node")} continue`;
     const after = rest >= run.min_nodes
-      ? `${others} in a new generation: all workers are started again.`
-      : `That leaves ${many(rest, "node")}, and the run needs ${run.min_nodes}: it waits for another node, and ends if none comes in time.`;
-    ask(`Drain ${node.name}?`, [
-      `${node.name} (${many(node.slots, "worker")}) is asked to leave. Its workers are told, get their time to end well, and are killed only after that.`,
-      node.rank >= 0 ? after : "It is not in the current generation, so nobody else notices.",
-      "This costs no restart.",
+      ? `${others} in a new generation: all workers are restarted.`
+      : `That leaves ${many(rest, "node")}, but the run needs ${run.min_nodes}: it waits for another node, and ends if none joins in time.`;
+    confirmAction(`Drain ${node.name}?`, [
+      `${node.name} (${many(node.slots, "worker")}) leaves the run. Its workers get SIGTERM and the grace period to exit.`,
+      node.rank >= 0 ? after : "It is not a member of the current generation, so other nodes are not affected.",
+      "This does not use up a restart.",
     ], "Drain this node", { do: "drain", node: node.node_id });
   }
 
   $("restart").addEventListener("click", () => {
-    ask("Restart all workers?", [
-      `Generation ${run.generation} is ended on ${many(nodes.size, "node")}, and another follows: ${many(run.world_size, "worker")} are stopped and started again.`,
-      "What they have not saved is done again. This costs no restart: " +
-        `${run.restarts_used} of ${run.max_restarts} stay used.`,
+    confirmAction("Restart all workers?", [
+      `Generation ${run.generation} ends on ${many(nodes.size, "node")}: ${many(run.world_size, "worker")} are stopped and started again.`,
+      "Unsaved work is lost. This does not use up a restart: " +
+        `${run.restarts_used} of ${run.max_restarts} are used.`,
     ], "Restart all workers", { do: "restart" });
   });
 
   $("stop").addEventListener("click", () => {
-    ask(`Stop the run ${run.run_id}?`, [
-      `The run is ended on ${many(nodes.size, "node")}: workers are told, get their time to end well, and every agent leaves.`,
-      "It cannot be continued from here. Every agent ends with a code that says so.",
+    confirmAction(`Stop the run ${run.run_id}?`, [
+      `The run ends on ${many(nodes.size, "node")}: workers get SIGTERM and the grace period to exit, then every agent exits.`,
+      "The run cannot be resumed. Every agent exits with a code other than 0.",
     ], "Stop the run", { do: "stop" });
   });
 
   $("ask-no").addEventListener("click", () => dialog.close());
   $("ask-yes").addEventListener("click", async () => {
     $("ask-yes").disabled = true;
-    const answer = await request("do", { method: "POST", body: JSON.stringify(wish) });
+    const answer = await request("do", { method: "POST", body: JSON.stringify(action) });
     if (!dialog.open) return;
     $("ask-answer").hidden = false;
-    write($("ask-answer"), answer.error ? `It was not done: ${answer.error}` : `Done: ${answer.value}.`);
+    write($("ask-answer"), answer.error ? `Rejected: ${answer.error}` : `Done: ${answer.value}.`);
     $("ask-yes").hidden = true;
     write($("ask-no"), "Close");
     $("ask-no").focus();
@@ -955,19 +957,19 @@
       response = await fetch(where, { ...options, headers: { "X-Tenax-Key": KEY }, cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      return { error: "the agent that serves this page cannot be reached", isGone: true };
+      return { error: "could not reach the agent that serves this page", isGone: true };
     }
     const text = await response.text();
     try {
       return JSON.parse(text);
     } catch {
-      return { error: text.trim() || `the answer was ${response.status}` };
+      return { error: text.trim() || `HTTP status ${response.status}` };
     }
   }
 
   // --- logs --------------------------------------------------------------------------------------------------------
 
-  let log = null; // whose is shown
+  let log = null; // the worker whose log is shown
 
   function openLog(node, local) {
     closeLog();
@@ -984,7 +986,7 @@
   function closeLog() {
     if (!log) return;
     log.control.abort();
-    const button = nodesPlace.querySelector(`[data-node="${CSS.escape(log.node)}"] [data-local="${log.local}"]`);
+    const button = nodesBox.querySelector(`[data-node="${CSS.escape(log.node)}"] [data-local="${log.local}"]`);
     log = null;
     $("log").hidden = true;
     document.body.classList.remove("has-log");
@@ -1012,11 +1014,11 @@
         showLines(mine, value);
         mine.cursor = value.cursor;
         if (value.is_over && !value.is_more) {
-          write($("log-state"), "This is all.");
+          write($("log-state"), "End of the log.");
           await until(mine, () => nodes.has(mine.node) && run.generation > (value.generation || 0));
           continue;
         }
-        write($("log-state"), $("log-follow").checked ? "Following." : "Held.");
+        write($("log-state"), $("log-follow").checked ? "Following." : "Paused.");
         await until(mine, () => $("log-follow").checked);
         if (!value.is_more && !value.lines.length && performance.now() - began < 300) await pause(mine, 1000);
       }
@@ -1030,30 +1032,30 @@
     mine.control.signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
   });
 
-  async function until(mine, fact) {
-    while (log === mine && !fact()) await pause(mine, 500);
+  async function until(mine, condition) {
+    while (log === mine && !condition()) await pause(mine, 500);
   }
 
   function showLines(mine, value) {
-    const place = $("log-lines");
+    const box = $("log-lines");
     const list = document.createDocumentFragment();
-    const say = (text) => list.append(make("div", "said", text));
+    const addNote = (text) => list.append(make("div", "meta", text));
     for (const gap of value.left_out || []) {
-      say(`[${gap.bytes ? `${count(gap.bytes)} bytes` : "some bytes"} of ${gap.stream} ${gap.why}]`);
+      addNote(`[${gap.bytes ? `${count(gap.bytes)} bytes` : "some bytes"} of ${gap.stream} ${gap.why}]`);
     }
     for (const line of value.lines) {
       if (line.generation !== mine.generation) {
         mine.generation = line.generation;
-        say(`[generation ${line.generation}, rank ${line.rank}]`);
+        addNote(`[generation ${line.generation}, rank ${line.rank}]`);
       }
       const element = make("div", line.stream, harmless(line.text));
       if (line.at) element.title = `${line.stream}, ${clock(line.at)}`;
       list.append(element);
     }
     if (!list.childElementCount) return;
-    place.append(list);
-    for (let extra = place.childElementCount - MOST_LINES; extra > 0; extra -= 1) place.firstElementChild.remove();
-    if ($("log-follow").checked) place.scrollTop = place.scrollHeight;
+    box.append(list);
+    for (let extra = box.childElementCount - MAX_LINES; extra > 0; extra -= 1) box.firstElementChild.remove();
+    if ($("log-follow").checked) box.scrollTop = box.scrollHeight;
   }
 
   $("log-close").addEventListener("click", closeLog);
@@ -1086,17 +1088,17 @@
       takeWhole(JSON.parse(event.data));
     });
     source.addEventListener("change", (event) => {
-      listen();
+      resetSilence();
       takeChange(JSON.parse(event.data));
     });
-    source.addEventListener("beat", listen);
-    source.addEventListener("farewell", () => lose("farewell"));
+    source.addEventListener("heartbeat", resetSilence);
+    source.addEventListener("closed", () => lose("closed"));
     // Closed by the browser: the answer was not a stream, and retrying would not change that.
-    source.addEventListener("error", (event) => lose(event.target.readyState === EventSource.CLOSED ? "refused" : ""));
-    listen();
+    source.addEventListener("error", (event) => lose(event.target.readyState === EventSource.CLOSED ? "rejected" : ""));
+    resetSilence();
   }
 
-  function listen() {
+  function resetSilence() {
     clearTimeout(silence);
     silence = setTimeout(() => lose(""), SILENT_MS);
   }
@@ -1105,7 +1107,7 @@
     isLive = true;
     lostAt = 0;
     tries = 0;
-    listen();
+    resetSilence();
     $("notice").hidden = true;
     showConnection("live", "live");
   }
@@ -1124,18 +1126,18 @@
     isLive = false;
     if (run !== null) { changed.run = changed.allNodes = true; schedule(); }
     if (run !== null && run.phase === "over") {
-      showConnection("over", "the run is over");
-      notice(`The run is over: ${OUTCOMES[run.outcome] || "it ended"}. What is shown is the last that was known of it.`, false);
+      showConnection("over", "run ended");
+      notice(`${endText()} This page shows its last state.`, false);
       return;
     }
     lostAt = lostAt || Date.now();
-    if (how === "refused" || Date.now() - lostAt > GIVE_UP_MS) {
+    if (how === "rejected" || Date.now() - lostAt > GIVE_UP_MS) {
       giveUp();
       return;
     }
-    showConnection("lost", "connection lost, trying again");
-    if (how === "farewell") {
-      notice("The agent that served this page has closed it. If another agent serves the run now, it has printed the link of its own page.", true);
+    showConnection("lost", "connection lost, retrying");
+    if (how === "closed") {
+      notice("The agent that served this page closed it. If another agent serves the run now, it printed a new link.", true);
     }
     tries += 1;
     retry = setTimeout(connect, Math.min(8000, 250 * 2 ** tries));
@@ -1146,7 +1148,7 @@
     const at = now();
     const kept = (spent) => Object.fromEntries(Object.entries(spent).map(([name, seconds]) => [`${name}_s`, seconds]));
     for (const entry of generations.values()) {
-      if (spending(entry)) Object.assign(entry, { spent: kept(spentBy(entry)), heardAt: at });
+      if (spending(entry)) Object.assign(entry, { spent: kept(spentBy(entry)), receivedAt: at });
     }
     goodput = { ...goodput, spent: kept(spentByAll()) };
     knownAt = at;
@@ -1154,17 +1156,18 @@
 
   async function giveUp() {
     showConnection("lost", "not connected");
-    const why = await refusal();
-    const what = why ? `The page is refused: ${why}` : "The agent that serves this page cannot be reached: it has ended, or the way to it is broken";
-    notice(`${what.replace(/\.$/, "")}. What is shown is ${run === null ? "nothing" : `from ${clock(knownAt)}`}.`, true);
+    const why = await rejection();
+    const what = why ? `The server rejected this page: ${why}` : "Could not reach the agent that serves this page: it exited, or the network is down";
+    const shown = run === null ? "" : ` This page shows the state at ${clock(knownAt)}.`;
+    notice(`${what.replace(/\.$/, "")}.${shown}`, true);
   }
 
-  /** Return the server's message when it refuses the stream; empty if it does not answer. */
-  async function refusal() {
+  /** Return the server's message if it rejects the stream; empty if it does not answer. */
+  async function rejection() {
     const control = new AbortController();
     try {
       const answer = await fetch("events", { headers: { "X-Tenax-Key": KEY }, cache: "no-store", signal: control.signal });
-      const text = answer.ok ? "there was no room for another page; there is now" : (await answer.text()).trim();
+      const text = answer.ok ? "too many pages were open; reconnect now" : (await answer.text()).trim();
       control.abort();
       return text;
     } catch {

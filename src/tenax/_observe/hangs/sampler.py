@@ -75,7 +75,7 @@ class Sampler:
         self._logs = logs
         self._scopes = scopes
         self._interval_s = max(_MIN_INTERVAL_S, min(_MAX_INTERVAL_S, settings.hang_after_s / _SAMPLES_PER_HANG))
-        self._judge = HangDetector(settings.hang_after_s, self._interval_s)
+        self._detector = HangDetector(settings.hang_after_s, self._interval_s)
         self._state: AgentState | None = None
         self._generation = 0
         self._timer: Timer | None = None
@@ -90,9 +90,9 @@ class Sampler:
         for command in step.commands:
             match command:
                 case commands.DumpStacks():
-                    self._judge.rebase()  # dumping the stacks changes the counters
+                    self._detector.rebase()  # dumping the stacks changes the counters
                 case commands.ReadStacks():
-                    self._judge.rebase()
+                    self._detector.rebase()
                     self._read_stacks(command)
         if state.phase is not Phase.RUNNING:
             self._stop()
@@ -114,7 +114,7 @@ class Sampler:
         self._readers, self._read_until = {}, {}
         self._is_quiet = False
         world_size = state.assignment.world_size if state.assignment is not None else 1
-        self._judge.begin(world_size, now)
+        self._detector.begin(world_size, now)
         self._timer = self._loop.at(now + self._interval_s, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -126,7 +126,7 @@ class Sampler:
             if self._is_quiet:
                 self._loop.post(events.MovementSeen(self._generation))
             self._is_quiet, self._is_broken = False, True
-            self._logs.say(f"tenax: workers are not looked at any more: {type(error).__name__}: {error}")
+            self._logs.say(f"tenax: hang detection stopped on this node: {type(error).__name__}: {error}")
             return
         self._timer = self._loop.at(now + self._interval_s, self._on_timer)
 
@@ -141,22 +141,22 @@ class Sampler:
             for rank, worker in self._state.workers.items()
             if worker.phase is WorkerPhase.RUNNING and worker.pid
         ]
-        opinion = self._judge.look(samples, now)
-        if opinion.is_quiet == self._is_quiet:
+        reading = self._detector.look(samples, now)
+        if reading.is_quiet == self._is_quiet:
             return
-        self._is_quiet = opinion.is_quiet
-        if not opinion.is_quiet:
+        self._is_quiet = reading.is_quiet
+        if not reading.is_quiet:
             self._loop.post(events.MovementSeen(self._generation))
             return
         for sample in samples:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))
-        self._loop.post(events.QuietSeen(self._generation, opinion.since, opinion.why, opinion.stopped))
+        self._loop.post(events.QuietSeen(self._generation, reading.since, reading.why, reading.stopped))
 
     def _sample(self, rank: int, pid: int, progress: WorkerProgress | None, scopes: Scopes | None) -> Sample:
         reader = self._readers.get(rank)
         if reader is None or reader.pid != pid:
             reader = self._readers[rank] = CounterReader(pid)
-        counters = reader.read(closely=self._judge.is_disturbed)
+        counters = reader.read(closely=self._detector.is_disturbed)
         if progress is None:
             return Sample(rank, counters, scopes=scopes)
         has_stepped = progress.last_step >= 0 or progress.last_at > 0
@@ -181,7 +181,7 @@ class Sampler:
 
         path = self._stacks_file(rank)
         if not path:
-            return events.WorkerStacks(rank, why="no files are kept of it, so its stacks are on its stderr")
+            return events.WorkerStacks(rank, why="it has no log files, so its stacks are on its stderr")
         begin = self._read_until.get(rank, 0)
         self._read_until[rank] = end = _size(path)
         begin = max(begin, end - _MAX_BYTES)
@@ -197,12 +197,12 @@ class Sampler:
         worker = self._state.workers.get(rank) if self._state is not None else None
         match state_of(worker.pid) if worker is not None else "":
             case "T" | "t":
-                return "it is stopped, by SIGSTOP or a debugger"
+                return "it is stopped by SIGSTOP or a debugger"
             case "D":
-                return "it waits in the kernel, for a disk or a device, and answers nobody"
+                return "it is blocked in the kernel, waiting for a disk or a device"
             case "":
-                return "it is gone"
-        return "it was asked and wrote nothing"
+                return "it has exited"
+        return "it received the signal but wrote nothing"
 
 
 def _size(path: str) -> int:

@@ -6,7 +6,7 @@ starts. A server that raises affects only the health checks, never the run.
 
 from __future__ import annotations
 
-from tenax._io.ports import RequestRefused
+from tenax._io.interfaces import RequestRefused
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._observe.health.verdict import has_running_workers
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.agent import AgentState
-    from tenax._io.ports import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable, EventLoop
     from tenax._observe.health.liveness import AgentLiveness
 
 BEAT_EVERY_S = 1.0
@@ -32,10 +32,10 @@ class HealthCheck:
         self._is_serving = False
         self._timer: Cancellable | None = None
 
-    def open(self, warn: Callable[[str], None], tell: Callable[[str], None] = lambda _: None) -> None:
+    def open(self, warn: Callable[[str], None], inform: Callable[[str], None] = lambda _: None) -> None:
         """Start the server. Raises RequestRefused if the port cannot be used.
 
-        ``warn`` is called if the server raises, ``tell`` with the port that it uses.
+        ``warn`` is called if the server raises, ``inform`` with the port that it uses.
         """
         if self.signs is not None:
             self.signs.begin()
@@ -45,15 +45,15 @@ class HealthCheck:
             port = getattr(self._server, "port", None)
             if isinstance(error, OSError) and port is not None:
                 raise RequestRefused(
-                    f"port {port} for health checks cannot be used ({error.strerror or error}); "
-                    f"choose another with {TORCHELASTIC_HEALTH_CHECK_PORT}, or 0 for any that is free"
+                    f"could not serve health checks on port {port}: {error.strerror or error}; "
+                    f"set {TORCHELASTIC_HEALTH_CHECK_PORT} to another port, or to 0 for any free port"
                 ) from error
-            warn(f"health checks are not answered: its start() raised {_line(error)}; the run goes on without")
+            warn(f"could not start the health check server: start() raised {_line(error)}; the run continues")
             return
         self._is_serving = True
         port = getattr(self._server, "port", None)
         if port is not None:
-            tell(f"health checks are answered at port {port}")
+            inform(f"serving health checks on port {port}")
 
     def watch(self, loop: EventLoop) -> None:
         """Record a beat of the loop every second from now on."""
@@ -95,7 +95,7 @@ class HealthCheck:
             try:
                 self._server.stop()
             except Exception as error:  # a third-party server may raise anything
-                warn(f"the health check server did not stop well: its stop() raised {_line(error)}")
+                warn(f"could not stop the health check server: stop() raised {_line(error)}")
 
 
 def _line(error: Exception) -> str:

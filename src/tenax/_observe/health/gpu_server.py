@@ -73,12 +73,12 @@ class GPUHealthCheckServer(HealthCheckServer):
     def get_gpu_health_status(self) -> dict[str, Any]:
         """Return the state of the GPUs. ``is_healthy`` is True unless a GPU is known to be unhealthy."""
         if not self._gpu_monitoring_enabled:
-            return {"error": "the GPUs are not watched: enable_gpu_monitoring is False"}
+            return {"error": "GPUs are not checked: enable_gpu_monitoring is False"}
         check, gpus = self._gpu_check, self._gpus
         if self._check_error:
             return {"error": self._check_error}
         if check is None:
-            return {"error": "the GPUs have not been looked at yet"}
+            return {"error": "GPUs have not been checked yet"}
         if check.why_not:
             return {"error": check.why_not}
         return {
@@ -102,7 +102,7 @@ class GPUHealthCheckServer(HealthCheckServer):
             "timestamp": time.time(),
         }
 
-    def wait_for_first_look(self, timeout_s: float) -> bool:
+    def wait_for_first_check(self, timeout_s: float) -> bool:
         """Wait for the first check of the GPUs. Return False on timeout."""
         return self._has_checked.wait(timeout_s)
 
@@ -124,7 +124,7 @@ class GPUHealthCheckServer(HealthCheckServer):
             # NVML's Python package can raise anything. If this thread ended, the last result would remain valid.
             except Exception as error:
                 self._gpus = []
-                self._check_error = f"the GPUs could not be looked at: {type(error).__name__}: {error}"
+                self._check_error = f"could not check the GPUs: {type(error).__name__}: {error}"
             self._has_checked.set()
             self._stopping.wait(self._gpu_check_interval)
 

@@ -17,7 +17,7 @@ def health_check_port(environ: Mapping[str, str]) -> int | None:
         return None
     if not (written.isascii() and written.isdecimal() and int(written) <= _MAX_PORT):
         raise ValueError(
-            f"{TORCHELASTIC_HEALTH_CHECK_PORT} is {written!r}; expected the number of a port from 0 to {_MAX_PORT}, "
-            "or leave it unset for no health checks"
+            f"{TORCHELASTIC_HEALTH_CHECK_PORT} is {written!r}; expected a port from 0 to {_MAX_PORT}, "
+            "or unset for no health checks"
         )
     return int(written)

@@ -79,7 +79,7 @@ class HealthCheckServer:
 
     def _answer(self, request: Request) -> Response:
         if request.method not in ("GET", "HEAD"):
-            return text(METHOD_NOT_ALLOWED, "only GET and HEAD are answered here", Allow="GET, HEAD")
+            return text(METHOD_NOT_ALLOWED, "method not allowed; use GET or HEAD", Allow="GET, HEAD")
         signs = self._read()
         judge = readiness if request.path == READY_PATH else liveness
         judged = judge(signs, self._timeout)

@@ -47,7 +47,7 @@ def liveness(signs: Signs, timeout_s: float) -> HealthVerdict:
     # The watchdog is not judged: it runs in the loop, and its age is that of the workers' progress.
     for what, age_s in {"the agent": signs.callback_age_s, "the agent's loop": signs.loop_age_s}.items():
         if age_s is not None and age_s > timeout_s:
-            return HealthVerdict(False, f"{what} has made no progress for {age_s:.0f} s; {timeout_s:g} s are allowed")
+            return HealthVerdict(False, f"{what} has made no progress for {age_s:.0f} s (limit {timeout_s:g} s)")
     return HealthVerdict(True, f"alive, waiting for {signs.waits_for}" if signs.waits_for else "alive")
 
 
@@ -57,7 +57,7 @@ def readiness(signs: Signs, timeout_s: float) -> HealthVerdict:
     if not alive.is_good:
         return alive
     if not signs.phase:
-        return HealthVerdict(True, "alive; nothing is known of workers")
+        return HealthVerdict(True, "alive; the state of the workers is unknown")
     return HealthVerdict(signs.is_ready, f"{'ready' if signs.is_ready else 'not ready'}: {signs.phase}")
 
 

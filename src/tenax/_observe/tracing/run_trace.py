@@ -26,7 +26,7 @@ from hashlib import sha256
 import msgspec
 
 from tenax._core.text import hide_passwords
-from tenax._io.delivery import Delivery
+from tenax._io.background_queue import BackgroundQueue
 from tenax._view.failure_kind import kind_of
 from tenax.metrics._otlp_address import otlp_address
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from tenax._io.ports import OperatorApi
+    from tenax._io.interfaces import OperatorApi
     from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
 
     Value = str | int | float | bool
@@ -65,7 +65,7 @@ class Part(msgspec.Struct, frozen=True):
     until: float
     attributes: dict[str, Value] = {}
     moments: tuple[Moment, ...] = ()
-    trouble: str = ""  # why it failed; empty: it did not
+    error: str = ""  # why it failed; empty: it did not
 
 
 class RunTrace:
@@ -102,7 +102,7 @@ class RunTrace:
         self._next_read_at = 0.0
         self._is_closed = False
         self._run_id = operators.status().run_id
-        self._delivery = Delivery("the trace (--trace)", self._send, self._end_sending)
+        self._queue = BackgroundQueue("the trace (--trace)", self._send, self._end_sending)
         operators.watch(self._on_step)
 
     # --- in the loop's thread -----------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class RunTrace:
         self._read_status()
         took_s = time.monotonic() - began
         self._next_read_at = began + took_s * (1 + _REST_PER_WORK)
-        self._report(self._delivery.first_trouble())
+        self._report(self._queue.first_problem())
 
     def _read_status(self) -> RunStatus | None:
         """Queue new spans and return the status; None if it failed. Never raises: the coordinator's step continues."""
@@ -123,7 +123,7 @@ class RunTrace:
             status = self._operators.status()
             self._queue_spans(status)
         except Exception as error:
-            self._report(f"the trace (--trace) is not whole: {type(error).__name__}: {error}; the job is not affected")
+            self._report(f"the trace (--trace) is incomplete: {type(error).__name__}: {error}; the job is not affected")
             return None
         return status
 
@@ -142,7 +142,7 @@ class RunTrace:
                 failures = self._failures.pop(each.number, {})
                 parts += generation_parts(each, list(failures.values()))
         if parts:
-            self._delivery.put(parts)
+            self._queue.put(parts)
 
     def _report(self, trouble: str) -> None:
         if trouble and not self._has_reported:
@@ -157,10 +157,10 @@ class RunTrace:
         self._operators.unwatch(self._on_step)
         status = self._read_status()
         if status is None or not status.outcome:  # another coordinator continues the run
-            self._delivery.finish()
+            self._queue.finish()
             return
-        self._delivery.put([run_part(status)])
-        trouble = self._delivery.close(_CLOSE_TIMEOUT_S)
+        self._queue.put([run_part(status)])
+        trouble = self._queue.close(_CLOSE_TIMEOUT_S)
         self._report(f"{trouble}; the job was not affected" if trouble else "")
 
     # --- in the sending thread ----------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ def run_part(status: RunStatus) -> Part:
     last = max((each.settled_at or 0.0 for each in status.generations), default=0.0)
     since = min([status.now - spent.total_s, *(each.formed_at - each.spent.waiting_s for each in status.generations)])
     until = min(status.now, max(last, since + spent.total_s))
-    trouble = "" if status.outcome == "succeeded" else status.why
-    return Part(f"run {status.run_id}", "run", "", since, max(since, until), attributes, trouble=trouble)
+    error = "" if status.outcome == "succeeded" else status.why
+    return Part(f"run {status.run_id}", "run", "", since, max(since, until), attributes, error=error)
 
 
 def rendezvous_part(each: GenerationStatus) -> list[Part]:
@@ -229,8 +229,8 @@ def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> l
     if each.last_step >= 0:
         attributes |= {"tenax.first_step": each.first_step, "tenax.last_step": each.last_step}
     moments = tuple(_moment(failure) for failure in sorted(failures, key=_first_cause_first)[:_MAX_FAILURES])
-    trouble = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
-    parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, trouble)]
+    error = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
+    parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, error)]
     for name, since, until in (
         ("starting", each.formed_at, trains_since),
         ("training", trains_since, ended_at),
@@ -274,8 +274,7 @@ def _address(spec: str, env: Mapping[str, str]) -> str:
     address = otlp_address(written, "traces", env)
     if not address:
         raise ValueError(
-            "nothing says where to send it; write --trace otel:http://localhost:4318, or set "
-            "OTEL_EXPORTER_OTLP_ENDPOINT"
+            "no address to send to; use --trace otel:http://localhost:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT"
         )
     return address
 
@@ -290,4 +289,4 @@ def _check_installed() -> None:
         except ImportError:  # its parent package is missing too
             is_there = False
         if not is_there:
-            raise ImportError(f"it needs {name}, which is not installed: pip install 'tenax[otel]'", name=name)
+            raise ImportError(f"{name} is not installed; run: pip install 'tenax[otel]'", name=name)

@@ -52,8 +52,8 @@ class SpanSender:
         self._log_filter.reason = ""
         if self._exporter.export([self._span(part) for part in parts]) is not SpanExportResult.SUCCESS:
             what = "a span" if len(parts) == 1 else f"{len(parts)} spans"
-            why = _short(self._log_filter.reason) or "no reason was given"
-            raise NotSent(f"{what} did not reach {_host(self._address)}: {why}")
+            why = _short(self._log_filter.reason) or "unknown reason"
+            raise NotSent(f"could not send {what} to {_host(self._address)}: {why}")
 
     def close(self) -> None:
         self._exporter.shutdown()
@@ -63,7 +63,7 @@ class SpanSender:
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.trace.status import Status, StatusCode
 
-        status = Status(StatusCode.ERROR, part.trouble) if part.trouble else Status(StatusCode.OK)
+        status = Status(StatusCode.ERROR, part.error) if part.error else Status(StatusCode.OK)
         return ReadableSpan(
             part.name,
             context=self._context(part.path),
@@ -107,7 +107,7 @@ class _LogCapture(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reason = ""  # of the first record; later ones only say that the exporter gave up
+        self.reason = ""  # of the first record; later ones only report that the exporter gave up
         self._thread = threading.get_ident()
 
     def filter(self, record: logging.LogRecord) -> bool:

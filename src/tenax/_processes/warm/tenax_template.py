@@ -11,7 +11,7 @@ Four kinds of process run this file, each forked from the one before:
 No process outlives the keeper: root has a death signal, each child of root has its parent's, and a standby has the
 keeper's as soon as the forker is gone. A closed socket means the same.
 
-Messages from the keeper (``marshal`` in the frames of ``tenax._io.channel``), and replies:
+Messages from the keeper (``marshal`` in the frames of ``tenax._io.helper_channel``), and replies:
 
     prepare, modules, late names,    ready, seconds, names, {name: why it was left out}
       whether arguments differ
@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_HEADER = struct.Struct("<IB")  # as in tenax._io.channel
+_HEADER = struct.Struct("<IB")  # as in tenax._io.helper_channel
 _PR_SET_PDEATHSIG = 1
 _MARSHAL_VERSION = 2  # any Python 3 reads it
 _MAX_DESCRIPTORS = 250
@@ -401,7 +401,7 @@ def _set_process_name(name: bytes) -> None:
 
 
 class _Channel:
-    """One end of a ``tenax._io.channel``, blocking."""
+    """One end of a ``tenax._io.helper_channel``, blocking."""
 
     def __init__(self, number: int) -> None:
         self._sock = socket.socket(fileno=number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from tenax._view.goodput_text import duration_in_words, percent
+from tenax._view.goodput_text import format_duration, percent
 from tenax._view.html.page import text
 
 TYPE_CHECKING = False
@@ -32,13 +32,13 @@ def time_spent(spent: Spent) -> str:
     shares = [(kind, getattr(spent, f"{kind}_s")) for kind in KINDS]
     for kind, seconds in shares:
         width = 100 * seconds / total_s
-        title = f"{_MEANINGS.get(kind, kind)}: {duration_in_words(seconds)}, {percent(seconds, total_s)}"
+        title = f"{_MEANINGS.get(kind, kind)}: {format_duration(seconds)}, {percent(seconds, total_s)}"
         parts.append(_rect(left, width, 0, 26, kind, title))
         left += width
     label = "Time spent: " + "; ".join(f"{kind} {percent(seconds, total_s)}" for kind, seconds in shares if seconds > 0)
     items = "".join(
         f'<li><i style="background:var(--{kind})"></i>{_MEANINGS.get(kind, kind)} '
-        f'<b>{percent(seconds, total_s)}</b> <span class="muted">{duration_in_words(seconds)}</span></li>'
+        f'<b>{percent(seconds, total_s)}</b> <span class="muted">{format_duration(seconds)}</span></li>'
         for kind, seconds in shares
         if seconds > 0
     )
@@ -50,13 +50,13 @@ def strip(phases: Sequence[Phase], began_at: float, ended_at: float, failures: S
     span_s = max(ended_at - began_at, 1e-9)
     parts = []
     for since, until, kind in phases:
-        title = f"{_MEANINGS.get(kind, kind)}, {duration_in_words(until - since)}"
+        title = f"{_MEANINGS.get(kind, kind)}, {format_duration(until - since)}"
         parts.append(_rect(100 * (since - began_at) / span_s, 100 * (until - since) / span_s, 12, 24, kind, title))
     for at in failures:
         x = min(max(100 * (at - began_at) / span_s, 0), 100)
         parts.append(f'<text x="{x:.3f}%" y="10" text-anchor="middle" style="fill:var(--failed)">&#9660;</text>')
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        label_text = duration_in_words(share * span_s) if share else "0"
+        label_text = format_duration(share * span_s) if share else "0"
         parts.append(f'<text class="quiet" x="{100 * share:g}%" y="52" text-anchor="{anchor}">{label_text}</text>')
     return _svg(56, label, "".join(parts))
 
@@ -105,7 +105,7 @@ def _bin_name(index: int) -> str:
 
 
 def _short(seconds: float) -> str:
-    return f"{seconds:g} s" if 1 <= seconds < 60 else duration_in_words(seconds)
+    return f"{seconds:g} s" if 1 <= seconds < 60 else format_duration(seconds)
 
 
 def _rect(x: float, width: float, y: float, height: float, kind: str, title: str) -> str:

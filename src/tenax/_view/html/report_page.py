@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tenax._view.chrome_trace import phases_of
-from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
+from tenax._view.goodput_text import format_duration, format_goodput, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
-from tenax._view.time_text import moment_in_words
+from tenax._view.time_text import format_moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def report_page(summary: Summary, histories: Sequence[RunHistory], troubles: Seq
     count = len(summary.runs)
     title = f"{count} runs" if count != 1 else f"Run {summary.runs[0].run_id}"
     outcome = f" {html.badge(summary.runs[0].outcome)}" if count == 1 else ""
-    line = goodput_in_words(summary.goodput)
+    line = format_goodput(summary.goodput)
     parts = [
         f"<h1>{html.text(title)}{outcome}</h1>",
         f'<p class="muted">{html.text(_when(summary))}</p>',
@@ -52,7 +52,7 @@ def _when(summary: Summary) -> str:
         return "No journal could be read."
     first = min(run.began_at for run in summary.runs)
     last = max(run.began_at + run.duration_s for run in summary.runs)
-    return f"From {moment_in_words(first)} to {moment_in_words(last)}."
+    return f"From {format_moment(first)} to {format_moment(last)}."
 
 
 def _facts(summary: Summary) -> str:
@@ -61,12 +61,12 @@ def _facts(summary: Summary) -> str:
     spent = summary.goodput.spent
     if spent.total_s > 0:
         pairs += [
-            ("time", duration_in_words(spent.total_s)),
+            ("time", format_duration(spent.total_s)),
             ("training", percent(spent.training_s, spent.total_s)),
         ]
     pairs.append(("restarts", str(sum(run.restarts_used for run in summary.runs))))
     if summary.goodput.lost_steps:
-        pairs.append(("steps done again", f"{summary.goodput.lost_steps:,}"))
+        pairs.append(("steps repeated", f"{summary.goodput.lost_steps:,}"))
     return html.facts(pairs)
 
 
@@ -83,24 +83,24 @@ def _run(run: RunLine) -> list[list[str]]:
     """Return a row of figures and a row of text below it."""
     spent = run.goodput.spent if run.goodput is not None else None
     trained = percent(spent.training_s, spent.total_s) if spent is not None and spent.total_s > 0 else ""
-    lost = duration_in_words(spent.lost_s) if spent is not None and spent.lost_s > 0 else ""
+    lost = format_duration(spent.lost_s) if spent is not None and spent.lost_s > 0 else ""
     figures = [
         f'<th scope="row">{html.text(run.run_id)}</th>',
         f'<td class="n">{html.badge(run.outcome)}</td>',
-        html.cell(duration_in_words(run.duration_s)),
+        html.cell(format_duration(run.duration_s)),
         html.cell(trained),
         html.cell(lost),
         html.cell(run.restarts_used),
         html.cell(run.nodes),
         html.cell(run.workers),
-        html.cell(moment_in_words(run.began_at)),
+        html.cell(format_moment(run.began_at)),
     ]
     has_cause = run.outcome == "failed" and run.first_cause  # more specific than why the run ended
     lines = [run.why] if run.why and not has_cause else []
-    lines += [run.failure_in_words] if run.first_cause else []
+    lines += [run.failure_text] if run.first_cause else []
     lines += run.hangs[:_MAX_HANGS]
     lines += run.missing
-    lines.append(run.place_in_words)
+    lines.append(run.origin_text)
     below = "<br>".join(html.text(each) for each in lines)
     return [figures, [f'<td class="below" colspan="{len(figures)}"><div>{below}</div></td>']]
 
@@ -111,7 +111,7 @@ def _plots(summary: Summary) -> str:
         _figure("Hosts that fail often", _bars(summary.hosts, "failed", "Hosts with first causes of failures")),
         _figure(
             "Recovery: from the end of a generation that failed until all workers ran again",
-            plots.histogram(summary.recoveries_s, "stopping", _recoveries_in_words(summary)),
+            plots.histogram(summary.recoveries_s, "stopping", _format_recoveries(summary)),
         ),
         _figure("Time that was not training, by run", _not_training(summary)),
     ]
@@ -133,12 +133,12 @@ def _bars(counts: tuple[Count, ...], kind: str, label: str) -> str:
     return plots.bars(rows, kind, f"{label}: {values}")
 
 
-def _recoveries_in_words(summary: Summary) -> str:
+def _format_recoveries(summary: Summary) -> str:
     times = sorted(summary.recoveries_s)
     if not times:
         return ""
-    middle = duration_in_words(times[len(times) // 2])
-    return f"{len(times)} recoveries, half of them within {middle}, the longest {duration_in_words(times[-1])}"
+    middle = format_duration(times[len(times) // 2])
+    return f"{len(times)} recoveries, half of them within {middle}, the longest {format_duration(times[-1])}"
 
 
 def _not_training(summary: Summary) -> str:
@@ -148,7 +148,7 @@ def _not_training(summary: Summary) -> str:
             spent = run.goodput.spent
             seconds = spent.total_s - spent.training_s
             if seconds > 0:
-                rows.append((run.run_id, seconds, f"{duration_in_words(seconds)}, {percent(seconds, spent.total_s)}"))
+                rows.append((run.run_id, seconds, f"{format_duration(seconds)}, {percent(seconds, spent.total_s)}"))
     rows.sort(key=lambda each: -each[1])
     values = ", ".join(f"{name} {value}" for name, _, value in rows[:_MAX_BARS])
     return plots.bars(rows[:_MAX_BARS], "starting", f"Time that was not training: {values}")

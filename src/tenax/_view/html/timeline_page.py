@@ -6,11 +6,11 @@ import msgspec
 
 from tenax._view.chrome_trace import phases_of
 from tenax._view.failure_kind import exit_summary
-from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
+from tenax._view.goodput_text import format_duration, format_goodput, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
 from tenax._view.html.timeline_script import SCRIPT, STYLE
-from tenax._view.time_text import moment_in_words
+from tenax._view.time_text import format_moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def timeline_page(history: RunHistory) -> str:
         f"<p>{html.text(_sentence(history))}</p>" if history.why else "",
         f'<p class="muted">{html.text(_when(history))}</p>',
         f'<p class="muted">{html.text(_place(history))}</p>' if _place(history) else "",
-        html.notes((*history.missing, *(each.in_words for each in history.hangs[:_MAX_HANGS]))),
+        html.notes((*history.missing, *(each.text for each in history.hangs[:_MAX_HANGS]))),
         _facts(history),
         _spent(history),
         _lanes(history),
@@ -60,7 +60,7 @@ def _sentence(history: RunHistory) -> str:
 
 
 def _when(history: RunHistory) -> str:
-    return f"Began {moment_in_words(history.began_at)}, took {duration_in_words(history.duration_s)}."
+    return f"Began {format_moment(history.began_at)}, took {format_duration(history.duration_s)}."
 
 
 def _place(history: RunHistory) -> str:
@@ -68,7 +68,7 @@ def _place(history: RunHistory) -> str:
 
 
 def _facts(history: RunHistory) -> str:
-    pairs = [("duration", duration_in_words(history.duration_s))]
+    pairs = [("duration", format_duration(history.duration_s))]
     goodput = history.goodput
     if goodput is not None and goodput.spent.total_s > 0:
         pairs.append(("training", percent(goodput.spent.training_s, goodput.spent.total_s)))
@@ -80,14 +80,14 @@ def _facts(history: RunHistory) -> str:
         pairs.append(("restarts", f"{history.restarts_used} of {history.max_restarts}"))
     pairs.append(("failed workers", str(len(history.failures))))
     if goodput is not None and goodput.lost_steps:
-        pairs.append(("steps done again", f"{goodput.lost_steps:,}"))
+        pairs.append(("steps repeated", f"{goodput.lost_steps:,}"))
     return html.facts(pairs)
 
 
 def _spent(history: RunHistory) -> str:
     if history.goodput is None or not history.goodput.spent.total_s > 0:
         return ""
-    line = goodput_in_words(history.goodput)
+    line = format_goodput(history.goodput)
     phases = [(since, until, kind) for since, until, kind, _ in phases_of(history)]
     failures = [each.at for each in history.failures if not each.is_consequence][:200]
     label = f"The run from its beginning to its end: {len(history.generations)} generations"
@@ -114,7 +114,7 @@ def _lanes(history: RunHistory) -> str:
         '<button id="zoom-out" aria-label="zoom out">&#8722;</button><button id="zoom-all">everything</button>'
         f'<label{hidden}><input type="checkbox" id="with-workers"{checked}> workers</label>'
         '<span class="muted">Drag to move; Ctrl and the wheel, or + and &#8722;, to zoom.</span></div>'
-        f'{kept}<div id="lanes"></div><p id="said" class="muted" aria-live="polite"></p>'
+        f'{kept}<div id="lanes"></div><p id="description" class="muted" aria-live="polite"></p>'
         '<noscript><p class="note">Without JavaScript there are no lanes; the tables have the same.</p></noscript>'
         + html.data(encoded, "lanes-data")
     )
@@ -135,8 +135,8 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
         phases = [[kind, t(since), t(until), _doing(kind, number)] for since, until, kind, number in phases_of(history)]
         lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _failure_text(each)] for each in _causes(history)]})
     if history.hangs:
-        spans = [["lost", t(each.since), t(each.until), each.in_words] for each in history.hangs]
-        lanes.append({"n": "nothing moved", "s": spans})
+        spans = [["lost", t(each.since), t(each.until), each.text] for each in history.hangs]
+        lanes.append({"n": "no activity", "s": spans})
     failed = {(each.generation, each.rank): each for each in history.failures}
     for node in history.nodes:
         if len(lanes) >= _MAX_LANES:
@@ -184,7 +184,7 @@ def _worker(each: WorkerSpan, t: Any) -> list[Any]:
 
 
 def _after(history: RunHistory, at: float | None) -> str:
-    return "" if at is None else duration_in_words(at - history.began_at)
+    return "" if at is None else format_duration(at - history.began_at)
 
 
 def _generations(history: RunHistory) -> str:
@@ -198,14 +198,14 @@ def _generations(history: RunHistory) -> str:
 def _generation(history: RunHistory, each: GenerationStatus) -> list[str]:
     spent = each.spent
     steps = "" if each.last_step < 0 else f"{each.first_step:,} to {each.last_step:,}"
-    lost = f"{duration_in_words(spent.lost_s)}" if spent.lost_s > 0 else ""
+    lost = f"{format_duration(spent.lost_s)}" if spent.lost_s > 0 else ""
     return [
         html.cell(each.number),
         html.cell(_after(history, each.formed_at)),
         html.cell(each.nodes),
         html.cell(each.workers),
-        html.cell(duration_in_words(spent.starting_s)),
-        html.cell(duration_in_words(spent.training_s)),
+        html.cell(format_duration(spent.starting_s)),
+        html.cell(format_duration(spent.training_s)),
         html.cell(lost),
         html.cell(steps),
         html.cell(each.why, "text"),
@@ -239,7 +239,7 @@ def _failures(history: RunHistory) -> str:
 
 
 def _nodes(history: RunHistory) -> str:
-    heads = ("node", "host", "workers", "came after", "time at work", "left")
+    heads = ("node", "host", "workers", "joined after", "time running", "left")
     rows = [_node(history, each) for each in history.nodes[:_MAX_ROWS]]
     return f"<h2>Nodes</h2>{html.table('Nodes', heads, rows)}{_more(history.nodes)}"
 
@@ -256,7 +256,7 @@ def _node(history: RunHistory, each: NodeHistory) -> list[str]:
         html.cell(each.host),
         html.cell(each.slots),
         html.cell(_after(history, each.came_at)),
-        html.cell(duration_in_words(worked_s)),
+        html.cell(format_duration(worked_s)),
         html.cell(left, "text"),
     ]
 

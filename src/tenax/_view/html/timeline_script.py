@@ -12,14 +12,14 @@ STYLE = """
 .tools button:focus-visible { outline: 2px solid var(--focus); }
 #lanes { position: relative; max-height: 72vh; overflow-y: auto; border: 1px solid var(--line); border-radius: 8px; }
 #lanes canvas { position: sticky; top: 0; display: block; touch-action: pan-y; cursor: grab; }
-#said { min-height: 1.6em; }
+#description { min-height: 1.6em; }
 """
 
 SCRIPT = r"""
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("lanes-data").textContent);
-  const box = document.getElementById("lanes"), said = document.getElementById("said");
+  const box = document.getElementById("lanes"), description = document.getElementById("description");
   const withWorkers = document.getElementById("with-workers");
   const canvas = document.createElement("canvas"), spacer = document.createElement("div");
   const LANE = 22, AXIS = 24, LEAST = 0.0005;
@@ -27,10 +27,10 @@ SCRIPT = r"""
   canvas.tabIndex = 0;
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", "Lanes of the run, its nodes and workers. Arrow keys move, plus and minus zoom, " +
-    "zero shows everything. The tables below have the same in words.");
+    "zero shows everything. The tables below contain the same data as text.");
   box.append(canvas, spacer);
 
-  const inWords = (seconds) => {
+  const formatDuration = (seconds) => {
     if (seconds < 0.9995) return Math.round(seconds * 1000) + " ms";
     if (seconds < 9.95) return seconds.toFixed(1) + " s";
     if (seconds < 59.5) return Math.round(seconds) + " s";
@@ -64,11 +64,11 @@ SCRIPT = r"""
   const x = (t) => names + (t - from) / (to - from) * (width - names);
   const time = (px) => from + (px - names) / (width - names) * (to - from);
 
-  const cut = (pen, words, room) => {
-    if (pen.measureText(words).width <= room) return words;
-    let n = words.length;
-    while (n > 1 && pen.measureText(words.slice(0, n) + "…").width > room) n--;
-    return n > 1 ? words.slice(0, n) + "…" : "";
+  const cut = (pen, text, room) => {
+    if (pen.measureText(text).width <= room) return text;
+    let n = text.length;
+    while (n > 1 && pen.measureText(text.slice(0, n) + "…").width > room) n--;
+    return n > 1 ? text.slice(0, n) + "…" : "";
   };
   const drawAxis = (pen) => {
     const steps = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 43200,
@@ -84,12 +84,12 @@ SCRIPT = r"""
       pen.moveTo(x(t), AXIS);
       pen.lineTo(x(t), height);
       pen.stroke();
-      const words = t < step / 2 ? "0" : inWords(t), wide = pen.measureText(words).width;
-      pen.fillText(words, Math.max(names + 2, Math.min(x(t) - wide / 2, width - wide - 2)), AXIS / 2);
+      const text = t < step / 2 ? "0" : formatDuration(t), wide = pen.measureText(text).width;
+      pen.fillText(text, Math.max(names + 2, Math.min(x(t) - wide / 2, width - wide - 2)), AXIS / 2);
     }
   };
   const drawSpan = (pen, span, top) => {
-    const [kind, since, until, words] = span;
+    const [kind, since, until, text] = span;
     const left = Math.max(names, x(since)), right = Math.min(width, x(until));
     if (right < names || left > width) return;
     const room = Math.max(1, right - left);
@@ -109,7 +109,7 @@ SCRIPT = r"""
     }
     if (room > 34) {
       pen.fillStyle = colours["on-" + kind] || colours.fg;
-      pen.fillText(cut(pen, words, room - 10), left + 5, top + LANE / 2);
+      pen.fillText(cut(pen, text, room - 10), left + 5, top + LANE / 2);
     }
   };
   let waits = false;
@@ -160,33 +160,33 @@ SCRIPT = r"""
   const all = () => show(0, data.span);
 
   const under = (event) => {
-    const place = canvas.getBoundingClientRect();
-    const px = event.clientX - place.left, py = event.clientY - place.top;
+    const bounds = canvas.getBoundingClientRect();
+    const px = event.clientX - bounds.left, py = event.clientY - bounds.top;
     const lane = lanes[Math.floor((py - AXIS + box.scrollTop) / LANE)];
     if (!lane || py < AXIS || px < names) return "";
     const t = time(px), near = (to - from) / (width - names) * 6;
     const mark = (lane.f || []).find(([at]) => Math.abs(at - t) <= near);
-    if (mark) return lane.n + ", after " + inWords(mark[0]) + ": " + mark[1];
+    if (mark) return lane.n + ", after " + formatDuration(mark[0]) + ": " + mark[1];
     const span = lane.s.find(([, since, until]) => since <= t && t <= until) ||
       lane.s.find(([, since, until]) => since - near <= t && t <= until + near);
     if (!span) return "";
-    return lane.n + ": " + span[3] + ", after " + inWords(span[1]) + ", for " + inWords(span[2] - span[1]);
+    return lane.n + ": " + span[3] + ", after " + formatDuration(span[1]) + ", for " + formatDuration(span[2] - span[1]);
   };
   let held = null;
   canvas.addEventListener("pointerdown", (event) => {
     held = { px: event.clientX, from, to };
     canvas.setPointerCapture(event.pointerId);
     canvas.style.cursor = "grabbing";
-    said.textContent = under(event) || said.textContent;
+    description.textContent = under(event) || description.textContent;
   });
   canvas.addEventListener("pointermove", (event) => {
     if (held) {
       const by = (held.px - event.clientX) / (width - names) * (held.to - held.from);
       show(held.from + by, held.to + by);
     } else {
-      const words = under(event);
-      canvas.title = words;
-      if (words) said.textContent = words;
+      const text = under(event);
+      canvas.title = text;
+      if (text) description.textContent = text;
     }
   });
   for (const name of ["pointerup", "pointercancel"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from tenax._io.delivery import Delivery
+from tenax._io.background_queue import BackgroundQueue
 from tenax.events._recording import is_rendezvous_heard, present_traceback, record_rdzv_event
 from tenax.rendezvous._dynamic.changes import changes
 
@@ -29,7 +29,7 @@ class EventRecorder:
         self._host = host
         self._node_id = node_id
         self._who = f"{host} ({node_id[:8]})" if node_id else host
-        self._delivery: Delivery | None = None
+        self._queue: BackgroundQueue | None = None
 
     def record(
         self,
@@ -62,8 +62,8 @@ class EventRecorder:
 
     def close(self) -> None:
         """Wait briefly for the delivery of the last events. Another event reopens it."""
-        delivery, self._delivery = self._delivery, None
-        lost = delivery.close() if delivery is not None else ""
+        queue, self._queue = self._queue, None
+        lost = queue.close() if queue is not None else ""
         if lost:
             import warnings
 
@@ -83,9 +83,9 @@ class EventRecorder:
             rank=rank,
             error_trace=present_traceback() if state == FAILED else "",
         )
-        if self._delivery is None:
-            self._delivery = Delivery("a handler of rendezvous events", record_rdzv_event)
-        self._delivery.put(event)
+        if self._queue is None:
+            self._queue = BackgroundQueue("a handler of rendezvous events", record_rdzv_event)
+        self._queue.put(event)
 
 
 class _Errors:

@@ -1,4 +1,4 @@
-"""Delivery: calls third-party handlers, and isolates the agent from them.
+"""A queue whose items are passed to a handler in a background thread, so that the handler cannot affect the agent.
 
 A metric or event handler may raise, be slow, or never return. It is called in its own thread, with one item after the
 other in order. Items that do not fit into its queue are dropped. Every loss is counted and reported: the first problem
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_WAITING = 10_000
-PATIENCE_S = 2.0  # for the rest of the queue when a run is over
-_LONGEST_CALL_S = 10.0  # a longer call, with items in the queue, counts as hanging
+CLOSE_TIMEOUT_S = 2.0  # for the rest of the queue when a run is over
+_MAX_CALL_S = 10.0  # a longer call, with items in the queue, counts as hanging
 
 
-class Delivery:
+class BackgroundQueue:
     """One handler and its queue. Its daemon thread starts with the first item and does not delay the exit."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Delivery:
         self._has_ended = end is None
         self._ended_late = False
         self._last_error = ""
-        self._has_reported_trouble = False
+        self._has_reported = False
 
     def put(self, item: object) -> None:
         """Queue an item."""
@@ -62,16 +62,16 @@ class Delivery:
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._deliver, name=f"tenax: {self.name}", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"tenax: {self.name}", daemon=True)
             self._thread.start()
 
-    def first_trouble(self) -> str:
+    def first_problem(self) -> str:
         """Return a message about the first problem, once; otherwise "". Call it regularly."""
-        if self._has_reported_trouble:
+        if self._has_reported:
             return ""
-        trouble = self._trouble() or self._hanging()
-        self._has_reported_trouble = bool(trouble)
-        return f"{trouble}; the job is not affected" if trouble else ""
+        problem = self._losses() or self._hang()
+        self._has_reported = bool(problem)
+        return f"{problem}; the job is not affected" if problem else ""
 
     def finish(self) -> None:
         """Accept no more items. Does not wait."""
@@ -81,20 +81,20 @@ class Delivery:
                 self._start_thread()
             self._changed.notify()
 
-    def close(self, patience_s: float = PATIENCE_S) -> str:
-        """Wait up to ``patience_s`` for queued items. Return a message about losses, or ""."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> str:
+        """Wait up to ``timeout_s`` for queued items. Return a message about losses, or ""."""
         self.finish()
         if self._thread is not None:
-            self._thread.join(patience_s)
+            self._thread.join(timeout_s)
             with self._changed:
                 missed = len(self._waiting) + (self._call_began_at is not None)
                 self._waiting.clear()
                 self._call_began_at = None  # counted as missed even if the call still returns
                 self.dropped += missed
                 self._ended_late = not self._has_ended and not missed
-        return self._trouble()
+        return self._losses()
 
-    def _deliver(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
@@ -116,23 +116,22 @@ class Delivery:
             self.failed += 1
             self._last_error = _format_error(error)
 
-    def _trouble(self) -> str:
+    def _losses(self) -> str:
         parts = []
         if self.failed:
-            parts.append(f"failed {_times(self.failed)} (last with {self._last_error})")
+            parts.append(f"failed {_times(self.failed)} (last error: {self._last_error})")
         if self.dropped:
-            parts.append(f"was too slow and missed {self.dropped}")
+            parts.append(f"was too slow ({self.dropped} dropped)")
         if self._ended_late:
-            parts.append("did not end in time")
+            parts.append("did not close in time")
         return f"{self.name} {' and '.join(parts)}" if parts else ""
 
-    def _hanging(self) -> str:
+    def _hang(self) -> str:
         with self._changed:
             since, waiting = self._call_began_at, len(self._waiting)
-        if since is None or not waiting or (took_s := self._now() - since) < _LONGEST_CALL_S:
+        if since is None or not waiting or (took_s := self._now() - since) < _MAX_CALL_S:
             return ""
-        wait = "waits" if waiting == 1 else "wait"
-        return f"{self.name} has not returned from one call for {took_s:.0f} s while {waiting} more {wait}"
+        return f"{self.name} has not returned from a call for {took_s:.0f} s ({waiting} waiting)"
 
 
 def _times(count: int) -> str:

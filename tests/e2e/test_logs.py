@@ -1,4 +1,4 @@
-"""Logs: where every line goes, that it goes there once and whole, and that no device can hurt a worker."""
+"""Logs: where each line goes, once and complete, and that no device delays or fails a worker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 from kit.jobs import TENAX, Bench, is_alive, needs_root, small_disk, until
 
-OURS_ALONE = ("journal.", "coordinator.")  # files that torchrun has not
+OURS_ALONE = ("journal.", "coordinator.")  # files that torchrun does not write
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 
-SPEAKS = """
+PRINTS = """
     import sys
     from worker_kit import RANK
     print(f"out {RANK}", flush=True)
@@ -32,10 +32,10 @@ def tree(folder: Path) -> list[str]:
 # --- where lines go ---------------------------------------------------------------------------------------------------
 
 
-def test_the_layout_of_a_log_folder(bench: Bench) -> None:
-    """One folder per run, named after it; in it one per attempt and local rank, and the journal."""
+def test_a_log_folder_has_one_folder_per_run_attempt_and_local_rank(bench: Bench) -> None:
+    """And the journals."""
     done = bench.run(
-        "--nproc-per-node", "2", "--redirects", "3", "--rdzv-id", "job7", "--log-dir", "a/logs", bench.script(SPEAKS)
+        "--nproc-per-node", "2", "--redirects", "3", "--rdzv-id", "job7", "--log-dir", "a/logs", bench.script(PRINTS)
     )
     assert (done.code, done.out) == (0, ""), done
     run = bench.run_dir("a/logs")
@@ -44,19 +44,17 @@ def test_the_layout_of_a_log_folder(bench: Bench) -> None:
     times = [f"journal.times/attempt_0.{rank}.{stream}" for rank in (0, 1) for stream in ("stderr", "stdout")]
     assert tree(run) == [*files, "coordinator.jsonl", "journal.jsonl", *times]
     assert [(run / file).read_text() for file in files] == ["err 0\n", "out 0\n", "err 1\n", "out 1\n"]
-    assert any(str(run.relative_to(bench.home)) in line for line in done.said), "the console says where they are"
+    assert any(str(run.relative_to(bench.home)) in line for line in done.said), "the console shows the folder"
 
 
-def test_two_runs_share_a_log_folder(bench: Bench) -> None:
-    """The same name twice: neither touches the other's files."""
-    script = bench.script(SPEAKS)
+def test_two_runs_with_the_same_id_have_separate_folders(bench: Bench) -> None:
+    script = bench.script(PRINTS)
     for _ in range(2):
         assert bench.run("--redirects", "3", "--rdzv-id", "job7", "--log-dir", "logs", script).code == 0
     assert len(list((bench.home / "logs").iterdir())) == 2
 
 
-def test_an_earlier_attempts_files_stay(bench: Bench) -> None:
-    """A restart erases nothing."""
+def test_files_of_earlier_attempts_are_kept(bench: Bench) -> None:
     script = bench.script("from worker_kit import ATTEMPT; print('attempt', ATTEMPT); raise SystemExit(ATTEMPT < 2)")
     assert bench.run("--max-restarts", "2", "--redirects", "1", "--log-dir", "logs", script).code == 0
     run = bench.run_dir()
@@ -64,11 +62,10 @@ def test_an_earlier_attempts_files_stay(bench: Bench) -> None:
         assert (run / f"attempt_{attempt}/0/stdout.log").read_text() == f"attempt {attempt}\n"
 
 
-def test_maps_with_ranks_of_two_digits(bench: Bench) -> None:
-    """Twelve workers: '--redirects 10:1,11:3 --tee 9:2' means exactly that."""
+def test_redirects_and_tee_accept_ranks_of_two_digits(bench: Bench) -> None:
     done = bench.run(
         *("--nproc-per-node", "12", "--redirects", "10:1,11:3", "--tee", "9:2", "--log-dir", "logs"),
-        bench.script(SPEAKS),
+        bench.script(PRINTS),
     )
     assert done.code == 0
     run = bench.run_dir()
@@ -89,39 +86,37 @@ def test_maps_with_ranks_of_two_digits(bench: Bench) -> None:
     assert errors == {*(f"err {rank}" for rank in range(9)), "err 10", "[default9]:err 9"}
 
 
-def test_only_chosen_ranks_on_the_console(bench: Bench) -> None:
-    """'--local-ranks-filter' hides the others from the console, not from their files."""
+def test_the_local_ranks_filter_applies_to_the_console_not_to_files(bench: Bench) -> None:
     done = bench.run(
         *("--nproc-per-node", "3", "--tee", "3", "--local-ranks-filter", "0,2", "--log-dir", "logs"),
-        bench.script(SPEAKS),
+        bench.script(PRINTS),
     )
     assert sorted(done.out.splitlines()) == ["[default0]:out 0", "[default2]:out 2"]
     assert "err 1" not in done.err
     assert (bench.run_dir() / "attempt_0/1/stdout.log").read_text() == "out 1\n"
 
 
-def test_only_chosen_ranks_without_any_redirection(bench: Bench) -> None:
-    """Rank 0 alone on the console is what people want most: '--local-ranks-filter 0' is enough for it."""
-    done = bench.run("--nproc-per-node", "3", "--local-ranks-filter", "0", bench.script(SPEAKS))
+def test_the_local_ranks_filter_works_without_tee(bench: Bench) -> None:
+    done = bench.run("--nproc-per-node", "3", "--local-ranks-filter", "0", bench.script(PRINTS))
     assert (done.code, done.out) == (0, "out 0\n")
     assert "err 1" not in done.err
 
 
 @pytest.mark.skipif(not TORCHRUN.exists(), reason="needs torchrun")
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--tee", "0:1,1:3,3:3", "--redirects", "0:2,2:3", "--local-ranks-filter", "0,1,2"],
         ["--redirects", "1", "--role", "actor", "--local-ranks-filter", "1,3", "--duplicate-stderr-filters", "err 1"],
     ],
     ids=["maps", "one for all"],
 )
-def test_every_line_goes_where_torchrun_sends_it(bench: Bench, words: list[str]) -> None:
-    """The same words: the same files with the same lines, and the same lines on the console."""
-    script = bench.script(SPEAKS)
+def test_files_and_console_lines_equal_those_of_torchrun(bench: Bench, arguments: list[str]) -> None:
+    """With the same arguments."""
+    script = bench.script(PRINTS)
     found = []
     for program, log_dir in (([str(TORCHRUN)], "theirs"), ([*TENAX, "run"], "ours")):
-        command = ["--nproc-per-node", "4", *words, "--log-dir", log_dir, script]
+        command = ["--nproc-per-node", "4", *arguments, "--log-dir", log_dir, script]
         done = bench.run(*command, program=program, env={"OMP_NUM_THREADS": "1"}, timeout_s=60)
         assert done.code == 0, done
         run = bench.run_dir(log_dir)
@@ -132,8 +127,8 @@ def test_every_line_goes_where_torchrun_sends_it(bench: Bench, words: list[str])
     assert found[1] == found[0]
 
 
-def test_lines_with_a_word_are_copied(bench: Bench) -> None:
-    """'--duplicate-stdout-filters': matching lines of all teed workers, with their names, in one file."""
+def test_duplicate_filters_copy_matching_lines_of_all_workers(bench: Bench) -> None:
+    """With prefixes, into one file."""
     script = bench.script(
         """
         import sys
@@ -151,25 +146,24 @@ def test_lines_with_a_word_are_copied(bench: Bench) -> None:
     assert sorted(copies) == [f"[default{rank}]:{rank} {word}" for rank in range(2) for word in ("a,b", "loss=1")]
 
 
-def test_the_prefix_is_the_users_choice(bench: Bench) -> None:
-    """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, with torchrun's three names."""
+def test_the_prefix_template_is_used(bench: Bench) -> None:
+    """With torchrun's three names."""
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/${local_rank}> "}
-    done = bench.run("--role", "actor", "--tee", "1", bench.script(SPEAKS), env=template)
+    done = bench.run("--role", "actor", "--tee", "1", bench.script(PRINTS), env=template)
     assert done.out == "<actor 0/0> out 0\n"
 
 
-def test_nothing_is_kept_when_nothing_is_wanted(bench: Bench) -> None:
-    """'--log-dir /dev/null' leaves no file anywhere."""
-    done = bench.run("--log-dir", "/dev/null", bench.script(SPEAKS))
+def test_log_dir_dev_null_writes_no_file(bench: Bench) -> None:
+    done = bench.run("--log-dir", "/dev/null", bench.script(PRINTS))
     assert (done.code, done.out) == (0, "out 0\n"), done
     assert os.listdir(bench.home / "tmp") == []
 
 
-# --- whole, once, in order --------------------------------------------------------------------------------------------
+# --- complete, once, in order ----------------------------------------------------------------------------------------
 
 
-def test_every_line_once_whole_and_in_order(bench: Bench) -> None:
-    """Four workers, 20,000 lines each on one stream: each line once, whole, each worker's in order; files too."""
+def test_every_line_is_written_once_completely_and_in_order(bench: Bench) -> None:
+    """Four workers with 20,000 lines each, on the console and in files."""
     script = bench.script(
         "from worker_kit import *; flood(1, 20_000, lambda number: f'{number:05} ' + 'x' * (number % 97))"
     )
@@ -184,8 +178,8 @@ def test_every_line_once_whole_and_in_order(bench: Bench) -> None:
     assert len(lines) == 80_000
 
 
-def test_unfinished_and_unreadable_lines_are_kept(bench: Bench) -> None:
-    """A last line without its end, bytes that are no text, NUL, carriage returns: all of it, in the file as it was."""
+def test_incomplete_and_binary_lines_are_kept(bench: Bench) -> None:
+    """A last line without newline, invalid UTF-8, NUL and carriage returns are unchanged in the file."""
     script = bench.script(
         r"""
         import os
@@ -201,8 +195,8 @@ def test_unfinished_and_unreadable_lines_are_kept(bench: Bench) -> None:
     assert shown.endswith(b"[default0]:no end\n")
 
 
-def test_nothing_is_lost_when_a_worker_is_killed(bench: Bench) -> None:
-    """A worker prints a lot and is killed at once: its last line is in its file, on the console, in the report."""
+def test_no_line_is_lost_when_a_worker_is_killed(bench: Bench) -> None:
+    """Its last line is in its file, on the console and in the report."""
     script = bench.script(
         """
         import os, signal
@@ -218,9 +212,9 @@ def test_nothing_is_lost_when_a_worker_is_killed(bench: Bench) -> None:
     assert "line 19999" in done.report
 
 
-def test_plain_output_is_shown_as_it_is(bench: Bench) -> None:
-    """Without '--tee' nothing is added to a line, and stdout and stderr stay apart."""
-    done = bench.run("--nproc-per-node", "2", bench.script(SPEAKS))
+def test_without_tee_output_is_unchanged(bench: Bench) -> None:
+    """stdout and stderr stay separate."""
+    done = bench.run("--nproc-per-node", "2", bench.script(PRINTS))
     assert sorted(done.out.splitlines()) == ["out 0", "out 1"]
     assert {"err 0", "err 1"} <= set(done.err.splitlines())
 
@@ -235,10 +229,10 @@ PRINTS_A_LOT = """
 """
 
 
-def test_a_stuck_console_delays_neither_worker_nor_restart_nor_file(bench: Bench) -> None:
-    """Nobody reads the pipe behind stdout: workers print 20 MB, fail, are restarted and finish.
+def test_a_blocked_console_does_not_delay_workers_restarts_or_files(bench: Bench) -> None:
+    """No process reads the pipe at stdout, while workers print 20 MB, fail, are restarted and finish.
 
-    The files have every line, and what the console did not take is said.
+    The files have every line, and a message counts the lines that were not shown.
     """
     reader, writer = os.pipe()
     try:
@@ -258,8 +252,7 @@ def test_a_stuck_console_delays_neither_worker_nor_restart_nor_file(bench: Bench
         assert [line[:6] for line in lines] == [b"%06d" % number for number in range(300_000)]
 
 
-def test_a_console_that_is_stuck_everywhere_does_not_hold_the_end(bench: Bench) -> None:
-    """stdout and stderr are the same unread pipe: the job still ends, within seconds, with the worker's code."""
+def test_a_job_ends_although_stdout_and_stderr_are_blocked(bench: Bench) -> None:
     reader, writer = os.pipe()
     began = time.monotonic()
     try:
@@ -271,8 +264,8 @@ def test_a_console_that_is_stuck_everywhere_does_not_hold_the_end(bench: Bench) 
     assert time.monotonic() - began < 15
 
 
-def test_a_reader_that_leaves(bench: Bench) -> None:
-    """'tenax run … | head -1': the job goes on to its end."""
+def test_a_job_continues_when_the_reader_of_its_output_exits(bench: Bench) -> None:
+    """``| head -1``"""
     bench.script("from worker_kit import *; flood(1, 50_000, str); note('printed')")
     shell = f"{' '.join(TENAX)} run --log-dir logs --tee 1 train.py 2>err | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
@@ -283,9 +276,9 @@ def test_a_reader_that_leaves(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_closed_streams(bench: Bench, streams: str) -> None:
-    """Started without stdout, stderr or both, as some service managers do: the job runs, files are kept."""
-    script = bench.script(SPEAKS + "    assert open('/dev/null').fileno() > 2\n")
+def test_a_job_runs_with_closed_standard_streams(bench: Bench, streams: str) -> None:
+    """As some service managers start it; files are kept."""
+    script = bench.script(PRINTS + "    assert open('/dev/null').fileno() > 2\n")
     command = f'exec "$@" {streams}'
     done = bench.run(
         *("--nproc-per-node", "2", "--tee", "3", "--log-dir", "logs"),
@@ -300,23 +293,22 @@ def test_closed_streams(bench: Bench, streams: str) -> None:
         assert "the run succeeded" in done.err
 
 
-def test_a_console_on_a_full_device(bench: Bench) -> None:
-    """stdout is /dev/full: workers do not fail, and stderr says what was not shown and why."""
+def test_lines_that_cannot_be_shown_are_counted_on_stderr(bench: Bench) -> None:
+    """stdout is /dev/full."""
     with open("/dev/full", "wb") as full:
-        done = bench.run("--nproc-per-node", "2", bench.script(SPEAKS), stdout=full)
+        done = bench.run("--nproc-per-node", "2", bench.script(PRINTS), stdout=full)
     assert done.code == 0, done
     assert re.search(r"2 lines \(12 bytes\) were not shown: No space left on device", done.err), done
 
 
-def test_everything_on_a_full_device(bench: Bench) -> None:
-    """stdout and stderr are /dev/full: the exit code is all there is, and it is right."""
+def test_the_exit_code_is_right_if_no_stream_can_be_written(bench: Bench) -> None:
     with open("/dev/full", "wb") as full:
         assert bench.run(bench.script("raise SystemExit(6)"), stdout=full, stderr=full).code == 6
 
 
 @needs_root
-def test_a_full_disk_costs_lines_not_the_job(bench: Bench) -> None:
-    """1 MiB for the logs, 2 MB of output: no worker fails, and the loss is said once and counted at the end."""
+def test_a_full_disk_does_not_fail_the_job(bench: Bench) -> None:
+    """The loss is reported once, and counted at the end."""
     script = bench.script("from worker_kit import *; flood(1, 20_000, lambda number: f'{number:06} ' + 'x' * 92)")
     with small_disk(bench.home / "disk", "1m") as disk:
         done = bench.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(disk), script)
@@ -324,13 +316,12 @@ def test_a_full_disk_costs_lines_not_the_job(bench: Bench) -> None:
         sizes = [path.stat().st_size for path in disk.rglob("stdout.log")]
     assert sum("No space left on device" in line for line in done.said) == 2, done
     (missing,) = re.findall(r"tenax: (\d+) bytes are missing in ", done.err)
-    # What is in the files are whole blocks of output and, at most, one line that tells of the gap.
+    # The files contain whole blocks of output and at most one line about the gap.
     assert 4_000_000 - sum(sizes) <= int(missing) <= 4_000_000 - sum(sizes) + 1000
 
 
 @needs_root
-def test_a_disk_that_was_full_from_the_start(bench: Bench) -> None:
-    """Not even a folder can be made: the job runs without logs, and that is said."""
+def test_a_job_runs_without_logs_if_no_folder_can_be_created(bench: Bench) -> None:
     with small_disk(bench.home / "disk", "64k") as disk:
         with (disk / "fill").open("wb") as fill:
             fill.write(b"x" * (64 << 10))
@@ -339,8 +330,7 @@ def test_a_disk_that_was_full_from_the_start(bench: Bench) -> None:
     assert "No space left on device" in done.err
 
 
-def test_a_log_folder_that_vanishes(bench: Bench) -> None:
-    """Somebody removes the log folder while the job runs and restarts: the job goes on."""
+def test_a_job_continues_when_its_log_folder_is_removed(bench: Bench) -> None:
     script = bench.script(
         "from worker_kit import *; ready(); wait_for('go'); print('hello'); raise SystemExit(ATTEMPT == 0)"
     )
@@ -354,8 +344,8 @@ def test_a_log_folder_that_vanishes(bench: Bench) -> None:
     assert done.code == 0, done
 
 
-def test_a_worker_that_closes_its_streams(bench: Bench) -> None:
-    """A daemonising script closes everything: the job waits for the process, not for its pipes."""
+def test_a_worker_may_close_its_streams(bench: Bench) -> None:
+    """The job waits for the process, not for its pipes."""
     script = bench.script(
         "import os; from worker_kit import *; os.close(1); os.close(2); ready(); wait_for('go'); note('done')"
     )
@@ -366,14 +356,13 @@ def test_a_worker_that_closes_its_streams(bench: Bench) -> None:
     assert bench.noted("done")
 
 
-def test_output_of_descendants_is_kept_to_the_end(bench: Bench) -> None:
-    """A child that outlives its worker for a moment prints into the same log until it is ended."""
+def test_output_of_children_is_kept_until_they_are_stopped(bench: Bench) -> None:
     script = bench.script(
         """
         import os, signal
         from worker_kit import *
         if os.fork() == 0:
-            signal.signal(signal.SIGTERM, lambda *_: (print("last words of the child", flush=True), os._exit(0)))
+            signal.signal(signal.SIGTERM, lambda *_: (print("last line of the child", flush=True), os._exit(0)))
             note("child")
             while True:
                 signal.pause()
@@ -387,14 +376,14 @@ def test_output_of_descendants_is_kept_to_the_end(bench: Bench) -> None:
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
     log = bench.run_dir() / "attempt_0/0/stdout.log"
-    until(lambda: "last words of the child" in log.read_text(), "the child's last words", timeout_s=1)
+    until(lambda: "last line of the child" in log.read_text(), "the last line of the child", timeout_s=1)
 
 
-@pytest.mark.parametrize("words", [(), ("--tee", "3"), ("--tee", "3", "--redirects", "3")], ids=" ".join)
-def test_the_end_is_announced_below_all_output(bench: Bench, words: tuple[str, ...]) -> None:
-    """However late the log writer is: what workers wrote, also without a newline, stands above the last line."""
+@pytest.mark.parametrize("arguments", [(), ("--tee", "3"), ("--tee", "3", "--redirects", "3")], ids=" ".join)
+def test_the_final_message_comes_after_all_output(bench: Bench, arguments: tuple[str, ...]) -> None:
+    """Even if the log writer is late and the output has no newline."""
     script = bench.script("from worker_kit import *; ready(); wait_for('go', 0); print(f'rank {RANK} ends', end='')")
-    job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", *words, script, stderr=subprocess.STDOUT)
+    job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", *arguments, script, stderr=subprocess.STDOUT)
     pids = bench.pids(2)
     (log_writer,) = [pid for pid, command in bench.alive().items() if "tenax-logs" in command]
     os.kill(log_writer, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Guard: checks bytes before h11 parses them.
+"""Checks bytes before h11 parses them.
 
 h11's regular expressions take quadratic time for a long run of blanks (h11 0.16: 16 KB of spaces and a vertical tab
 cost 1.4 s as a header, 0.2 s as the first line of a chunk). The guard rejects such runs, also across pieces, so that
@@ -11,7 +11,7 @@ MAX_BLANKS = 128
 _RUN = b" " * (MAX_BLANKS + 1)
 
 
-class Guard:
+class H11Guard:
     """Checks the bytes of one message."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A run that a test tells: real machines hear it, and real journals are written of it."""
+"""A run that a test plays with real machines, which writes real journals."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from tenax._node.run_journal import RunHeader, RunJournal
 WALL = 1_700_000_000.0
 
 
-class ToldRun:
-    """A coordinator of ``count`` nodes with ``slots`` workers each, and its journal. The test says what time it is."""
+class RecordedRun:
+    """A coordinator of ``count`` nodes with ``slots`` workers each, and its journal. The test sets the time."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ToldRun:
         count: int = 1,
         slots: int = 2,
         max_restarts: int = 3,
-        least: int = 0,
+        min_nodes: int = 0,
         wall: float = WALL,
         name: str = "coordinator.jsonl",
         on_hang: str = "off",
@@ -62,7 +62,7 @@ class ToldRun:
         self.path = folder / name
         self.count, self.slots = count, slots
         self.settings = RunSettings(
-            run_id, least or count, count, max_restarts, last_call_s=0.0, on_hang=on_hang, hang_after_s=1.0
+            run_id, min_nodes or count, count, max_restarts, last_call_s=0.0, on_hang=on_hang, hang_after_s=1.0
         )
         self.machine = CoordinatorMachine(self.settings)
         self.journal = RunJournal(str(self.path))
@@ -76,19 +76,19 @@ class ToldRun:
 
     def step(self, event: object, at: float | None = None) -> None:
         self.at = self.at if at is None else at
-        says = self.machine.step(event, self.at)  # type: ignore[arg-type]
-        self.journal.run_step(self.at, event, says, self.machine.state)  # type: ignore[arg-type]
+        sent = self.machine.step(event, self.at)  # type: ignore[arg-type]
+        self.journal.run_step(self.at, event, sent, self.machine.state)  # type: ignore[arg-type]
 
-    def hear(self, node: int, message: FromNode, at: float | None = None) -> None:
+    def receive(self, node: int, message: FromNode, at: float | None = None) -> None:
         self.step(Received(f"n{node}", message), at)
 
     def join(self, node: int, at: float | None = None) -> None:
         info = NodeInfo(f"n{node}", f"node{node}", self.slots, min_nodes=self.settings.min_nodes, max_nodes=self.count)
-        self.hear(node, NodeJoined(info), at)
+        self.receive(node, NodeJoined(info), at)
 
     def ready(self, node: int, at: float | None = None) -> None:
         generation = self.machine.state.nodes[f"n{node}"].generation
-        self.hear(node, NodeReady(generation, f"node{node}", 1000 + node), at)
+        self.receive(node, NodeReady(generation, f"node{node}", 1000 + node), at)
 
     def all_join(self, at: float = 0.0) -> None:
         for node in range(self.count):
@@ -97,11 +97,11 @@ class ToldRun:
 
     def all_run(self, at: float) -> None:
         for node in self._members():
-            self.hear(node, WorkersRunning(self.generation, tuple(range(10, 10 + self.slots))), at)
+            self.receive(node, WorkersRunning(self.generation, tuple(range(10, 10 + self.slots))), at)
 
     def steps(self, node: int, first: int, last: int, since: float, at: float) -> None:
         workers = tuple(WorkerProgress(rank, first, last, since, at) for rank in range(self.slots))
-        self.hear(node, NodeProgress(self.generation, at, workers), at)
+        self.receive(node, NodeProgress(self.generation, at, workers), at)
 
     def fail(
         self,
@@ -111,58 +111,58 @@ class ToldRun:
         exit_code: int = 1,
         is_consequence: bool = False,
     ) -> None:
-        """A worker fails, everybody stops within a second and is ready again."""
+        """A worker fails; all nodes stop within a second and are ready again."""
         generation = self.generation
         part = self.machine.state.nodes[f"n{node}"].part
         assert part is not None
         kind = message.partition(":")[0]
         evidence = Evidence(kind, message, traceback=f"Traceback <b>\n{message}", is_consequence=is_consequence)
         failure = Failure(generation, 0, part.first_global_rank, 10, exit_code, at, evidence=evidence)
-        self.hear(node, FailureSeen(generation, failure.brief(), at), at)
+        self.receive(node, FailureSeen(generation, failure.brief(), at), at)
         for each in self._members():
             failures = (failure,) if each == node else ()
-            self.hear(each, NodeStopped(generation, at + 0.5, failures), at + 0.5)
+            self.receive(each, NodeStopped(generation, at + 0.5, failures), at + 0.5)
             self.ready(each, at + 1.0)
 
-    def lose(self, node: int, at: float, why: str = "its connection was closed") -> None:
+    def lose(self, node: int, at: float, why: str = "connection closed") -> None:
         self.step(NodeLost(f"n{node}", why), at)
 
     def drain(self, node: int, at: float) -> None:
-        self.hear(node, NodeDraining(self.generation, 30.0, "SIGTERM"), at)
-        self.hear(node, NodeLeft("SIGTERM"), at + 1)
+        self.receive(node, NodeDraining(self.generation, 30.0, "SIGTERM"), at)
+        self.receive(node, NodeLeft("SIGTERM"), at + 1)
 
     def interrupt(self, node: int, at: float) -> None:
-        """Ctrl-C: its agent ends its workers and leaves, and nobody is there to be told a verdict."""
-        why = "the agent was asked to stop"
-        self.hear(node, NodeDraining(self.generation, 30.0, why), at)
-        self.hear(node, NodeStopped(self.generation, at + 0.5), at + 0.5)
-        self.hear(node, NodeLeft(why))
+        """Ctrl-C: the agent stops its workers and leaves before there is a verdict."""
+        why = "its agent received SIGTERM"
+        self.receive(node, NodeDraining(self.generation, 30.0, why), at)
+        self.receive(node, NodeStopped(self.generation, at + 0.5), at + 0.5)
+        self.receive(node, NodeLeft(why))
 
     def hang(self, since: float, at: float) -> None:
-        """Nothing moves on any node since then, and at that time it is found where the workers are."""
+        """No node is active since ``since``; at ``at`` the nodes send the stacks of their workers."""
         for node in self._members():
-            self.hear(node, NodeQuiet(self.generation, at, since, "no step"), at)
+            self.receive(node, NodeQuiet(self.generation, at, since, "no step"), at)
         hang = self.machine.state.hang
         assert hang is not None
         for node in self._members():
             ranks = tuple(range(node * self.slots, (node + 1) * self.slots))
             frames = ("train.py:12 in load",) if node else ("train.py:40 in step",)
             locations = (StackLocation(ranks, frames, host=f"node{node}"),)
-            self.hear(node, StacksTaken(self.generation, hang.number, locations), at)
+            self.receive(node, StacksTaken(self.generation, hang.number, locations), at)
 
-    def move_again(self, node: int, at: float) -> None:
-        self.hear(node, NodeBusy(self.generation), at)
+    def resume(self, node: int, at: float) -> None:
+        self.receive(node, NodeBusy(self.generation), at)
 
     def stop_the_others(self, at: float) -> None:
         for node in self._members():
             if f"n{node}" in self.machine.state.unstopped:
-                self.hear(node, NodeStopped(self.generation, at), at)
+                self.receive(node, NodeStopped(self.generation, at), at)
                 self.ready(node)
 
     def succeed(self, at: float) -> None:
         generation = self.generation
         for node in self._members():
-            self.hear(node, NodeSucceeded(generation), at)
+            self.receive(node, NodeSucceeded(generation), at)
 
     def close(self) -> None:
         self.journal.close(self.at)
@@ -172,8 +172,8 @@ class ToldRun:
         return sorted(int(each[1:]) for each in state.members if each in state.nodes and each not in state.gone)
 
 
-class ToldAgent:
-    """One node's agent, and its journal."""
+class RecordedAgent:
+    """The agent of one node, and its journal."""
 
     def __init__(
         self, folder: Path, host: str = "node0", run_id: str = "job", slots: int = 2, wall: float = WALL
@@ -207,7 +207,7 @@ class ToldAgent:
         self.step(WorkerExited(generation, local_rank, exit_code), at)
 
     def interrupt(self, generation: int, at: float) -> None:
-        """Ctrl-C: its workers end, and so does it."""
+        """Ctrl-C: the agent stops its workers and exits."""
         self.step(SignalReceived(2), at)
         for rank in range(self.slots):
             self.exit(generation, rank, -2, at + 0.5)
@@ -221,5 +221,5 @@ class ToldAgent:
 
 
 def replaced(text: str, **fields: object) -> str:
-    """One line of a journal with other values."""
+    """Return a line of a journal with other values."""
     return msgspec.json.encode({**msgspec.json.decode(text), **fields}).decode()

@@ -1,4 +1,4 @@
-"""Channel: whole messages with their descriptors, never blocking, and a sure sign when the other end is gone."""
+"""Channel: complete messages with their descriptors, never blocking, and a reliable error when the peer is gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from kit.processes import descriptors, forks_with_threads, leaving_nothing
-from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_channel import Channel, ChannelClosed
 
 
 @pytest.fixture
@@ -24,22 +24,22 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         other.close()
 
 
-def heard(channel: Channel) -> list[tuple[object, ...]]:
+def received(channel: Channel) -> list[tuple[object, ...]]:
     return [message for message, _ in channel.receive()]
 
 
-def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
-    """Plain values of every kind come out as they went in, one message at a time."""
+def test_messages_arrive_complete_and_in_order(ends: tuple[Channel, Channel]) -> None:
+    """Plain values of every kind are received as they were sent."""
     ours, theirs = ends
     sent = [("start", 1, {"env": {"A": "ü", "B": "\udcff"}, "cpus": [0, 1]}), (b"\0\xff", 1.5, None, True, [])]
     for message in sent:
         ours.send(message)
-    assert heard(theirs) == sent
-    assert heard(theirs) == []
+    assert received(theirs) == sent
+    assert received(theirs) == []
 
 
-def test_a_message_larger_than_the_socket_waits_without_blocking(ends: tuple[Channel, Channel]) -> None:
-    """Nobody reads: send returns, the rest is queued and counted; it is sent when the peer reads."""
+def test_a_message_larger_than_the_socket_buffer_is_queued(ends: tuple[Channel, Channel]) -> None:
+    """If the peer does not read, send returns; the rest is queued, counted, and sent when the peer reads."""
     ours, theirs = ends
     big = bytes(5 << 20)
     ours.send((big,))
@@ -48,23 +48,23 @@ def test_a_message_larger_than_the_socket_waits_without_blocking(ends: tuple[Cha
     got: list[tuple[object, ...]] = []
     while not got:
         ours.flush()
-        got += heard(theirs)
+        got += received(theirs)
     assert got == [(big,)]
     assert not ours.wants_to_write
     assert ours.queued_bytes == 0
 
 
-def test_a_message_that_has_half_arrived_is_not_given_out(ends: tuple[Channel, Channel]) -> None:
-    """A message is whole or not there, wherever the stream happens to be cut."""
+def test_an_incomplete_message_is_not_returned(ends: tuple[Channel, Channel]) -> None:
+    """Wherever the stream is cut."""
     ours, theirs = ends
     packet = _packet(("hello", 1))
     raw = socket.socket(fileno=os.dup(ours.fileno()))
     for index in range(len(packet) - 1):
         raw.send(packet[index : index + 1])
-        assert heard(theirs) == []
+        assert received(theirs) == []
     raw.send(packet[-1:])
     raw.close()
-    assert heard(theirs) == [("hello", 1)]
+    assert received(theirs) == [("hello", 1)]
 
 
 def _packet(message: tuple[object, ...]) -> bytes:
@@ -76,8 +76,8 @@ def _packet(message: tuple[object, ...]) -> bytes:
     return data
 
 
-def test_descriptors_come_with_their_own_message(ends: tuple[Channel, Channel]) -> None:
-    """Each message brings its own descriptors, in order, however many messages are read at once."""
+def test_each_message_arrives_with_its_own_descriptors(ends: tuple[Channel, Channel]) -> None:
+    """In order, even if several messages are read at once."""
     ours, theirs = ends
     pipes = [os.pipe() for _ in range(6)]
     ours.send(("none",))
@@ -96,8 +96,8 @@ def test_descriptors_come_with_their_own_message(ends: tuple[Channel, Channel]) 
         os.close(writer)
 
 
-def test_descriptors_of_a_queued_message_are_kept_open(ends: tuple[Channel, Channel]) -> None:
-    """The sender may close its descriptor at once, also when the message still waits in the queue."""
+def test_descriptors_of_a_queued_message_stay_open(ends: tuple[Channel, Channel]) -> None:
+    """The sender may close its descriptor while the message is still queued."""
     ours, theirs = ends
     ours.send((bytes(2 << 20),))
     reader, writer = os.pipe()
@@ -113,8 +113,8 @@ def test_descriptors_of_a_queued_message_are_kept_open(ends: tuple[Channel, Chan
     os.close(reader)
 
 
-def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Channel, Channel]) -> None:
-    """The end of the stream is said after the last message, not instead of it."""
+def test_messages_sent_before_close_arrive(ends: tuple[Channel, Channel]) -> None:
+    """ChannelClosed is raised after the last message."""
     ours, theirs = ends
     ours.send(("last",))
     ours.close()
@@ -124,28 +124,28 @@ def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Channel, Channel
         next(messages)
 
 
-def test_sending_to_nobody_says_so(ends: tuple[Channel, Channel]) -> None:
-    """A peer that is gone is an exception of its own, not a signal and not an OSError."""
+def test_sending_to_a_closed_peer_raises_channel_closed(ends: tuple[Channel, Channel]) -> None:
+    """Neither SIGPIPE nor an OSError."""
     ours, theirs = ends
     theirs.close()
     with pytest.raises(ChannelClosed):
-        ours.send(("anyone?",))
+        ours.send(("lost",))
 
 
-def test_close_ends_the_stream_although_somebody_holds_a_copy(ends: tuple[Channel, Channel]) -> None:
-    """A copy of our end (in a process that was forked meanwhile) does not hide from the peer that we let go."""
+def test_close_ends_the_stream_even_if_a_copy_of_the_descriptor_is_open(ends: tuple[Channel, Channel]) -> None:
+    """A copy in a forked process does not hide the close from the peer."""
     ours, theirs = ends
     copy = os.dup(ours.fileno())
     ours.close()
-    assert select.select([theirs], [], [], 0)[0], "the peer waits for whoever holds the copy"
+    assert select.select([theirs], [], [], 0)[0], "the peer does not see the close"
     with pytest.raises(ChannelClosed):
-        heard(theirs)
+        received(theirs)
     os.close(copy)
 
 
 @pytest.mark.process
-def test_a_forked_process_holds_no_channel_of_its_parent(ends: tuple[Channel, Channel]) -> None:
-    """Else a helper would not notice the death of its agent while some child of the agent lives on."""
+def test_a_forked_process_inherits_no_channel(ends: tuple[Channel, Channel]) -> None:
+    """Otherwise a helper would not notice the death of its agent while a child of the agent lives."""
     ours, theirs = ends
     reader, writer = os.pipe()
     pid = os.fork()
@@ -158,14 +158,14 @@ def test_a_forked_process_holds_no_channel_of_its_parent(ends: tuple[Channel, Ch
     os.close(reader)
     os.close(writer)
     ours.send(("still here",))
-    assert heard(theirs) == [("still here",)]
+    assert received(theirs) == [("still here",)]
 
 
 @pytest.mark.process
 @forks_with_threads
-def test_a_fork_while_other_threads_open_channels_is_harmless() -> None:
-    """Forking closes copies only: channels that other threads of the parent open and close go on working."""
-    wrong: list[object] = []
+def test_a_fork_does_not_affect_channels_of_other_threads() -> None:
+    """Forking closes only the copies in the child."""
+    errors: list[object] = []
     stop = threading.Event()
 
     def use_channels() -> None:
@@ -173,8 +173,8 @@ def test_a_fork_while_other_threads_open_channels_is_harmless() -> None:
             ours, raw = Channel.pair()
             theirs = Channel(raw)
             ours.send(("ping",))
-            if heard(theirs) != [("ping",)]:
-                wrong.append("lost")
+            if received(theirs) != [("ping",)]:
+                errors.append("lost")
             ours.close()
             theirs.close()
 
@@ -186,51 +186,51 @@ def test_a_fork_while_other_threads_open_channels_is_harmless() -> None:
             pid = os.fork()
             if pid == 0:
                 os._exit(0)
-            wrong += [status] if (status := os.waitpid(pid, 0)[1]) else []
+            errors += [status] if (status := os.waitpid(pid, 0)[1]) else []
         stop.set()
         for thread in threads:
             thread.join()
-    assert wrong == []
+    assert errors == []
 
 
-def test_close_forgets_what_nobody_took(ends: tuple[Channel, Channel]) -> None:
-    """Descriptors that wait in a queue on either side are closed with the channel, and closing twice is allowed."""
+def test_close_closes_queued_and_received_descriptors(ends: tuple[Channel, Channel]) -> None:
+    """On both sides. Closing twice is allowed."""
     ours, theirs = ends
     reader, writer = os.pipe()
     ours.send((bytes(2 << 20),))
     ours.send(("queued",), [writer])
     theirs.send(("arrived",), [writer])
-    messages = ours.receive()  # a generator: nothing is taken yet
+    messages = ours.receive()  # a generator: nothing is received yet
     ours.close()
     ours.close()
     messages.close()
     os.close(writer)
     theirs.close()
-    assert os.read(reader, 1) == b"", "somebody still holds the write end"
+    assert os.read(reader, 1) == b"", "the write end is still open"
     os.close(reader)
 
 
-def test_too_many_descriptors_are_refused_in_words(ends: tuple[Channel, Channel]) -> None:
-    """A message can carry a bounded number of descriptors; more is a mistake that is named, and nothing is sent."""
+def test_too_many_descriptors_raise_a_value_error(ends: tuple[Channel, Channel]) -> None:
+    """And nothing is sent."""
     ours, theirs = ends
     with pytest.raises(ValueError, match="at most"):
         ours.send(("too many",), [0] * 251)
     assert not ours.wants_to_write
-    assert heard(theirs) == []
-    ours.send(("as many as allowed",), [0] * 250)
+    assert received(theirs) == []
+    ours.send(("the maximum",), [0] * 250)
     ((message, fds),) = theirs.receive()
-    assert message == ("as many as allowed",)
+    assert message == ("the maximum",)
     assert len(fds) == 250
     for descriptor in fds:
         os.close(descriptor)
 
 
 @pytest.mark.process
-def test_lost_descriptors_are_not_mistaken_for_others() -> None:
-    """A receiver that may open no more files is told so, rather than given another message's descriptors."""
+def test_lost_descriptors_close_the_channel() -> None:
+    """A receiver without free descriptors gets an error, not another message's descriptors."""
     code = """
     import os, resource, sys
-    from tenax._io.channel import Channel, ChannelClosed
+    from tenax._io.helper_channel import Channel, ChannelClosed
     ours, theirs = Channel.pair()
     other = Channel(theirs)
     ours.send(("first",), [1, 1, 1])

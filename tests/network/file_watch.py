@@ -1,4 +1,4 @@
-"""Changes: wakes when a file in a folder grows, appears or goes, or when a process ends. Nothing here polls."""
+"""Waits until a file in a folder watch, appears or is removed, or a process exits. Does not poll."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0  # for what must happen on any machine, however busy
+PATIENCE_S = 30.0  # also on a busy machine
 _MODIFIED, _MOVED_FROM, _MOVED_TO, _CREATED, _DELETED = 0x2, 0x40, 0x80, 0x100, 0x200
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Changes:
+class FileWatch:
     def __init__(self, folders: Iterable[Path], pids: Iterable[int] = ()) -> None:
         self._inotify = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._inotify < 0:
@@ -34,20 +34,20 @@ class Changes:
             try:
                 self._processes.append(os.pidfd_open(pid))
             except ProcessLookupError:
-                continue  # it has ended before, which is no change
+                continue  # it had exited before, so nothing watch
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether something changed since the last time (or the beginning) before the time was up."""
+        """Return True if something changed since the last call, False on a timeout."""
         ready, _, _ = select.select([self._inotify, *self._processes], [], [], max(0.0, timeout_s))
         for handle in ready:
             if handle == self._inotify:
                 os.read(handle, 1 << 16)
-            else:  # a process ends once
+            else:  # a process exits once
                 self._processes.remove(handle)
                 os.close(handle)
         return bool(ready)
 
-    def __enter__(self) -> Changes:
+    def __enter__(self) -> FileWatch:
         return self
 
     def __exit__(
@@ -58,19 +58,19 @@ class Changes:
 
 
 def until(
-    fact: Callable[[], T],
+    condition: Callable[[], T],
     what: str | Callable[[], str],
     folders: Iterable[Path],
     pids: Iterable[int] = (),
     timeout_s: float = PATIENCE_S,
 ) -> T:
-    """Wait for a fact that is told by files in these folders or by the end of these processes, and return it.
+    """Wait until the condition is true, and return its value. Fails the test on a timeout.
 
-    Looks again after each change. Fails in words when it does not come in time.
+    It is checked again when a file in these folders watch or one of these processes exits.
     """
     deadline = time.monotonic() + timeout_s
-    with Changes(folders, pids) as changes:
-        while not (found := fact()):
-            if not changes.wait(deadline - time.monotonic()):
-                pytest.fail(f"waited {timeout_s:g} s in vain: {what if isinstance(what, str) else what()}")
+    with FileWatch(folders, pids) as watch:
+        while not (found := condition()):
+            if not watch.wait(deadline - time.monotonic()):
+                pytest.fail(f"timed out after {timeout_s:g} s: {what if isinstance(what, str) else what()}")
     return found

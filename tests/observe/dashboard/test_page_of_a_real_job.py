@@ -1,4 +1,4 @@
-"""The page of a real job: two nodes, real workers, a real browser."""
+"""The dashboard of a real job: two nodes, real workers, a real browser."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _SCRIPT = """
 
 
 class Job:
-    """Two agents, with the page on whichever of them serves the coordinator."""
+    """Two agents; the one that serves the coordinator serves the page."""
 
     def __init__(self, bench: Bench, *flags: str) -> None:
         self.bench = bench
         script = bench.script(_SCRIPT)
         host = own_address()
-        words = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"{host}:29400", "--rdzv-id", "job"]
-        words += ["--max-restarts", "2", "--dashboard", f"{host}:0", *flags, script]
-        self.agents = [bench.start(*words) for _ in range(2)]
+        arguments = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"{host}:29400", "--rdzv-id", "job"]
+        arguments += ["--max-restarts", "2", "--dashboard", f"{host}:0", *flags, script]
+        self.agents = [bench.start(*arguments) for _ in range(2)]
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         return "".join(agent.err for agent in self.agents)
 
     def link(self) -> str:
-        found = until(lambda: re.search(r"dashboard: (http\S+)", self.said()), "the link")
+        found = until(lambda: re.search(r"dashboard: (http\S+)", self.stderr()), "the link")
         return found[1]
 
     def finish(self, attempt: int = 0) -> None:
@@ -51,8 +51,8 @@ class Job:
             assert done.code == 0, done
 
 
-def test_a_worker_that_is_killed_is_seen_within_a_second(bench: Bench, page: Page) -> None:
-    """The failure, its generation and the next one: within 1 s of the moment at which the coordinator knew."""
+def test_a_killed_worker_is_shown_within_a_second(bench: Bench, page: Page) -> None:
+    """The failure and the next generation, within 1 s after the coordinator detected it."""
     job = Job(bench)
     page.open(job.link())
     pids = bench.pids(4)
@@ -76,14 +76,14 @@ def test_a_worker_that_is_killed_is_seen_within_a_second(bench: Bench, page: Pag
     assert max(late) < 1.0 + seen[1]
     assert second < 1.0 + seen[1]
     job.finish(attempt=1)
-    page.until_text("connection", "the run is over")
-    assert "it succeeded" in page.text("notice")
+    page.until_text("connection", "run ended")
+    assert "The run succeeded." in page.text("notice")
     assert page.text("phase") == "✓ succeeded"
-    assert page.complaints() == []
+    assert page.browser_errors() == []
 
 
-def test_a_worker_s_own_lines_are_read_on_the_page(bench: Bench, page: Page) -> None:
-    """From the node that does not serve the page, too."""
+def test_the_log_of_a_worker_is_shown(bench: Bench, page: Page) -> None:
+    """Also of the node that does not serve the page."""
     job = Job(bench)
     page.open(job.link())
     bench.pids(4)
@@ -96,8 +96,8 @@ def test_a_worker_s_own_lines_are_read_on_the_page(bench: Bench, page: Page) -> 
     job.finish()
 
 
-def test_a_job_is_restarted_from_the_page(bench: Bench, page: Page) -> None:
-    """The workers of the next generation are others; no restart is used."""
+def test_a_job_can_be_restarted_from_the_page(bench: Bench, page: Page) -> None:
+    """The next generation has new workers; no restart is used."""
     job = Job(bench)
     page.open(job.link())
     first = bench.pids(4)
@@ -113,10 +113,10 @@ def test_a_job_is_restarted_from_the_page(bench: Bench, page: Page) -> None:
     job.finish()
 
 
-def test_a_browser_that_is_killed_is_no_trouble(bench: Bench, tmp_path_factory: Any) -> None:
-    """In the middle of a stream: the job goes on, and says nothing about it."""
-    job = Job(bench)
+def test_a_killed_browser_does_not_affect_the_job(bench: Bench, tmp_path_factory: Any) -> None:
+    """During a stream: the job prints nothing about it."""
     driver = start_browser(str(tmp_path_factory.mktemp("browser")))
+    job = Job(bench)
     try:
         Page(driver).open(job.link())
         bench.pids(4)
@@ -125,7 +125,7 @@ def test_a_browser_that_is_killed_is_no_trouble(bench: Bench, tmp_path_factory: 
     finally:
         driver.quit()
     job.finish()
-    assert job.said().count("page") == 1, job.said()
+    assert job.stderr().count("dashboard") == 1, job.stderr()
 
 
 def _children(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Metrics and events of a real job: where the command line sends them, and what becomes of a bad destination."""
+"""Metrics and events of a real job: written to the destinations of the command line; a bad destination is rejected."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_restart_as_events_and_metrics_in_files(bench: Bench) -> None:
+def test_a_restart_is_written_as_events_and_metrics(bench: Bench) -> None:
     done = bench.run(
         *("--nproc-per-node", "2", "--max-restarts", "1"),
         *("--event-log-handler", "jsonl:events.jsonl", "--metrics", "jsonl:metrics.jsonl"),
         bench.script(FAILS_ONCE),
     )
     assert done.code == 0, done
-    told = [(event["name"].rpartition(".")[2], event["source"]) for event in lines(bench.home / "events.jsonl")]
-    assert told[:4] == [("RENDEZVOUS", "AGENT"), ("ASSIGN_WORKER_RANKS", "AGENT"), *[("START", "WORKER")] * 2]
-    assert sorted(told[4:6]) == [("FAILED", "WORKER"), ("TERMINATED", "WORKER")]
-    assert told[6:10] == told[:4]
-    assert told[10:] == [*[("SUCCEEDED", "WORKER")] * 2, ("SUCCEEDED", "AGENT")]
+    written = [(event["name"].rpartition(".")[2], event["source"]) for event in lines(bench.home / "events.jsonl")]
+    assert written[:4] == [("RENDEZVOUS", "AGENT"), ("ASSIGN_WORKER_RANKS", "AGENT"), *[("START", "WORKER")] * 2]
+    assert sorted(written[4:6]) == [("FAILED", "WORKER"), ("TERMINATED", "WORKER")]
+    assert written[6:10] == written[:4]
+    assert written[10:] == [*[("SUCCEEDED", "WORKER")] * 2, ("SUCCEEDED", "AGENT")]
     values = {metric["name"]: metric["value"] for metric in lines(bench.home / "metrics.jsonl")}
     assert values["workers.default.run_success_with_retries"] == 1
     assert values["generation"] == 2
     assert values["recovery_ms"] > 0
 
 
-def test_events_on_the_console_stand_among_the_job_s_own_lines(bench: Bench) -> None:
+def test_events_on_the_console_go_to_stderr(bench: Bench) -> None:
     done = bench.run("--event-log-handler", "console", bench.script("print('hello')"))
     assert done.code == 0, done
     assert done.out == "hello\n"
     assert '"name": "torchelastic.worker.status.START"' in done.err
 
 
-def test_prometheus_reads_a_job_while_it_runs(bench: Bench) -> None:
-    place = own_endpoint()
+def test_prometheus_reads_metrics_of_a_running_job(bench: Bench) -> None:
+    endpoint = own_endpoint()
     job = bench.start(
-        "--metrics", f"prometheus:{place}", bench.script("import worker_kit as kit\nkit.ready()\nkit.wait_for('go')")
+        "--metrics", f"prometheus:{endpoint}", bench.script("import worker_kit as kit\nkit.ready()\nkit.wait_for('go')")
     )
     bench.pids(1)
 
     def page() -> str:
-        with urllib.request.urlopen(f"http://{place}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=5) as answer:
             return answer.read().decode()
 
     found = until(lambda: re.search(r"^tenax_generation\S* 1(\.0)?$", page(), re.MULTILINE), "tenax_generation 1")
@@ -67,28 +67,27 @@ def test_prometheus_reads_a_job_while_it_runs(bench: Bench) -> None:
     assert job.wait().code == 0
 
 
-def test_a_handler_that_nobody_knows_is_refused(bench: Bench) -> None:
+def test_an_unknown_handler_is_rejected(bench: Bench) -> None:
     for flag, kind in (("--event-log-handler", "event handler"), ("--metrics", "metric handler")):
         done = bench.run(flag, "cloudwatch", bench.script("print('never')"))
         assert (done.code, done.out) == (2, "")
-        assert done.err.startswith(f"tenax run: there is no {kind} 'cloudwatch'; known are console, ")
+        assert done.err.startswith(f"tenax run: unknown {kind} 'cloudwatch'; known: console, ")
 
 
-def test_a_file_that_cannot_be_written_is_refused(bench: Bench) -> None:
+def test_an_unwritable_file_is_rejected(bench: Bench) -> None:
     done = bench.run("--metrics", "jsonl:no/such/folder/m.jsonl", bench.script("print('never')"))
     assert (done.code, done.out) == (2, "")
     assert "no/such/folder/m.jsonl" in done.err
 
 
-def test_what_nobody_listens_to_is_not_even_imported(bench: Bench) -> None:
-    """A job without handlers pays nothing for them: neither package, nor threads."""
+def test_without_handlers_their_packages_are_not_imported(bench: Bench) -> None:
     done = bench.run(bench.script("print('hi')"), env={"PYTHONPROFILEIMPORTTIME": "1"}, timeout_s=60)
     assert done.code == 0
     assert "tenax._node.sinks" in done.err
     for module in (
         "tenax.events",
         "tenax.metrics",
-        "tenax._io.delivery",
+        "tenax._io.background_queue",
         "tenax.timer",
         "tenax._observe.health.",
         "tenax.compat",

@@ -1,4 +1,4 @@
-"""Judgement: alive is the agent, ready are its workers. No clock, no sockets."""
+"""The verdicts: the agent is alive, its workers are ready. No clock, no sockets."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from tenax._observe.health.verdict import Signs, details, has_running_workers, l
 
 
 @pytest.mark.parametrize("source", ["loop_age_s", "callback_age_s"])
-def test_whatever_should_make_progress_must(source: str) -> None:
-    """Each source is enough to be not alive, when it is older than the timeout; a missing one accuses nobody."""
+def test_missing_progress_is_not_alive(source: str) -> None:
+    """One source older than the timeout is enough; an unknown one does not count."""
     assert liveness(Signs(**{source: 60.0}), 60).is_good  # type: ignore[arg-type]
     judged = liveness(Signs(**{source: 61.0}), 60)  # type: ignore[arg-type]
     assert not judged.is_good
-    assert "61 s; 60 s are allowed" in judged.why
+    assert "61 s (limit 60 s)" in judged.why
 
 
-def test_the_watchdog_is_told_and_not_judged() -> None:
-    """It hears of the workers' timers; a job that uses none for an hour is alive."""
+def test_the_age_of_the_watchdog_is_shown_but_not_judged() -> None:
+    """A job that uses no timers for an hour is alive."""
     signs = Signs(watchdog_age_s=3600.0)
     assert liveness(signs, 60).is_good
     assert details(liveness(signs, 60), signs, 60)["seconds_since_watchdog_progress"] == 3600
 
 
-def test_nothing_known_is_alive() -> None:
+def test_an_agent_without_known_progress_is_alive() -> None:
     assert liveness(Signs(), 60).is_good
     assert readiness(Signs(), 60).is_good
 
 
-def test_trouble_is_stronger_than_progress() -> None:
+def test_trouble_has_priority_over_progress() -> None:
     judged = liveness(Signs(loop_age_s=0.0, trouble="GPU 3: the node must be rebooted"), 60)
     assert (judged.is_good, judged.why) == (False, "GPU 3: the node must be rebooted")
 
 
-def test_ready_needs_workers_and_life() -> None:
-    """Not ready while it waits, ready when they run, not when it is stuck."""
+def test_ready_requires_running_workers_and_a_live_agent() -> None:
+    """Not ready while it waits, ready when they run, not ready when the agent is stuck."""
     assert not readiness(Signs(phase="joining"), 60).is_good
     running = Signs(phase="running", is_ready=True, loop_age_s=1.0)
     assert readiness(running, 60).why == "ready: running"
     assert not readiness(msgspec.structs.replace(running, loop_age_s=61.0), 60).is_good
 
 
-def test_details_say_nothing_else() -> None:
-    """The list of what a stranger can learn."""
+def test_details_contain_nothing_else() -> None:
+    """All that an unauthenticated peer can read."""
     signs = Signs("running", 3, True, 0.12345, "", None, 5.0)
     assert details(liveness(signs, 60), signs, 60) == {
         "ok": True,
@@ -61,8 +61,8 @@ def test_details_say_nothing_else() -> None:
     }
 
 
-def test_an_agent_is_ready_when_all_workers_have_started_or_need_not_any_more() -> None:
-    """In no other phase, and not while one of them is still being started."""
+def test_an_agent_is_ready_when_all_workers_have_started_or_the_run_is_over() -> None:
+    """In no other phase, and not while a worker is being started."""
     state = AgentState(AgentSettings(run_id="r", role="default", local_world_size=2, max_restarts=0))
     state.workers = {0: WorkerRecord(0, WorkerPhase.RUNNING), 1: WorkerRecord(1, WorkerPhase.RUNNING)}
     ready = set()
@@ -84,8 +84,8 @@ class Clock:
         return self.now
 
 
-def test_a_beat_ages_and_waiting_does_not() -> None:
-    """From the first beat on, the next is expected; while the agent waits in somebody else's code, none is."""
+def test_beats_are_expected_except_while_waiting() -> None:
+    """From the first beat on; but not while the agent waits in third-party code."""
     clock = Clock()
     signs = AgentLiveness(clock)
     signs.begin()
@@ -102,22 +102,22 @@ def test_a_beat_ages_and_waiting_does_not() -> None:
     assert signs.read() == Signs("starting", 0, False, 0.0)
 
 
-def test_the_watchdog_is_asked_every_time() -> None:
-    """It speaks in seconds since the epoch; one that has not begun says nothing."""
+def test_the_watchdog_is_read_every_time() -> None:
+    """It returns seconds since the epoch, or None before its first contact."""
     signs = AgentLiveness()
-    said: list[float | None] = [None]
-    signs.ask_watchdog(lambda: said[0])
+    last_contact: list[float | None] = [None]
+    signs.ask_watchdog(lambda: last_contact[0])
     assert signs.read().watchdog_age_s is None
-    said[0] = 0.0
+    last_contact[0] = 0.0
     assert (signs.read().watchdog_age_s or 0) > 1e9
 
 
-def test_the_port_is_a_port() -> None:
-    """Unset or empty: none. Anything but a port is refused in a sentence."""
+def test_the_port_is_checked() -> None:
+    """Unset or empty: none. Anything but a port is rejected with a message."""
     name = "TORCHELASTIC_HEALTH_CHECK_PORT"
     assert health_check_port({}) is None
     assert health_check_port({name: " "}) is None
     assert [health_check_port({name: text}) for text in ("0", "8080", " 65535 ")] == [0, 8080, 65535]
     for wrong in ("x", "-1", "65536", "80.0", "٣", "1e3"):
-        with pytest.raises(ValueError, match=f"{name} is .*; expected the number of a port from 0 to 65535"):
+        with pytest.raises(ValueError, match=f"{name} is .*; expected a port from 0 to 65535"):
             health_check_port({name: wrong})

@@ -1,4 +1,4 @@
-"""What the kernel counts of a real process and its children."""
+"""The kernel's counters of a real process and its children."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ for line in sys.stdin:
 """
 
 
-def test_it_counts_what_a_worker_and_its_children_do() -> None:
-    """Nothing while they wait; bytes and calls when one writes; and a death below is seen."""
+def test_counters_cover_a_worker_and_its_children() -> None:
+    """They stay equal while both wait, and increase when one writes; a stopped or exited process is detected."""
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -39,7 +39,7 @@ def test_it_counts_what_a_worker_and_its_children_do() -> None:
         assert again is not None
         assert again.threads is not None
         assert {process.pid, child} <= again.threads.keys()
-        for count in (b"5000\n", b"0\n"):  # a line can be read before the kernel has counted its bytes; not two
+        for count in (b"5000\n", b"0\n"):  # a line can be read before the kernel has counted its bytes, two cannot
             process.stdin.write(count)
             process.stdin.flush()
             process.stdout.readline()
@@ -47,7 +47,7 @@ def test_it_counts_what_a_worker_and_its_children_do() -> None:
         assert after is not None
         assert after.written_bytes - first.written_bytes in (5001, 5002)
         assert after.calls > first.calls
-        assert after.threads is None, "it has moved: nobody looks at its threads"
+        assert after.threads is None, "threads are not read after activity"
         os.kill(child, signal.SIGKILL)
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)

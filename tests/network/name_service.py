@@ -1,4 +1,4 @@
-"""How a host finds names: the files of /etc that decide it, and a name server that takes its time."""
+"""The name service of a host: its files in /etc, and a slow name server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Literal
 
 Dns = Literal["hosts", "dead", "silent", "slow"]
-"""``hosts``: every host of the lab is in /etc/hosts. In the others the file knows localhost only, and a name server is
-asked: ``dead`` refuses at once, ``silent`` never answers (the resolver gives up after 10 s), ``slow`` answers rightly,
-but late."""
+"""``hosts``: every host of the lab is in /etc/hosts. Otherwise only localhost is there, and a name server is queried:
+``dead`` refuses at once, ``silent`` never answers (the resolver times out after 10 s), ``slow`` answers correctly but
+late."""
 
-SERVER = "127.0.0.53"  # where the slow one listens, in every host that has one
+SERVER = "127.0.0.53"  # where the slow one listens, on each host
 _TYPE_A, _TYPE_AAAA, _NO_SUCH_NAME = 1, 28, 3
 
 
 def write_files(folder: Path, dns: Dns, names: Mapping[str, str], silent_address: str) -> None:
-    """Write the ``hosts``, ``resolv.conf`` and ``nsswitch.conf`` of a host that is to see names in this way."""
+    """Write the ``hosts``, ``resolv.conf`` and ``nsswitch.conf`` of a host."""
     servers = {"hosts": "127.0.0.1", "dead": "127.0.0.1", "silent": silent_address, "slow": SERVER}
     known = [f"{address} {name}" for name, address in names.items()] if dns == "hosts" else []
     folder.mkdir(parents=True)
@@ -34,7 +34,7 @@ def write_files(folder: Path, dns: Dns, names: Mapping[str, str], silent_address
 
 
 def name_in(query: bytes) -> tuple[str, int]:
-    """The name that is asked for, and where in the query it ends."""
+    """Return the queried name, and where in the query it ends."""
     labels, at = [], 12
     while length := query[at]:
         labels.append(query[at + 1 : at + 1 + length].decode())
@@ -43,7 +43,7 @@ def name_in(query: bytes) -> tuple[str, int]:
 
 
 def answer(query: bytes, names: Mapping[str, str]) -> bytes:
-    """The answer of a name server that knows these names and nothing else."""
+    """Return the answer of a name server that knows only these names."""
     name, at = name_in(query)
     (kind,) = struct.unpack_from("!H", query, at + 1)
     question = query[12 : at + 5]
@@ -57,18 +57,18 @@ def answer(query: bytes, names: Mapping[str, str]) -> bytes:
 
 
 class SlowNameServer:
-    """Answers on a socket that it is given, each time so much later than it was asked."""
+    """Answers on the given socket, each query after a delay."""
 
     def __init__(self, server: socket.socket, names: Mapping[str, str], delay_s: float) -> None:
         self._socket = server
         self._names = dict(names)
         self._delay_s = delay_s
-        self.asked: list[str] = []  # every name that somebody wanted to know, in turn
+        self.queried: list[str] = []  # the queried names, in order
         self._stop_reader, self._stop_writer = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="slow name server")
         self._thread.start()
 
-    def know(self, name: str, address: str) -> None:
+    def add(self, name: str, address: str) -> None:
         self._names[name] = address
 
     def _serve(self) -> None:
@@ -80,7 +80,7 @@ class SlowNameServer:
                 return
             if self._socket.fileno() in ready:
                 query, client = self._socket.recvfrom(512)
-                self.asked.append(name_in(query)[0])
+                self.queried.append(name_in(query)[0])
                 heapq.heappush(due, (time.monotonic() + self._delay_s, answer(query, self._names), client))
             while due and due[0][0] <= time.monotonic():
                 _, reply, client = heapq.heappop(due)

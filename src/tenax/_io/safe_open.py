@@ -15,7 +15,7 @@ from typing import BinaryIO
 _MAX_LINKS = 8
 
 
-def open_named(path: str | bytes, flags: int, mode: int = 0o666) -> int:
+def open_safely(path: str | bytes, flags: int, mode: int = 0o666) -> int:
     """Return a descriptor. Raises OSError; ELOOP for a link that is not followed."""
     flags |= os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     name = os.fsdecode(path)
@@ -32,12 +32,12 @@ def open_named(path: str | bytes, flags: int, mode: int = 0o666) -> int:
         else:
             os.set_blocking(descriptor, True)
             return descriptor
-    raise OSError(errno.ELOOP, "there are too many symbolic links", path)
+    raise OSError(errno.ELOOP, "too many symbolic links", path)
 
 
-def create_named(path: str | bytes) -> BinaryIO:
+def create_safely(path: str | bytes) -> BinaryIO:
     """Open a file for writing; truncate it if it exists."""
-    return os.fdopen(open_named(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+    return os.fdopen(open_safely(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
 
 def read_regular(path: str | bytes, max_bytes: int) -> bytes:
@@ -45,7 +45,7 @@ def read_regular(path: str | bytes, max_bytes: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         return file.read(max_bytes)
 
 
@@ -56,5 +56,7 @@ def _follow(link: str) -> str:
     trusted = (os.geteuid(), 0)
     is_private = folder_stat.st_uid in trusted and not folder_stat.st_mode & 0o022
     if link_stat.st_uid not in trusted and not is_private:
-        raise OSError(errno.ELOOP, "it is a link of another user in a directory that others may write to", link)
+        raise OSError(
+            errno.ELOOP, "the link belongs to another user, in a directory that other users can write to", link
+        )
     return os.path.join(folder, os.readlink(link))

@@ -1,6 +1,6 @@
-"""A stage: the real coordinator, desk and page in one loop, and a crowd of simulated nodes that do what nodes do.
+"""A fake cluster: the real coordinator, operator API and dashboard in one loop, with simulated nodes.
 
-The loop has a thread of its own, as an agent's main thread would be; the test acts in it through ``do``.
+The loop runs in a thread of its own, like an agent's main thread; the test calls functions in it with ``do``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 
 from kit.addresses import own_address
 from kit.processes import PATIENCE_S
-from tenax._core import events as fact
-from tenax._core import messages
+from tenax._core import events, messages
 from tenax._core.coordinator import NodeLost, Opened, Received, RunSettings, Send
 from tenax._core.model import Evidence, Failure
 from tenax._core.requests import LogsRequest
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.operator_api import OperatorApi
-from tenax._io.http.server import Patience
+from tenax._io.http.server import ClientLimits
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._view.log_lines import LogAnswer, LogLine
@@ -30,8 +29,8 @@ Reply = Callable[[Any, str], None]
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nRuntimeError: <b>boom</b>'
 
 
-class Stage:
-    """``nodes`` join at once, with so many workers each, if ``starts``."""
+class FakeCluster:
+    """``nodes`` nodes with ``slots`` workers each, which join at once if ``starts``."""
 
     def __init__(
         self,
@@ -41,28 +40,28 @@ class Stage:
         max_restarts: int = 3,
         min_nodes: int | None = None,
         starts: bool = True,
-        patience: Patience | None = None,
+        client_limits: ClientLimits | None = None,
         hosts: Callable[[int], str] = "gpu-{:03d}".format,
     ) -> None:
         self.loop = Loop()
         self.nodes, self.slots = nodes, slots
         self._is_closed = False
-        self._least = nodes if min_nodes is None else min_nodes
+        self._min_nodes = nodes if min_nodes is None else min_nodes
         settings = RunSettings(
-            "train-large", self._least, nodes, max_restarts, last_call_s=60.0, serving_node="id-0", scale_up=False
+            "train-large", self._min_nodes, nodes, max_restarts, last_call_s=60.0, serving_node="id-0", scale_up=False
         )
-        self.seat = CoordinatorHost(settings, None, self.loop, self._deliver)
-        self.desk = Counting(OperatorApi(self.seat, self.loop, self._answer_logs))
+        self.coordinator = CoordinatorHost(settings, None, self.loop, self._deliver)
+        self.operators = CountingOperatorApi(OperatorApi(self.coordinator, self.loop, self._answer_logs))
         self.parts: dict[str, Any] = {}  # by node, in the current generation
         self.hosts = {f"id-{number}": hosts(number) for number in range(nodes)}
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         self.held: list[tuple[LogsRequest, Reply]] = []  # long polls
         self.printed: list[str] = ["epoch 1", "<script>alert(1)</script>", "\x1b[31mred\x1b[0m"]
-        self._thread = threading.Thread(target=self._serve, name="stage")
+        self._thread = threading.Thread(target=self._serve, name="fake cluster")
         self._thread.start()
-        more = {} if patience is None else {"patience": patience}
+        more = {} if client_limits is None else {"client_limits": client_limits}
         self.dashboard: Dashboard = self.do(
-            lambda: Dashboard(f"{own_address()}:0", self.desk, self.loop, self.complaints.append, **more)
+            lambda: Dashboard(f"{own_address()}:0", self.operators, self.loop, self.errors.append, **more)
         )
         self.link = self.dashboard.link
         self.origin, _, self.key = self.link.partition("/?key=")
@@ -77,7 +76,7 @@ class Stage:
             self.loop.next_event(lambda: self.loop.now() if self._is_closed else None)
 
     def do(self, call: Callable[[], T]) -> T:
-        """Call it in the loop, and return what it returns."""
+        """Call it in the loop's thread and return its result."""
         done: Future[T] = Future()
 
         def act() -> None:
@@ -89,43 +88,45 @@ class Stage:
         self.loop.soon(act)
         return done.result(PATIENCE_S)
 
-    def step(self, *events: Any) -> None:
-        self.do(lambda: [self.seat.step(event) for event in events])
+    def step(self, *inputs: Any) -> None:
+        self.do(lambda: [self.coordinator.step(each) for each in inputs])
 
     def join(self, *numbers: int) -> None:
         for number in numbers or range(self.nodes):
             node_id = f"id-{number}"
             info = messages.NodeInfo(
-                node_id, self.hosts[node_id], self.slots, min_nodes=self._least, max_nodes=self.nodes, rank=-1
+                node_id, self.hosts[node_id], self.slots, min_nodes=self._min_nodes, max_nodes=self.nodes, rank=-1
             )
             joined = Received(node_id, messages.NodeJoined(info))
             self.step(joined, Received(node_id, messages.NodeReady(0, "127.0.0.1", 29500)))
 
-    def _deliver(self, say: Send) -> None:
-        for node_id in say.to:
+    def _deliver(self, message: Send) -> None:
+        for node_id in message.to:
             if node_id in self.hosts:
-                self.loop.soon(lambda node_id=node_id: self._react(node_id, say.event))  # type: ignore[misc]
+                self.loop.soon(lambda node_id=node_id: self._react(node_id, message.event))  # type: ignore[misc]
 
     def _react(self, node_id: str, event: Any) -> None:
-        if node_id not in self.seat.state.nodes:
+        if node_id not in self.coordinator.state.nodes:
             return
         match event:
-            case fact.GenerationFormed(part):
+            case events.GenerationFormed(part):
                 self.parts[node_id] = part
                 number = int(node_id[3:])
                 pids = tuple(10_000 + number * 100 + local for local in range(self.slots))
-                self.seat.step(Received(node_id, messages.WorkersRunning(part.generation, pids)))
-            case fact.GenerationEnded(generation):
-                self.seat.step(Received(node_id, messages.NodeStopped(generation, self.loop.now())))
-                self.seat.step(Received(node_id, messages.NodeReady(generation, "127.0.0.1", 29500)))
-            case fact.LeaveRequested(why):
-                self.seat.step(Received(node_id, messages.NodeDraining(self.seat.state.generation, 30.0, why)))
-                self.seat.step(Received(node_id, messages.NodeLeft(why)))
+                self.coordinator.step(Received(node_id, messages.WorkersRunning(part.generation, pids)))
+            case events.GenerationEnded(generation):
+                self.coordinator.step(Received(node_id, messages.NodeStopped(generation, self.loop.now())))
+                self.coordinator.step(Received(node_id, messages.NodeReady(generation, "127.0.0.1", 29500)))
+            case events.LeaveRequested(why):
+                self.coordinator.step(
+                    Received(node_id, messages.NodeDraining(self.coordinator.state.generation, 30.0, why))
+                )
+                self.coordinator.step(Received(node_id, messages.NodeLeft(why)))
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def fail(self, rank: int, *consequences: int) -> None:
-        """This worker fails, and then those."""
+        """Let this worker fail, and then the others as consequences."""
         self.do(lambda: self._fail(rank, *consequences))
 
     def _fail(self, rank: int, *consequences: int) -> None:
@@ -148,7 +149,7 @@ class Stage:
             failure = Failure(
                 part.generation, local, each, 10_000 + each, 1, now, evidence=evidence, host=self.hosts[node_id]
             )
-            self.seat.step(Received(node_id, messages.FailureSeen(part.generation, failure, now)))
+            self.coordinator.step(Received(node_id, messages.FailureSeen(part.generation, failure, now)))
 
     def progress(self, step: int, *numbers: int, phase: str = "") -> None:
         self.do(lambda: self._progress(step, numbers or range(self.nodes), phase))
@@ -160,13 +161,13 @@ class Stage:
                 messages.WorkerProgress(local, 0, step - local % 2, now - 0.1, now, phase)
                 for local in range(self.slots)
             )
-            said = messages.NodeProgress(self.seat.state.generation, now, workers)
-            self.seat.step(Received(f"id-{number}", said))
+            progress = messages.NodeProgress(self.coordinator.state.generation, now, workers)
+            self.coordinator.step(Received(f"id-{number}", progress))
 
-    def storm(self, rounds: int, every_s: float) -> Future[float]:
-        """One failure after the other, on one node after the other, and progress in between.
+    def fail_repeatedly(self, rounds: int, every_s: float) -> Future[float]:
+        """Let workers on changing nodes fail at this interval, with progress in between.
 
-        Its result: how late the loop was at worst, in seconds.
+        The result is the maximum delay of the loop, in seconds.
         """
         done: Future[float] = Future()
         late_s = 0.0
@@ -186,12 +187,12 @@ class Stage:
         self.loop.soon(lambda: happen(0, self.loop.now()))
         return done
 
-    def lose(self, number: int, why: str = "its connection was closed") -> None:
+    def lose(self, number: int, why: str = "connection closed") -> None:
         self.step(NodeLost(f"id-{number}", why))
 
     @property
     def status(self) -> RunStatus:
-        return self.do(self.desk.really.status)
+        return self.do(self.operators.wrapped.status)
 
     def _answer_logs(self, node_id: str, request: LogsRequest, reply: Reply) -> None:
         seen = int(request.cursor or 0)
@@ -201,7 +202,7 @@ class Stage:
         self._reply_with_lines(seen, request, reply)
 
     def _reply_with_lines(self, seen: int, request: LogsRequest, reply: Reply) -> None:
-        generation = self.seat.state.generation
+        generation = self.coordinator.state.generation
         lines = tuple(
             LogLine(1_700_000_000.0, request.local_rank, request.local_rank, "stdout", generation, text)
             for text in self.printed[seen:]
@@ -209,7 +210,7 @@ class Stage:
         reply(LogAnswer(lines, str(len(self.printed)), generation), "")
 
     def print(self, text: str) -> None:
-        """Workers print a line; who waits for it gets it."""
+        """Let workers print a line, and answer the requests that wait for it."""
 
         def happen() -> None:
             self.printed.append(text)
@@ -221,36 +222,36 @@ class Stage:
 
     def close(self) -> None:
         self.do(self.dashboard.close)
-        self.do(self.seat.close)
+        self.do(self.coordinator.close)
         self._is_closed = True
         self.loop.wake()
         self._thread.join(PATIENCE_S)
         self.loop.close()
 
 
-class Counting:
-    """A desk that counts, and measures what a status costs."""
+class CountingOperatorApi:
+    """An operator API that counts watchers and statuses, and measures the CPU time of a status."""
 
-    def __init__(self, really: OperatorApi) -> None:
-        self.really = really
+    def __init__(self, wrapped: OperatorApi) -> None:
+        self.wrapped = wrapped
         self.watchers = 0
         self.statuses = 0
         self.cpu_s = 0.0
-        self.ask = really.ask
+        self.ask = wrapped.ask
 
     def watch(self, on_step: Callable[[], None]) -> None:
         self.watchers += 1
-        self.really.watch(on_step)
+        self.wrapped.watch(on_step)
 
     def unwatch(self, on_step: Callable[[], None]) -> None:
         self.watchers -= 1
-        self.really.unwatch(on_step)
+        self.wrapped.unwatch(on_step)
 
     def status(self) -> RunStatus:
         import time
 
         before = time.thread_time()
-        status = self.really.status()
+        status = self.wrapped.status()
         self.cpu_s += time.thread_time() - before
         self.statuses += 1
         return status

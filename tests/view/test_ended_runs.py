@@ -1,4 +1,4 @@
-"""What is told after real runs: of those that somebody stopped, that failed, and whose agent was killed."""
+"""Reports and histories of real runs that were cancelled, failed, or lost their agent."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     made.close()
 
 
-def test_a_run_that_was_stopped_with_ctrl_c(bench: Bench) -> None:
-    """The report says that it was cancelled and by what, as the run itself did."""
+def test_a_run_stopped_by_ctrl_c_is_reported_as_cancelled(bench: Bench) -> None:
+    """``tenax report`` shows the same outcome and reason as the run itself."""
     job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", bench.script(STAYS))
     for rank in range(2):
         bench.note("ready", rank)
     job.send(signal.SIGINT)
     done = job.wait()
     assert "was cancelled by SIGINT" in done.report, done
-    told = tenax("report", "logs", cwd=bench.home)
-    first, second, *_ = told.stdout.splitlines()
-    assert first.endswith(": cancelled (SIGINT: the agent was asked to stop)"), told.stdout
+    report = tenax("report", "logs", cwd=bench.home)
+    first, second, *_ = report.stdout.splitlines()
+    assert first.endswith(": cancelled (the agent received SIGINT)"), report.stdout
     (folder,) = (bench.home / "logs").iterdir()
-    assert re.fullmatch(rf"  train.py, began \d+-\d\d-\d\d \d\d:\d\d:\d\d UTC, in {folder}", second), told.stdout
-    assert "generations ended early" not in told.stdout
+    assert re.fullmatch(rf"  train.py, began \d+-\d\d-\d\d \d\d:\d\d:\d\d UTC, in {folder}", second), report.stdout
+    assert "generations ended early" not in report.stdout
 
 
-def test_workers_whose_agent_was_killed(bench: Bench) -> None:
-    """They have bars, as long as anything is known of the run."""
+def test_workers_of_a_killed_agent_last_until_the_end_of_the_history(bench: Bench) -> None:
     job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", bench.script(STAYS))
     for rank in range(2):
         bench.note("ready", rank)
     (folder,) = (bench.home / "logs").iterdir()
-    until(lambda: "WorkersRunning" in (folder / "coordinator.jsonl").read_text(), "that they run is in the journal")
+    until(
+        lambda: "WorkersRunning" in (folder / "coordinator.jsonl").read_text(),
+        "the workers run",
+    )
     job.process.kill()
     job.wait()
     (history,) = read_histories([str(folder)]).histories
@@ -60,8 +62,8 @@ def test_workers_whose_agent_was_killed(bench: Bench) -> None:
     ]
 
 
-def test_a_report_has_the_time_of_day(bench: Bench) -> None:
-    """When the run began, and when its first failure was, by the clock of its host and of its zone."""
+def test_the_failure_report_shows_local_times(bench: Bench) -> None:
+    """The start of the run and its first failure, in the time zone of the host."""
     bench.environ["TZ"] = "UTC-5:45"
     before = time.time()
     script = bench.script("raise ValueError('loss is nan')")

@@ -151,7 +151,7 @@ class Control(Protocol):
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None: ...
 
-    def tell(self, message: FromNode) -> None: ...
+    def send(self, message: FromNode) -> None: ...
 
     def cancel(self, why: str) -> None:
         """End the run for every node, for an operator. Call it in any thread. Does nothing after the end of the run."""
@@ -187,7 +187,7 @@ class ControlledNode(msgspec.Struct, frozen=True):
     settings: AgentSettings
     policy: RestartPolicy | None  # for the coordinator, if it runs in this process
     # The node's full current state as messages, sent at the start of every connection.
-    words: Callable[[NodeInfo], list[FromNode]]
+    messages_on_connecting: Callable[[NodeInfo], list[FromNode]]
     hold: Callable[[float], None]  # kill the workers in that many seconds unless called again, even without the agent
     keep: Callable[[str, int], None]  # hold a copy of a connection until every process that this agent started is gone
     release: Callable[[str], None]
@@ -236,4 +236,4 @@ class Logs(Watchable, Protocol):
 
     def live(self, text: str) -> None: ...
 
-    def close(self, last_words: str = "") -> None: ...
+    def close(self, final_text: str = "") -> None: ...

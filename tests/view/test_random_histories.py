@@ -1,4 +1,4 @@
-"""Histories, traces and pages of thousands of random runs: whatever happened, the laws of ``_view/history.py`` hold."""
+"""Histories, traces and pages of many random runs: the invariants of ``_view/history.py`` hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunPart, histories_of
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import timeline_page
-from tenax._view.summary import summary_in_words, summary_of
+from tenax._view.summary import format_summary, summary_of
 from view.test_chrome_trace import check_format
 
 WALL = 1_700_000_000.0
@@ -35,27 +35,27 @@ class Line(msgspec.Struct, frozen=True):
     decision: AnyDecision | None = None
 
 
-def coordinators_of(world: RandomRun) -> list[list[Step]]:
-    """One after the other served the run."""
+def coordinators_of(random_run: RandomRun) -> list[list[Step]]:
+    """Split the steps of the run by coordinator."""
     found: list[list[Step]] = []
-    for step in world.steps:
+    for step in random_run.steps:
         if isinstance(step[0], Opened):
             found.append([])
         found[-1].append(step)
     return found
 
 
-def journal_of(world: RandomRun, steps: list[Step]) -> tuple[Header, list[Line], CoordinatorMachine]:
-    """As a journal would have it: with what the policy answered, and when."""
-    machine = CoordinatorMachine(world.settings, world.policy)
+def journal_of(random_run: RandomRun, steps: list[Step]) -> tuple[Header, list[Line], CoordinatorMachine]:
+    """Return what the journal of this coordinator would contain, with the decisions of the policy."""
+    machine = CoordinatorMachine(random_run.settings, random_run.policy)
     lines = []
-    for event, at, said in steps:
+    for event, at, sent in steps:
         state = machine.state
         before = (state.decision, state.earlier)
-        assert machine.step(event, at) == said
-        was_asked = state.decision is not before[0] or state.earlier is not before[1]
-        lines.append(Line(at, event, state.decision if was_asked else None))
-    return Header(world.settings, steps[0][1], wall_time=WALL + steps[0][1]), lines, machine
+        assert machine.step(event, at) == sent
+        was_called = state.decision is not before[0] or state.earlier is not before[1]
+        lines.append(Line(at, event, state.decision if was_called else None))
+    return Header(random_run.settings, steps[0][1], wall_time=WALL + steps[0][1]), lines, machine
 
 
 def check(part: RunPart, machine: CoordinatorMachine, at: float) -> None:
@@ -72,20 +72,20 @@ def check(part: RunPart, machine: CoordinatorMachine, at: float) -> None:
         assert phases[-1][1] <= history.ended_at
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_the_laws_hold_in_random_runs(lies: bool) -> None:
-    """The sums are the coordinator's own, spans do not overlap, traces keep their format, pages can be made."""
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_the_invariants_hold_in_random_runs(invalid_events: bool) -> None:
+    """Sums equal those of the coordinator, spans do not overlap, traces are valid, and pages can be made."""
     seen = 0
     for seed in range(150):
-        world = RandomRun(random.Random(seed), invalid_events=lies)
-        world.run()
+        random_run = RandomRun(random.Random(seed), invalid_events=invalid_events)
+        random_run.run()
         parts = []
-        for steps in coordinators_of(world):
-            header, lines, machine = journal_of(world, steps)
+        for steps in coordinators_of(random_run):
+            header, lines, machine = journal_of(random_run, steps)
             part = history_of_run(header, lines)
             assert part.history.missing == (), f"seed {seed}"
             check(part, machine, lines[-1].at)
-            # Half of a journal is a journal.
+            # Half of a journal is valid, too.
             check_format(trace_of(history_of_run(header, lines[: len(lines) // 2], is_whole=False).history))
             parts.append(part)
         histories = histories_of(parts, [])
@@ -96,7 +96,7 @@ def test_the_laws_hold_in_random_runs(lies: bool) -> None:
         if seed % 10 == 0:
             timeline_page(histories[0])
             summary = summary_of(histories)
-            assert summary_in_words(summary)
+            assert format_summary(summary)
             report_page(summary, histories)
         seen += len(parts)
     assert seen > 150, "no coordinator was ever replaced"

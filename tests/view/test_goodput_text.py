@@ -1,0 +1,81 @@
+"""Goodput and durations as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenax._core.ledger import Goodput, Mean, Spent
+from tenax._view.goodput_text import format_duration, format_goodput, percent
+
+
+def test_a_long_run_with_failures_shows_all_parts() -> None:
+    """Each part has its share, lost time its steps, and failures their times."""
+    spent = Spent(waiting_s=369, starting_s=886, training_s=5756, stopping_s=74, lost_s=295)
+    line = format_goodput(Goodput(spent, Mean(2, 0.006), Mean(2, 0.28), 1200))
+    assert line == (
+        "78 % of 2 h 3 min was training; starting 12 %, waiting 5 %, stopping 1 %, lost 4 % "
+        "(1,200 steps repeated); failures detected in 3 ms and recovered in 140 ms on average"
+    )
+
+
+def test_a_short_run_shows_only_the_share_of_training() -> None:
+    assert format_goodput(Goodput(Spent(starting_s=0.1, training_s=0.3))) == "75 % of 400 ms was training"
+
+
+def test_a_short_run_with_a_failure_shows_its_cost() -> None:
+    """A single failure has no average, and parts of 0 % are omitted."""
+    line = format_goodput(Goodput(Spent(starting_s=1, training_s=3), Mean(1, 0.003), Mean(1, 0.5)))
+    assert line == "75 % of 4.0 s was training; starting 25 %; the failure detected in 3 ms and recovered in 500 ms"
+
+
+def test_a_failure_that_ended_the_run_has_no_recovery_time() -> None:
+    line = format_goodput(Goodput(Spent(training_s=60), Mean(1, 0.01)))
+    assert line == "100 % of 1 min was training; the failure detected in 10 ms"
+
+
+def test_a_detection_time_below_a_millisecond_is_shown_as_such() -> None:
+    line = format_goodput(Goodput(Spent(training_s=60), Mean(1, 0.0), Mean(1, 2.0)))
+    assert line == "100 % of 1 min was training; the failure detected in < 1 ms and recovered in 2.0 s"
+
+
+def test_without_elapsed_time_there_is_no_line() -> None:
+    assert format_goodput(Goodput()) == ""
+
+
+def test_a_run_that_never_trained_shows_zero_percent() -> None:
+    assert format_goodput(Goodput(Spent(waiting_s=600))) == "0 % of 10 min was training; waiting 100 %"
+
+
+def test_repeated_steps_are_shown_even_if_they_took_no_time() -> None:
+    line = format_goodput(Goodput(Spent(training_s=100), lost_steps=1))
+    assert line == "100 % of 1 min 40 s was training; lost under 1 % (1 step repeated)"
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [(0, "0 %"), (0.1, "under 1 %"), (0.6, "1 %"), (50, "50 %"), (99.97, "99.9 %"), (100, "100 %")],
+)
+def test_percentages_are_rounded_but_never_to_zero_or_all(part: float, text: str) -> None:
+    assert percent(part, 100) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0 ms"),
+        (0, "0 ms"),
+        (0.003, "3 ms"),
+        (0.0999, "100 ms"),
+        (0.9996, "1.0 s"),
+        (9.96, "10 s"),
+        (59.7, "1 min"),
+        (123, "2 min 3 s"),
+        (3599.6, "1 h"),
+        (7380, "2 h 3 min"),
+        (86399, "1 d"),
+        (3 * 86400 + 4 * 3600, "3 d 4 h"),
+    ],
+)
+def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
+    """Rounding never results in 60 s."""
+    assert format_duration(seconds) == text
