@@ -297,7 +297,7 @@ def run(check: Check) -> Result:
     return Result(check, found[1] if found else "", int(states[-1]) if states else 0, time.monotonic() - began, output)
 
 
-def in_words(result: Result) -> str:
+def describe(result: Result) -> str:
     check = result.check
     if check.goal:
         what = "reached" if result.failed else "NOT REACHED"
@@ -328,7 +328,7 @@ def main(arguments: list[str]) -> int:
     wrong = 0
     with ThreadPoolExecutor(options.jobs) as pool:
         for result in pool.map(run, chosen):
-            print(in_words(result), flush=True)
+            print(describe(result), flush=True)
             wrong += not result.is_right
             if options.trace or (not result.is_right and result.failed):
                 print(result.output)

@@ -16,7 +16,7 @@ settings.load_profile("tests")
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 # Agents of tests are found by tests only. A short path: that of a socket may not be longer than a hundred characters.
-os.environ["TENAX_PRIVATE_DIR"] = tempfile.mkdtemp(prefix="doors-")
+os.environ["TENAX_PRIVATE_DIR"] = tempfile.mkdtemp(prefix="tenax-")
 
 # Programs that tests start find signals as a login shell leaves them, also under nohup and in the background of a
 # script: a handler of this process becomes the default in theirs, whereas an ignored signal would stay ignored.

@@ -260,7 +260,7 @@ def test_no_restart_policy_is_set_without_fatal_errors() -> None:
         ("last_call_timeout=-1", "the rendezvous option 'last_call_timeout' is '-1'; expected a positive number"),
         ("use_agent_store=maybe", "the rendezvous option 'use_agent_store' is 'maybe'; expected yes or no"),
         ("store_port=http", "the rendezvous option 'store_port' is 'http'; expected a whole number"),
-        ("token_file=gone", "the file of the rendezvous option 'token_file' cannot be read: "),
+        ("token_file=gone", "cannot read the file of the rendezvous option 'token_file': "),
         ("ca_cert=gone", "could not load the TLS files (gone): "),
     ],
 )
@@ -277,7 +277,7 @@ def test_an_invalid_setting_is_rejected_before_the_start(settings, message, tmp_
 def test_two_secrets_are_rejected(tmp_path) -> None:
     (tmp_path / "t.py").touch()
     environ = {"PET_RDZV_CONF": "token=a,token_file=b"}
-    with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; expected one"):
+    with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; give only one"):
         check_host(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), str(tmp_path), {})
 
 

@@ -47,7 +47,7 @@ def program(args: list[str], cwd: object, **environ: str) -> subprocess.Complete
         ),
         (
             ["run", "--nnodes", "2", "--rdzv-endpoint", "h0", "--rdzv-conf", "token_file=gone", "t.py"],
-            "tenax run: the file of the rendezvous option 'token_file' cannot be read: [Errno 2] No such file or "
+            "tenax run: cannot read the file of the rendezvous option 'token_file': [Errno 2] No such file or "
             "directory: 'gone'",
         ),
         (["run", "--report", ".", "t.py"], "tenax run: --report . is a folder, not a file"),

@@ -107,7 +107,7 @@ def test_a_spare_that_leads_dies_and_nobody_notices(cluster: Cluster, etcd: Etcd
     spare.until_said("this node is a spare")
     let_lead(cluster, etcd, spare, members)
     for agent in members:
-        agent.until_said("workers go on, and this node looks for it")
+        agent.until_said("workers keep running while this node reconnects")
     until(lambda: records(cluster, etcd)[-1].before == (), "the spare to have heard of all members")
     cluster.kill(spare)
     until(lambda: any(TAKES_OVER in agent.text for agent in members), "one of the members to take over")
@@ -150,7 +150,7 @@ def test_all_of_etcd_away_and_back(cluster: Cluster, make_etcd: MakeEtcd) -> Non
     workers = cluster.desk.generation(2)
     etcd.kill_all()
     (late,) = cluster.start(nodes=(2, 3))
-    late.until_said("connection refused; still trying")
+    late.until_said("connection refused; retrying for")
     assert all_still(workers, 5.0), "longer than any lease"
     etcd.start_all()
     second = cluster.desk.generation(3, number=2)
@@ -169,7 +169,7 @@ def test_etcd_forgets_everything(cluster: Cluster, make_etcd: MakeEtcd) -> None:
     etcd.wipe()
     etcd.start_all()
     for agent in agents:
-        agent.until_said("it does not lead any more; workers go on, and this node looks for it")
+        agent.until_said("it is no longer the leader; workers keep running while this node reconnects")
     assert all_still(workers, 2.0)
     workers[0].tell("exit 3")
     cluster.finish(cluster.desk.generation(3, number=2), *agents)
@@ -190,7 +190,7 @@ def test_etcd_forgets_everything_and_a_spare_leads(cluster: Cluster, make_etcd: 
     for agent in members:
         agent.send(signal.SIGCONT)
     for agent in members:
-        agent.until_said("it does not lead any more; workers go on, and this node looks for it")
+        agent.until_said("it is no longer the leader; workers keep running while this node reconnects")
     assert all_still(workers, 2.0)
     workers[0].tell("exit 3")
     second = cluster.desk.generation(2, number=2)
@@ -221,7 +221,7 @@ def test_who_is_not_let_in_is_told_why(cluster: Cluster, make_etcd: MakeEtcd) ->
         f"etcd at {place} refused this client: authentication failed, invalid user ID or password": {
             "password": "not the root password"
         },
-        f"etcd at {place}: it refused the certificate that this client showed": {
+        f"etcd at {place}: it rejected this client's certificate": {
             "ssl_cert": cert,
             "ssl_cert_key": key,
             "link_tls": "false",  # it would be refused before etcd is asked
@@ -246,7 +246,7 @@ def test_there_is_no_etcd(cluster: Cluster) -> None:
     assert agent.wait() == REFUSED, agent
     report = in_one_line(agent.printed_report)
     assert f"{nobody}: connection refused" in report
-    assert "check that etcd runs there and can be reached, or allow more time with --rdzv-conf join_timeout" in report
+    assert "check that etcd is running and reachable, or allow more time with --rdzv-conf join_timeout" in report
     assert "Traceback" not in agent.text
 
 
@@ -260,7 +260,7 @@ def test_the_name_of_a_run_that_ended_is_soon_free_again(cluster: Cluster, etcd:
     cluster.finish(cluster.desk.generation(2))
     (early,) = cluster.start()
     assert early.wait() == REFUSED, early
-    assert "is over: all 2 workers succeeded; to start another of that name, wait 10 s" in in_one_line(early.text)
+    assert "is over: all 2 workers succeeded; to use its --rdzv-id again, wait 10 s" in in_one_line(early.text)
     (lease,) = leases(etcd) - before
     left = etcd.ask(0, "/v3/lease/timetolive", {"ID": lease, "keys": True})
     assert int(left["TTL"]) <= int(left["grantedTTL"]) == 10, "it ends by itself; the test does not wait for that"
@@ -390,7 +390,7 @@ def test_a_node_that_was_away_does_not_begin_a_finished_run_again(cluster: Clust
     etcd.ask(0, "/v3/kv/deleterange", {"key": key})
     away.send(signal.SIGCONT)
     assert away.wait() == REFUSED
-    assert "etcd knows nothing of the run" in in_one_line(away.text)
+    assert "etcd has no record of the run" in in_one_line(away.text)
     assert len(cluster.desk.workers) == 3
 
 

@@ -129,7 +129,7 @@ def test_nodes_that_disagree_about_tls_do_not_link(cluster: Cluster, make_etcd: 
     first.until_said(SERVES)
     (second,) = cluster.start(conf={} if leads_with_tls else files)
     assert second.wait() == REFUSED
-    said = "links with TLS only" if leads_with_tls else "links without TLS"
+    said = "requires TLS" if leads_with_tls else "does not use TLS"
     assert said in in_one_line(second.printed_report), second
     assert "ssl_cert, ssl_cert_key and ca_cert" in in_one_line(second.printed_report)
     first.send(signal.SIGTERM)
@@ -167,7 +167,9 @@ def test_two_runs_with_the_same_fixed_port(cluster: Cluster, etcd: EtcdCluster) 
     (second,) = cluster.start(run_id=f"{cluster.told['run_id']}-other", conf={**conf, "join_timeout": 2})
     assert second.wait() == REFUSED
     report = in_one_line(second.printed_report)
-    assert f"cannot listen at 127.0.0.1:{port} (Address already in use)" in report, second
+    assert f"cannot listen at 127.0.0.1:{port} for connections from other nodes: Address already in use" in report, (
+        second
+    )
     assert "choose another port with --rdzv-conf link_port=PORT" in report
     assert "Traceback" not in second.text
     first.send(signal.SIGTERM)
@@ -185,6 +187,6 @@ def test_settings_without_effect_are_announced(cluster: Cluster, etcd: EtcdClust
     agent.send(signal.SIGTERM)
     assert agent.wait() == 128 + signal.SIGTERM
     said = in_one_line(agent.text)
-    assert "etcd has no users, so everyone who reaches it may use it, and user=me has no effect" in said
-    assert "these rendezvous options have no effect with etcd: etcd_prefix" in said
+    assert "user=me has no effect, because authentication is not enabled in etcd" in said
+    assert "rendezvous options without effect with etcd: etcd_prefix" in said
     assert "unused" not in said

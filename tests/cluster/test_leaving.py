@@ -99,7 +99,7 @@ def test_the_one_that_serves_stays_until_the_others_are_done(cluster: Cluster) -
     agents[0].send(signal.SIGTERM)
     second = cluster.desk.generation(1, number=2)
     assert second[0].agent == agents[1].name
-    agents[0].until_said("it stays until they are done; a further signal (Ctrl-C) ends it at once")
+    agents[0].until_said("it stays until the other nodes are done; another signal (Ctrl-C) ends it at once")
     second[0].tell("exit 5")
     third = cluster.desk.generation(1, number=3)
     assert third[0].env["TORCHELASTIC_RESTART_COUNT"] == "1", "it still keeps the ledger"
@@ -116,7 +116,7 @@ def test_a_second_signal_ends_the_one_that_serves_and_the_other_takes_its_place(
     cluster.desk.generation(2)
     agents[0].send(signal.SIGTERM)
     second = cluster.desk.generation(1, number=2)
-    agents[0].until_said("it stays until they are done")
+    agents[0].until_said("it stays until the other nodes are done")
     agents[0].send(number)
     assert agents[0].wait() == SIGTERMED
     agents[1].until_said("this node takes over the coordinator")
@@ -130,7 +130,7 @@ def test_the_last_one_leaves_too(cluster: Cluster) -> None:
     cluster.desk.generation(2)
     agents[0].send(signal.SIGTERM)
     cluster.desk.generation(1, number=2)
-    agents[0].until_said("it stays until they are done")
+    agents[0].until_said("it stays until the other nodes are done")
     agents[1].send(signal.SIGTERM)
     assert [agent.wait() for agent in agents] == [SIGTERMED] * 2
 

@@ -84,7 +84,7 @@ def test_what_happens_while_words_are_delivered_waits_until_they_are_out(table: 
 
     def break_the_link(say: Send) -> None:
         if isinstance(say.event, events.GenerationFormed) and say.to == ("a",):
-            made.seat.step(NodeLost("b", "its connection was closed"))
+            made.seat.step(NodeLost("b", "connection closed"))
 
     made.interrupt = break_the_link
     made.ready("b")
@@ -94,7 +94,7 @@ def test_what_happens_while_words_are_delivered_waits_until_they_are_out(table: 
         (0, "GenerationEnded", ("a",)),
     ]
     *_, (_, formed, first), (_, lost, then) = made.recorded
-    assert (formed, lost) == (Received("b", NodeReady(0)), NodeLost("b", "its connection was closed"))
+    assert (formed, lost) == (Received("b", NodeReady(0)), NodeLost("b", "connection closed"))
     assert [type(say.event) for say in first[:2]] == [events.GenerationFormed] * 2
     assert [type(say.event) for say in then] == [events.GenerationEnded]
 
@@ -184,7 +184,7 @@ def test_a_farther_deadline_moves_the_timer_too(table: Callable[..., Table]) -> 
     made.ready("a")
     made.ready("b")
     made.clock.advance(1.0)
-    made.seat.step(NodeLost("b", "its connection was closed"))
+    made.seat.step(NodeLost("b", "connection closed"))
     made.wait_until(45.0)
     assert [at for at, event, _ in made.recorded if isinstance(event, Tick)] == [10, 20, 30, 40]
     assert made.kinds(events.GenerationFormed) == []

@@ -67,12 +67,12 @@ def test_a_loopback_address_of_another_machine_proves_nothing(loop: Loop, door: 
     """Whoever knocks there knocks at its own door."""
     door.shutdown(socket.SHUT_RDWR)
     elsewhere = msgspec.structs.replace(place_of(door), machine="another boot of another system")
-    assert knock(loop, elsewhere).startswith("away: host listens at the loopback address 127.0.0.1;")
+    assert knock(loop, elsewhere).startswith("away: host listens at the loopback address 127.0.0.1,")
 
 
 def test_an_address_that_is_none_is_no_death(loop: Loop, door: socket.socket) -> None:
     strange = msgspec.structs.replace(place_of(door), addr="fe80::1%no-such-device")
-    assert knock(loop, strange).startswith("away: 'fe80::1%no-such-device' is no address")
+    assert knock(loop, strange).startswith("away: 'fe80::1%no-such-device' is not an IP address")
 
 
 def test_a_knock_that_is_not_wanted_any_more_says_nothing(loop: Loop, door: socket.socket) -> None:

@@ -121,7 +121,7 @@ def changed(value: dict[str, Any], path: str, new: object) -> bytes:
 def test_a_leader_out_of_bounds_is_rejected_with_its_key(path: str, new: object) -> None:
     """The message names the key and the remedy, and repeats no secret."""
     read_leader(KeyValue(b"/tenax/run/leader", msgspec.json.encode(LEADER)))
-    with pytest.raises(EtcdRejected, match="the key '/tenax/run/leader' in etcd holds what this tenax does not") as no:
+    with pytest.raises(EtcdRejected, match="cannot read the key '/tenax/run/leader' in etcd") as no:
         read_leader(KeyValue(b"/tenax/run/leader", changed(LEADER, path, new)))
     assert LEADER["secret"] not in no.value.message
 
@@ -143,7 +143,7 @@ def test_a_leader_out_of_bounds_is_rejected_with_its_key(path: str, new: object)
 def test_a_record_out_of_bounds_is_rejected(path: str, new: object) -> None:
     """What no coordinator writes is not believed. (Single values of a record: ``test_bounds``.)"""
     assert standing(msgspec.json.encode(WRITTEN)).written is not None
-    with pytest.raises(EtcdRejected, match="the key '/tenax/run/record' in etcd holds"):
+    with pytest.raises(EtcdRejected, match="cannot read the key '/tenax/run/record' in etcd"):
         _ = standing(changed(WRITTEN, path, new)).written
 
 
@@ -181,7 +181,7 @@ def test_any_bytes_are_a_value_or_are_rejected(value: bytes) -> None:
 @pytest.mark.parametrize("answers", [(), (RangeAnswer(1),), (RangeAnswer(1), PutAnswer(1)), (RangeAnswer(1),) * 3])
 def test_an_answer_to_another_question_is_rejected(answers: tuple[Any, ...]) -> None:
     """A read of two keys has two answers."""
-    with pytest.raises(EtcdRejected, match="etcd answered a read of two keys with something else"):
+    with pytest.raises(EtcdRejected, match="etcd sent an unexpected answer to a read of two keys"):
         LeaderAndRecord(TransactionAnswer(1, True, answers))
 
 

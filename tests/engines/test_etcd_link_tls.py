@@ -86,7 +86,7 @@ def test_a_certificate_of_another_authority_is_refused(authority: Authority, tmp
     """Other nodes would not accept it, so it is refused before anything starts."""
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other").issue("strange")
-    with pytest.raises(ValueError, match=r"expected a valid one that an authority in .*ca\.pem has signed"):
+    with pytest.raises(ValueError, match=r"expected a valid one signed by an authority in .*ca\.pem"):
         OwnCertificate(TlsFiles(other.cert, "", authority.ca))
 
 
@@ -114,7 +114,7 @@ def test_a_link_to_another_certificate_of_the_same_authority_is_closed(authority
     client.link.send(BEAT)
     serve([server, client], lambda: client.closed)
     assert client.closed is not None
-    assert "its certificate is not the one that the leader announced in etcd" in client.closed[0]
+    assert "its certificate is not the one announced in etcd" in client.closed[0]
     assert client.link.is_tls_mismatch
     assert not server.bodies, "nothing was sent to it"
     server.link.close()

@@ -96,13 +96,13 @@ def test_an_option_without_effect_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("conf", "sentence"),
     [
-        ({"ssl_cert": "cert.pem", "cacert": "ca.pem"}, "name TLS files by two sets of names"),
+        ({"ssl_cert": "cert.pem", "cacert": "ca.pem"}, "belong to two sets of names for TLS files"),
         ({"managed_only": "etcd1"}, "'managed_only' is given without managed=true"),
-        ({"managed": "true", "user": "me", "password": "x"}, "tenax sets up the users"),
+        ({"managed": "true", "user": "me", "password": "x"}, "user and password cannot be used with managed=true"),
         ({"link_port": "70000"}, "'link_port' is 70000; expected a port below 65536"),
         ({"link_port": "many"}, "'link_port' is 'many'; expected a whole number"),
         ({"link_port": "7000", "store_port": "7000"}, "are both 7000"),
-        ({"link_port": "2380", "managed": "true"}, "which the managed etcd on etcd1:2379 needs"),
+        ({"link_port": "2380", "managed": "true"}, "which the managed etcd on etcd1:2379 uses"),
         ({"link_tls": "perhaps"}, "'link_tls' is 'perhaps'; expected yes or no"),
         ({"protocol": "http", "ca_cert": "ca.pem"}, "TLS files are set, but the etcd endpoint is 'http://"),
     ],

@@ -173,7 +173,7 @@ def test_a_host_without_a_free_port_refuses(seated: Callable[..., Seated]) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     event = made.hear()
-    assert event == events.JoinRefused("there is no port for the workers' store: Too many open files")
+    assert event == events.JoinRefused("no port for the workers' store: Too many open files")
 
 
 def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> None:
@@ -184,7 +184,7 @@ def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> N
         event = made.hear()
         assert isinstance(event, events.JoinRefused)
         assert event.reason.startswith(
-            f"port {other.getsockname()[1]} for the workers' store is taken on this host; choose another (--master-port"
+            f"port {other.getsockname()[1]} for the workers' store is in use on this host; choose another "
         )
 
 
@@ -253,7 +253,7 @@ def test_more_nodes_meet_through_an_engine(backend: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "options", "sentence"),
     [
-        ("local", {}, "the rendezvous backend 'local' cannot join 2 nodes in this release; use 'tcp'"),
+        ("local", {}, "the rendezvous backend 'local' supports one node, not 2; use 'tcp'"),
         ("static", {}, "'static' needs a fixed number of nodes and the rank of each"),
     ],
 )
@@ -360,7 +360,7 @@ def test_an_info_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("", "", "run", 1, 1), "has no name"),
+        (("", "", "run", 1, 1), "the name of the rendezvous backend is empty"),
         (("tcp", "", "run", 0, 1), "min_nodes is 0; expected at least 1"),
         (("tcp", "", "run", 2, 1), "max_nodes is 1; expected at least min_nodes"),
     ],
@@ -399,15 +399,15 @@ def test_a_registry_of_ones_own() -> None:
     registry.register("mine", create)
     registry.register("mine", create)
     assert "mine" in registry
-    with pytest.raises(ValueError, match="'mine' is registered already"):
+    with pytest.raises(ValueError, match="'mine' is already registered"):
         registry.register("mine", lambda given: create(given))
     with pytest.raises(ValueError, match="needs a name"):
         registry.register("", create)
     assert registry.create_handler(params("mine")).get_run_id() == "run"
     registry.register("other", create)
-    with pytest.raises(RuntimeError, match="made for the backend 'other' calls itself 'mine'"):
+    with pytest.raises(RuntimeError, match="handler for the rendezvous backend 'other' returned 'mine'"):
         registry.create_handler(params("other"))
-    with pytest.raises(ValueError, match="there is no rendezvous backend 'third'; known are mine, other"):
+    with pytest.raises(ValueError, match="unknown rendezvous backend 'third'; known backends: mine, other"):
         registry.create_handler(params("third"))
 
 
@@ -441,9 +441,9 @@ def test_a_broken_package_harms_only_those_who_ask_for_it(tmp_path: Path) -> Non
     sys.path.insert(0, str(tmp_path))
     try:
         assert get_rendezvous_handler(params("c10d")).get_backend() == "c10d", "our names are ours"
-        with pytest.raises(ValueError, match="'broken' of 'no_such_module:creator' cannot be loaded"):
+        with pytest.raises(ValueError, match="cannot load the rendezvous backend 'broken' from 'no_such_module"):
             get_rendezvous_handler(params("broken"))
-        with pytest.raises(ValueError, match="there is no rendezvous backend 'nobody'"):
+        with pytest.raises(ValueError, match="unknown rendezvous backend 'nobody'"):
             get_rendezvous_handler(params("nobody"))
     finally:
         sys.path.remove(str(tmp_path))

@@ -54,7 +54,7 @@ def test_without_a_configured_secret_there_is_none() -> None:
 @pytest.mark.parametrize("content", ["", "\n", GOOD[:-1], "x" * 5000])
 def test_a_secret_that_is_too_short_or_too_long_is_rejected_with_the_remedy(tmp_path: Path, content: str) -> None:
     """Short ones can be guessed. The message has the length, and not the secret."""
-    with pytest.raises(ValueError, match=r"expected 16 to 4096; make one with: .*openssl rand -hex 32") as raised:
+    with pytest.raises(ValueError, match=r"expected 16 to 4096; create one with: .*openssl rand -hex 32") as raised:
         configured_secret(parameters(token_file=private(tmp_path / "token", content)))
     assert not content.strip() or content.strip() not in str(raised.value)
 
@@ -178,7 +178,7 @@ def test_without_a_private_folder_there_is_no_secret_but_a_remedy(
 ) -> None:
     """A run is refused rather than left open to other users of the host."""
     prepare(Path(environ["TENAX_PRIVATE_DIR"]), tmp_path)
-    with pytest.raises(OSError, match="cannot be kept in") as raised:
+    with pytest.raises(OSError, match="cannot store the secret of this user in") as raised:
         user_secret(environ, create=create)
     for remedy in ("token_file=FILE", "TENAX_RDZV_TOKEN", "TENAX_PRIVATE_DIR"):
         assert remedy in str(raised.value)
@@ -200,7 +200,7 @@ def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert "cannot be kept in" in done.stderr
+    assert "cannot store the secret of this user in" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -56,7 +56,7 @@ def test_what_is_not_a_frame_closes_the_link_with_a_sentence(ends: tuple[HeardLi
     serve([heard], lambda: heard.closed)
     assert heard.closed is not None
     why, was_told = heard.closed
-    assert why.startswith("it sent a frame of ")
+    assert why.startswith("invalid data: frame of ")
     assert not was_told
     assert other.recv(1) == b""
 
@@ -94,7 +94,7 @@ def test_frames_after_one_that_closed_the_link_are_not_given() -> None:
     while not link.is_closed:
         link.on_readable()
     assert len(heard) == 1
-    assert closed == ["it sent something that was not wanted"]
+    assert closed == ["invalid data: something that was not wanted"]
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_a_peer_that_closes_has_told_us(ends: tuple[HeardLink, socket.socket]) -
     heard, other = ends
     other.close()
     serve([heard], lambda: heard.closed)
-    assert heard.closed == ("its connection was closed", True)
+    assert heard.closed == ("connection closed", True)
     assert heard.link.was_finished
 
 
@@ -115,7 +115,7 @@ def test_a_peer_that_only_stops_sending_is_gone_too(ends: tuple[HeardLink, socke
     other.shutdown(socket.SHUT_WR)
     serve([heard], lambda: heard.closed)
     assert len(heard.bodies) == 1, "what it had said before counts"
-    assert heard.closed == ("its connection was closed", True)
+    assert heard.closed == ("connection closed", True)
     assert other.recv(1) == b""
 
 
@@ -123,7 +123,7 @@ def test_a_reset_has_told_us(ends: tuple[HeardLink, socket.socket]) -> None:
     heard, other = ends
     reset(other)
     serve([heard], lambda: heard.closed)
-    assert heard.closed == ("its connection was closed", True)
+    assert heard.closed == ("connection closed", True)
     assert not heard.link.was_finished
 
 
@@ -189,7 +189,7 @@ def test_sending_to_a_peer_that_is_gone_tells_the_same(ends: tuple[HeardLink, so
     reset(other)
     while heard.closed is None:
         heard.link.send(BEAT)
-    assert heard.closed == ("its connection was closed", True)
+    assert heard.closed == ("connection closed", True)
     heard.link.send(BEAT)  # which is no use, and no harm
 
 
@@ -203,7 +203,7 @@ def test_a_killed_process_has_told_us(tmp_path: Path) -> None:
     heard = HeardLink(sock)
     child.kill()
     serve([heard], lambda: heard.closed)
-    assert heard.closed == ("its connection was closed", True)
+    assert heard.closed == ("connection closed", True)
     child.communicate()
 
 
@@ -215,7 +215,7 @@ def test_a_connection_that_times_out_is_broken_and_nobody_told_us(ends: tuple[He
     while not heard.link.wants_to_write:
         heard.link.send(BEAT * 1000)
     serve([heard], lambda: heard.closed)
-    assert heard.closed == ("its connection broke: Connection timed out", False)
+    assert heard.closed == ("connection failed: Connection timed out", False)
 
 
 def test_our_own_close_is_told_to_nobody(ends: tuple[HeardLink, socket.socket]) -> None:
@@ -245,7 +245,7 @@ def test_a_peer_that_never_reads_costs_a_bounded_amount(ends: tuple[HeardLink, s
         heard.link.send(frame)
         sent += len(frame)
         assert sent < 64 << 20, "there must be an end to it"
-    assert heard.closed == ("the other side does not read what it is sent", False)
+    assert heard.closed == ("the peer does not read what it is sent", False)
 
 
 def test_what_could_not_be_sent_at_once_follows_in_order(ends: tuple[HeardLink, socket.socket]) -> None:
@@ -366,7 +366,7 @@ def test_frames_pass_through_tls_in_both_directions(certificates: Certificates) 
         assert client.bodies == [long[4:]] * 3
         client.link.close()
         serve([server], lambda: server.closed)
-        assert server.closed == ("its connection was closed", True)
+        assert server.closed == ("connection closed", True)
 
 
 @needs_openssl
@@ -388,7 +388,7 @@ def test_a_server_of_another_authority_is_not_believed(certificates: Certificate
     )
     serve([server, client], lambda: server.closed and client.closed)
     assert client.closed is not None
-    assert client.closed[0].startswith("TLS could not be agreed on: ")
+    assert client.closed[0].startswith("TLS handshake failed: ")
     assert not client.closed[1]
 
 
@@ -414,7 +414,7 @@ def test_a_client_without_a_certificate_of_our_authority_is_refused(certificates
     client.link.send(BEAT)
     serve([server, client], lambda: server.closed and client.closed)
     assert server.closed is not None
-    assert server.closed[0].startswith("TLS could not be agreed on: ")
+    assert server.closed[0].startswith("TLS handshake failed: ")
     assert server.bodies == []
 
 
@@ -429,7 +429,7 @@ def test_two_sides_of_which_one_has_tls_both_say_what_is_wrong(certificates: Cer
         plain.link.send(BEAT)
         serve([tls, plain], lambda tls=tls, plain=plain: tls.closed and plain.closed)  # type: ignore[misc]
         assert tls.closed is not None
-        assert plain.closed == ("it speaks TLS, and this side was not told to", False)
+        assert plain.closed == ("the peer uses TLS and this side does not", False)
         assert "TLS" in tls.closed[0]
         assert tls.link.is_tls_mismatch
         assert plain.link.is_tls_mismatch

@@ -59,7 +59,7 @@ def test_who_was_silent_while_the_server_stood_still_has_its_whole_lease_afterwa
         continued = time.monotonic()
         assert quiet.is_closed_by_server()
         assert time.monotonic() - continued >= 0.5 * TERMS.lease_s
-        assert server.facts()["lost"] == ["quiet: it was silent for 1.5 s"]
+        assert server.facts()["lost"] == ["quiet: no heartbeat for 1.5 s"]
 
 
 def test_without_descriptors_members_keep_their_leases_and_newcomers_wait_their_turn() -> None:

@@ -301,7 +301,7 @@ def test_what_people_call_it(entrypoint: Any, args: list[str], name: str) -> Non
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(config: Make) -> None:
     """In one sentence, before anything starts."""
-    with pytest.raises(ValueError, match="there is no rendezvous backend 'pigeon'; known are c10d, etcd"):
+    with pytest.raises(ValueError, match="unknown rendezvous backend 'pigeon'; known backends: c10d, etcd"):
         launch_agent(config(rdzv_backend="pigeon"), "/bin/true", [])
 
 

@@ -95,7 +95,7 @@ def test_a_reset_link_between_live_nodes_has_no_effect(lab: Lab) -> None:
     agents = cluster.start(*lab)
     generation = cluster.until_at_work(3)
     lab[2].reset(PORT)
-    cluster.until_printed(agents[2], "workers go on, and this node looks for it")
+    cluster.until_printed(agents[2], "workers keep running while this node reconnects")
     cluster.until_worked_for(generation, LEASE_S + 1.0)
     (lab.shared / "fail-0").touch()
     cluster.until_at_work(3, after=generation)

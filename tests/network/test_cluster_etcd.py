@@ -159,7 +159,7 @@ def test_a_leader_that_reaches_etcd_again_in_time_causes_no_restart(make_lab: Ma
     lab.partition([lab[0]], run.etcd.hosts)
     run.until_one_takes_over(agents[1:])
     lab.heal()
-    run.until_printed(agents[0], "this node serves the coordinator no longer")
+    run.until_printed(agents[0], "this node no longer serves the coordinator")
     run.until_all_joined_the_new_leader()
     run.until_worked_for(whole, 0.5)
     (lab.shared / "fail-0").touch()

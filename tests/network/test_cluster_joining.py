@@ -18,7 +18,7 @@ def test_the_serving_node_may_start_last(lab: Lab) -> None:
     cluster = Cluster(lab, 3, nproc=2)
     early = cluster.start(lab[2], lab[1])
     for agent in early:
-        cluster.until_printed(agent, f"there is no coordinator at {cluster.endpoint}: Connection refused; still trying")
+        cluster.until_printed(agent, f"no coordinator at {cluster.endpoint}: Connection refused; retrying for")
     cluster.start(lab[0])
     generation = cluster.until_at_work(6)
     assert sorted(generation.hosts) == ["node0", "node0", "node1", "node1", "node2", "node2"]

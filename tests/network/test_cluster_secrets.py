@@ -93,7 +93,7 @@ def test_with_mutual_tls_a_node_without_a_certificate_is_rejected(lab: Lab, auth
     members = [cluster.start(host, conf=authority.sign(host))[0] for host in lab.hosts[:2]]
     generation = cluster.until_at_work(2)
     (agent,) = cluster.start(lab[2])
-    expected = "it refused what this side showed for TLS (certificate required); check the rendezvous options ssl_cert"
+    expected = "the peer rejected the TLS handshake: certificate required; check the rendezvous options ssl_cert"
     assert_rejected(cluster, agent, expected)
     cluster.until_worked_for(generation, 0.2)
     members += cluster.start(lab[2], conf=authority.sign(lab[2]))
@@ -107,13 +107,11 @@ def test_nodes_with_different_tls_settings_are_rejected(lab: Lab, authority: Aut
     members = cluster.start(lab[0], conf={**authority.sign(lab[0]), "ca_cert": authority.certificate})
     generation = cluster.until_at_work(1)
     (plain,) = cluster.start(lab[1])
-    assert_rejected(
-        cluster, plain, "it speaks TLS, and this side was not told to; check the rendezvous options ssl_cert"
-    )
+    assert_rejected(cluster, plain, "the peer uses TLS and this side does not; check the rendezvous options ssl_cert")
     (untrusting,) = cluster.start(lab[1], conf={**authority.sign(lab[1]), "ca_cert": other_authority.certificate})
-    assert_rejected(cluster, untrusting, "TLS could not be agreed on: self-signed certificate in certificate chain")
+    assert_rejected(cluster, untrusting, "TLS handshake failed: self-signed certificate in certificate chain")
     (untrusted,) = cluster.start(lab[2], conf={**other_authority.sign(lab[2]), "ca_cert": authority.certificate})
-    assert_rejected(cluster, untrusted, "it refused what this side showed for TLS (unknown ca)")
+    assert_rejected(cluster, untrusted, "the peer rejected the TLS handshake: unknown ca")
     cluster.until_worked_for(generation, 0.2)
     cluster.finish(*members)
 
@@ -129,6 +127,6 @@ def test_a_node_with_tls_is_rejected_by_a_coordinator_without(lab: Lab, authorit
     members = cluster.start(lab[0], lab[1])
     generation = cluster.until_at_work(2)
     (agent,) = cluster.start(lab[2], conf={"ca_cert": authority.certificate})
-    assert_rejected(cluster, agent, "it refused what this side showed for TLS (handshake failure)")
+    assert_rejected(cluster, agent, "the peer rejected the TLS handshake: handshake failure")
     cluster.until_worked_for(generation, 0.2)
     cluster.finish(*members)

@@ -191,7 +191,7 @@ def test_a_spare_has_no_deadline_and_is_excused() -> None:
         decision = spare.decide(full, View(), now)
         assert isinstance(decision, Wait)
         assert decision.is_spare
-    decision = spare.decide(decisions.closed(full, "the work of host-a ended"), View(), 100001.0)
+    decision = spare.decide(decisions.closed(full, "the workers of host-a finished"), View(), 100001.0)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, RendezvousGracefulExitError)
 
@@ -212,8 +212,8 @@ def test_too_late_says_who_came() -> None:
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, RendezvousTimeoutError)
     assert str(decision.error) == (
-        "1 of at least 2 nodes came to round 1 of the run 'run' within 10 s: host-a; start the missing ones, or allow "
-        "fewer nodes"
+        "only 1 of at least 2 nodes joined round 1 of the run 'run' within 10 s: host-a; start the missing nodes, or "
+        "allow fewer"
     )
 
 
@@ -229,8 +229,8 @@ def test_nodes_with_other_numbers_are_told_so() -> None:
     decision = joiner("b", terms(1, 2)).decide(state(*nodes(a=JOINED)), View(), 0.0)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, RendezvousStateError)
-    assert "this node wants 1 to 2 nodes" in str(decision.error)
-    assert "agreed on 2 to 4" in str(decision.error)
+    assert "this node is configured for 1 to 2 nodes" in str(decision.error)
+    assert "but the run 'run' for 2 to 4;" in str(decision.error)
 
 
 def test_other_numbers_are_fine_when_nobody_is_left() -> None:

@@ -146,7 +146,7 @@ def test_timeouts_have_torchs_defaults_and_must_be_positive() -> None:
     ]
     for name in ("join", "last_call", "close", "heartbeat"):
         for wrong in (timedelta(0), timedelta(seconds=-1)):
-            with pytest.raises(ValueError, match=f"the {name} timeout"):
+            with pytest.raises(ValueError, match=f"the rendezvous timeout '{name}'"):
                 RendezvousTimeout(**{name: wrong})
 
 
@@ -166,7 +166,7 @@ def test_the_timeout_of_the_command_line_is_not_ignored() -> None:
     params = RendezvousParameters("memory", "", "run", 1, 2, timeout=9)
     assert create_handler(None, MemoryBackend(), params).settings.timeout.join == timedelta(seconds=9)
     params = RendezvousParameters("memory", "", "run", 1, 2, timeout=9, join_timeout=0)
-    with pytest.raises(ValueError, match="the join timeout"):
+    with pytest.raises(ValueError, match="the rendezvous timeout 'join'"):
         create_handler(None, MemoryBackend(), params)
 
 
@@ -405,7 +405,7 @@ def test_the_heart_does_not_die_in_silence(place: Place) -> None:
 def test_a_join_that_fails_takes_its_node_off_the_list(place: Place) -> None:
     """Nobody waits for it, and its heart is still."""
     node = place.node(2, 2, join_s=1.0)
-    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes came"):
+    with pytest.raises(RendezvousTimeoutError, match="only 1 of at least 2 nodes joined"):
         node.next_rendezvous()
     assert place.backend.cell is not None
     assert decode(place.backend.cell[0], "run").nodes == ()
@@ -421,7 +421,7 @@ def test_a_member_whose_work_ends_ends_the_run(place: Place) -> None:
     assert nodes[0].shutdown()
     assert nodes[1].is_closed()
     wait_until(lambda: nodes[1].num_nodes_waiting() == 0)  # nothing could form any more: let it finish its work
-    with pytest.raises(RendezvousClosedError, match=r"the run 'run' is over: the work of 127\.0\.0\.1 ended"):
+    with pytest.raises(RendezvousClosedError, match=r"the run 'run' is over: the workers of 127\.0\.0\.1 finished"):
         nodes[1].next_rendezvous()
 
 
@@ -537,17 +537,17 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_document_that_is_not_ours_is_refused(place: Place, name: str) -> None:
     place.backend.cell = (HOSTILE[name], 1)
-    with pytest.raises(RendezvousStateError, match="the rendezvous state of the run 'run' is not ours: ") as caught:
+    with pytest.raises(RendezvousStateError, match="rendezvous state of the run 'run' is invalid: ") as caught:
         place.node(1, 2).next_rendezvous()
     assert len(str(caught.value)) < 500
-    assert place.backend.cell == (HOSTILE[name], 1), "what is not ours is not overwritten either"
+    assert place.backend.cell == (HOSTILE[name], 1), "an invalid state is not overwritten either"
 
 
 def test_a_pickle_is_refused_and_not_loaded(place: Place, tmp_path: Path) -> None:
     """TorchElastic ran whatever a stranger wrote there."""
     trace = tmp_path / "loaded"
     place.backend.cell = (pickle.dumps(Trap(trace)), 1)
-    with pytest.raises(RendezvousStateError, match="it is a pickle, as agents of TorchElastic write it"):
+    with pytest.raises(RendezvousStateError, match="it is a pickle, written by an agent of TorchElastic"):
         place.node(1, 2).next_rendezvous()
     assert not trace.exists()
     pickle.loads(pickle.dumps(Trap(trace)))
@@ -559,6 +559,6 @@ def test_a_stranger_that_writes_while_a_group_runs_is_reported(place: Place) -> 
     member = place.node(1, 1, keep_alive_s=0.1, store=store, backend=C10dRendezvousBackend(store, "run"))
     member.next_rendezvous()
     store.set(KEY, base64.b64encode(b"I was here"))
-    with pytest.raises(RendezvousStateError, match="is not ours: it begins with b'I was here'"):
+    with pytest.raises(RendezvousStateError, match="is invalid: it begins with b'I was here'"):
         wait_until(lambda: member.num_nodes_waiting() > 0)
     store.delete_key(KEY)

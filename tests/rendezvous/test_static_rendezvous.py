@@ -106,21 +106,21 @@ def test_two_nodes_with_the_same_rank(group: Group) -> None:
     earlier = BlockingCall(one.next_rendezvous)
     wait_until(lambda: zero.num_nodes_waiting() > 0)
     later = BlockingCall(group.node(1, 2).next_rendezvous)
-    with pytest.raises(RendezvousStateError, match="another node came to the run 'run' with the rank 1"):
+    with pytest.raises(RendezvousStateError, match="another node joined the run 'run' with rank 1"):
         earlier.result()
     assert zero.next_rendezvous().world_size == 2
     assert later.result().rank == 1
 
 
 def test_who_is_missing_is_said(group: Group) -> None:
-    with pytest.raises(RendezvousTimeoutError, match="the nodes with the ranks 1, 2 did not come to attempt 1"):
+    with pytest.raises(
+        RendezvousTimeoutError, match="did not join attempt 1 of the run 'run' within 1 s: 1, 2; start them"
+    ):
         group.node(0, 3, timeout_s=1).next_rendezvous()
 
 
 def test_rank_0_that_is_not_there(group: Group) -> None:
-    with pytest.raises(
-        RendezvousConnectionError, match=f"the store of rank 0 at 127.0.0.1:{group.port} cannot be used"
-    ):
+    with pytest.raises(RendezvousConnectionError, match=f"cannot use the store of rank 0 at 127.0.0.1:{group.port}"):
         group.node(1, 2, timeout_s=1).next_rendezvous()
 
 

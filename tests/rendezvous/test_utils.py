@@ -45,7 +45,7 @@ def test_options() -> None:
 
 @pytest.mark.parametrize("text", [",", "a", "a=", "=1", "a=1,", "a=1,,b=2"])
 def test_options_without_a_name_or_a_value(text: str) -> None:
-    with pytest.raises(ValueError, match="of the rendezvous"):
+    with pytest.raises(ValueError, match="rendezvous option"):
         _parse_rendezvous_config(text)
 
 

@@ -142,7 +142,7 @@ SEVERAL: list[events.AnyEvent] = [
     events.GenerationFormed(Assignment(3, group_world_size=2, world_size=2, why="b was drained")),
     events.WorkerStarted(3, 0, 300),
     events.GenerationEnded(1, "a stale event"),
-    events.Fenced(3, "nothing was heard of the coordinator"),
+    events.Fenced(3, "no answer from the coordinator"),
     events.WorkerExited(3, 0, -9),
     events.NodeCleared(3),
     events.GenerationFormed(Assignment(4, group_world_size=2, world_size=2, restarts_used=1, why="restart 1 of 3")),
@@ -176,7 +176,7 @@ def test_a_node_among_several_replays_without_a_difference(tmp_path: Path) -> No
         "b is leaving (up to 30 s): its agent received SIGTERM",
         "stopping all workers because b was drained (SIGTERM, 30 s grace)",
         "generation 3 (b was drained): starting 1 worker, rank 0 of 2, node 0 of 2",
-        "killing all remaining processes: nothing was heard of the coordinator",
+        "killing all remaining processes: no answer from the coordinator",
         "this node is leaving: spot instance",
         "the run was cancelled: an operator ended it",
     ):

@@ -314,7 +314,7 @@ def test_without_a_server_a_client_raises(path: str) -> None:
 
 def test_a_request_too_long_for_an_atomic_write_is_rejected(path: str, serve) -> None:
     serve()
-    with pytest.raises(RuntimeError, match="shorten the name"):
+    with pytest.raises(RuntimeError, match="shorten the name of the scope"):
         FileTimerClient(path).acquire("x" * select.PIPE_BUF, 1.0)
 
 

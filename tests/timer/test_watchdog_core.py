@@ -148,10 +148,10 @@ def test_requests_of_other_processes_are_counted_and_ignored() -> None:
     for pid in (4711, 1, 4712):
         harness.take(acquire(pid, "step", 0.0))
     assert harness.watchdog.next_deadline() is None
-    assert harness.watchdog.strangers == 3
+    assert harness.watchdog.unknown_senders == 3
     (note,) = harness.watchdog.take_notes()
     assert "process 4711" in note
-    assert "no worker of this node" in note
+    assert "not a worker of this node" in note
 
 
 def test_requests_before_the_workers_start_is_known_wait_for_it() -> None:
@@ -162,10 +162,10 @@ def test_requests_before_the_workers_start_is_known_wait_for_it() -> None:
     assert harness.watchdog.next_deadline() is None
     harness.start(0)
     assert harness.watchdog.next_deadline() == pytest.approx(10.0)
-    assert harness.watchdog.strangers == 0
+    assert harness.watchdog.unknown_senders == 0
     harness.start(1)
     assert harness.late(1e6) == [(0, "step")]
-    assert harness.watchdog.strangers == 1
+    assert harness.watchdog.unknown_senders == 1
 
 
 def test_requests_do_not_wait_for_a_worker_that_could_not_be_started() -> None:
@@ -173,7 +173,7 @@ def test_requests_do_not_wait_for_a_worker_that_could_not_be_started() -> None:
     harness.start(0)
     harness.watchdog.heard(events.WorkerStartFailed(1, 1, "no such file"), [])
     harness.take(acquire(101, "step", 0.0))
-    assert harness.watchdog.strangers == 1
+    assert harness.watchdog.unknown_senders == 1
 
 
 def test_the_timers_of_a_worker_end_with_it() -> None:
@@ -183,7 +183,7 @@ def test_the_timers_of_a_worker_end_with_it() -> None:
     harness.watchdog.heard(events.WorkerExited(1, 0, 0), [])
     harness.take(acquire(100, "step", 1.0))
     assert harness.late(1e6) == []
-    assert harness.watchdog.strangers == 0
+    assert harness.watchdog.unknown_senders == 0
     assert harness.watchdog.take_notes() == []
 
 
@@ -387,7 +387,7 @@ def test_the_timers_of_one_worker_are_bounded() -> None:
 def test_requests_that_wait_for_a_start_are_bounded() -> None:
     harness = Harness(1, are_started=False)
     harness.take(*(acquire(7, f"scope {number}", 50.0) for number in range(1_000)))
-    assert harness.watchdog.strangers == 1_000 - 256
+    assert harness.watchdog.unknown_senders == 1_000 - 256
 
 
 def test_expiries_without_a_signal_are_bounded() -> None:

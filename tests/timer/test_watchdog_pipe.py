@@ -166,7 +166,7 @@ def test_an_unusable_path_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     for path, message in (
         (tmp_path / "file", "which is not a pipe"),
-        (tmp_path / "missing" / "timers", "does not exist; create it"),
+        (tmp_path / "missing" / "timers", "the folder .* does not exist; create it"),
         (tmp_path / "file" / "timers", "Not a directory"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -195,7 +195,7 @@ def test_an_unwritable_folder_is_rejected_with_a_message(tmp_path: Path) -> None
 
 
 class SilentLogs:
-    """Implements ``ports.Logs``: records printed lines, and has no evidence."""
+    """Implements ``interfaces.Logs``: records printed lines, and has no evidence."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -386,4 +386,4 @@ def test_invalid_input_is_reported_once(tmp_path: Path) -> None:
         run = Run(tmp_path, on, workers=1)
         run.run()
         assert sum("invalid request" in line for line in run.logs.lines) == 1
-        assert sum("no worker of this node" in line for line in run.logs.lines) == 1
+        assert sum("not a worker of this node" in line for line in run.logs.lines) == 1

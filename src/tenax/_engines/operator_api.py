@@ -37,7 +37,7 @@ _MAX_WAIT_S = 30.0
 _COALESCE_S = 0.2  # changes within this time share one answer
 _MAX_WAITING = 256
 _CLOCK_WAS_SET_S = 1.0
-_GONE = "the coordinator has just gone from here; ask again"
+_GONE = "the coordinator is no longer on this node; try again"
 _CACHE_PER_COST = 20  # a status is cached for this multiple of the CPU time it took to build
 _EXPENSIVE_S = 0.005  # above this cost, even if the run has changed since; its mark shows that
 
@@ -100,7 +100,7 @@ class OperatorApi:
         try:
             status = self._cached_status()
         except Exception as error:
-            reply(None, f"the status cannot be made: {type(error).__name__}: {error}")
+            reply(None, f"could not build the status: {type(error).__name__}: {error}")
             return
         reply(status, "")
 
@@ -202,27 +202,27 @@ class OperatorApi:
                 reply(None, "the run is over")
             case requests.StopRequest(why):
                 # Answer first: the end of the run may close the operator's connection.
-                reply("the run is being ended on every node", "")
+                reply("stopping the run on every node", "")
                 self._coordinator.step(CancelRequested(why))
             case requests.RestartRequest(why):
                 phase = self._coordinator.state.phase
                 if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
                     reply(
                         None,
-                        f"no generation is running that could be restarted: {self._coordinator.describe_activity()}",
+                        f"no generation to restart: {self._coordinator.describe_activity()}",
                     )
                     return
                 if leaving := self._last_leaving():
-                    reply(None, f"generation {self._coordinator.state.generation} is ending already: {leaving}")
+                    reply(None, f"generation {self._coordinator.state.generation} is already ending: {leaving}")
                     return
-                reply(f"generation {self._coordinator.state.generation} is being ended, and another follows", "")
+                reply(f"stopping generation {self._coordinator.state.generation}; the next one follows", "")
                 self._coordinator.step(RestartRequested(why))
             case requests.DrainRequest(node, why):
                 node_id, trouble = self.find(node)
                 if trouble:
                     reply(None, trouble)
                     return
-                reply(f"{self._coordinator.state.nodes[node_id].label} is asked to leave", "")
+                reply(f"draining {self._coordinator.state.nodes[node_id].label}", "")
                 self._coordinator.step(DrainRequested(node_id, why))
             case requests.NodeRequest(node):
                 node_id, trouble = self.find(node)
@@ -234,7 +234,7 @@ class OperatorApi:
                 else:
                     self._forward(node_id, request, reply)
             case _:
-                reply(None, "this is asked of an agent, not of the coordinator")
+                reply(None, "the coordinator cannot answer this request; send it to an agent")
 
     def _last_leaving(self) -> str:
         """Name the draining nodes if too few nodes remain for another generation; else return an empty string."""
@@ -242,7 +242,7 @@ class OperatorApi:
         leaving = [record.label for record in state.nodes.values() if record.is_draining]
         if not leaving or len(state.nodes) - len(leaving) >= state.settings.min_nodes:
             return ""
-        return f"{some_of(leaving)} {'was' if len(leaving) == 1 else 'were'} asked to leave"
+        return f"{some_of(leaving)} {'is' if len(leaving) == 1 else 'are'} draining"
 
     def find(self, node: str) -> tuple[str, str]:
         """Return the id of the node that ``node`` names, and an error message if there is not exactly one."""
@@ -265,5 +265,5 @@ class OperatorApi:
         shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + (", ..." if len(names) > _MAX_NAMES_SHOWN else "")
         asked = repr(node if len(node) <= _MAX_NAME_SHOWN else f"{node[:_MAX_NAME_SHOWN]}...")
         if found:
-            return "", f"{asked} may be {len(found)} nodes; say which of {shown}"
-        return "", f"there is no node {asked}; there are {shown or 'none yet'}"
+            return "", f"{asked} matches {len(found)} nodes; use one of {shown}"
+        return "", f"no node {asked}; known nodes: {shown or 'none yet'}"

@@ -34,7 +34,7 @@ def configured_secret(params: RendezvousParameters) -> bytes:
     """Return the secret given for this run; empty if there is none. Raises ValueError."""
     token, path = params.get("token"), params.get("token_file")
     if token and path:
-        raise ValueError("both rendezvous options 'token' and 'token_file' are given; expected one of them")
+        raise ValueError("both rendezvous options 'token' and 'token_file' are given; give only one")
     if path:
         secret, source = read_private_file(str(path), "token_file", MAX_BYTES).strip(), "token_file"
     else:
@@ -42,8 +42,8 @@ def configured_secret(params: RendezvousParameters) -> bytes:
         source = "token" if token else TOKEN_VARIABLE
     if (secret or path) and not MIN_BYTES <= len(secret) <= MAX_BYTES:
         raise ValueError(
-            f"the secret of the rendezvous ({source}) has {len(secret)} bytes; expected {MIN_BYTES} to {MAX_BYTES}; "
-            "make one with: (umask 077; openssl rand -hex 32 > FILE)"
+            f"the rendezvous secret ({source}) has {len(secret)} bytes; expected {MIN_BYTES} to {MAX_BYTES}; "
+            "create one with: (umask 077; openssl rand -hex 32 > FILE)"
         )
     return secret
 
@@ -55,7 +55,7 @@ def read_private_file(path: str, option: str, max_bytes: int) -> bytes:
             about = os.fstat(file.fileno())
             content = file.read(max_bytes + 1)
     except OSError as error:
-        raise ValueError(f"the file of the rendezvous option {option!r} cannot be read: {error}") from error
+        raise ValueError(f"cannot read the file of the rendezvous option {option!r}: {error}") from error
     if stat.S_ISCHR(about.st_mode):  # a terminal or /dev/null
         return content
     if about.st_mode & 0o077:
@@ -64,7 +64,9 @@ def read_private_file(path: str, option: str, max_bytes: int) -> bytes:
             f"run: chmod 600 {path}"
         )
     if about.st_uid not in (0, os.geteuid()):
-        raise ValueError(f"the file {path!r} of the rendezvous option {option!r} belongs to another user; copy it")
+        raise ValueError(
+            f"the file {path!r} of the rendezvous option {option!r} belongs to another user; use a copy that you own"
+        )
     return content
 
 
@@ -103,9 +105,9 @@ def user_secret(environ: Mapping[str, str] = os.environ, *, create: bool = True)
         return _read(path)
     except OSError as error:
         raise OSError(
-            f"the secret of this user cannot be kept in {folder}: {error.strerror or error}; give the run a secret "
-            f"(--rdzv-conf token_file=FILE or the variable {TOKEN_VARIABLE}), or name another folder with "
-            f"{FOLDER_VARIABLE}"
+            f"cannot store the secret of this user in {folder}: {error.strerror or error}; give the run a secret "
+            f"(--rdzv-conf token_file=FILE or the variable {TOKEN_VARIABLE}), or set {FOLDER_VARIABLE} to another "
+            "folder"
         ) from error
 
 
@@ -130,5 +132,5 @@ def _read(path: str) -> bytes:
             raise PermissionError(f"{path} must be a file that only this user can read; remove it")
         secret = file.read(_USER_SECRET_BYTES + 1)
     if len(secret) != _USER_SECRET_BYTES:
-        raise OSError(f"{path} has not {_USER_SECRET_BYTES} bytes; remove it")
+        raise OSError(f"{path} does not have {_USER_SECRET_BYTES} bytes; remove it")
     return secret

@@ -74,10 +74,10 @@ class StoreAddress:
         """Return the reason for which this node cannot join: it has no port to offer."""
         if self._port and error.errno == errno.EADDRINUSE:
             return (
-                f"port {self._port} for the workers' store is taken on this host; choose another (--master-port, or "
-                "--rdzv-conf store_port), or name none and a free one is used"
+                f"port {self._port} for the workers' store is in use on this host; choose another (--master-port "
+                "or --rdzv-conf store_port), or leave it out to use a free one"
             )
-        return f"there is no port for the workers' store: {error.strerror or error}"
+        return f"no port for the workers' store: {error.strerror or error}"
 
     def _where(self) -> str:
         if self.addr not in _LOOPBACK:

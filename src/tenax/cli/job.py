@@ -12,7 +12,7 @@ Usage::
 
     arguments = parse_arguments(argv, switches=("--json",), values=("--why",))  # raises UsageError
     with find_job(job_selector(arguments, run_id)) as job:  # raises UsageError, NoSuchJob
-        answer = job.ask(StatusRequest(), RunStatus)  # raises Declined, LineLost
+        answer = job.ask(StatusRequest(), RunStatus)  # raises Declined, ConnectionLost
 
 ``run_operator_command`` turns these exceptions into a message and an exit code.
 """
@@ -28,8 +28,8 @@ from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.text import format_seconds
 from tenax._engines.tcp.operator import (
     AccessDenied,
+    ConnectionLost,
     Declined,
-    LineLost,
     OperatorError,
     Unreachable,
     connect_to_agent,
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tenax._core.requests import AnyRequest
-    from tenax._engines.tcp.operator import OperatorLine
+    from tenax._engines.tcp.operator import OperatorConnection
     from tenax._io.endpoint import Address
     from tenax.cli.ended_run import EndedRun
 
 __all__ = [
     "SELECTOR_HELP",
     "Arguments",
+    "ConnectionLost",
     "Declined",
     "Job",
     "JobSelector",
-    "LineLost",
     "LocalAgent",
     "NoSuchJob",
     "NotResponding",
@@ -231,21 +231,21 @@ def run_operator_command(name: str, argv: Sequence[str], usage: str, command: Ca
 class Job:
     """A connection to a run. ``agent`` is the agent that answers, if it is on this host."""
 
-    def __init__(self, run_id: str, line: OperatorLine, agent: LocalAgent | None = None) -> None:
+    def __init__(self, run_id: str, line: OperatorConnection, agent: LocalAgent | None = None) -> None:
         self.run_id = run_id
         self.agent = agent
         self._line = line
 
     def ask(self, request: AnyRequest, kind: type[A], timeout_s: float = TIMEOUT_S) -> A:
-        """Send a request and return the answer as this type. Raises ``Declined`` (with the reason) and ``LineLost``."""
+        """Send a request and return the answer as this type. Raises ``Declined`` and ``ConnectionLost``."""
         return _decode(self.ask_raw(request, timeout_s), kind)
 
     def ask_raw(self, request: AnyRequest, timeout_s: float = TIMEOUT_S) -> msgspec.Raw:
-        """Send a request and return the answer as JSON. Raises ``Declined`` and ``LineLost``."""
+        """Send a request and return the answer as JSON. Raises ``Declined`` and ``ConnectionLost``."""
         return self._line.ask(request, timeout_s)
 
     def until_gone(self) -> None:
-        """Wait until the process that answers exits: the agent here, or the coordinator's. Raises ``LineLost``."""
+        """Wait until the process that answers exits: the agent, or the coordinator's. Raises ``ConnectionLost``."""
         from tenax._core.requests import AgentRequest
 
         self._line.until_closed(AgentRequest())
@@ -306,7 +306,7 @@ def _decode(raw: msgspec.Raw, kind: type[A]) -> A:
     try:
         return msgspec.json.decode(raw, type=kind)
     except DECODE_ERRORS as error:
-        raise LineLost(f"unexpected answer ({error}); the run may use another version of tenax") from error
+        raise ConnectionLost(f"unexpected answer ({error}); the run may use another version of tenax") from error
 
 
 # --- this host --------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
     from tenax._core.requests import AgentRequest
     from tenax._node.control_socket import socket_paths
 
-    lines: list[tuple[str, int, OperatorLine | OperatorError]] = []
+    lines: list[tuple[str, int, OperatorConnection | OperatorError]] = []
     try:
         paths = socket_paths(environ)
     except OSError as error:
@@ -338,7 +338,7 @@ def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
     return sorted((agent for agent in found if agent is not None), key=lambda agent: (agent.since, agent.pid))
 
 
-def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> LocalAgent | None:
+def _agent(path: str, number: int, line: OperatorConnection | OperatorError) -> LocalAgent | None:
     """Return the agent behind a control socket; None if it has exited."""
     name = os.path.basename(path).partition(".")[0].partition("-")[0]
     pid = int(name) if name.isdecimal() else 0
@@ -357,7 +357,7 @@ def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> LocalA
     return msgspec.structs.replace(agent, path=path, since=since, trouble=trouble, pid=agent.pid or pid)
 
 
-def _answer(number: int, line: OperatorLine | OperatorError) -> tuple[LocalAgent, OperatorError | None]:
+def _answer(number: int, line: OperatorConnection | OperatorError) -> tuple[LocalAgent, OperatorError | None]:
     """Return the agent's answer, or an empty one and the error."""
     if isinstance(line, OperatorError):
         return LocalAgent(), line
@@ -479,10 +479,10 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
     parameters = rendezvous_parameters(options)
     try:
         if backend in ETCD_BACKENDS:
-            from tenax._engines.etcd.operator import line_through_etcd
+            from tenax._engines.etcd.operator import connect_through_etcd
             from tenax.rendezvous._etcd_handler import etcd_engine_settings
 
-            return Job(selector.run_id, line_through_etcd(etcd_engine_settings(parameters)))
+            return Job(selector.run_id, connect_through_etcd(etcd_engine_settings(parameters)))
         from tenax.rendezvous._tcp_handler import tcp_settings
 
         settings = tcp_settings(parameters)

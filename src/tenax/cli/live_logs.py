@@ -18,7 +18,7 @@ from tenax._engines.tcp import wire
 from tenax._node.log_queries import START, RankSet
 from tenax._view.log_lines import LogAnswer
 from tenax._view.status import RunStatus
-from tenax.cli.job import LineLost, NoSuchJob
+from tenax.cli.job import ConnectionLost, NoSuchJob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class Requests:
         return len(self._keys)
 
     def receive(self, until: float) -> tuple[Any, msgspec.Raw, str] | None:
-        """Return key, value and error of the next answer; None if none arrives in time. Raises ``LineLost``."""
+        """Return key, value and error of the next answer; None if none arrives in time. Raises ``ConnectionLost``."""
         while True:
             try:
                 frame = self._line.receive(until)
-            except LineLost as error:
+            except ConnectionLost as error:
                 if isinstance(error.__cause__, TimeoutError):
                     return None
                 raise
@@ -131,7 +131,7 @@ class Follower:
                 self._ask_status()
                 self._ask_nodes()
                 self._receive_batch(time.monotonic() + _WAIT_S + _TIMEOUT_S)
-        except LineLost:
+        except ConnectionLost:
             page.note("connection closed: the run has ended, or the node that served this command has left it")
             return
         if self._status.phase == "over":
@@ -245,10 +245,10 @@ class Follower:
             while (self._unfinished | self._asked) - self._over - self._troubles.keys():
                 if self._page.is_closed or time.monotonic() >= until:
                     return
-                with suppress(LineLost):  # answers sent before the connection was closed can still be received
+                with suppress(ConnectionLost):  # answers sent before the connection was closed can still be received
                     self._ask_nodes()
                 self._receive_batch(until)
-        except LineLost:
+        except ConnectionLost:
             return
 
 
@@ -353,4 +353,4 @@ def _decoded(value: msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(value, type=kind)
     except DECODE_ERRORS as error:
-        raise LineLost(f"unexpected answer ({error}); the run may use another version of tenax") from error
+        raise ConnectionLost(f"unexpected answer ({error}); the run may use another version of tenax") from error

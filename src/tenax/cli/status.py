@@ -8,10 +8,10 @@ from contextlib import suppress
 
 from tenax.cli.job import (
     SELECTOR_HELP,
+    ConnectionLost,
     Declined,
     Job,
     JobSelector,
-    LineLost,
     NoSuchJob,
     NotResponding,
     find_job,
@@ -195,7 +195,7 @@ class _Watch:
                 if is_reader_gone(_RETRY_S):
                     return 0
                 continue
-            except LineLost:
+            except ConnectionLost:
                 if not self._reconnect():
                     return 0
                 continue

@@ -53,8 +53,7 @@ def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
     """Return the settings of the engine from ``--rdzv-conf``. Raises ValueError."""
     if not params.endpoint:
         raise ValueError(
-            "the rendezvous backend 'etcd' needs to know where etcd is; name its members with "
-            "--rdzv-endpoint HOST:PORT,HOST:PORT,..."
+            "the rendezvous backend 'etcd' needs the addresses of etcd; set --rdzv-endpoint HOST:PORT,HOST:PORT,..."
         )
     etcd = etcd_settings_from(params)
     if etcd.tls is not None:
@@ -82,8 +81,8 @@ def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
         for host in managed.hosts:
             if settings.link_port in (host.client_port, host.peer_port):
                 raise ValueError(
-                    f"the rendezvous option 'link_port' is {settings.link_port}, which the managed etcd on {host.name} "
-                    "needs; choose another"
+                    f"the rendezvous option 'link_port' is {settings.link_port}, which the managed etcd on "
+                    f"{host.name} uses; choose another"
                 )
     return settings
 
@@ -94,8 +93,7 @@ def _link_port(params: RendezvousParameters, store_port: int) -> int:
         raise ValueError(f"the rendezvous option 'link_port' is {link_port}; expected a port below 65536")
     if link_port and link_port == store_port:
         raise ValueError(
-            f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two ports, since one "
-            "node may need both"
+            f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two different ports"
         )
     return link_port
 
@@ -111,16 +109,17 @@ def _managed(params: RendezvousParameters, etcd: EtcdSettings, secret: bytes) ->
 
     if etcd.user:
         raise ValueError(
-            "tenax sets up the users of etcd members that it manages; leave out the rendezvous options user and "
-            "password, and give token_file"
+            "the rendezvous options user and password cannot be used with managed=true, because tenax creates the "
+            "users of the etcd members that it starts; remove them, and set token_file"
         )
     if secret and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca:
         from tenax._engines.etcd.link_tls import OwnCertificate
 
         if name := OwnCertificate(etcd.tls).common_name:
             raise ValueError(
-                f"the certificate {etcd.tls.cert} has the Common Name {name!r}, and etcd with users accepts none with "
-                "a Common Name; issue one without, or leave out the secret (token, token_file, TENAX_RDZV_TOKEN)"
+                f"the certificate {etcd.tls.cert} has the Common Name {name!r}, which etcd does not accept when it "
+                "has users; use one without a Common Name, or leave out the secret (token, token_file, "
+                "TENAX_RDZV_TOKEN)"
             )
     only = str(params.get("managed_only") or "")
     return managed_settings(params.endpoint, params.run_id, tls=etcd.tls, only=only, secret=secret)

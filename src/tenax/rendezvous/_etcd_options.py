@@ -35,7 +35,7 @@ def etcd_settings_from(params: RendezvousParameters) -> EtcdSettings:
     files = _tls_files(params)
     protocol = str(params.get("protocol") or "").strip().lower()
     if protocol not in ("", "http", "https"):
-        raise ValueError(f"the protocol of the rendezvous is {protocol!r}; expected 'http' or 'https'")
+        raise ValueError(f"the rendezvous option 'protocol' is {protocol!r}; expected 'http' or 'https'")
     endpoint = params.endpoint or "localhost"
     if protocol:
         endpoint = ",".join(_with_scheme(each, protocol) for each in endpoint.split(",") if each.strip())
@@ -48,8 +48,8 @@ def _tls_files(params: RendezvousParameters) -> TlsFiles:
     given = [[name for name in names if params.get(name)] for names in (_TLS_OPTIONS, _OLD_TLS_OPTIONS)]
     if all(given):
         raise ValueError(
-            f"the rendezvous options {given[0][0]!r} and {given[1][0]!r} name TLS files by two sets of names; use "
-            f"{', '.join(_TLS_OPTIONS)}"
+            f"the rendezvous options {given[0][0]!r} and {given[1][0]!r} belong to two sets of names for TLS "
+            f"files; use only {', '.join(_TLS_OPTIONS)}"
         )
     names = _OLD_TLS_OPTIONS if given[1] else _TLS_OPTIONS
     files = TlsFiles(*(str(params.get(name) or "") for name in names))
@@ -65,8 +65,8 @@ def refuse_engine_options(params: RendezvousParameters) -> None:
         given.append(_TOKEN_VARIABLE)
     if given:
         raise ValueError(
-            f"{', '.join(given)} would have no effect: the nodes of an agent with hooks or handlers of its own meet "
-            "through keys in etcd; remove it, and restrict who may use etcd with its users (user, password_file) or "
+            f"{', '.join(given)} would have no effect: an agent with its own hooks or handlers uses keys in etcd "
+            "for the rendezvous; remove it, and restrict access to etcd with users (user, password_file) or "
             "certificates (ssl_cert, ssl_cert_key, ca_cert)"
         )
 
@@ -79,7 +79,7 @@ def _with_scheme(endpoint: str, protocol: str) -> str:
 def _password(params: RendezvousParameters, user: str) -> str:
     password, path = params.get("password"), params.get("password_file")
     if password and path:
-        raise ValueError("both rendezvous options 'password' and 'password_file' are given; expected one of them")
+        raise ValueError("both rendezvous options 'password' and 'password_file' are given; give only one")
     if password:
         return str(password)
     if not path:

@@ -41,7 +41,7 @@ class TcpRendezvousHandler(PolledRendezvousHandler):
 def tcp_settings(params: RendezvousParameters) -> TcpSettings:
     """Return the settings of the engine from ``--rdzv-conf``. Raises ValueError."""
     if not params.endpoint:
-        raise ValueError("a run of several nodes needs a place to meet; name it with --rdzv-endpoint HOST[:PORT]")
+        raise ValueError("a run of several nodes needs an endpoint; set --rdzv-endpoint HOST[:PORT]")
     tls = TlsFiles(*(str(params.get(key, "") or "") for key in TLS_OPTIONS))
     linked = linked_settings(params, LeaseTerms())
     uses_user_secret = not linked["secret"] and Endpoint.parse(params.endpoint).is_loopback
@@ -67,8 +67,7 @@ def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str
     attempts = seconds(params, "keep_alive_max_attempt", terms.lease_s / terms.beat_s)
     if attempts < 2:
         raise ValueError(
-            f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 beats before a node "
-            "is given up"
+            f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 heartbeats"
         )
     store_port = params.get_as_int("store_port", 0) or 0
     if not 0 <= store_port < 65536:

@@ -167,7 +167,7 @@ class RendezvousParameters:
         **kwargs: Any,
     ) -> None:
         if not backend:
-            raise ValueError("the rendezvous backend has no name; give one such as 'tcp'")
+            raise ValueError("the name of the rendezvous backend is empty; give one, such as 'tcp'")
         if min_nodes < 1:
             raise ValueError(f"min_nodes is {min_nodes}; expected at least 1")
         if max_nodes < min_nodes:
@@ -222,7 +222,7 @@ class RendezvousHandlerRegistry:
             raise ValueError("a rendezvous backend needs a name")
         known = self._registry.setdefault(backend, creator)
         if known != creator:
-            raise ValueError(f"the rendezvous backend {backend!r} is registered already, as {known}; use another name")
+            raise ValueError(f"the rendezvous backend {backend!r} is already registered, as {known}; use another name")
 
     def __contains__(self, backend: str) -> bool:
         return backend in self._registry
@@ -231,14 +231,15 @@ class RendezvousHandlerRegistry:
         creator = self._registry.get(params.backend)
         if creator is None:
             raise ValueError(
-                f"there is no rendezvous backend {params.backend!r}; known are {', '.join(sorted(self._registry))}; "
-                "register yours or publish it under the entry point group 'torchrun.handlers'"
+                f"unknown rendezvous backend {params.backend!r}; known backends: "
+                f"{', '.join(sorted(self._registry))}; register it, or publish it under the entry point group "
+                "'torchrun.handlers'"
             )
         handler = creator(params)
         if handler.get_backend() not in ("", params.backend):
             raise RuntimeError(
-                f"the handler made for the backend {params.backend!r} calls itself {handler.get_backend()!r}; "
-                "get_backend() must return the name it is registered under"
+                f"get_backend() of the handler for the rendezvous backend {params.backend!r} returned "
+                f"{handler.get_backend()!r}; it must return the name it is registered under"
             )
         return handler
 

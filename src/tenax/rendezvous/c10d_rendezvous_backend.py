@@ -79,7 +79,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         try:
             return function(*args)
         except _STORE_ERRORS as error:
-            raise RendezvousConnectionError(f"the store of the rendezvous cannot be reached: {error}") from error
+            raise RendezvousConnectionError(f"cannot reach the rendezvous store: {error}") from error
 
     def _decoded(self, value: bytes) -> tuple[bytes, Token] | None:
         if value == self._NOTHING:
@@ -92,7 +92,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             return b64decode(value, validate=True), value
         except binascii.Error as error:
             raise RendezvousStateError(
-                f"the value of {self._key!r} is not base64 ({error}): somebody else wrote it; use another run id"
+                f"the value of {self._key!r} is not base64 ({error}): another program wrote it; use another run id"
             ) from error
 
 
@@ -120,7 +120,7 @@ def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend
     refuse_unused_options(
         params,
         TLS_OPTIONS,
-        "an agent that calls next_rendezvous() itself meets the others in a store, which has neither a secret nor TLS",
+        "an agent that calls next_rendezvous() itself uses a store without a secret and without TLS",
     )
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "tcp":
@@ -128,7 +128,7 @@ def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend
     elif store_type == "file":
         store = _file_store(params)
     else:
-        raise ValueError(f"the store_type of the rendezvous is {store_type!r}; expected 'tcp' or 'file'")
+        raise ValueError(f"the rendezvous option 'store_type' is {store_type!r}; expected 'tcp' or 'file'")
     return C10dRendezvousBackend(store, params.run_id), store
 
 
@@ -140,7 +140,7 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
     read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
     if read_timeout_s is None or read_timeout_s <= 0:
         raise ValueError(
-            f"the read_timeout of the rendezvous is {read_timeout_s}; expected a positive number of seconds"
+            f"the rendezvous option 'read_timeout' is {read_timeout_s}; expected a positive number of seconds"
         )
     # If another process on this host was faster, it is the host and this one a client.
     attempts = [is_host] if is_host is not None else [True, False] if _can_listen(host, port) else [False]
@@ -157,13 +157,13 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
             if is_server:
                 recorder = _recorder(params)
                 where, endpoint = f"{_HERE}create_backend", f"{host}:{port}"
-                recorder.record(where, "hosts the store of the rendezvous", state=INIT, master_endpoint=endpoint)
+                recorder.record(where, "hosts the rendezvous store", state=INIT, master_endpoint=endpoint)
                 recorder.close()
             return store
         except _STORE_ERRORS as error:
             failure: Exception = error
     raise RendezvousConnectionError(
-        f"the store of the rendezvous at {host}:{port} cannot be {'served' if is_server else 'reached'}: {failure}"
+        f"cannot {'serve' if is_server else 'reach'} the rendezvous store at {host}:{port}: {failure}"
     ) from failure
 
 
@@ -175,7 +175,7 @@ def _can_listen(host: str, port: int) -> bool:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise RendezvousConnectionError(
-            f"the host {host!r} of the rendezvous endpoint is not known: {error}"
+            f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
         ) from error
     for family, kind, proto, _, address in found:
         try:
@@ -200,7 +200,7 @@ def _file_store(params: RendezvousParameters) -> Any:
             os.close(descriptor)
         return _stores().FileStore(path, -1)
     except _STORE_ERRORS as error:
-        raise RendezvousConnectionError(f"the file {path!r} of the rendezvous cannot be used: {error}") from error
+        raise RendezvousConnectionError(f"cannot use the rendezvous file {path!r}: {error}") from error
 
 
 def _stores() -> Any:

@@ -139,7 +139,7 @@ class RendezvousTimeout:
 def _positive(name: str, timeout: timedelta | None, default_s: int) -> timedelta:
     chosen = timedelta(seconds=default_s) if timeout is None else timeout
     if chosen <= timedelta(0):
-        raise ValueError(f"the {name} timeout of the rendezvous is {chosen}; expected a positive time")
+        raise ValueError(f"the rendezvous timeout {name!r} is {chosen}; expected a positive time")
     return chosen
 
 
@@ -289,7 +289,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                     except RendezvousConnectionError:  # the write may have succeeded: read
                         snapshot, is_written = self._read_with_retries(pause), True
                     self._recorder.record(
-                        where, "has written that" if is_written else "could not write that: another node was faster"
+                        where,
+                        "wrote the change" if is_written else "could not write the change: another node wrote first",
                     )
                     if not is_written:
                         pause.after_lost_write(snapshot)
@@ -330,7 +331,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         except _STORE_ERRORS as error:
             _close(server)
             raise RendezvousConnectionError(
-                f"the store of round {done.round} of the run {self._settings.run_id!r} cannot be used: {error}"
+                f"cannot use the store of round {done.round} of the run {self._settings.run_id!r}: {error}"
             ) from error
         except BaseException:
             _close(server)
@@ -353,8 +354,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return False
             if self._holder.clock() >= give_up_at:
                 raise RendezvousTimeoutError(
-                    f"rank 0 of round {self._round} of the run {self._settings.run_id!r} lives, but did not publish "
-                    f"the address of the workers' store within {self._settings.timeout.join.total_seconds():g} s"
+                    f"rank 0 of round {self._round} of the run {self._settings.run_id!r} is alive, but did not "
+                    "publish the address of the workers' store within "
+                    f"{self._settings.timeout.join.total_seconds():g} s"
                 )
             pause.before_next_read(self._holder.snapshot)
         return True
@@ -450,7 +452,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _left(self, state: State, ended_in: int) -> State:
         if decisions.ends_with(state, ended_in):
-            state = decisions.closed(state, f"the work of {self._name()} ended")
+            state = decisions.closed(state, f"the workers of {self._name()} finished")
         return decisions.without(state, {self._node.id})
 
     def _wait_for_spares(self) -> None:
@@ -478,7 +480,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 import warnings
 
                 warnings.warn(
-                    f"the others learn by our silence that we are gone: {error}", RuntimeWarning, stacklevel=3
+                    f"this node could not be removed from the run {self._settings.run_id!r}, so other nodes wait "
+                    f"until its heartbeats are overdue: {error}",
+                    RuntimeWarning,
+                    stacklevel=3,
                 )
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
@@ -593,7 +598,7 @@ def _check(settings: RendezvousSettings) -> None:
         raise ValueError(f"max_nodes is {settings.max_nodes}; expected at least min_nodes, {settings.min_nodes}")
     if settings.keep_alive_interval <= timedelta(0) or settings.keep_alive_max_attempt < 1:
         raise ValueError(
-            f"the keep-alive interval is {settings.keep_alive_interval} and its attempts "
+            f"keep_alive_interval is {settings.keep_alive_interval} and keep_alive_max_attempt "
             f"{settings.keep_alive_max_attempt}; expected a positive time and at least 1"
         )
 

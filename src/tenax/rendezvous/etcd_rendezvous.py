@@ -186,8 +186,8 @@ def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     last_call_s = params.get_as_int("last_call_timeout", _LAST_CALL_S)
     if timeout_s is None or last_call_s is None or min(timeout_s, last_call_s) <= 0:
         raise ValueError(
-            f"the timeout of the rendezvous is {timeout_s}, and its last_call_timeout {last_call_s}; expected positive "
-            "numbers of seconds"
+            f"the rendezvous option 'timeout' is {timeout_s} and 'last_call_timeout' {last_call_s}; expected "
+            "positive numbers of seconds"
         )
     client = client_from(params)
     try:

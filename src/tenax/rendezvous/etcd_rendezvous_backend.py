@@ -56,7 +56,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
             raise ValueError("the run id is empty; give the run a name")
         self._ttl_s = _TTL_S if ttl is None else ttl
         if self._ttl_s < 1:
-            raise ValueError(f"the ttl of the rendezvous is {ttl}; expected at least 1 second")
+            raise ValueError(f"ttl is {ttl}; expected at least 1 second")
         self._client = client
         self._key = f"{(_KEY_PREFIX if key_prefix is None else key_prefix).rstrip('/')}/{run_id}".encode()
         self._lease = 0
@@ -112,7 +112,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
         found = answer.kvs[0]
         if len(found.value) > MAX_BYTES:
             raise RendezvousStateError(
-                f"the value of {self._key.decode()!r} in etcd has {len(found.value)} bytes: it is no rendezvous state"
+                f"the value of {self._key.decode()!r} in etcd has {len(found.value)} bytes: it is not a rendezvous "
+                "state"
             )
         return found.value, found.mod_revision
 
@@ -125,10 +126,10 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 def _rendezvous_error(error: EtcdError) -> RendezvousError:
     if isinstance(error, EtcdUnavailable):
-        return RendezvousConnectionError(f"etcd cannot be reached: {error}")
+        return RendezvousConnectionError(f"cannot reach etcd: {error}")
     if isinstance(error, EtcdRejected):
-        return RendezvousStateError(f"etcd does not take the state of the rendezvous: {error}")
-    return RendezvousConnectionError(f"etcd cannot be used: {error}")
+        return RendezvousStateError(f"etcd rejected the rendezvous state: {error}")
+    return RendezvousConnectionError(f"cannot use etcd: {error}")
 
 
 # --- from parameters --------------------------------------------------------------------------------------------------
@@ -173,6 +174,6 @@ def client_from(params: RendezvousParameters) -> BlockingEtcd:
     read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
     if read_timeout_s is None or read_timeout_s <= 0:
         raise ValueError(
-            f"the read_timeout of the rendezvous is {read_timeout_s}; expected a positive number of seconds"
+            f"the rendezvous option 'read_timeout' is {read_timeout_s}; expected a positive number of seconds"
         )
     return BlockingEtcd(etcd_settings_from(params), patience_s=read_timeout_s)

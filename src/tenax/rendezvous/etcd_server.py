@@ -49,7 +49,7 @@ def find_free_port() -> socket.socket:
             troubles.append(str(error))
             if sock is not None:
                 sock.close()
-    raise RuntimeError(f"there is no free port at {_HOST}: {'; '.join(troubles)}")
+    raise RuntimeError(f"no free port at {_HOST}: {'; '.join(troubles)}")
 
 
 def stop_etcd(subprocess: Any, data_dir: str | None = None) -> None:
@@ -184,7 +184,7 @@ class EtcdServer:
                     raise RuntimeError(f"etcd {self._end_reason}; last log messages: {output or 'none'}")
         finally:
             client.close()
-        raise TimeoutError(f"the etcd server at {self.get_endpoint()} did not serve within {timeout_s:g} s")
+        raise TimeoutError(f"the etcd server at {self.get_endpoint()} was not ready within {timeout_s:g} s")
 
     def _process_events(self) -> None:
         """Process the events of the server process that have arrived."""

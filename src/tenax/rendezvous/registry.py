@@ -54,13 +54,13 @@ def _create_multi_node_handler(params: RendezvousParameters) -> RendezvousHandle
         return EtcdEngineHandler(params)
     if params.backend not in _TCP_BACKENDS:
         raise ValueError(
-            f"the rendezvous backend {params.backend!r} cannot join {params.max_nodes} nodes in this release; use "
-            "'tcp' with --rdzv-endpoint HOST[:PORT], or bring a RendezvousHandler of your own"
+            f"the rendezvous backend {params.backend!r} supports one node, not {params.max_nodes}; use 'tcp' with "
+            "--rdzv-endpoint HOST[:PORT], or register your own RendezvousHandler"
         )
     if params.backend == "static" and (params.min_nodes != params.max_nodes or params.get("rank") is None):
         raise ValueError(
-            "the rendezvous backend 'static' needs a fixed number of nodes and the rank of each (--node-rank); use "
-            "'tcp' for nodes that come and go"
+            "the rendezvous backend 'static' needs a fixed number of nodes and the rank of each (--node-rank); "
+            "for a variable number of nodes use 'tcp'"
         )
     from tenax.rendezvous._tcp_handler import TcpRendezvousHandler
 
@@ -77,8 +77,8 @@ def _register_from_entry_points(backend: str) -> None:
                 creator = entry.load()()
             except Exception as error:
                 raise ValueError(
-                    f"the rendezvous backend {backend!r} of {entry.value!r} cannot be loaded "
-                    f"({type(error).__name__}: {error})"
+                    f"cannot load the rendezvous backend {backend!r} from {entry.value!r} ({type(error).__name__}: "
+                    f"{error})"
                 ) from error
             rendezvous_handler_registry.register(backend, creator)
 

@@ -78,7 +78,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             store = self._keys_of(self._attempt)
         except _STORE_ERRORS as error:
             raise RendezvousConnectionError(
-                f"the store of rank 0 at {self.master_addr}:{self.master_port} cannot be used: {error}"
+                f"cannot use the store of rank 0 at {self.master_addr}:{self.master_port}: {error}"
             ) from error
         where = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, where)
@@ -129,8 +129,8 @@ class StaticTCPRendezvous(RendezvousHandler):
         """Join an attempt that another node began. A node with this rank in it started later, and is alive."""
         if not self._claim_slot(attempt):
             raise RendezvousStateError(
-                f"another node came to the run {self.run_id!r} with the rank {self.rank} of this one; give every node "
-                "a rank of its own"
+                f"another node joined the run {self.run_id!r} with rank {self.rank}, which is the rank of this "
+                "node; give every node its own rank"
             )
         return attempt
 
@@ -164,10 +164,10 @@ class StaticTCPRendezvous(RendezvousHandler):
     def _missing_message(self, attempt: int) -> str:
         keys = self._keys_of(attempt)
         missing = [str(rank) for rank in range(self.world_size) if not keys.check([f"rank/{rank}"])]
-        who = ", ".join(missing) or "0 (which came, but died)"
+        who = ", ".join(missing) or "0 (it joined, then died)"
         return (
-            f"the nodes with the ranks {who} did not come to attempt {attempt} "
-            f"of the run {self.run_id!r} within {self.timeout.total_seconds():g} s; start them with this endpoint"
+            f"nodes with these ranks did not join attempt {attempt} of the run {self.run_id!r} within "
+            f"{self.timeout.total_seconds():g} s: {who}; start them with this endpoint"
         )
 
     def is_closed(self) -> bool:
@@ -199,18 +199,16 @@ class StaticTCPRendezvous(RendezvousHandler):
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler. The endpoint is rank 0's ``host:port``; ``timeout`` is in seconds (600)."""
-    refuse_unused_options(
-        params, TLS_OPTIONS, "the nodes of StaticTCPRendezvous meet in a store, which has neither a secret nor TLS"
-    )
+    refuse_unused_options(params, TLS_OPTIONS, "StaticTCPRendezvous uses a store without a secret and without TLS")
     rank = params.get_as_int("rank")
     if rank is None:
-        raise ValueError("the static rendezvous does not know the rank of this node; give it with --node-rank")
+        raise ValueError("the static rendezvous needs the rank of this node; set --node-rank")
     endpoint = params.endpoint.strip()
     if not endpoint:
-        raise ValueError("the static rendezvous has no endpoint; give it with --master-addr and --master-port")
+        raise ValueError("the static rendezvous needs an endpoint; set --master-addr and --master-port")
     host, port = parse_rendezvous_endpoint(endpoint, -1)
     if port == -1:
-        raise ValueError(f"the endpoint {endpoint!r} of the static rendezvous has no port; give it with --master-port")
+        raise ValueError(f"the endpoint {endpoint!r} of the static rendezvous has no port; set --master-port")
     timeout_s = params.get_as_int("timeout", _TIMEOUT_S)
     if timeout_s is None or timeout_s <= 0:
         raise ValueError(f"the timeout of the static rendezvous is {timeout_s}; expected a positive number of seconds")

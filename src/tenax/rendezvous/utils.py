@@ -44,9 +44,9 @@ def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
     for option in config_str.strip().split(","):
         key, _, value = (part.strip() for part in option.partition("="))
         if not key:
-            raise ValueError(f"an option of the rendezvous in {config_str!r} has no name; write key=value,key=value")
+            raise ValueError(f"a rendezvous option in {config_str!r} has no name; write key=value,key=value")
         if not value:
-            raise ValueError(f"the option {key!r} of the rendezvous has no value; write {key}=value")
+            raise ValueError(f"the rendezvous option {key!r} has no value; write {key}=value")
         config[key] = value
     return config
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import PATIENCE_S, on_linux
-from tenax._engines.etcd.operator import line_through_etcd
+from tenax._engines.etcd.operator import connect_through_etcd
 from tenax._engines.tcp.operator import Unreachable
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -178,10 +178,10 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(make_cluster: MakeClus
 
     def attempt(**conf: str) -> str:
         with pytest.raises(Unreachable) as raised:
-            line_through_etcd(etcd_engine_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
+            connect_through_etcd(etcd_engine_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
         return str(raised.value)
 
-    assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())
+    assert "has no coordinator for it" in attempt(managed="true", token=SECRET.decode())
     assert "if tenax runs this etcd, add managed=true to --rdzv-conf" in attempt(token=SECRET.decode())
     assert "requires a user and a password" in attempt(managed="true")
 
@@ -211,6 +211,6 @@ def test_a_certificate_with_a_common_name_is_refused_with_a_secret(tmp_path: Pat
         str(tmp_path / "me.pem")
     )
     files = {"ssl_cert": str(tmp_path / "me.pem"), "ca_cert": str(tmp_path / "ca.pem")}
-    with pytest.raises(ValueError, match="has the Common Name 'someone', and etcd with users accepts none"):
+    with pytest.raises(ValueError, match="has the Common Name 'someone', which etcd does not accept when it has users"):
         etcd_engine_settings(parameters(token=SECRET.decode(), **files))
     assert etcd_engine_settings(parameters(**files)).tls is not None

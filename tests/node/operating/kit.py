@@ -19,7 +19,7 @@ from kit.cluster import Agent, Cluster
 from kit.jobs import TENAX, Bench, Done, Terminal, until
 from tenax._core.requests import StatusRequest
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import OperatorLine, connect_to_agent
+from tenax._engines.tcp.operator import OperatorConnection, connect_to_agent
 from tenax._view.status import RunStatus
 
 
@@ -71,7 +71,7 @@ class Operator:
 
     @contextmanager
     def line_at(self, agent: Agent) -> Any:
-        line: OperatorLine = connect_to_agent(self.control_socket(agent))
+        line: OperatorConnection = connect_to_agent(self.control_socket(agent))
         try:
             yield line
         finally:

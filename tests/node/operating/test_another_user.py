@@ -70,7 +70,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
         for path in (sockets, os.path.join(sockets, "secret")):
             with pytest.raises(PermissionError):
                 os.listdir(path) if path == sockets else os.open(path, os.O_RDONLY)
-        with pytest.raises(OSError, match="cannot be kept in"):
+        with pytest.raises(OSError, match="cannot store the secret of this user in"):
             user_secret({"TENAX_PRIVATE_DIR": sockets}, create=False)
         with pytest.raises(Exception, match="Permission denied"):
             connect_to_agent(control_socket)

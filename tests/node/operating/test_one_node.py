@@ -70,7 +70,7 @@ def test_an_operators_restart_is_uncharged_and_shows_its_reason(operator: Operat
     operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     done = operator.tenax("restart", "--yes", "--why", "new data")
     assert done.code == 0
-    assert done.out == "generation 1 is being ended, and another follows\n"
+    assert done.out == "stopping generation 1; the next one follows\n"
     workers = operator.cluster.desk.generation(2, 2)
     status = operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     assert (status.generation, status.restarts_used, status.requests) == (2, 0, 1)
@@ -86,7 +86,7 @@ def test_stop_waits_for_the_agent_and_the_run_is_reported_as_cancelled(operator:
     agent = operator.cluster.agents[0]
     done = operator.tenax("stop", "solo", "--yes", "--wait", "--why", "the rack is moved")
     assert done.code == 0
-    assert done.out == "the run is being ended on every node\n"
+    assert done.out == "stopping the run on every node\n"
     assert not os.path.exists(f"/proc/{agent.process.pid}/fd/0"), "it has ended before stop has"
     assert agent.wait() == 130
     assert "the rack is moved" in agent.printed_report

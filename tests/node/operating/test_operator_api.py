@@ -147,9 +147,9 @@ def test_events_keep_their_wall_time_until_the_clock_is_set(api: Harness) -> Non
 
 def test_a_restart_needs_a_generation_that_runs(api: Harness) -> None:
     _, error = api.ask(RestartRequest("new data"))
-    assert error.startswith("no generation is running that could be restarted: ")
+    assert error.startswith("no generation to restart: ")
     api.run()
-    assert api.ask(RestartRequest("new data")) == ("generation 1 is being ended, and another follows", "")
+    assert api.ask(RestartRequest("new data")) == ("stopping generation 1; the next one follows", "")
     assert api.host.state.ended_by is Ending.REQUEST
 
 
@@ -158,7 +158,7 @@ def test_a_restart_is_rejected_if_too_few_nodes_would_stay(api: Harness) -> None
     api.host.step(Received("a", NodeDraining(1, 30.0, "Ctrl-C")))
     assert api.ask(RestartRequest("new data")) == (None, "generation 1 is ending already: a was drained")
     api.node("c")  # a spare, which takes its place
-    assert api.ask(RestartRequest("new data")) == ("generation 1 is being ended, and another follows", "")
+    assert api.ask(RestartRequest("new data")) == ("stopping generation 1; the next one follows", "")
 
 
 def test_the_status_shows_since_when_a_node_drains(api: Harness) -> None:
@@ -189,14 +189,14 @@ def test_a_node_is_named_by_id_rank_or_host(api: Harness, name: str, node_id: st
         assert (value, error, api.forwarded) == ("of the node", "", [node_id])
     else:
         assert api.forwarded == []
-        assert error.startswith("there is no node ")
+        assert error.startswith("no node ")
         assert len(error) < 300
 
 
 def test_an_unknown_node_name_is_answered_with_names_and_ranks(api: Harness) -> None:
     api.run()
     api.node("c", "host-of-c")
-    refusal = "there is no node 'vmm'; there are a (rank 0), b (rank 1), host-of-c"
+    refusal = "no node 'vmm'; known nodes: a (rank 0), b (rank 1), host-of-c"
     for request in (DrainRequest("vmm", ""), LogsRequest("vmm"), NodeRequest("vmm")):
         assert api.ask(request) == (None, refusal)
     assert api.ask(NodeRequest("1")) == ("b", "")
@@ -208,7 +208,7 @@ def test_an_ambiguous_node_name_is_rejected(api: Harness) -> None:
     state = api.host.state
     label = state.nodes["b"].label
     assert api.api.find(label) == ("b", "")
-    assert api.ask(AgentRequest())[1] == "this is asked of an agent, not of the coordinator"
+    assert api.ask(AgentRequest())[1] == "the coordinator cannot answer this request; send it to an agent"
 
 
 def test_many_status_requests_in_a_large_run_share_one_status(api: Harness) -> None:
@@ -253,7 +253,7 @@ def test_an_exception_in_the_status_becomes_an_error_answer(api: Harness) -> Non
     api.wait_until(1.0)
     value, error = api.answers[-1][1:]
     assert value is None
-    assert "the status cannot be made" in error
+    assert "could not build the status" in error
     assert api.ask(StatusRequest())[1] == error
 
 
@@ -262,7 +262,7 @@ def test_waiting_requests_are_answered_when_the_coordinator_closes(api: Harness)
     api.ask(StatusRequest(mark, 10.0))
     api.ask(StatusRequest("of another", 10.0))
     api.api.close()
-    gone = (None, "the coordinator has just gone from here; ask again")
+    gone = (None, "the coordinator is no longer on this node; try again")
     assert [told[1:] for told in api.answers[1:]] == [gone, gone]
     assert api.ask(StatusRequest()) == gone
     api.wait_until(40.0)

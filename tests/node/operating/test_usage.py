@@ -29,7 +29,7 @@ pytestmark = pytest.mark.unit
             ("status", "run", "--endpoint", "host", "--rdzv-backend", "zeus"),
             "takes 'tcp' or 'etcd', not 'zeus'",
         ),
-        (("status", "run", "--endpoint", "h", "--rdzv-conf", "token_file=/nowhere"), "cannot be read"),
+        (("status", "run", "--endpoint", "h", "--rdzv-conf", "token_file=/nowhere"), "cannot read the file"),
         (("drain",), "no node given"),
         (("stop", "--why", "x" * 1001), "--why takes at most 1000 bytes"),
         (("ps", "run"), "no arguments expected"),

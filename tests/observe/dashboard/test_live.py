@@ -154,7 +154,7 @@ def test_requests_that_change_the_run_need_the_header(start_cluster: Callable[..
         assert answer.status == 403
     assert cluster.status.phase == "running"
     assert ask(cluster, "/do", "POST", body, X_Tenax_Key=cluster.key).json() == {
-        "value": "the run is being ended on every node"
+        "value": "stopping the run on every node"
     }
     until(lambda: cluster.status.outcome == "cancelled", "the end")
 

@@ -181,7 +181,7 @@ def test_a_drain_needs_confirmation(start_cluster: Callable[..., FakeCluster], p
     assert page.js("return document.activeElement.className") == "drain"
     page.click(".node:nth-child(2) .drain")
     page.click("#ask-yes")
-    assert page.until_text("ask-answer", "Done") == "Done: gpu-001 is asked to leave."
+    assert page.until_text("ask-answer", "Done") == "Done: draining gpu-001."
     page.press(Keys.ENTER)  # Close has the focus
     page.until_true("!document.getElementById('ask').open")
     page.until_true("document.querySelectorAll('.node').length === 2")
@@ -218,7 +218,7 @@ def test_restart_and_stop_work_with_the_keyboard_alone(start_cluster: Callable[.
     page.press(Keys.ENTER)
     assert page.js("return document.activeElement.id") == "ask-no", "the safe answer has the focus"
     page.press(Keys.TAB, Keys.ENTER)
-    page.until_text("ask-answer", "Done: generation 1 is being ended, and another follows.")
+    page.until_text("ask-answer", "Done: stopping generation 1; the next one follows.")
     page.press(Keys.ENTER)
     page.until_text("fact-generation", "2")
     assert page.text("fact-restarts").startswith("0 used")
@@ -226,7 +226,7 @@ def test_restart_and_stop_work_with_the_keyboard_alone(start_cluster: Callable[.
     page.js("document.getElementById('stop').focus()")
     page.press(Keys.SPACE)
     page.press(Keys.TAB, Keys.SPACE)
-    page.until_text("ask-answer", "Done: the run is being ended on every node.")
+    page.until_text("ask-answer", "Done: stopping the run on every node.")
     page.until_text("phase", "cancelled")
     page.press(Keys.ESCAPE)
     cluster.do(cluster.dashboard.close)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from model.check import CHECKS, HERE, MISTAKES, Check, Result, in_words, run, what_is_missing
+from model.check import CHECKS, HERE, MISTAKES, Check, Result, describe, run, what_is_missing
 
 QUICK = [each for each in CHECKS if each.is_quick]
 needs_tlc = pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing() or "TLC is installed")
@@ -19,7 +19,7 @@ needs_tlc = pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()
 def test_tlc_gives_the_expected_result(check: Check) -> None:
     """All properties hold in a world; a mistake breaks its property; a goal is reached."""
     result = run(check)
-    assert result.is_right, f"{in_words(result)}\n{result.output}"
+    assert result.is_right, f"{describe(result)}\n{result.output}"
     assert result.states > 10, "TLC explored hardly any state"
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tenax._io.etcd.errors import EtcdError
 
 _MISFIT = (
-    "this node was started with another --nnodes, another secret (token, token_file, TENAX_RDZV_TOKEN) or other TLS "
-    "settings for links than the run that is known under its --rdzv-id; give it the same, or another --rdzv-id"
+    "--nnodes, the secret (token, token_file, TENAX_RDZV_TOKEN) or the TLS settings of this node differ from "
+    "those of the run with its --rdzv-id; use the same settings, or another --rdzv-id"
 )
 
 

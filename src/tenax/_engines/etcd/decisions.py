@@ -172,7 +172,8 @@ class Decisions:
                 self._written(found.recorded_at)  # by an attempt whose answer was lost
             else:
                 self.close()
-                self._deposed("another leads" if found.leader_kv is not None else "its lease ran out")
+                has_leader = found.leader_kv is not None
+                self._deposed("another node is the leader" if has_leader else "its lease in etcd expired")
 
         self._call = self._client.call(attempt, done, self._not_written)
 

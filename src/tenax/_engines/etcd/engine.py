@@ -123,14 +123,14 @@ class EtcdEngine(LinkedEngine):
     # --- overrides of LinkedEngine ------------------------------------------------------------------------------------
 
     @property
-    def _where(self) -> str:
-        return f"the coordinator on {self._linked_host}" if self._linked_host else "the coordinator"
+    def _location(self) -> str:
+        return f"on {self._linked_host}" if self._linked_host else ""
 
     @property
     def _what_to_check(self) -> str:
         if self._leader is not None:
-            return "check that its host can be reached from here"
-        return "check that etcd runs there and can be reached"
+            return "check that this host can reach it"
+        return "check that etcd is running and reachable"
 
     @property
     def _secret(self) -> bytes:
@@ -170,7 +170,7 @@ class EtcdEngine(LinkedEngine):
             return
         if self._assignment is not None and self._fenced_at != ends_at:
             self._fenced_at = ends_at
-            why = f"{self._where} may have a successor, and the others may go on without this node"
+            why = f"{self._where} may have been replaced; the other nodes may continue without this node"
             self._emit(Fenced(self._assignment.generation, why))
         self._set_timer("guard", terms.beat_s, self._check_lease)
 
@@ -209,11 +209,12 @@ class EtcdEngine(LinkedEngine):
 
     def _find_coordinator(self) -> None:
         if self._etcd.unused:
-            self._node.say(f"note: these rendezvous options have no effect with etcd: {', '.join(self._etcd.unused)}")
+            self._node.say(f"note: rendezvous options without effect with etcd: {', '.join(self._etcd.unused)}")
         if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
             self._node.say(
-                "the links between agents are not encrypted: TLS there needs this node's certificate as well; add "
-                "ssl_cert, ssl_cert_key and ca_cert to --rdzv-conf on every node (link_tls=false hides this message)"
+                "the links between agents are not encrypted, because TLS needs a certificate on every node; add "
+                "ssl_cert, ssl_cert_key and ca_cert to --rdzv-conf on every node (link_tls=false hides this "
+                "message)"
             )
         if self._etcd.managed is not None:
             from tenax._io.etcd.managed import ManagedMember
@@ -237,7 +238,7 @@ class EtcdEngine(LinkedEngine):
 
         def failed(why: str) -> None:
             self._end_lookup()
-            self._refused(f"the name {self._settings.local_addr!r} (--local-addr) cannot be looked up: {why}")
+            self._refused(f"cannot resolve --local-addr {self._settings.local_addr!r}: {why}")
 
         lookup = Lookup(Endpoint(self._settings.local_addr, 1), found, failed)
         if lookup.start():
@@ -266,7 +267,7 @@ class EtcdEngine(LinkedEngine):
         elif not isinstance(error, EtcdUnavailable):
             if self._loop.now() >= self._report_refusal_at:
                 self._report_refusal_at = self._loop.now() + _REPORT_TROUBLE_EVERY_S
-                self._node.say(f"nothing can be decided: {error.message}")
+                self._node.say(f"no generation can start: {error.message}")
         elif not self._is_troubled:
             self._is_troubled = True
             self._set_timer("trouble", _TROUBLE_S, self._report_trouble)
@@ -277,17 +278,17 @@ class EtcdEngine(LinkedEngine):
         self._is_troubled = self._was_trouble_reported = bool(trouble)
         if trouble:
             self._set_timer("trouble", _REPORT_TROUBLE_EVERY_S if was_reported else _TROUBLE_S, self._report_trouble)
-            goes_on = "workers go on, and " if self._assignment is not None and self._holds_lease() else ""
-            self._node.say(f"etcd cannot be reached ({trouble}); {goes_on}nothing can be decided until it is back")
+            goes_on = "workers keep running, but " if self._assignment is not None and self._holds_lease() else ""
+            self._node.say(f"cannot reach etcd ({trouble}); {goes_on}no generation can start until it is back")
         elif was_reported:
-            self._node.say("etcd is back")
+            self._node.say("etcd can be reached again")
 
     def _on_followed(self, answer: RangeAnswer) -> None:
         if self._node_lease is None:
             if self._client.token.is_without_users:
                 self._node.say(
-                    f"etcd has no users, so everyone who reaches it may use it, and user={self._etcd.etcd.user} has no "
-                    "effect; to change that: etcdctl auth enable"
+                    f"user={self._etcd.etcd.user} has no effect, because authentication is not enabled in etcd: "
+                    "every client can read and write; enable it with: etcdctl auth enable"
                 )
             self._register_node()
         self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
@@ -310,10 +311,10 @@ class EtcdEngine(LinkedEngine):
         if self._leadership is not None:
             if revision < self._leadership.elected.term:
                 return  # from before this node's term
-            self._step_down("another node leads" if kv is not None else "etcd does not know it any more")
+            self._step_down("another node is the leader" if kv is not None else "its key in etcd is gone")
         self._leader, self._term = None, 0
         self._end_connecting()
-        self._drop_link("it does not lead any more")
+        self._drop_link("it is no longer the leader")
         if kv is None:
             self._stand_for_election()
             return
@@ -359,11 +360,11 @@ class EtcdEngine(LinkedEngine):
 
         def dead() -> None:
             self._depose(leader, term)
-            away("its agent is dead")
+            away("its agent is not running")
 
         def away(why: str) -> None:
             self._connecting = None
-            self._retry(f"{self._where} cannot be reached: {why}", self._backoff_s(), self._connect_and_query)
+            self._retry(f"cannot reach {self._where}: {why}", self._backoff_s(), self._connect_and_query)
 
         self._connecting = LeaderProbe(self._loop, leader.place, connected, dead, away)
         self._connecting.start()
@@ -374,12 +375,12 @@ class EtcdEngine(LinkedEngine):
             return ""
         if leader.certificate:
             return (
-                f"{self._where} links with TLS only, and this node was not given all files for that; add ssl_cert, "
-                "ssl_cert_key and ca_cert to --rdzv-conf here"
+                f"{self._where} requires TLS, and this node has no certificate for it; add ssl_cert, ssl_cert_key "
+                "and ca_cert to --rdzv-conf on this node"
             )
         return (
-            f"{self._where} links without TLS, and this node was told to use TLS; add ssl_cert, ssl_cert_key and "
-            "ca_cert to --rdzv-conf there"
+            f"{self._where} does not use TLS, and this node requires it; add ssl_cert, ssl_cert_key and ca_cert to "
+            "--rdzv-conf on that node"
         )
 
     def _connect_and_query(self) -> None:
@@ -472,20 +473,17 @@ class EtcdEngine(LinkedEngine):
         why = str(error)
         is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         if isinstance(error, OSError):
-            remedy = "name an address of this host with --local-addr"
+            remedy = "set --local-addr to an address of this host"
             if self._etcd.link_port:
                 remedy = "choose another port with --rdzv-conf link_port=PORT"
                 addr = str(Endpoint(addr, self._etcd.link_port))
             if is_taken:
-                remedy = f"end the program or the other run that listens there, or {remedy}"
-            why = (
-                f"this node cannot listen at {addr} ({error.strerror or error}), where other nodes would reach it; "
-                f"{remedy}"
-            )
+                remedy = f"stop the process that listens there, or {remedy}"
+            why = f"cannot listen at {addr} for connections from other nodes: {error.strerror or error}; {remedy}"
         patience_s = min(_PORT_TAKEN_S, self._settings.join_timeout_s)
         if is_taken and self._port_taken_at is None:
             self._port_taken_at = self._loop.now()
-            self._node.say(f"{why}; trying again for {patience_s:g} s")
+            self._node.say(f"{why}; retrying for {patience_s:g} s")
         may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
         if not self._was_ever_linked and not may_wait:
             self._refused(why)
@@ -527,7 +525,7 @@ class EtcdEngine(LinkedEngine):
     def _on_lease_lost(self, why: str) -> None:
         if self._leadership is not None:
             self._step_down(why)
-            self._drop_link("it does not lead any more")
+            self._drop_link("it is no longer the leader")
         else:
             self._withdraw()
         if self._leader is None:
@@ -554,15 +552,15 @@ class EtcdEngine(LinkedEngine):
             candidacy.holds_record = False
             self._withdraw()
             self._refused(
-                f"etcd knows nothing of the run {self._settings.run_id!r} any more: it has ended, or was forgotten, "
-                "while this node was cut off; start this node again if the run is to go on"
+                f"etcd has no record of the run {self._settings.run_id!r}: it ended, or etcd lost its data, while "
+                "this node was disconnected; start this node again to continue the run"
             )
             return
         record = elected.written.record
         if record.verdict is not None and not self._was_ever_linked:
             self._withdraw()
             self._refused(
-                f"the run {self._settings.run_id!r} is over: {record.verdict.why}; to start another of that name, "
+                f"the run {self._settings.run_id!r} is over: {record.verdict.why}; to use its --rdzv-id again, "
                 f"wait {VERDICT_TTL_S} s"
             )
             return
@@ -603,8 +601,8 @@ class EtcdEngine(LinkedEngine):
     def _leading_message(self, elected: Elected) -> str:
         run = f"the coordinator of the run {self._settings.run_id!r}"
         if not elected.written.record.is_at_work:
-            return f"this node serves {run}; it was elected through etcd"
-        return f"this node takes over {run}; the nodes of the last generation have a moment to come back"
+            return f"this node serves {run} (elected through etcd)"
+        return f"this node takes over {run} and waits for the nodes of the last generation to reconnect"
 
     def _opened(self, elected: Elected) -> Opened:
         """Return what is known of the run: the record, or if etcd has lost it, this node's assignment."""
@@ -638,7 +636,7 @@ class EtcdEngine(LinkedEngine):
         self._leader, self._term = None, 0
         self._last_record = leadership.last_record or self._last_record
         leadership.close()
-        self._node.say(f"this node serves the coordinator no longer: {why}")
+        self._node.say(f"this node no longer serves the coordinator: {why}")
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 
@@ -658,7 +656,7 @@ class EtcdEngine(LinkedEngine):
         leadership, candidacy = self._leadership, self._candidacy
         if leadership is not None:
             if not leadership.server.is_over:
-                self._node.say("this node serves the coordinator no longer: this node leaves")
+                self._node.say("this node no longer serves the coordinator: it is leaving the run")
                 self._leadership, self._server = None, None
             leadership.resign(self._unregister_node)
         elif candidacy is not None:

@@ -55,7 +55,7 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         lease = self.longest.lease
         if not (0 < lease.beat_s <= lease.lease_s < MAX_TERM_S and 0 <= self.longest.outage_s < MAX_TERM_S):
-            raise ValueError("a lease out of bounds")
+            raise ValueError("the lease terms are out of bounds")
 
 
 class Keys:
@@ -93,7 +93,7 @@ class LeaderAndRecord:
         try:
             leaders, records = (each.kvs for each in answer.answers)  # type: ignore[union-attr]
         except (ValueError, AttributeError) as error:
-            raise EtcdRejected("etcd answered a read of two keys with something else") from error
+            raise EtcdRejected("etcd sent an unexpected answer to a read of two keys") from error
         self.leader_kv: KeyValue | None = leaders[0] if leaders else None
         self.record_kv: KeyValue | None = records[0] if records else None
 
@@ -129,6 +129,7 @@ def _read(kv: KeyValue, kind: type[T]) -> T:
         return msgspec.json.decode(kv.value, type=kind)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise EtcdRejected(
-            f"the key {kv.key.decode(errors='backslashreplace')!r} in etcd holds what this tenax does not understand "
-            f"({error}); use the same tenax on every node, or another --rdzv-id"
+            f"cannot read the key {kv.key.decode(errors='backslashreplace')!r} in etcd ({error}): another version "
+            "of tenax, or another program, wrote it; use the same tenax version on every node, or another "
+            "--rdzv-id"
         ) from error

@@ -63,11 +63,11 @@ class LeaderProbe:
         addresses = literal(leader.addr, leader.port)
         if is_loopback(leader.addr) and leader.machine != this_machine():
             self._end_soon(
-                f"{leader.host} listens at the loopback address {leader.addr}; name etcd there by an address that "
-                "other hosts use too, or give that node --local-addr"
+                f"{leader.host} listens at the loopback address {leader.addr}, which other hosts cannot reach; on "
+                "that node, set the etcd endpoint to an address that other hosts use too, or set --local-addr"
             )
         elif not addresses:
-            self._end_soon(f"{leader.addr!r} is no address that this host can reach")
+            self._end_soon(f"{leader.addr!r} is not an IP address that this host can use")
         else:
             family, address = addresses[0]
             self._connecting = ConnectAttempt(self._loop, family, address, self._opened, self._failed)
@@ -94,7 +94,7 @@ def listen_at(addr: str, port: int = 0) -> socket.socket:
     """Return a listening socket; with port 0 the system chooses one. Raises OSError."""
     addresses = literal(addr, port)
     if not addresses:
-        raise OSError(errno.EADDRNOTAVAIL, "it is no IP address")
+        raise OSError(errno.EADDRNOTAVAIL, "not an IP address")
     family, address = addresses[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from tenax._io.tls import TlsFiles
 
-_NOT_ANNOUNCED = "its certificate is not the one that the leader announced in etcd"
-_UNENCRYPTED = "or leave the links between agents unencrypted with --rdzv-conf link_tls=false"
+_NOT_ANNOUNCED = "its certificate is not the one announced in etcd"
+_UNENCRYPTED = "or disable TLS between agents with --rdzv-conf link_tls=false"
 
 
 class OwnCertificate:
@@ -46,9 +46,9 @@ def _unusable(files: TlsFiles, error: ssl.SSLError, usage: str) -> str:
     reason = getattr(error, "verify_message", "") or error.reason or str(error)
     if "purpose" in reason:
         reason = f"its extended key usage lacks {usage}"
-        remedy = "any node may lead, so every certificate needs serverAuth and clientAuth; issue one with both"
+        remedy = "any node may become the leader, so its certificate needs serverAuth and clientAuth"
     else:
-        remedy = f"expected a valid one that an authority in {files.ca} has signed (the file may hold several)"
+        remedy = f"expected a valid one signed by an authority in {files.ca} (the file may contain several)"
     return f"the certificate {files.cert} cannot be used between agents: {reason}; {remedy}, {_UNENCRYPTED}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tenax._engines.etcd.keys import Keys, read_leader
 from tenax._engines.etcd.leader_address import this_machine
-from tenax._engines.tcp.operator import AccessDenied, OperatorLine, Unreachable, connect_to_coordinator
+from tenax._engines.tcp.operator import AccessDenied, OperatorConnection, Unreachable, connect_to_coordinator
 from tenax._io.endpoint import is_loopback, literal
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ETCD_S = 10.0
 
 
-def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
+def connect_through_etcd(settings: EtcdEngineSettings) -> OperatorConnection:
     """Connect to the leader. Raises ``Unreachable`` and ``AccessDenied``."""
     etcd = BlockingEtcd(settings.etcd, _ETCD_S)
     try:
@@ -37,36 +37,36 @@ def line_through_etcd(settings: EtcdEngineSettings) -> OperatorLine:
         etcd.close()
     if leader is None:
         raise Unreachable(
-            f"etcd at {settings.endpoint} knows no coordinator of it: it is not running, or chooses one just now"
+            f"etcd at {settings.endpoint} has no coordinator for it: it is not running, or is electing one; try again"
         )
-    return _line_to(leader, settings)
+    return _connect_to_leader(leader, settings)
 
 
-def _line_to(leader: Leader, settings: EtcdEngineSettings) -> OperatorLine:
+def _connect_to_leader(leader: Leader, settings: EtcdEngineSettings) -> OperatorConnection:
     address = leader.place
     if is_loopback(address.addr) and address.machine != this_machine():
         raise Unreachable(
-            f"its coordinator, on {address.host}, listens at {address.addr}, which only that host can reach"
+            f"its coordinator on {address.host} listens at {address.addr}, which only that host can reach"
         )
     addresses = literal(address.addr, address.port)
     try:
         tls = _tls(leader, settings)
         return connect_to_coordinator(addresses, settings.run_id, settings.secret + leader.secret, tls, address.addr)
     except Unreachable as error:
-        raise Unreachable(f"its coordinator, on {address.host}, cannot be reached: {error}") from error
+        raise Unreachable(f"cannot reach its coordinator on {address.host}: {error}") from error
 
 
 def _tls(leader: Leader, settings: EtcdEngineSettings) -> ssl.SSLContext | None:
     if not leader.certificate:
         if settings.tls is not None:
             raise AccessDenied(
-                f"its coordinator, on {leader.place.host}, links without TLS, and this command was given TLS files; "
-                "add link_tls=false to --rdzv-conf if that is meant"
+                f"its coordinator on {leader.place.host} does not use TLS, but this command has TLS files; if that "
+                "is intended, add link_tls=false to --rdzv-conf"
             )
         return None
     if settings.tls is None:
         raise AccessDenied(
-            f"its coordinator, on {leader.place.host}, links with TLS only; add ssl_cert, ssl_cert_key and ca_cert to "
+            f"its coordinator on {leader.place.host} requires TLS; add ssl_cert, ssl_cert_key and ca_cert to "
             "--rdzv-conf"
         )
     from tenax._engines.etcd.link_tls import follower_context

@@ -60,8 +60,8 @@ class TcpEngine(LinkedEngine):
         self._user_secret = b""
 
     @property
-    def _where(self) -> str:
-        return f"the coordinator at {self._endpoint}"
+    def _location(self) -> str:
+        return f"at {self._endpoint}"
 
     @property
     def _host_for_tls(self) -> str:
@@ -75,8 +75,8 @@ class TcpEngine(LinkedEngine):
         if self._linger_until is None:
             self._linger_until = 0.0
             self._node.say(
-                "this node has left the run, but it serves the coordinator of the others: it stays until they are "
-                "done; a further signal (Ctrl-C) ends it at once, and they must do without"
+                "this node has left the run, but it serves the coordinator: it stays until the other nodes are "
+                "done; another signal (Ctrl-C) ends it at once and leaves them without a coordinator"
             )
         return True
 
@@ -136,7 +136,7 @@ class TcpEngine(LinkedEngine):
 
         def failed(why: str) -> None:
             self._end_lookup()
-            self._retry(f"the name {self._endpoint.host!r} cannot be looked up: {why}", RETRY_LATER_S, self._look_up)
+            self._retry(f"cannot resolve the host name {self._endpoint.host!r}: {why}", RETRY_LATER_S, self._look_up)
 
         self._start_lookup(found, failed)
 
@@ -171,7 +171,7 @@ class TcpEngine(LinkedEngine):
         try:
             listeners = open_listeners(self._endpoint, self._addresses)
         except OSError as error:
-            self._refused(f"the endpoint {self._endpoint} cannot be served on this host: {error.strerror}")
+            self._refused(f"cannot listen at the endpoint {self._endpoint} on this host: {error.strerror}")
             return False
         if not listeners:
             return False
@@ -223,9 +223,11 @@ class TcpEngine(LinkedEngine):
     def _announce_serving(self, is_successor: bool) -> None:
         run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
         if is_successor:
-            self._node.say(f"this node takes over {run}; the nodes of the last generation have a moment to come back")
+            self._node.say(f"this node takes over {run} and waits for the nodes of the last generation to reconnect")
         elif self._endpoint.is_loopback:
-            self._node.say(f"this node serves {run}: a loopback address, so only agents on this host can join")
+            self._node.say(
+                f"this node serves {run}; only agents on this host can join, because that is a loopback address"
+            )
         else:
             self._node.say(f"this node serves {run}")
         if not self._secret:
@@ -266,7 +268,7 @@ class TcpEngine(LinkedEngine):
                 self._connect()
                 return
         self._look_up_again()
-        self._retry(f"there is no coordinator at {self._endpoint}: {why}", self._backoff_s(), self._connect)
+        self._retry(f"no coordinator at {self._endpoint}: {why}", self._backoff_s(), self._connect)
 
     # --- serving ------------------------------------------------------------------------------------------------------
 

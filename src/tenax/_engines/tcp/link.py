@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tenax._io.tls import TlsFailure, TlsStream
 
+INVALID_FRAME = "invalid data"  # why a link was closed: the start of the reason
 _READ_BYTES = 256 << 10
 _MAX_UNSENT_BYTES = 16 << 20  # per peer
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
@@ -123,7 +124,7 @@ class Link:
         if self._unsent:
             self._unsent += data
             if len(self._unsent) > _MAX_UNSENT_BYTES:
-                self.close("the other side does not read what it is sent")
+                self.close("the peer does not read what it is sent")
             return
         try:
             sent = self._sock.send(data)
@@ -179,7 +180,7 @@ class Link:
                 return
             if not data:
                 self.was_finished = True
-                self.close("its connection was closed", by_peer=True)
+                self.close("connection closed", by_peer=True)
                 return
             follows = self._peek()  # before answering: our answer makes the kernel of a closed peer send a reset
             self.was_finished = follows == b""
@@ -214,7 +215,7 @@ class Link:
             if self._tls is None and data.startswith(RECORDS):
                 self._refuse_tls(data)
             else:
-                self.close(f"it sent {error}")
+                self.close(f"{INVALID_FRAME}: {error}")
         if self._tls is not None and self._tls.failure is not None and not self._is_closed:
             self._fail_tls(self._tls.failure)
 
@@ -225,22 +226,22 @@ class Link:
         self.is_tls_mismatch = True
         if not data.startswith(REFUSAL):
             self._push(REFUSAL)
-        self.close("it speaks TLS, and this side was not told to")
+        self.close("the peer uses TLS and this side does not")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _fail_tls(self, failure: TlsFailure) -> None:
         self.is_tls_mismatch = True
         if failure.is_rejection:
-            self.close(f"it refused what this side showed for TLS ({failure.reason})")
+            self.close(f"the peer rejected the TLS handshake: {failure.reason}")
         else:
-            self.close(f"TLS could not be agreed on: {failure.reason}")
+            self.close(f"TLS handshake failed: {failure.reason}")
 
     def _break(self, error: OSError) -> None:
         if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED):
-            self.close("its connection was closed", by_peer=True)
+            self.close("connection closed", by_peer=True)
         else:
-            self.close(f"its connection broke: {error.strerror or error}")
+            self.close(f"connection failed: {error.strerror or error}")
 
     def finish(self, timeout_s: float) -> None:
         """Flush, then close in good order (FIN)."""

@@ -26,7 +26,7 @@ from tenax._core.requests import OfNode, answer_safely
 from tenax._core.text import concealed_repr, one_line
 from tenax._engines.store_address import StoreAddress
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.link import Link
+from tenax._engines.tcp.link import INVALID_FRAME, Link
 from tenax._io.tls import TlsFiles
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
 _REPORT_EVERY_S = 10.0
-_NO_HANDSHAKE = "it did not answer a greeting"
+_NO_HANDSHAKE = "no answer to the handshake"
 _MAX_PENDING_REQUESTS = 1024  # that the coordinator has not answered
 _LINGER_S = 5.0  # after the end of the run: time for the other nodes to receive the verdict
 
@@ -127,12 +127,16 @@ class LinkedEngine(ABC):
 
     @property
     @abstractmethod
+    def _location(self) -> str:
+        """The coordinator's address or host, for messages: "at HOST:PORT", "on HOST", or empty if unknown."""
+
+    @property
     def _where(self) -> str:
-        """The coordinator and its address, for messages."""
+        return f"the coordinator {self._location}".rstrip()
 
     @property
     def _what_to_check(self) -> str:
-        return "start the node that is to serve it, check the address and the network"
+        return "start the node that serves it, and check the address and the network"
 
     @property
     def _secret(self) -> bytes:
@@ -193,7 +197,7 @@ class LinkedEngine(ABC):
         try:  # check the user's settings here: the coordinator would close the connection without a reason
             msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
         except msgspec.ValidationError as error:
-            self._refused(f"this node cannot join with its settings: {error}")
+            self._refused(f"invalid node settings: {error}")
             return
         self._find_coordinator()
 
@@ -219,14 +223,14 @@ class LinkedEngine(ABC):
         if self._server is not None:
             self._server.operator_api.ask(request, reply)
         elif self._link is None or not self._is_linked:
-            reply(None, f"this node is not linked to {self._where} just now")
+            reply(None, f"this node is not connected to {self._where}; try again")
         elif len(self._pending) >= _MAX_PENDING_REQUESTS:
-            reply(None, "too many requests of this node are under way")
+            reply(None, "too many pending requests on this node")
         else:
             try:
                 data = wire.encode_ask(self._request_count + 1, request)
             except wire.WireError as error:
-                reply(None, f"this cannot be asked: {error}")
+                reply(None, f"invalid request: {error}")
                 return
             self._request_count += 1
             self._pending[self._request_count] = reply
@@ -250,7 +254,7 @@ class LinkedEngine(ABC):
         if isinstance(request, OfNode):
             answer_safely(self._node.answer, request, reply)
         else:
-            reply(None, "this is asked of the coordinator, not of a node")
+            reply(None, "a node cannot answer this request; send it to the coordinator")
 
     @property
     def where(self) -> str:
@@ -319,14 +323,14 @@ class LinkedEngine(ABC):
         waited = now - self._lost_since
         if waited > self._settings.join_timeout_s:
             self._refused(
-                f"{why}, for {waited:.0f} s; {self._what_to_check}, or allow more time with --rdzv-conf "
+                f"{why}; gave up after {waited:.0f} s; {self._what_to_check}, or allow more time with --rdzv-conf "
                 "join_timeout=SECONDS"
             )
             return False
         if now - self._reported_at >= _REPORT_EVERY_S and waited > 0.5:
             self._reported_at = now
             left = self._settings.join_timeout_s - waited
-            self._node.say(f"{why}; still trying, for {left:.0f} s at most")
+            self._node.say(f"{why}; retrying for up to {left:.0f} s")
         return True
 
     def _refused(self, reason: str) -> None:
@@ -384,11 +388,11 @@ class LinkedEngine(ABC):
             case wire.Refused() if not self._is_linked:
                 self._on_refused(frame)
             case _:
-                raise wire.WireError("the wrong frame for its place")
+                raise wire.WireError("unexpected frame")
 
     def _on_challenge(self, nonce: bytes) -> None:
         if self._hello is None or self._link is None:
-            raise wire.WireError("a challenge without a greeting")
+            raise wire.WireError("challenge before hello")
         self._nonce = nonce
         self._attempted_at = self._loop.now()
         self._link.send(wire.encode(wire.Proof(wire.prove(self._secret, "agent", self._hello, nonce))))
@@ -396,11 +400,11 @@ class LinkedEngine(ABC):
     def _is_proved_by(self, proof: bytes) -> bool:
         """Return whether the proof is valid. If not, reject the coordinator."""
         if self._hello is None:
-            raise wire.WireError("an acceptance without a greeting")
+            raise wire.WireError("acceptance before hello")
         if wire.is_same(proof, wire.prove(self._secret, "coordinator", self._hello, self._nonce)):
             return True
         self._reject(
-            f"{self._where} accepted this node without knowing the secret of the run; another program may listen there",
+            f"{self._where} does not know the secret of the run; check which process listens there",
             is_final=True,
         )
         return False
@@ -408,8 +412,8 @@ class LinkedEngine(ABC):
     def _on_refused(self, refused: wire.Refused) -> None:
         if refused.version != wire.VERSION:
             why = (
-                f"{self._where} rejected this node: it has version {refused.version} of the protocol and this node "
-                f"version {wire.VERSION}; use the same tenax on every node"
+                f"{self._where} rejected this node: its protocol version is {refused.version}, this node's is "
+                f"{wire.VERSION}; use the same tenax version on every node"
             )
         else:
             why = f"{self._where} rejected this node: {self._why_rejected}"
@@ -469,11 +473,11 @@ class LinkedEngine(ABC):
         match event:
             case GenerationFormed() if not self._holds_lease() or not self._is_answered():
                 if self._link is not None:  # too old: the others may have formed a later generation
-                    self._link.close("its answer came too late")
+                    self._link.close("its message arrived too late")
             case GenerationFormed(part) if part == self._assignment:
-                """Sent again by a coordinator that did not know whether it had arrived."""
+                pass  # sent again by a coordinator that did not know whether it had arrived
             case GenerationFormed() if not self._has_offered:
-                raise wire.WireError("a generation for which this node was not ready")
+                raise wire.WireError("generation formed although this node was not ready")
             case GenerationFormed(part):
                 self._has_offered = False
                 self._assignment = part
@@ -494,7 +498,7 @@ class LinkedEngine(ABC):
             self._loop.unwatch(link)
         self._hello = None
         self._node.release("link")
-        self._fail_requests(f"the link to {self._where} was lost before it answered")
+        self._fail_requests(f"lost the link to {self._where} before it answered")
         for name in ("beat", "handshake"):
             if name in self._timers:
                 self._timers.pop(name).cancel()
@@ -506,13 +510,13 @@ class LinkedEngine(ABC):
             self._saw_coordinator_die = by_peer
             is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers have just been killed
             has_workers = self._assignment is not None and is_in_time
-            goes_on = "; workers go on, and this node looks for it" if has_workers else ""
-            self._node.say(f"{self._where} was lost: {why}{goes_on}")
-        unreachable = f"{self._where} cannot be reached: {why}"
-        if not was_linked and (why.startswith("it sent") or why == _NO_HANDSHAKE):
+            goes_on = "; workers keep running while this node reconnects" if has_workers else ""
+            self._node.say(f"lost {self._where}: {why}{goes_on}")
+        unreachable = f"cannot reach {self._where}: {why}"
+        if not was_linked and (why.startswith(INVALID_FRAME) or why == _NO_HANDSHAKE):
             unreachable = (
-                f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
-                "is another program, choose another port"
+                f"the process listening {self._location} is not a tenax coordinator; if another program uses that "
+                "port, choose another"
             )
         if link is not None and link.is_tls_mismatch and self._assignment is None and self._is_refusal_final:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
@@ -561,11 +565,12 @@ class LinkedEngine(ABC):
                 self._hold()
                 self._check_lease()
                 return
-        why = f"nothing was heard of {self._where} for {self._lease.terms.fence_s:.1f} s"
+        silent_s = self._lease.terms.fence_s
         if self._assignment is not None:
-            self._emit(Fenced(self._assignment.generation, f"{why}, and the others may go on without this node"))
+            why = f"no answer from {self._where} for {silent_s:.1f} s; the other nodes may continue without this node"
+            self._emit(Fenced(self._assignment.generation, why))
         if self._link is not None:
-            self._link.close(why)
+            self._link.close(f"no answer for {silent_s:.1f} s")
 
     def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
         if name in self._timers:

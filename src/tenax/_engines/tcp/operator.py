@@ -41,7 +41,7 @@ class AccessDenied(OperatorError):
     """The peer rejects this operator: another secret, another run, or another version."""
 
 
-class LineLost(OperatorError):
+class ConnectionLost(OperatorError):
     """The connection was closed or timed out. Whether the request was received is unknown."""
 
 
@@ -49,7 +49,7 @@ class Declined(OperatorError):
     """The peer received the request and answered with this error."""
 
 
-class OperatorLine:
+class OperatorConnection:
     """One connection. Requests are numbered in the order in which they are sent."""
 
     def __init__(self, sock: socket.socket, *, is_trusted: bool = True) -> None:
@@ -62,7 +62,7 @@ class OperatorLine:
         self._reader.max_bytes = wire.MAX_BYTES
 
     def ask(self, request: AnyRequest, timeout_s: float) -> msgspec.Raw:
-        """Send a request and return the answer as raw JSON. Raises ``Declined`` and ``LineLost``."""
+        """Send a request and return the answer as raw JSON. Raises ``Declined`` and ``ConnectionLost``."""
         return self.answer(self.send(request), timeout_s)
 
     def send(self, request: AnyRequest) -> int:
@@ -85,10 +85,10 @@ class OperatorLine:
             self._sock.settimeout(_HANDSHAKE_TIMEOUT_S)
             self._sock.sendall(wire.encode(frame))
         except OSError as error:
-            raise LineLost(_in_words(error)) from error
+            raise ConnectionLost(_describe_error(error)) from error
 
     def receive(self, until: float) -> wire.FromServer:
-        """Return the next frame. Raises ``LineLost``, also for an invalid frame."""
+        """Return the next frame. Raises ``ConnectionLost``, also for an invalid frame."""
         try:
             while not self._bodies:
                 left_s = until - time.monotonic()
@@ -97,18 +97,18 @@ class OperatorLine:
                 self._sock.settimeout(left_s)
                 data = self._sock.recv(_READ_BYTES)
                 if not data:
-                    raise LineLost("the connection was closed")
+                    raise ConnectionLost("connection closed")
                 self._bodies += self._reader.feed(data)
             return wire.decode_from_server(self._bodies.pop(0))
         except OSError as error:
-            raise LineLost(_in_words(error)) from error
+            raise ConnectionLost(_describe_error(error)) from error
         except wire.WireError as error:
-            raise LineLost(f"what was answered is not ours: {error}") from error
+            raise ConnectionLost(f"invalid answer: {error}") from error
 
     def until_closed(self, beat: AnyRequest) -> None:
         """Wait until the peer closes the connection, which is when its process ends.
 
-        Sends ``beat`` meanwhile, because the peer drops idle operators. Raises ``LineLost`` if the answers stop.
+        Sends ``beat`` meanwhile, because the peer drops idle operators. Raises ``ConnectionLost`` if the answers stop.
         """
         unanswered = 0
         while True:
@@ -119,7 +119,7 @@ class OperatorLine:
                 unanswered = 0
             except TimeoutError:
                 if unanswered > _MAX_UNANSWERED:
-                    raise LineLost("nothing was heard of it for a while") from None
+                    raise ConnectionLost(f"no answer for {_BEAT_S * (_MAX_UNANSWERED + 1):g} s") from None
                 unanswered += 1
                 self.send(beat)
             except OSError:
@@ -129,7 +129,7 @@ class OperatorLine:
         self._sock.close()
 
 
-def connect_to_agent(path: str, timeout_s: float = _HANDSHAKE_TIMEOUT_S) -> OperatorLine:
+def connect_to_agent(path: str, timeout_s: float = _HANDSHAKE_TIMEOUT_S) -> OperatorConnection:
     """Connect to the control socket of an agent on this host.
 
     Raises ``ConnectionRefusedError`` or ``FileNotFoundError`` if no agent listens there, and ``Unreachable``.
@@ -142,8 +142,8 @@ def connect_to_agent(path: str, timeout_s: float = _HANDSHAKE_TIMEOUT_S) -> Oper
         sock.close()
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):
             raise
-        raise Unreachable(_in_words(error)) from error
-    return OperatorLine(sock)
+        raise Unreachable(_describe_error(error)) from error
+    return OperatorConnection(sock)
 
 
 def connect_to_coordinator(
@@ -153,22 +153,22 @@ def connect_to_coordinator(
     tls: ssl.SSLContext | None = None,
     tls_host: str = "",
     timeout_s: float = _HANDSHAKE_TIMEOUT_S,
-) -> OperatorLine:
+) -> OperatorConnection:
     """Connect to a coordinator and authenticate. Raises ``Unreachable`` and ``AccessDenied``."""
     sock = _connected(addresses, timeout_s)
     try:
         if tls is not None:
             sock = _wrapped(sock, tls, tls_host)
-        line = OperatorLine(sock, is_trusted=False)
-        _start_handshake(line, run_id, secret, timeout_s)
+        connection = OperatorConnection(sock, is_trusted=False)
+        _start_handshake(connection, run_id, secret, timeout_s)
     except BaseException:
         sock.close()
         raise
-    return line
+    return connection
 
 
 def _connected(addresses: Sequence[Address], timeout_s: float) -> socket.socket:
-    why = "it has no address"
+    why = "no address found"
     for family, address in addresses:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.settimeout(timeout_s)
@@ -176,7 +176,7 @@ def _connected(addresses: Sequence[Address], timeout_s: float) -> socket.socket:
             sock.connect(address)
         except OSError as error:
             sock.close()
-            why = _in_words(error)
+            why = _describe_error(error)
             continue
         return sock
     raise Unreachable(why)
@@ -190,33 +190,34 @@ def _wrapped(sock: socket.socket, tls: ssl.SSLContext, host: str) -> socket.sock
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or str(error)
         raise AccessDenied(
-            f"TLS could not be agreed on ({reason}); check ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
+            f"TLS handshake failed ({reason}); check ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
         ) from error
     except OSError as error:
         raise AccessDenied(
-            f"TLS could not be agreed on ({_in_words(error)}); the run may use none: leave out ssl_cert, ssl_cert_key "
-            "and ca_cert"
+            f"TLS handshake failed ({_describe_error(error)}); if the run does not use TLS, leave out ssl_cert, "
+            "ssl_cert_key and ca_cert"
         ) from error
 
 
-def _start_handshake(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> None:
+def _start_handshake(connection: OperatorConnection, run_id: str, secret: bytes, timeout_s: float) -> None:
     until = time.monotonic() + timeout_s
     hello = wire.Hello(wire.VERSION, run_id, f"operator-{os.getpid()}", os.urandom(wire.NONCE_BYTES), is_operator=True)
     try:
-        line.send_frame(hello)
-        frame = line.receive(until)
+        connection.send_frame(hello)
+        frame = connection.receive(until)
         if isinstance(frame, wire.Challenge):
             nonce = frame.nonce
-            line.send_frame(wire.Proof(wire.prove(secret, "operator", hello, nonce)))
-            frame = line.receive(until)
+            connection.send_frame(wire.Proof(wire.prove(secret, "operator", hello, nonce)))
+            frame = connection.receive(until)
             if isinstance(frame, wire.Accepted):
                 if not wire.is_same(frame.proof, wire.prove(secret, "coordinator", hello, nonce)):
                     raise AccessDenied(
-                        "the process that listens there does not know the secret; check who listens there"
+                        "the process that listens there does not know the secret of the run; check which process "
+                        "that is"
                     )
-                line.trust()
+                connection.trust()
                 return
-    except LineLost as error:
+    except ConnectionLost as error:
         raise Unreachable(
             f"the process that listens there is not a tenax coordinator ({error}); if the run uses TLS, add its files "
             "to --rdzv-conf"
@@ -230,8 +231,8 @@ def _rejection(refused: wire.Refused) -> str:
     """Return the cause and the remedy. The peer's own text is not shown: any process can send it."""
     if refused.version != wire.VERSION:
         return (
-            f"it has version {refused.version} of the protocol and this tool version {wire.VERSION}; use the tenax of "
-            "the run"
+            f"its protocol version is {refused.version}, this command's is {wire.VERSION}; use the tenax version "
+            "of the run"
         )
     if refused.reason == wire.NO_SECRET:
         return (
@@ -239,14 +240,14 @@ def _rejection(refused: wire.Refused) -> str:
             "--endpoint, or start the run with a secret (--rdzv-conf token_file=FILE or TENAX_RDZV_TOKEN)"
         )
     if refused.reason == wire.TOO_MANY_OPERATORS:
-        return "too many operators are connected to it; try again later"
+        return "it has too many operator connections; try again later"
     return (
         "it serves another run or has another secret; check the run id, and give the secret of the run "
         "(--rdzv-conf token_file=FILE or TENAX_RDZV_TOKEN)"
     )
 
 
-def _in_words(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return "nothing was answered in time"
+        return "timed out"
     return error.strerror or str(error)

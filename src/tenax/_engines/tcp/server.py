@@ -327,14 +327,14 @@ class CoordinatorServer:
         elif isinstance(frame, wire.Proof) and peer.hello is not None:
             self._on_proof(peer, peer.hello, frame)
         else:
-            raise wire.WireError("the wrong frame for its place")
+            raise wire.WireError("unexpected frame")
 
     def _on_hello(self, peer: _Peer, hello: wire.Hello) -> None:
         if hello.version != wire.VERSION:
-            reason = f"the coordinator has version {wire.VERSION} of the protocol; use the same tenax on every node"
-            self._refuse(peer, f"it has version {hello.version} of the protocol, not {wire.VERSION}", reason)
+            reason = f"the coordinator's protocol version is {wire.VERSION}; use the same tenax version on every node"
+            self._refuse(peer, f"its protocol version is {hello.version}, not {wire.VERSION}", reason)
         elif len(hello.nonce) != wire.NONCE_BYTES or not 0 < len(hello.node_id) <= 64:
-            raise wire.WireError("a greeting that is not ours")
+            raise wire.WireError("invalid hello")
         else:
             peer.hello = hello
             peer.nonce = os.urandom(wire.NONCE_BYTES)
@@ -347,7 +347,7 @@ class CoordinatorServer:
         is_same_secret = wire.is_same(proof.proof, wire.prove(self._secret, role, hello, peer.nonce))
         if not is_same_secret or hello.run_id != self._settings.run_id:
             # Not final if this run is over: the next run on this port may be the peer's.
-            wrong_run = f"it was started for the run {hello.run_id[:_MAX_SHOWN]!r}"
+            wrong_run = f"it belongs to the run {hello.run_id[:_MAX_SHOWN]!r}"
             self._refuse(peer, "it has another secret" if not is_same_secret else wrong_run, is_final=not self.is_over)
             return
         if hello.is_operator and not self._accepts_operators:
@@ -390,7 +390,7 @@ class CoordinatorServer:
         now = self._loop.now()
         if now < self._report_at:
             return
-        more = f" ({self._unreported} were rejected since the last report)" if self._unreported > 1 else ""
+        more = f" ({self._unreported} rejections since the last report)" if self._unreported > 1 else ""
         self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
         kind = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
         self._say(f"rejected {kind} from {peer.address or 'this host'}: {why}{more}")
@@ -402,7 +402,7 @@ class CoordinatorServer:
             case wire.Ask(number, request):
                 self.operator_api.ask(request, lambda value, error: self._answer(peer, number, value, error))
             case _ if peer.is_operator:
-                raise wire.WireError("an operator only asks")
+                raise wire.WireError("operators may only send requests")
             case wire.Answer(number, value, error):
                 pending = self._pending.get(number)
                 if pending is not None and pending.node_id == peer.node_id:
@@ -421,14 +421,14 @@ class CoordinatorServer:
             case wire.Cancel(why):
                 self._coordinator.step(CancelRequested(why))
             case _:
-                raise wire.WireError("the wrong frame for its place")
+                raise wire.WireError("unexpected frame")
 
     def _check_joined(self, peer: _Peer, joined: NodeJoined) -> None:
         """Raise WireError for impossible values: the coordinator adopts a generation and a budget from this message."""
         if joined.node.node_id != peer.node_id:
-            raise wire.WireError("the words of another node")
+            raise wire.WireError("message with the id of another node")
         if joined.generation > self._coordinator.state.generation + MAX_GENERATIONS_AHEAD:
-            raise wire.WireError(f"generation {joined.generation}, which is too far ahead")
+            raise wire.WireError(f"generation {joined.generation}, too far ahead")
         if joined.restarts_used > max(0, joined.generation - 1):
             raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
 
@@ -468,19 +468,19 @@ class CoordinatorServer:
     def _forward(self, node_id: str, request: OfNode, reply: Reply) -> None:
         peer = self._nodes.get(node_id)
         if peer is None or len(self._pending) >= _MAX_PENDING_REQUESTS:
-            reply(None, "that node is not linked just now" if peer is None else "too many requests are under way")
+            reply(None, "that node is not connected" if peer is None else "too many pending requests")
             return
         try:
             data = wire.encode_ask(self._request_count + 1, request)
         except wire.WireError as error:
-            reply(None, f"this cannot be asked of a node: {error}")
+            reply(None, f"invalid request: {error}")
             return
         self._request_count += 1
         self._pending[self._request_count] = _PendingRequest(node_id, reply, self._loop.now())
         self._send(peer, data)
 
     def _fail_requests_to(self, node_id: str) -> None:
-        self._fail_requests("the link to that node was lost before it answered", lambda each: each.node_id == node_id)
+        self._fail_requests("lost the link to that node before it answered", lambda each: each.node_id == node_id)
 
     def _fail_requests(self, why: str, which: Callable[[_PendingRequest], bool] = lambda _: True) -> None:
         for number, pending in list(self._pending.items()):
@@ -548,9 +548,9 @@ class CoordinatorServer:
                     self._forget(peer)
             elif peer.is_operator:
                 if now - peer.received_at > _OPERATOR_S:
-                    peer.link.close("it asked nothing for too long")
+                    peer.link.close(f"no request for {_OPERATOR_S:g} s")
             elif now - peer.received_at > self._terms.lease_s:
-                peer.link.reset(f"it was silent for {self._terms.lease_s:g} s")
+                peer.link.reset(f"no heartbeat for {self._terms.lease_s:g} s")
         for node_id, (received_at, why) in list(self._absent.items()):
             if now - received_at > self._terms.lease_s:
                 del self._absent[node_id]
@@ -571,7 +571,7 @@ class CoordinatorServer:
         self._coordinator.close()
         for listener in self._listeners:
             listener.close()
-        self._fail_requests("the coordinator went before that node answered")
+        self._fail_requests("the coordinator stopped before that node answered")
         self.operator_api.close()
         until = self._loop.now() + _FINAL_FLUSH_S
         for peer in sorted(self._peers, key=lambda peer: not peer.node_id):  # nodes first

@@ -35,7 +35,7 @@ VERSION = 2
 MAX_UNAUTHENTICATED_BYTES = 4 << 10
 MAX_BYTES = 8 << 20  # fits the verdict of the largest run with paths of maximum length
 MAX_UNSENT_ANSWER_BYTES = 4 << 20  # per link, which carries messages and beats too
-TOO_MANY_ANSWERS = "more answers are under way than this link takes; ask for less at once"
+TOO_MANY_ANSWERS = "too many pending answers on this link; request less at once"
 NONCE_BYTES = 16
 # Reasons for rejecting an authenticated operator.
 NO_SECRET = "no secret"  # noqa: S105 - the run has none, and operators need one
@@ -149,7 +149,7 @@ def encode_ask(number: int, request: AnyRequest) -> bytes:
     """Encode a request. Raises WireError if the peer would reject it and close the link: an operator wrote it."""
     data = encode(Ask(number, request))
     if len(data) > MAX_BYTES:
-        raise WireError(f"a frame of {len(data)} bytes, where at most {MAX_BYTES} are allowed")
+        raise WireError(f"frame of {len(data)} bytes exceeds the maximum of {MAX_BYTES}")
     decode_from_server(data[4:])
     return data
 
@@ -161,7 +161,7 @@ def encode_answer(number: int, value: object, error: str) -> bytes:
     except UnicodeEncodeError:
         raw = _encoder.encode(encodable(msgspec.to_builtins(value)))
     if len(raw) > MAX_BYTES // 2:
-        raw, error = b"null", f"the answer has {len(raw)} bytes, which is too long; ask for less"
+        raw, error = b"null", f"the answer is too large ({len(raw)} bytes); request less"
     return encode(Answer(number, msgspec.Raw(raw), error))
 
 
@@ -169,14 +169,14 @@ def decode_from_agent(body: bytes) -> FromAgent:
     try:
         return _from_agent.decode(body)
     except DECODE_ERRORS as error:
-        raise WireError(f"a frame that is not ours: {error}") from error
+        raise WireError(f"not a valid frame: {error}") from error
 
 
 def decode_from_server(body: bytes) -> FromServer:
     try:
         return _from_server.decode(body)
     except DECODE_ERRORS as error:
-        raise WireError(f"a frame that is not ours: {error}") from error
+        raise WireError(f"not a valid frame: {error}") from error
 
 
 class FrameReader:
@@ -194,7 +194,7 @@ class FrameReader:
         while len(buffer) - start >= 4:
             size = int.from_bytes(buffer[start : start + 4], "big")
             if size > self.max_bytes:
-                raise WireError(f"a frame of {size} bytes, where at most {self.max_bytes} are allowed")
+                raise WireError(f"frame of {size} bytes exceeds the maximum of {self.max_bytes}")
             end = start + 4 + size
             if len(buffer) < end:
                 break

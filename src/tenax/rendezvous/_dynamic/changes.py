@@ -59,7 +59,7 @@ def _removals(before: State | None, after: State, node_id: str) -> list[Change]:
     """Other nodes remove a node only if it is silent or did not join in time."""
     still_there = {node.id for node in after.nodes} | {node_id}
     gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
-    return [Change(f"takes out {_names(gone)}: no sign of life, or not there in time")] if gone else []
+    return [Change(f"removes {_names(gone)}: no heartbeat, or not joined in time")] if gone else []
 
 
 def _names(nodes: list[Node]) -> str:

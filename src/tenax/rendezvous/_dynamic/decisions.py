@@ -135,14 +135,14 @@ class Joiner:
         if self._id in state.members:
             if state.round > self.last_round and any(node.id == self._id for node in present):
                 return Done(state.round, state.members[self._id], len(state.members))
-            return self._open(state, "a member of the last round is back")
+            return self._open(state, "a member of the last round has returned")
         if not present:  # D6, for a new node: no member is left to notice
             return self._open(state, "no member of the last round is left")
         if not self._stands(state, Standing.WAITING):
-            return Put(self._standing(state, Standing.WAITING), "there is a group already; wait for the next round")
+            return Put(self._standing(state, Standing.WAITING), "the round is complete; wait for the next one")
         if len(present) >= state.max_nodes:
-            return Wait(f"the group is full with {len(present)} nodes; this one is a spare", is_spare=True)
-        return Wait(f"the {len(present)} nodes of round {state.round} have not let us in yet")
+            return Wait(f"the round is full with {len(present)} nodes; this node is a spare", is_spare=True)
+        return Wait(f"waiting for the {len(present)} nodes of round {state.round} to admit this node")
 
     def _open(self, state: State, why: str) -> Put:
         opened = msgspec.structs.replace(state, round=state.round + 1, complete=False)
@@ -156,8 +156,8 @@ class Joiner:
             joined = self._standing(state, Standing.JOINED)
             return Put(self._completed_if_ready(joined, view), f"join round {state.round}")
         if not self._stands(state, Standing.WAITING):
-            return Put(self._standing(state, Standing.WAITING), "every place is taken or kept for a member")
-        return Wait("every place is taken or kept for a member; this node is a spare", is_spare=True)
+            return Put(self._standing(state, Standing.WAITING), "the round is full or reserved for members")
+        return Wait("the round is full or reserved for members; this node is a spare", is_spare=True)
 
     def _completed_if_ready(self, state: State, view: View) -> State:
         """Complete the round in the same write if this node is the last one awaited."""
@@ -179,14 +179,14 @@ class Joiner:
     def _too_late(self, state: State) -> str:
         if state.complete:
             return (
-                f"the group of the run {state.run_id!r} did not let this node in within {self._terms.join_s:g} s; "
-                "do the other nodes look for waiting nodes (num_nodes_waiting)?"
+                f"the run {state.run_id!r} did not admit this node within {self._terms.join_s:g} s; check that the "
+                "agents of its nodes poll num_nodes_waiting()"
             )
         joined = [node for node in state.nodes if node.standing is Standing.JOINED]
         return (
-            f"{len(joined)} of at least {state.min_nodes} nodes came to round {state.round} of the run "
-            f"{state.run_id!r} within {self._terms.join_s:g} s: {_names(joined)}; start the missing ones, or allow "
-            "fewer nodes"
+            f"only {len(joined)} of at least {state.min_nodes} nodes joined round {state.round} of the run "
+            f"{state.run_id!r} within {self._terms.join_s:g} s: {_names(joined)}; start the missing nodes, or "
+            "allow fewer"
         )
 
 
@@ -210,30 +210,30 @@ def _missing(state: State, view: View, terms: Terms) -> str:
     if len(joined) >= state.max_nodes:
         return ""
     if len(joined) < state.min_nodes:
-        return f"{len(joined)} of at least {state.min_nodes} nodes are there: {_names(joined)}"
+        return f"{len(joined)} of at least {state.min_nodes} nodes have joined: {_names(joined)}"
     awaited = _awaited_members(state, view, terms)
     if awaited:
-        return f"members of the last round are on their way: {_names(awaited)}"
+        return f"waiting for members of the last round: {_names(awaited)}"
     if view.enough_s >= terms.last_call_s:
         return ""
     waiting = state.with_standing(Standing.WAITING)
     if waiting:
-        return f"nodes that waited are on their way: {_names(waiting)}"
+        return f"waiting for nodes of the wait list: {_names(waiting)}"
     if any(node.id in state.members for node in joined):  # D4
         return ""
-    return f"{len(joined)} nodes are there; others may still come: last call for {terms.last_call_s:g} s"
+    return f"{len(joined)} nodes have joined; waiting {terms.last_call_s:g} s for more (last call)"
 
 
 def _names(nodes: list[Node]) -> str:
     names = [node.addr or node.id[:8] for node in nodes[:_NAMES_SHOWN]]
     more = [f"and {len(nodes) - _NAMES_SHOWN} more"] if len(nodes) > _NAMES_SHOWN else []
-    return ", ".join(names + more) or "nobody"
+    return ", ".join(names + more) or "none"
 
 
 def _other_terms(run_id: str, ours: tuple[int, int], theirs: tuple[int, int]) -> str:
     return (
-        f"this node wants {ours[0]} to {ours[1]} nodes, but those of the run {run_id!r} agreed on {theirs[0]} to "
-        f"{theirs[1]}; give every node the same numbers, or use another run id"
+        f"this node is configured for {ours[0]} to {ours[1]} nodes, but the run {run_id!r} for {theirs[0]} to "
+        f"{theirs[1]}; use the same numbers on every node, or another run id"
     )
 
 

@@ -61,7 +61,7 @@ class Heartbeat:
                 if self._holder.clock() >= next_beat_at:
                     self._holder.change(self._beat, self._timeout_s)
                     next_beat_at = self._holder.clock() + self._interval_s
-                    self._record("has sent a heartbeat")
+                    self._record("sent a heartbeat")
                 else:
                     self._holder.read()
                 self.error = None
@@ -69,7 +69,7 @@ class Heartbeat:
                 is_new = type(error) is not type(self.error)
                 self.error = error
                 if is_new:  # recorded once, not at every attempt
-                    self._record("could not send a heartbeat, because of a {}", type(error).__name__, state="FAILED")
+                    self._record("could not send a heartbeat: {}", type(error).__name__, state="FAILED")
             wait_s = random.uniform(0.5, 1.0) * min(_MAX_READ_INTERVAL_S, self._interval_s)  # noqa: S311 - spreads nodes
             self._stop_requested.wait(
                 max(0.0, min(wait_s, next_beat_at - self._holder.clock())) if not self.error else wait_s

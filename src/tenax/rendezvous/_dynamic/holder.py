@@ -86,8 +86,8 @@ class StateHolder:
                 return snapshot
             if self.clock() >= give_up_at:
                 raise RendezvousTimeoutError(
-                    f"the state of the run {self._run_id!r} could not be changed within {timeout_s:g} s, because other "
-                    "nodes change it all the time"
+                    f"could not write the state of the run {self._run_id!r} within {timeout_s:g} s, because other "
+                    "nodes kept changing it"
                 )
             pause.after_lost_write(snapshot)
 

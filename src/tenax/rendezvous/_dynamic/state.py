@@ -100,8 +100,8 @@ def decode(blob: bytes, run_id: str) -> State:
         except DECODE_ERRORS as error:
             fault = f"it cannot be read: {error}" if blob[:1] == b"{" else _guess(blob)
     raise RendezvousStateError(
-        f"what is stored as the rendezvous state of the run {run_id!r} is not ours: {fault}; choose a run id that "
-        "nobody else uses, or remove that state"
+        f"the stored rendezvous state of the run {run_id!r} is invalid: {fault}; use a run id that no other "
+        "program uses, or delete that state"
     )
 
 
@@ -113,15 +113,15 @@ def _fault_of_size(blob: bytes) -> str:
 
 def _guess(blob: bytes) -> str:
     if blob[:1] == b"\x80":
-        return "it is a pickle, as agents of TorchElastic write it, and those cannot share a run with tenax"
+        return "it is a pickle, written by an agent of TorchElastic, which cannot share a run with tenax"
     return f"it begins with {bytes(blob[:_MAX_SHOWN])!r}"
 
 
 def _fault_of_header(header: _Header) -> str:
     if header.format != FORMAT:
-        return f"it calls itself {header.format[:_MAX_SHOWN]!r} instead of {FORMAT!r}"
+        return f"its format is {header.format[:_MAX_SHOWN]!r} instead of {FORMAT!r}"
     if header.version != VERSION:
-        return f"its version is {header.version}, this release of tenax speaks version {VERSION}"
+        return f"its version is {header.version}; this release of tenax supports version {VERSION}"
     return ""
 
 
@@ -130,13 +130,13 @@ def _fault_of_state(state: State, run_id: str) -> str:
     if state.run_id != run_id:
         return f"it belongs to the run {state.run_id[:_MAX_SHOWN]!r}"
     if state.max_nodes < state.min_nodes:
-        return f"it wants at least {state.min_nodes} and at most {state.max_nodes} nodes"
+        return f"its min_nodes is {state.min_nodes} and its max_nodes {state.max_nodes}"
     if len({node.id for node in state.nodes}) != len(state.nodes):
         return "it lists a node twice"
     if sorted(state.members.values()) != list(range(len(state.members))):
         return "its ranks are not 0, 1, 2 ... each once"
     if any(node.id not in state.members for node in state.with_standing(Standing.RUNNING)):
-        return "a node runs in it that is not a member"
+        return "a running node in it is not a member"
     if state.complete and (not state.members or state.with_standing(Standing.JOINED)):
-        return "its round is complete, but not everybody has a place"
+        return "its round is complete, but a joined node has no rank"
     return ""

@@ -260,16 +260,14 @@ class Faults:
     def _cancel(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.on_operator_request, CancelRequested("cancelled by an operator"))
+            server.agent.do(server.on_operator_request, CancelRequested("no longer needed"))
 
     def _restart_request(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.on_operator_request, RestartRequested("restart requested by an operator"))
+            server.agent.do(server.on_operator_request, RestartRequested("new data"))
 
     def _drain_request(self, fault: Fault) -> None:
         server, agent = self.cluster.server, self._agent(fault.a)
         if server is not None and agent is not None:
-            server.agent.do(
-                server.on_operator_request, DrainRequested(agent.info.node_id, "drain requested by an operator")
-            )
+            server.agent.do(server.on_operator_request, DrainRequested(agent.info.node_id, "maintenance"))

@@ -274,5 +274,5 @@ class Liveness:
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
-        server.agent.do(server.on_operator_request, CancelRequested("cancelled by an operator"))
+        server.agent.do(server.on_operator_request, CancelRequested("no longer needed"))
         self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)
