@@ -216,10 +216,10 @@ class Noise:
         """Describe the samples, and how many launches began on a busy machine (None: a smoke run)."""
         spin = spread(summarize(self._spins), seconds)
         loads = f"{min(self._loads):.1f} to {max(self._loads):.1f}"
-        told = "a smoke run waits for no quiet machine"
+        quiet = "a smoke run does not wait for a quiet machine"
         if restless is not None:
-            told = f"launches that began without a quiet machine: {restless}"
-        return f"Machine noise: a fixed piece of Python work took {spin}; load average {loads}; {told}."
+            quiet = f"launches that started on a busy machine: {restless}"
+        return f"Machine noise: a fixed piece of Python work took {spin}; load average {loads}; {quiet}."
 
 
 def machine() -> str:

@@ -60,12 +60,12 @@ def worker(agents: int) -> str:
     return f"worker SIGKILL on one of {agents} agents → next generation on all nodes"
 
 
-def worker_told(agents: int) -> str:
+def worker_signalled(agents: int) -> str:
     """Return the name of the measure until the other workers get SIGTERM."""
     return f"worker SIGKILL on one of {agents} agents → the last worker of the others has its SIGTERM"
 
 
-WORKER_TOLD = worker_told(AGENTS)
+WORKER_SIGNALLED = worker_signalled(AGENTS)
 WORKER = worker(AGENTS)
 
 
@@ -148,11 +148,11 @@ def _worker_dies(launcher: Launcher, samples: Samples, deaths: int = 2, agents: 
             procfs.end([victim.process])
             if not _after(job, samples, worker(agents), killed_ns, agents):
                 return
-            told = [
+            signalled = [
                 event for event in job.events.named("term") if event.at_ns > killed_ns and event.node != victim.node
             ]
-            if told:
-                samples.add(launcher.name, worker_told(agents), (told[-1].at_ns - killed_ns) / 1e9)
+            if signalled:
+                samples.add(launcher.name, worker_signalled(agents), (signalled[-1].at_ns - killed_ns) / 1e9)
             time.sleep(0.2)
 
 
@@ -221,7 +221,7 @@ def _host_cut_off(launcher: Launcher, samples: Samples) -> None:
 
 def rows(samples: Samples) -> list[Row]:
     """Return the rows that compare the launchers."""
-    failures = [what(agents) for agents in sorted((*FIXED, AGENTS)) for what in (worker_told, worker)]
+    failures = [what(agents) for agents in sorted((*FIXED, AGENTS)) for what in (worker_signalled, worker)]
     return [
         *(compared(samples, start(agents), seconds) for agents in STARTS),
         *(compared(samples, what, seconds) for what in failures),
@@ -235,7 +235,7 @@ def rows(samples: Samples) -> list[Row]:
 
 def notes(_: Samples) -> list[str]:
     """Return the notes on the rows."""
-    told = [
+    lines = [
         f"Several agents: {AGENTS} of them run with `--nnodes={NNODES}` and a last call of 1 s, for which torchrun "
         "waits in every restart; any other number is fixed, without a last call.",
         "Several agents: the join of a torchrun node cannot be observed from outside, so only the row from the "
@@ -249,5 +249,5 @@ def notes(_: Samples) -> list[str]:
     ]
     reason = hosts.why_not()
     if reason:
-        told.append(f"No host was cut off: {reason}.")
-    return told
+        lines.append(f"No host was cut off: {reason}.")
+    return lines

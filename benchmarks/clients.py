@@ -14,7 +14,7 @@ import time
 from multiprocessing.connection import Connection
 
 from benchmarks.crew import many_descriptors
-from benchmarks.orders import Orders
+from benchmarks.pipe_commands import PipeCommands
 from tenax._core.coordinator import Opened, RunSettings
 from tenax._core.events import GenerationFormed
 from tenax._core.lease import LeaseTerms
@@ -35,7 +35,7 @@ def serve(pipe: Connection, folder: str) -> None:
     loop = Loop()
     servers: list[CoordinatorServer] = []
 
-    def obey(_: str, port: int, nodes: int) -> None:
+    def execute(_: str, port: int, nodes: int) -> None:
         while servers:
             servers.pop().close()
         endpoint = Endpoint("127.0.0.1", port)
@@ -50,7 +50,7 @@ def serve(pipe: Connection, folder: str) -> None:
         servers.append(server)
         pipe.send("serving")
 
-    loop.watch(Orders(pipe, obey))
+    loop.watch(PipeCommands(pipe, execute))
     loop.next_event(lambda: None)
 
 

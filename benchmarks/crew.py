@@ -53,17 +53,17 @@ class Crew:
     def __len__(self) -> int:
         return len(self._members)
 
-    def tell(self, *words: Any, only: Sequence[int] | None = None) -> None:
+    def send(self, *message: Any, only: Sequence[int] | None = None) -> None:
         """Send this to these members, or to all."""
         for number in range(len(self)) if only is None else only:
-            self._members[number][1].send(words)
+            self._members[number][1].send(message)
 
-    def tell_each(self, words: Sequence[tuple[Any, ...]]) -> None:
+    def send_each(self, message: Sequence[tuple[Any, ...]]) -> None:
         """Send each member its own command."""
-        for (_, pipe), own in zip(self._members, words, strict=True):
+        for (_, pipe), own in zip(self._members, message, strict=True):
             pipe.send(own)
 
-    def hear(self, timeout_s: float, only: Sequence[int] | None = None) -> list[Any]:
+    def receive(self, timeout_s: float, only: Sequence[int] | None = None) -> list[Any]:
         """Return one reply of each of these members, or of all."""
         deadline = time.monotonic() + timeout_s
         answers = []

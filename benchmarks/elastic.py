@@ -32,8 +32,8 @@ class Elastic:
             server = stack.enter_context(Crew(serve, [()]))
             members = Crew(work, [()] * self._processes)
             self._crew = stack.enter_context(members)
-            (self._port,) = server.hear(60)
-            self._crew.hear(60)
+            (self._port,) = server.receive(60)
+            self._crew.receive(60)
             self._stack = stack.pop_all()
         return self
 
@@ -44,21 +44,21 @@ class Elastic:
 
     def join(self, run_id: str, number: int, bound_s: float) -> float:
         """Let that many new handlers join a run at once. Return how long it took until the last had joined."""
-        self._crew.tell_each(
+        self._crew.send_each(
             [("make", self._port, run_id, size, number, bound_s) for size in shares(number, self._processes)]
         )
-        self._crew.hear(60)
-        self._crew.tell("join")
-        began = self._crew.hear(bound_s)
-        ended = self._crew.hear(bound_s)
+        self._crew.receive(60)
+        self._crew.send("join")
+        began = self._crew.receive(bound_s)
+        ended = self._crew.receive(bound_s)
         return float(max(at for _, at in ended) - min(at for _, at in began))
 
     def fail(self, bound_s: float) -> tuple[float, float, float]:
         """Fail a worker of one handler's node. Return when, when the last node knew, and when the last had rejoined."""
         last = len(self._crew) - 1
-        self._crew.tell("fail", only=[last])
-        ((_, failed_at),) = self._crew.hear(bound_s, only=[last])
-        knew, joined = self._crew.hear(bound_s), self._crew.hear(bound_s)
+        self._crew.send("fail", only=[last])
+        ((_, failed_at),) = self._crew.receive(bound_s, only=[last])
+        knew, joined = self._crew.receive(bound_s), self._crew.receive(bound_s)
         if {what for what, _ in knew} != {"knew"} or {what for what, _ in joined} != {"joined"}:
             raise CrewFailed(f"an answer out of order: {knew}, {joined}")
         return failed_at, max(at for _, at in knew), max(at for _, at in joined)

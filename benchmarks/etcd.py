@@ -26,7 +26,7 @@ from benchmarks.crew import Crew, CrewFailed, many_descriptors, shares
 from benchmarks.growth import exponent
 from benchmarks.harness import Settings
 from benchmarks.nodes import Node
-from benchmarks.orders import Orders
+from benchmarks.pipe_commands import PipeCommands
 from benchmarks.report import NOTHING, OURS, Row, compared, limited, seconds
 from benchmarks.samples import Samples
 from tenax._core import events
@@ -61,7 +61,7 @@ def measure(settings: Settings, samples: Samples) -> None:
             Members(Path(folder)) as members,
             Crew(work, [(folder,)] * PROCESSES) as crew,
         ):
-            crew.hear(_UP_S)
+            crew.receive(_UP_S)
             _join(crew, members.endpoints, sizes[0])  # unmeasured
             for _ in range(settings.repetitions(5)):
                 for nodes in sizes:
@@ -83,10 +83,10 @@ def _sample(crew: Crew, endpoints: str, nodes: int, samples: Samples) -> None:
 def _join(crew: Crew, endpoints: str, nodes: int) -> float:
     """Run one round with a new run id. Return how long it took."""
     run_id = f"bench-{next(_numbers)}"
-    crew.tell_each([("join", endpoints, run_id, nodes, own) for own in shares(nodes, PROCESSES)])
-    times = crew.hear(BOUND_S)
-    crew.tell("leave")
-    crew.hear(BOUND_S)
+    crew.send_each([("join", endpoints, run_id, nodes, own) for own in shares(nodes, PROCESSES)])
+    times = crew.receive(BOUND_S)
+    crew.send("leave")
+    crew.receive(BOUND_S)
     return max(formed for _, formed in times) - min(began for began, _ in times)
 
 
@@ -101,11 +101,11 @@ def work(pipe: Connection, folder: str) -> None:
     nodes: list[Node] = []
     began = 0.0
 
-    def obey(what: str, *words: Any) -> None:
+    def execute(what: str, *arguments: Any) -> None:
         nonlocal began
         if what == "join":
             began = time.monotonic()
-            nodes.extend(_agents(loop, folder, *words))
+            nodes.extend(_agents(loop, folder, *arguments))
             for node in nodes:
                 node.open()
         else:
@@ -113,7 +113,7 @@ def work(pipe: Connection, folder: str) -> None:
                 nodes.pop().control.close()
             pipe.send("left")
 
-    loop.watch(Orders(pipe, obey))
+    loop.watch(PipeCommands(pipe, execute))
     pipe.send("ready")
     while True:
         posted: Any = loop.next_event(lambda: None)
@@ -198,8 +198,8 @@ def _growth(samples: Samples, sizes: Sequence[int]) -> Row:
     medians = {nodes: samples.summary(OURS, _joined(nodes)) for nodes in sizes}
     times = {nodes: summary.median for nodes, summary in medians.items() if summary}
     power = exponent(times)
-    told = NOTHING if power is None else f"N^{power:.2f} ({min(times)} to {max(times)})"
-    return Row("growth of that time with the number of agents", NOTHING, told)
+    text = NOTHING if power is None else f"N^{power:.2f} ({min(times)} to {max(times)})"
+    return Row("growth of that time with the number of agents", NOTHING, text)
 
 
 def notes(_: Samples) -> list[str]:

@@ -55,18 +55,18 @@ def _ours(number: int, failures: int, samples: Samples) -> None:
 def _fail_ours(number: int, failures: int, folder: str, samples: Samples) -> None:
     run = TcpSettings(f"127.0.0.1:{free_port()}", "fanout", number, number, secret=b"bench")
     with Crew(nodes.work, [(run, size, folder) for size in (1, *shares(number - 1, PROCESSES - 1))]) as crew:
-        crew.tell("open", only=[0])
-        crew.hear(BOUND_S, only=[0])
+        crew.send("open", only=[0])
+        crew.receive(BOUND_S, only=[0])
         rest = range(1, PROCESSES)
-        crew.tell("open", only=rest)
-        crew.hear(BOUND_S, only=rest)
-        crew.hear(BOUND_S)  # formed
+        crew.send("open", only=rest)
+        crew.receive(BOUND_S, only=rest)
+        crew.receive(BOUND_S)  # formed
         for _ in range(failures):
             time.sleep(0.2 + random.random() * 0.1)
-            crew.tell("fail", only=[PROCESSES - 1])
-            ((_, _, failed_at),) = crew.hear(BOUND_S, only=[PROCESSES - 1])
+            crew.send("fail", only=[PROCESSES - 1])
+            ((_, _, failed_at),) = crew.receive(BOUND_S, only=[PROCESSES - 1])
             for what, expected in ((_decided(number), "stopped"), (_formed(number), "formed")):
-                answers = crew.hear(BOUND_S)
+                answers = crew.receive(BOUND_S)
                 assert {answer[0] for answer in answers} == {expected}, answers
                 samples.add(OURS, what, max(at for _, _, at in answers) - failed_at)
 

@@ -27,7 +27,7 @@ WHO = {
 CASES = {"1 worker, NCCL": (1, "nccl")}  # NCCL does not allow two workers on one GPU
 DEATHS = 2
 PATIENCE_S = 75
-TELLING = ("warm", "cold", "preload", "Error: ", "the launcher ")
+RELEVANT = ("warm", "cold", "preload", "Error: ", "the launcher ")
 Stamps = list[tuple[str, int, int, int]]
 
 
@@ -37,20 +37,20 @@ def launch(command: list[str], workers: int, backend: str) -> tuple[int, Stamps,
         path = Path(folder) / "stamps"
         flags = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={DEATHS}"]
         began = time.monotonic_ns()
-        words = [*command, *flags, str(HERE / "gpu_worker.py"), str(path), str(DEATHS), backend]
-        with open(Path(folder) / "said", "w+") as said_file:
-            running = subprocess.Popen(words, stdout=said_file, stderr=said_file)
+        arguments = [*command, *flags, str(HERE / "gpu_worker.py"), str(path), str(DEATHS), backend]
+        with open(Path(folder) / "output", "w+") as output_file:
+            running = subprocess.Popen(arguments, stdout=output_file, stderr=output_file)
             try:
                 how = f"exited with {running.wait(PATIENCE_S)}"
             except subprocess.TimeoutExpired:
                 running.send_signal(signal.SIGTERM)
                 running.wait(60)
-                how = f"was still at it after {PATIENCE_S} s and was stopped"
-            said_file.seek(0)
-            said = said_file.read()
+                how = f"still ran after {PATIENCE_S} s and was stopped"
+            output_file.seek(0)
+            output = output_file.read()
         lines = [line.split() for line in path.read_text().splitlines()]
         stamps = [(event, int(restarts), int(rank), int(ns)) for event, restarts, rank, ns in lines]
-        return began, stamps, f"{said}\nthe launcher {how}"
+        return began, stamps, f"{output}\nthe launcher {how}"
 
 
 def figures(began: int, stamps: Stamps) -> dict[str, list[float]]:
@@ -108,12 +108,12 @@ def main() -> None:
     for case, (workers, backend) in CASES.items():
         for repetition in range(repetitions):
             for who, command in WHO.items():
-                began, stamps, said = launch(command, workers, backend)
+                began, stamps, output = launch(command, workers, backend)
                 for measure, seconds in figures(began, stamps).items():
                     taken[case, who, measure] += seconds
                 raw.append(f"# {case}, {who}, repetition {repetition}; seconds after the command")
                 raw += [f"{event} {count} {rank} {(ns - began) / 1e9:.3f}" for event, count, rank, ns in stamps]
-                raw += [f"  {line}" for line in said.splitlines() if any(word in line for word in TELLING)]
+                raw += [f"  {line}" for line in output.splitlines() if any(word in line for word in RELEVANT)]
                 print(case, who, repetition, figures(began, stamps), flush=True)
     out.write_text(page(taken, raw))
 

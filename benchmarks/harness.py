@@ -84,7 +84,7 @@ def find_launchers(names: Sequence[str]) -> tuple[Launcher, ...]:
         program, *words = LAUNCHERS[name]
         path = Path(sys.executable).parent / program
         if not path.exists():
-            raise Unusable(f"there is no {program} beside this interpreter; run ./dev setup, then ./dev bench.")
+            raise Unusable(f"{program} was not found beside this interpreter; run ./dev setup, then ./dev bench.")
         found.append(Launcher(name, (str(path), *words)))
     return tuple(found)
 
@@ -97,7 +97,7 @@ def build_worker() -> None:
     if WORKER.exists() and WORKER.stat().st_mtime >= source.stat().st_mtime:
         return
     if shutil.which("gcc") is None:
-        raise Unusable("the instant worker is written in C and there is no gcc here; install gcc and run this again.")
+        raise Unusable("the instant worker is written in C, and gcc was not found; install gcc and try again.")
     WORKER.parent.mkdir(exist_ok=True)
     built = WORKER.with_suffix(f".{os.getpid()}")  # other processes may run the old one, or build one too
     subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(built), str(source)], check=True)
@@ -194,7 +194,7 @@ class Launch:
 
     def failure(self, what: str) -> LaunchFailed:
         """Return an error with the launcher's last output."""
-        return LaunchFailed(f"{what}; last words: {self._running.last_words()}")
+        return LaunchFailed(f"{what}; last output: {self._running.last_output()}")
 
 
 def run_s(command: Sequence[str]) -> float:

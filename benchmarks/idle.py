@@ -44,13 +44,13 @@ def measure(settings: Settings, samples: Samples) -> None:
 def _observe(launch: Launch, window_s: float, samples: Samples) -> None:
     workers = {event.process for event in launch.events()}
     helpers = [process.pid for process in procfs.descendants(launch.pid) - workers]
-    everybody = [launch.pid, *helpers]
+    pids = [launch.pid, *helpers]
 
-    before, at = {pid: procfs.wakeups(pid) for pid in everybody}, time.monotonic()
+    before, at = {pid: procfs.wakeups(pid) for pid in pids}, time.monotonic()
     time.sleep(window_s)
-    after, took_s = {pid: procfs.wakeups(pid) for pid in everybody}, time.monotonic() - at
-    rate = {pid: (after[pid] - before[pid]) / took_s for pid in everybody}
-    memory = {pid: procfs.memory(pid) for pid in everybody}
+    after, took_s = {pid: procfs.wakeups(pid) for pid in pids}, time.monotonic() - at
+    rate = {pid: (after[pid] - before[pid]) / took_s for pid in pids}
+    memory = {pid: procfs.memory(pid) for pid in pids}
 
     who = launch.name
     samples.add(who, AGENT_RSS, memory[launch.pid].rss_mb)

@@ -129,7 +129,7 @@ class Job:
 
     def failure(self, what: str, whose: Running) -> LaunchFailed:
         """Return an error with an agent's last output."""
-        return LaunchFailed(f"{what}; last words: {whose.last_words()}")
+        return LaunchFailed(f"{what}; last output: {whose.last_output()}")
 
 
 def free_port() -> int:

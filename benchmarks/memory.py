@@ -141,14 +141,14 @@ def rows(samples: Samples) -> list[Row]:
 
 def notes(samples: Samples) -> list[str]:
     """Return the notes on what the sums consist of."""
-    told = [split(samples, who) for who in (BASELINE, OURS) if samples.all(who, AGENT)]
-    if not told:
+    splits = [split(samples, who) for who in (BASELINE, OURS) if samples.all(who, AGENT)]
+    if not splits:
         return []
     others = max(number for who in (BASELINE, OURS) for number in (0.0, *samples.all(who, OUTSIDERS)))
     doubt = f" Up to {others:g} {OUTSIDERS} were there too: these figures are too small." if others else ""
     return [
         f"Memory of idle torch workers, taken when the job had been steady for {STEADY_S:g} s; the number of "
-        f"processes in parentheses. {' '.join(told)} Shared pages are divided among their users. The workers have "
+        f"processes in parentheses. {' '.join(splits)} Shared pages are divided among their users. The workers have "
         f"imported torch and computed one sum; training allocates more, in both.{doubt}"
     ]
 

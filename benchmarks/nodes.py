@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.orders import Orders
+from benchmarks.pipe_commands import PipeCommands
 from tenax._core import commands, events
 from tenax._core.agent import AgentMachine, messages_on_connecting
 from tenax._core.coordinator import RunSettings
@@ -101,9 +101,9 @@ def work(pipe: Connection, settings: TcpSettings, number: int, folder: str) -> N
     os.environ["TMPDIR"] = folder
     loop = Loop()
     nodes = [Node(loop, settings, folder) for _ in range(number)]
-    told: set[tuple[str, int]] = set()
+    reported: set[tuple[str, int]] = set()
 
-    def obey(what: str) -> None:
+    def execute(what: str) -> None:
         if what == "open":
             for node in nodes:
                 node.open()
@@ -111,19 +111,19 @@ def work(pipe: Connection, settings: TcpSettings, number: int, folder: str) -> N
         else:
             pipe.send(("failed", 0, nodes[0].fail()))
 
-    def tell(what: str, at: list[dict[int, float]], generation: int) -> None:
+    def report(what: str, at: list[dict[int, float]], generation: int) -> None:
         times = [each[generation] for each in at if generation in each]
-        if len(times) == number and (what, generation) not in told:
-            told.add((what, generation))
+        if len(times) == number and (what, generation) not in reported:
+            reported.add((what, generation))
             pipe.send((what, generation, max(times)))
 
-    loop.watch(Orders(pipe, obey))
+    loop.watch(PipeCommands(pipe, execute))
     while True:
         posted: Any = loop.next_event(lambda: None)  # no node takes long enough for a deadline
         node, event = posted
         generation = node.machine.state.generation
         node.step(event)
         if isinstance(event, events.GenerationFormed):
-            tell("formed", [each.formed_at for each in nodes], event.assignment.generation)
+            report("formed", [each.formed_at for each in nodes], event.assignment.generation)
         elif node.stopped_at.get(generation):
-            tell("stopped", [each.stopped_at for each in nodes], generation)
+            report("stopped", [each.stopped_at for each in nodes], generation)

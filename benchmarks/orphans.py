@@ -90,12 +90,12 @@ def rows(samples: Samples) -> list[Row]:
     what = f"alive {BOUND_S:g} s after SIGKILL of the agent; workers with setsid, double-forked descendants"
     passed = not any(left) if left else None
     return [
-        Row(what, _told(samples, BASELINE), _told(samples, OURS), bar="0, every time", passed=passed),
+        Row(what, _text(samples, BASELINE), _text(samples, OURS), bar="0, every time", passed=passed),
         compared(samples, GONE, seconds),
     ]
 
 
-def _told(samples: Samples, who: str) -> str:
+def _text(samples: Samples, who: str) -> str:
     left, before = samples.all(who, LEFT), samples.all(who, OF)
     if not left:
         return NOTHING

@@ -44,11 +44,11 @@ class Peer:
 
     def found(self, environments: Sequence[Path]) -> Launcher | None:
         """Return the launcher from the first of these environments that has it."""
-        program, *words = self.command
+        program, *command = self.command
         for environment in environments:
             path = environment / "bin" / program
             if path.exists():
-                return Launcher(self.name, (str(path), *words), self.spell, EVERY)
+                return Launcher(self.name, (str(path), *command), self.spell, EVERY)
         return None
 
     def version(self, environments: Sequence[Path]) -> str:
@@ -110,25 +110,25 @@ def unable(case: str) -> dict[str, str]:
     return {peer.name: peer.unable[case] for peer in PEERS if case in peer.unable}
 
 
-def notes(asked: Sequence[str], launchers: Sequence[Launcher]) -> list[str]:
+def notes(names: Sequence[str], launchers: Sequence[Launcher]) -> list[str]:
     """Return the command of each named peer, or that it is not installed."""
-    told = []
-    there = {launcher.name: launcher for launcher in launchers}
+    lines = []
+    installed = {launcher.name: launcher for launcher in launchers}
     for peer in PEERS:
-        if peer.name not in asked:
+        if peer.name not in names:
             continue
-        if peer.name not in there:
-            told.append(
+        if peer.name not in installed:
+            lines.append(
                 f"{peer.name} was not measured: {peer.package} is not installed; `./dev bench` installs it if possible."
             )
             continue
-        words = [Path(word).name if word.startswith("/") else word for word in peer.command]
-        words += [*peer.spell(["--standalone", "--nproc-per-node=N"]), "--no-python", "WORKER"]
+        command = [Path(word).name if word.startswith("/") else word for word in peer.command]
+        command += [*peer.spell(["--standalone", "--nproc-per-node=N"]), "--no-python", "WORKER"]
         which = f", {peer.version(environments())}" if peer.package else ""
-        told.append(f"{peer.name}{which}: `{' '.join(words)}`; {peer.remark}.")
-    if there:
-        told.append(
+        lines.append(f"{peer.name}{which}: `{' '.join(command)}`; {peer.remark}.")
+    if installed:
+        lines.append(
             f"Peers took part in one of {EVERY} repetitions, with their default settings (a monitor interval of 0.1 "
             "s if they have one); restarts with `--max-restarts`."
         )
-    return told
+    return lines

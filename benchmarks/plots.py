@@ -145,8 +145,8 @@ def _dots(pyplot: Any, chart: Dots) -> Any:
     largest = max(summary.max for _, summaries in chart.groups for summary in summaries.values())
     smallest = min(summary.min for _, summaries in chart.groups for summary in summaries.values())
     for measure, summaries in chart.groups:
-        words = measure.replace("`", "")
-        axes.text(0.008, at, words, transform=axes.get_yaxis_transform(), va="center", weight="bold", in_layout=False)
+        label = measure.replace("`", "")
+        axes.text(0.008, at, label, transform=axes.get_yaxis_transform(), va="center", weight="bold", in_layout=False)
         for who, summary in summaries.items():
             at += 1
             colour = COLOURS[who]
@@ -191,9 +191,9 @@ def _lines(pyplot: Any, chart: Lines) -> Any:
         medians = [sizes[size].median for size in at]
         axes.plot(at, medians, "o-", color=colour, linewidth=1.8, markersize=6)
         axes.vlines(at, [sizes[size].min for size in at], [sizes[size].max for size in at], color=colour, linewidth=2.5)
-        words = who if who not in chart.missed else f"{who} (not with {chart.missed[who]})"
+        label = who if who not in chart.missed else f"{who} (not with {chart.missed[who]})"
         axes.annotate(
-            words, (at[-1], medians[-1]), xytext=(9, 0), textcoords="offset points", va="center", color=colour
+            label, (at[-1], medians[-1]), xytext=(9, 0), textcoords="offset points", va="center", color=colour
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -204,6 +204,6 @@ def _lines(pyplot: Any, chart: Lines) -> Any:
     axes.yaxis.set_major_formatter(lambda value, _: seconds(value).replace(".00", "").replace(".0", ""))
     axes.grid()
     axes.set_xlabel(f"{chart.axis}, logarithmic")
-    axes.set_ylabel("until the last has its part, logarithmic")
+    axes.set_ylabel("until the last has its assignment, logarithmic")
     axes.set_title(chart.title, loc="left", weight="bold", fontsize=12)
     return figure

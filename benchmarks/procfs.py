@@ -57,8 +57,8 @@ def end(processes: Iterable[Process]) -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def mentioning(words: str) -> set[Process]:
-    """Return all living processes whose command line contains `words`."""
+def mentioning(text: str) -> set[Process]:
+    """Return all living processes whose command line contains `text`."""
     found = set()
     for pid in pids():
         try:
@@ -66,7 +66,7 @@ def mentioning(words: str) -> set[Process]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         fields = stat_fields(pid)
-        if words.encode() in command and fields is not None:
+        if text.encode() in command and fields is not None:
             found.add(Process(pid, int(fields[19])))
     return {process for process in found if process.alive()}
 

@@ -52,7 +52,7 @@ def _ours(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
         Crew(clients.serve, [(folder,)]) as server,
         Crew(clients.work, [()] * PROCESSES) as crew,
     ):
-        crew.hear(30)
+        crew.receive(30)
         _join_ours(server, crew, sizes[0])  # not measured: imports modules
         for _ in range(repetitions):
             for nodes in sizes:
@@ -66,10 +66,10 @@ def _ours(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
 def _join_ours(server: Crew, crew: Crew, nodes: int) -> float:
     """Run one round with that many nodes. Return the time from the first connection to the last assignment."""
     port = free_port()
-    server.tell("serve", port, nodes)
-    server.hear(30)
-    crew.tell_each([(port, *bounds, nodes) for bounds in ranges(nodes, PROCESSES)])
-    spans = crew.hear(BOUND_S)
+    server.send("serve", port, nodes)
+    server.receive(30)
+    crew.send_each([(port, *bounds, nodes) for bounds in ranges(nodes, PROCESSES)])
+    spans = crew.receive(BOUND_S)
     return float(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
 
@@ -96,7 +96,7 @@ def _elastic(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
 
 
 def _joined(nodes: int) -> str:
-    return f"{nodes} nodes join: first connection → the last has its part in the generation"
+    return f"{nodes} nodes join: first connection → the last has its assignment"
 
 
 def rows(samples: Samples) -> list[Row]:

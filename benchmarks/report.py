@@ -79,12 +79,12 @@ def spread(summary: Summary | None, unit: Format) -> str:
 def cell(samples: Samples, who: str, what: str, unit: Format) -> str:
     """Format the spread of the samples, and how often the measured event did not happen."""
     summary, misses = samples.summary(who, what), samples.missed(who, what)
-    told = [spread(summary, unit)] if summary or not misses else []
+    text = [spread(summary, unit)] if summary or not misses else []
     if misses:
         tries = len(misses) + (summary.n if summary else 0)
         instead = "; ".join(dict.fromkeys(misses))
-        told.append(f"did not happen in {len(misses)} of {tries} tries ({instead})")
-    return "; ".join(told)
+        text.append(f"did not happen in {len(misses)} of {tries} tries ({instead})")
+    return "; ".join(text)
 
 
 def times(ratio: float) -> str:
@@ -178,8 +178,8 @@ def beside(row: Row, samples: Samples, name: str) -> str:
     if name in samples.unable:
         return samples.unable[name]
     ratio = better(samples, row.what, more_is_better=row.more_is_better, than=name)
-    told = cell(samples, name, row.what, row.unit)
-    return f"**{times(ratio)}** {told}" if ratio else told
+    text = cell(samples, name, row.what, row.unit)
+    return f"**{times(ratio)}** {text}" if ratio else text
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -234,6 +234,6 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def bullets(sentences: Sequence[str]) -> str:
+def bullets(lines: Sequence[str]) -> str:
     """Format a Markdown list, one line each."""
-    return "\n".join(f"- {' '.join(sentence.split())}" for sentence in sentences)
+    return "\n".join(f"- {' '.join(line.split())}" for line in lines)

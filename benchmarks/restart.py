@@ -51,10 +51,10 @@ def measure(settings: Settings, samples: Samples) -> None:
 def restarts(events: Sequence[Event], size: int) -> Iterator[Restart]:
     """Return each death after which a peer got SIGTERM and the whole next generation started."""
     for death in (event for event in events if event.name == "die"):
-        told = [event.at_ns for event in events if event.name == "term" and event.restarts == death.restarts]
+        signalled = [event.at_ns for event in events if event.name == "term" and event.restarts == death.restarts]
         starts = [event.at_ns for event in events if event.name == "start" and event.restarts == death.restarts + 1]
-        if told and len(starts) == size:
-            yield Restart(*((at_ns - death.at_ns) / 1e9 for at_ns in (min(told), min(starts), max(starts))))
+        if signalled and len(starts) == size:
+            yield Restart(*((at_ns - death.at_ns) / 1e9 for at_ns in (min(signalled), min(starts), max(starts))))
 
 
 def _decided(size: int) -> str:

@@ -110,12 +110,12 @@ class Running:
         """Release a process that has exited."""
         os.close(self._pidfd)
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return its last lines, without paths of this machine."""
         lines = self._stderr.read_text(errors="replace").splitlines()
-        words = " / ".join(lines[-2:]).replace(str(self._folder), "(scratch)").replace(str(HERE.parent), ".")
-        words = words.replace(sys.base_prefix, "(python)")
-        return words or "none"
+        output = " / ".join(lines[-2:]).replace(str(self._folder), "(scratch)").replace(str(HERE.parent), ".")
+        output = output.replace(sys.base_prefix, "(python)")
+        return output or "none"
 
 
 def end_all(launchers: Sequence[Running], others: set[Process]) -> None:

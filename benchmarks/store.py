@@ -30,9 +30,9 @@ def measure(settings: Settings, samples: Samples) -> None:
     serve = {BASELINE: stores.serve_theirs, OURS: stores.serve_ours}
     with contextlib.ExitStack() as stack:
         servers = {who: stack.enter_context(Crew(serve[who], [()])) for who in whose}
-        ports = {who: server.hear(BOUND_S)[0] for who, server in servers.items()}
+        ports = {who: server.receive(BOUND_S)[0] for who, server in servers.items()}
         crew = stack.enter_context(Crew(stores.work, [(number, ports) for number in range(PROCESSES)]))
-        crew.hear(BOUND_S)
+        crew.receive(BOUND_S)
         if _repeat(crew, whose, settings, samples):
             _storm(crew, whose, settings, samples)
 
@@ -44,9 +44,9 @@ def _repeat(crew: Crew, whose: list[str], settings: Settings, samples: Samples) 
         settings.settle(samples)
         for operation in stores.OPERATIONS:
             for who in whose:
-                crew.tell("repeat", who, operation, seconds_each)
+                crew.send("repeat", who, operation, seconds_each)
                 try:
-                    answers = crew.hear(BOUND_S)
+                    answers = crew.receive(BOUND_S)
                 except CrewFailed as failure:
                     samples.miss(who, _rate(operation), str(failure))
                     return False
@@ -60,9 +60,9 @@ def _storm(crew: Crew, whose: list[str], settings: Settings, samples: Samples) -
             settings.settle(samples)
             for who in whose:
                 name = f"storm{clients}.{repetition}"
-                crew.tell_each([("storm", who, name, share, clients) for share in shares(clients, PROCESSES)])
+                crew.send_each([("storm", who, name, share, clients) for share in shares(clients, PROCESSES)])
                 try:
-                    spans = crew.hear(BOUND_S)
+                    spans = crew.receive(BOUND_S)
                 except CrewFailed as failure:
                     samples.miss(who, _stormed(clients), str(failure))
                     return
@@ -98,8 +98,8 @@ def _overall(samples: Samples) -> Row:
         return row
     mean = geometric_mean(list(known.values()))
     lowest = min(known, key=lambda name: known[name])
-    told = f"lowest: {lowest}, {times(known[lowest])}"
-    return Row(row.measure, NOTHING, told, times(mean), row.bar, mean >= LEAST)
+    text = f"lowest: {lowest}, {times(known[lowest])}"
+    return Row(row.measure, NOTHING, text, times(mean), row.bar, mean >= LEAST)
 
 
 def geometric_mean(values: list[float]) -> float:

@@ -28,7 +28,7 @@ PING = bytes([wire.PING]) + b"ping"
 
 def serve_ours(pipe: Connection) -> None:
     """Run tenax's server. Replies with its port."""
-    from benchmarks.orders import Orders
+    from benchmarks.pipe_commands import PipeCommands
     from tenax._io.loop import Loop
     from tenax.store._host import StoreHost
 
@@ -38,7 +38,7 @@ def serve_ours(pipe: Connection) -> None:
     port = host.bind("127.0.0.1")
     host.serve(1)
     loop.watch(host)
-    loop.watch(Orders(pipe, lambda: None))
+    loop.watch(PipeCommands(pipe, lambda: None))
     pipe.send(port)
     loop.next_event(lambda: None)
 
@@ -152,7 +152,7 @@ def profile() -> None:
     mixed = [(b"/k/%d" % (number % 200), b"%d" % (number * 7)) for number in range(1500)]
     print(f"pipelined sets, keys and values of one length: {pipelined(port, alike, 60):,.0f}/s")
     print(f"pipelined sets, of several lengths:            {pipelined(port, mixed, 60):,.0f}/s")
-    print(f"{WAITERS} waiters on one key, set → the last is told: {told(port, WAITERS) * 1e3:.1f} ms")
+    print(f"{WAITERS} waiters on one key, set → the last is notified: {waiters_notified(port, WAITERS) * 1e3:.1f} ms")
     server.stdin.close()  # it exits, and prints its profile with --profile
     print(server.stdout.read().decode(), end="")
     server.wait()
@@ -191,15 +191,15 @@ def pipelined(port: int, pairs: list[tuple[bytes, bytes]], times: int) -> float:
         return times * len(pairs) / (time.monotonic() - began)
 
 
-def told(port: int, waiters: int) -> float:
+def waiters_notified(port: int, waiters: int) -> float:
     """Let that many clients wait for one key, and one set it. Return the seconds until all are notified, once each."""
     many_descriptors()
-    key = wire.text(b"/told")
+    key = wire.text(b"/waiters")
     with contextlib.ExitStack() as stack:
         setter, *clients = [stack.enter_context(_greeted(port)) for _ in range(waiters + 1)]
         for client in clients:
             # The wait is sent together with the request before it, whose answer proves that the server has read it.
-            client.sendall(PING + bytes([wire.WAIT]) + wire.texts([b"/told"]))
+            client.sendall(PING + bytes([wire.WAIT]) + wire.texts([b"/waiters"]))
             assert client.recv(4, socket.MSG_WAITALL) == PING[1:]
         began = time.monotonic()
         setter.sendall(bytes([wire.SET]) + key + wire.text(b"1"))

@@ -115,12 +115,12 @@ def _group(launch: Launch, size: int, since_ns: int, launches: int) -> list[Even
     launch.wait_for({"start": launches * size}, BOUND_S)
     group = whole_group(launch.events(), since_ns, size)
     if not group or len(launch.named("start")) != launches * size:
-        raise launch.failure(f"{launches} groups of {size} workers were to start, and {_told(launch)}")
+        raise launch.failure(f"{launches} groups of {size} workers were expected; {_started_ranks(launch)}")
     return group
 
 
-def _told(launch: Launch) -> str:
-    return "these ranks did: " + ", ".join(str(event.rank) for event in launch.named("start"))
+def _started_ranks(launch: Launch) -> str:
+    return "these ranks started: " + ", ".join(str(event.rank) for event in launch.named("start"))
 
 
 def _first(size: int) -> str:

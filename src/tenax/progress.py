@@ -96,7 +96,7 @@ class _Worker:
         if self._is_disabled:
             return
         self._is_disabled, self._file = True, None
-        sys.stderr.write(f"tenax: the progress of this worker cannot be told: {error}\n")
+        sys.stderr.write(f"tenax: could not report the progress of this worker: {error}\n")
 
 
 _worker = _Worker()
@@ -111,7 +111,7 @@ def step(number: int) -> None:
     if -MAX_STEP <= number <= MAX_STEP:
         file.step(number, time.monotonic())
     else:
-        _worker.disable(f"no step has a number of {number.bit_length()} bits")
+        _worker.disable(f"the step number has {number.bit_length()} bits; the maximum is 53")
 
 
 @contextmanager

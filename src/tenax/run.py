@@ -158,7 +158,7 @@ def _options(args: argparse.Namespace) -> Options:
     if get_use_env(args):
         return options
     if options.no_python:
-        raise UsageError("--no-python needs --use-env: a program of its own is not given --local-rank")
+        raise UsageError("--no-python needs --use-env: a program gets its rank only in the environment")
     import msgspec
 
     return msgspec.structs.replace(options, local_rank_argument=True)
@@ -172,7 +172,7 @@ def run(args: argparse.Namespace) -> None:
     check_host(options, current_folder(), os.environ)
     print_notes(options)
     if options.report:
-        raise UsageError("--report is for the command line; called from Python, catch ChildFailedError instead")
+        raise UsageError("--report works only on the command line; in Python, catch ChildFailedError")
     if options.dry_run:
         print_dry_run(options, os.environ)
         return

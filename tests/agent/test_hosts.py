@@ -129,7 +129,7 @@ print(made.run().state.name)
     )
     host.pipe.numbers(1)
     host.send(signal.SIGUSR1)
-    assert host.pipe.rest().split("\n") == ["got SIGUSR1 True", "SUCCEEDED", ""], host.errors
+    assert host.pipe.rest().split("\n") == ["its agent received SIGUSR1 True", "SUCCEEDED", ""], host.errors
     assert host.wait() == 0
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks are a package at the root of the repository, which an installed tenax does not bring along."""
+"""The benchmarks are a package at the root of the repository, which is not installed with tenax."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 @pytest.fixture
 def tenax() -> Any:
-    """The launcher beside this interpreter, with the worker that it is to start."""
+    """The launcher beside this interpreter, with the compiled worker."""
     from benchmarks.report import OURS
 
     from benchmarks import harness
@@ -28,7 +28,7 @@ def tenax() -> Any:
 
 @pytest.fixture
 def samples() -> Iterator[Any]:
-    """Nothing may fail or be missing, whatever is measured."""
+    """Samples without failures or misses after the test."""
     from benchmarks.samples import Samples
 
     samples = Samples()

@@ -1,4 +1,4 @@
-"""Agents that start at once, and a worker's death among a fixed number of them."""
+"""Agents that start at once, and the death of a worker among a fixed number of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks
 
 @pytest.fixture
 def tenax() -> harness.Launcher:
-    """The launcher beside this interpreter, with the worker that it is to start."""
+    """The launcher beside this interpreter, with the compiled worker."""
     try:
         harness.build_worker()
         return harness.find_launchers([OURS])[0]
@@ -24,18 +24,18 @@ def tenax() -> harness.Launcher:
 
 
 def test_agents_that_start_at_once_give_a_figure(tenax: harness.Launcher) -> None:
-    """Nobody waits until somebody serves the endpoint."""
+    """None waits until the endpoint is served."""
     samples = Samples()
     agents._start(tenax, samples, agents=2)
     assert (len(samples.all(OURS, agents.start(2))), samples.misses) == (1, {})
 
 
 def test_a_workers_death_among_two_agents_gives_its_figures(tenax: harness.Launcher) -> None:
-    """Until the others are told, and until all run again."""
+    """Until the others get SIGTERM, and until all run again."""
     samples = Samples()
     agents._worker_dies(tenax, samples, deaths=1, agents=2)
-    (told_s,), (again_s,) = samples.all(OURS, agents.worker_told(2)), samples.all(OURS, agents.worker(2))
-    assert 0 < told_s < again_s
+    (signalled_s,), (again_s,) = samples.all(OURS, agents.worker_signalled(2)), samples.all(OURS, agents.worker(2))
+    assert 0 < signalled_s < again_s
     assert (samples.failures, samples.misses) == ([], {})
 
 

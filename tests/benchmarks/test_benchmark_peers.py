@@ -1,4 +1,4 @@
-"""Other launchers: who is found, how each is called, and that each does the work of an instant worker."""
+"""Other launchers: which are found, how each is called, and that each runs the instant workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are f
 FLAGS = ["--standalone", "--nproc-per-node=2", "--max-restarts=3"]
 
 
-def test_accelerate_gets_its_own_words_for_torchruns_flags() -> None:
-    """It is always alone, and has another name for the number of workers."""
+def test_torchruns_flags_are_translated_for_accelerate() -> None:
+    """It runs on one machine only, and has another flag for the number of workers."""
     assert peers.as_accelerate(FLAGS) == ["--num-processes=2", "--max-restarts=3"]
     assert peers.as_torchrun(FLAGS) == FLAGS
 
 
 def test_a_peer_is_taken_from_the_first_environment_that_has_it(tmp_path: Path) -> None:
-    """And from none when it is nowhere."""
+    """None, if no environment has it."""
     (peer, *_) = peers.PEERS
     for name in ("first", "second", "third"):
         (tmp_path / name / "bin").mkdir(parents=True)
@@ -36,23 +36,23 @@ def test_a_peer_is_taken_from_the_first_environment_that_has_it(tmp_path: Path) 
     assert peer.found(environments[:1]) is None
 
 
-def test_who_is_missing_is_said_and_who_is_there_says_its_command() -> None:
-    """One sentence each; nobody who was not asked for is mentioned, and no path says where things are kept."""
+def test_a_missing_launcher_is_reported_and_an_installed_one_has_its_command() -> None:
+    """Launchers that were not requested are not mentioned, and there are no local paths."""
     floor = peers.find(["subprocess"])
-    told = " ".join(peers.notes(["ft_launcher", "subprocess"], floor))
-    assert "ft_launcher was not measured: nvidia-resiliency-ext is not installed here" in told
-    assert "subprocess: `python bare.py --standalone --nproc-per-node=N --no-python WORKER`" in told
-    assert "accelerate" not in told
-    assert str(Path(peers.__file__).parent) not in told
+    text = " ".join(peers.notes(["ft_launcher", "subprocess"], floor))
+    assert "ft_launcher was not measured: nvidia-resiliency-ext is not installed;" in text
+    assert "subprocess: `python bare.py --standalone --nproc-per-node=N --no-python WORKER`" in text
+    assert "accelerate" not in text
+    assert str(Path(peers.__file__).parent) not in text
 
 
-def test_the_floor_cannot_restart_and_nobody_has_several_agents() -> None:
-    """Who cannot do a case does not take part in it, and says why where it is a case of peers."""
-    everybody = [Launcher(name, ()) for name in peers.NAMES]
-    assert [launcher.name for launcher in peers.able("launch", everybody)] == list(peers.NAMES)
-    assert [launcher.name for launcher in peers.able("restart", everybody)] == ["ft_launcher", "accelerate"]
+def test_the_floor_cannot_restart_and_no_peer_has_several_agents() -> None:
+    """A peer does not take part in cases that it does not support, and there is a reason for it."""
+    launchers = [Launcher(name, ()) for name in peers.NAMES]
+    assert [launcher.name for launcher in peers.able("launch", launchers)] == list(peers.NAMES)
+    assert [launcher.name for launcher in peers.able("restart", launchers)] == ["ft_launcher", "accelerate"]
     assert peers.unable("restart") == {"subprocess": peers.NO_RESTART}
-    assert peers.able("agents", everybody) == ()
+    assert peers.able("agents", launchers) == ()
 
 
 def test_peers_take_part_in_few_repetitions() -> None:
@@ -66,8 +66,8 @@ def test_peers_take_part_in_few_repetitions() -> None:
 @pytest.mark.process
 @linux
 @pytest.mark.parametrize("name", peers.NAMES)
-def test_who_is_installed_runs_the_instant_workers(name: str) -> None:
-    """All of them, each once, with their ranks; then it is gone with status 0."""
+def test_an_installed_peer_runs_the_instant_workers(name: str) -> None:
+    """Each once, with its rank; then it exits with status 0."""
     with Launch(_installed(name), 2, ["exit"]) as launch:
         launch.wait(60)
         assert sorted(event.rank for event in launch.named("end")) == [0, 1]
@@ -76,7 +76,7 @@ def test_who_is_installed_runs_the_instant_workers(name: str) -> None:
 
 @linux
 @pytest.mark.parametrize("name", [name for name in peers.NAMES if name not in peers.unable("restart")])
-def test_who_is_installed_and_able_restarts_them(name: str) -> None:
+def test_an_installed_peer_that_can_restart_restarts_the_workers(name: str) -> None:
     """Each death has its figures."""
     samples = Samples()
     restart.measure(Settings((_installed(name),), quick=True), samples)
@@ -96,9 +96,8 @@ def _installed(name: str) -> Launcher:
 
 
 @pytest.mark.process
-def test_the_floor_says_when_a_worker_failed() -> None:
-    """Without anything else that a launcher does."""
+def test_the_floor_exits_with_the_status_of_its_workers() -> None:
     (floor,) = peers.find(["subprocess"])
-    for word, status in (("true", 0), ("false", 1)):
-        command = [*floor.command, "--nproc-per-node=2", "--no-python", word]
+    for program, status in (("true", 0), ("false", 1)):
+        command = [*floor.command, "--nproc-per-node=2", "--no-python", program]
         assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == status

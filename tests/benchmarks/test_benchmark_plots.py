@@ -1,4 +1,4 @@
-"""What is in the pictures of a report, and that they are drawn the same every time."""
+"""The plots of a report: their contents, and that they are reproducible."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.report import Row, compared, megabytes, seconds
 from benchmarks.samples import Samples
 
 
-def taken() -> Taken:
-    """A run of three cases: one of them with a launcher more, one in which something did not happen."""
+def samples_of() -> Taken:
+    """Return a run of three cases: one with an additional launcher, one with a miss."""
     launch, idle, joins = Samples(), Samples(), Samples()
     for who, value in (("tenax", 0.1), ("torchrun", 2.0), ("accelerate", 3.0)):
         for size in (2, 8):
@@ -33,9 +33,9 @@ def taken() -> Taken:
     }
 
 
-def test_a_picture_shows_whoever_has_samples_of_the_larger_size() -> None:
-    """A measure of tenax alone would show nothing, and one in another unit does not fit."""
-    launch, memory, joins = charts(taken())
+def test_a_plot_shows_launchers_with_samples_of_the_larger_size() -> None:
+    """Measures of tenax alone and of other units are left out."""
+    launch, memory, joins = charts(samples_of())
     assert isinstance(launch, Dots)
     assert isinstance(memory, Dots)
     assert isinstance(joins, Lines)
@@ -44,26 +44,26 @@ def test_a_picture_shows_whoever_has_samples_of_the_larger_size() -> None:
     assert [name for name, _ in memory.groups] == ["memory"]
 
 
-def test_growth_is_a_line_for_each_and_says_what_did_not_happen() -> None:
-    """torchrun managed eight, and not sixty-four."""
-    *_, joins = charts(taken())
+def test_growth_has_a_line_for_each_launcher_and_marks_misses() -> None:
+    """torchrun managed eight nodes, and not sixty-four."""
+    *_, joins = charts(samples_of())
     assert isinstance(joins, Lines)
     assert {who: sorted(sizes) for who, sizes in joins.lines.items()} == {"tenax": [8, 64], "torchrun": [8]}
     assert joins.missed == {"torchrun": 64}
 
 
-def test_nothing_measured_is_nothing_drawn() -> None:
-    """No empty pictures."""
+def test_without_samples_nothing_is_drawn() -> None:
+    """No empty plots."""
     assert charts({"launch": ([], Samples()), "rendezvous": ([], Samples())}) == []
 
 
 def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
-    """White behind everything, no date, and what was drawn before is gone."""
+    """White background, no date; earlier plots are removed."""
     pytest.importorskip("matplotlib")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "old.svg").touch()
-    titles = draw(taken(), tmp_path / "one")
-    draw(taken(), tmp_path / "two")
+    titles = draw(samples_of(), tmp_path / "one")
+    draw(samples_of(), tmp_path / "two")
     assert sorted(titles) == ["launch.svg", "memory.svg", "rendezvous.svg"]
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(titles)
     for name in titles:

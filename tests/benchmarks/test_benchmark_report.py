@@ -1,4 +1,4 @@
-"""How samples become rows, and rows a report."""
+"""From samples to rows, and from rows to a report."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from benchmarks.report import (
 from benchmarks.samples import Samples, summarize
 
 
-def taken(torchrun: list[float], tenax: list[float]) -> Samples:
-    """Samples of one measure named `x`."""
+def samples_of(torchrun: list[float], tenax: list[float]) -> Samples:
+    """Return samples of one measure named `x`."""
     samples = Samples()
     for who, values in (("torchrun", torchrun), ("tenax", tenax)):
         for value in values:
@@ -31,7 +31,7 @@ def taken(torchrun: list[float], tenax: list[float]) -> Samples:
 @pytest.mark.parametrize(
     ("value", "text"), [(1.523, "1.52 s"), (0.1523, "152 ms"), (0.01523, "15.2 ms"), (0.001523, "1.52 ms")]
 )
-def test_a_duration_is_said_in_three_figures(value: float, text: str) -> None:
+def test_a_duration_has_three_digits(value: float, text: str) -> None:
     """Seconds from one second on, milliseconds below, never more precise than the measurement."""
     assert seconds(value) == text
 
@@ -43,36 +43,36 @@ def test_a_spread_shows_the_extremes_and_the_number() -> None:
 
 def test_shorter_is_better_by_the_ratio_of_medians() -> None:
     """Twenty times faster passes a bar of fifteen."""
-    row = compared(taken([1.0, 2.0, 3.0], [0.1, 0.1, 0.4]), "x", seconds, at_least=15)
+    row = compared(samples_of([1.0, 2.0, 3.0], [0.1, 0.1, 0.4]), "x", seconds, at_least=15)
     assert (row.ratio, row.bar, row.passed) == ("20.0×", "≥ 15×", True)
 
 
 def test_a_ratio_below_its_bar_fails() -> None:
     """Just under the bar is under the bar."""
-    assert compared(taken([1.49], [0.1]), "x", seconds, at_least=15).passed is False
+    assert compared(samples_of([1.49], [0.1]), "x", seconds, at_least=15).passed is False
 
 
 def test_more_lines_per_second_is_better() -> None:
-    """For a rate, ours is divided by theirs."""
-    row = compared(taken([100e3], [600e3]), "x", lines_per_second, at_least=5, more_is_better=True)
+    """For a rate, tenax's is divided by torchrun's."""
+    row = compared(samples_of([100e3], [600e3]), "x", lines_per_second, at_least=5, more_is_better=True)
     assert (row.ours, row.ratio, row.passed) == ("600k lines/s [600k lines/s, 600k lines/s] n=1", "6.0×", True)
 
 
 def test_without_one_of_the_two_there_is_no_verdict() -> None:
     """Nothing was compared, so nothing passed and nothing failed."""
-    row = compared(taken([1.0], []), "x", seconds, at_least=15)
+    row = compared(samples_of([1.0], []), "x", seconds, at_least=15)
     assert (row.ours, row.ratio, row.passed) == ("–", "", None)
 
 
 @pytest.mark.parametrize(("ours", "passed"), [([0.004], True), ([0.005], False), ([], None)])
-def test_a_limit_is_for_ours_alone(ours: list[float], passed: bool | None) -> None:
-    """Whatever torchrun needs, ours must stay below the limit."""
-    assert limited(taken([0.001], ours), "x", seconds, below=0.005).passed is passed
+def test_a_limit_applies_to_tenax_only(ours: list[float], passed: bool | None) -> None:
+    """Whatever torchrun needs, tenax must stay below the limit."""
+    assert limited(samples_of([0.001], ours), "x", seconds, below=0.005).passed is passed
 
 
-def test_what_did_not_happen_is_said_in_its_place() -> None:
-    """With what was seen instead, once, and how often."""
-    samples = taken([], [0.2])
+def test_a_miss_is_shown_in_the_cell() -> None:
+    """With what was seen instead, and how often."""
+    samples = samples_of([], [0.2])
     samples.miss("torchrun", "x", "not within 20 s")
     samples.miss("torchrun", "x", "not within 20 s")
     assert cell(samples, "torchrun", "x", seconds) == "did not happen in 2 of 2 tries (not within 20 s)"
@@ -80,29 +80,29 @@ def test_what_did_not_happen_is_said_in_its_place() -> None:
     assert cell(samples, "torchrun", "x", seconds).startswith("3.00 s [3.00 s, 3.00 s] n=1; did not happen in 2 of 3")
 
 
-def test_against_what_did_not_happen_there_is_no_ratio() -> None:
-    """The limit still judges ours."""
-    samples = taken([], [0.2])
+def test_there_is_no_ratio_to_a_miss() -> None:
+    """The limit still applies to tenax."""
+    samples = samples_of([], [0.2])
     samples.miss("torchrun", "x", "not within 20 s")
     row = limited(samples, "x", seconds, below=1.0, with_ratio=True)
     assert (row.ratio, row.passed) == ("", True)
 
 
-def test_a_bar_is_failed_by_what_did_not_happen() -> None:
-    """Once is enough, however fast it was the other times."""
-    samples = taken([1.0], [0.001, 0.001])
+def test_a_miss_fails_the_bar() -> None:
+    """One is enough, however fast the other tries were."""
+    samples = samples_of([1.0], [0.001, 0.001])
     samples.miss("tenax", "x", "not within 20 s")
     assert limited(samples, "x", seconds, below=1.0).passed is False
     assert compared(samples, "x", seconds, at_least=15).passed is False
 
 
-def test_a_loss_is_told_in_two_figures() -> None:
+def test_a_ratio_below_one_has_two_decimals() -> None:
     """0.58 and 0.62 lie on two sides of a bar."""
     assert [times(ratio) for ratio in (0.583, 1.26, 126.4)] == ["0.58×", "1.3×", "126×"]
 
 
 def test_the_table_is_markdown_with_one_line_per_row() -> None:
-    """The ratio is the first figure; a failed bar catches the eye; a row without a bar has no verdict."""
+    """The ratio is the first figure; a failed bar is bold; a row without a bar has no verdict."""
     rows = [
         Row("launch", "1 s", "1 ms", "1000×", "≥ 15×", True),
         Row("exit", "1 s", "1 s", "1.0×", "≥ 15×", False),
@@ -117,8 +117,8 @@ def test_the_table_is_markdown_with_one_line_per_row() -> None:
     ]
 
 
-def test_the_report_counts_the_bars_and_names_the_failures() -> None:
-    """Nothing that went wrong or was not judged is left out; the same failure is said once, with its number."""
+def test_the_report_counts_the_bars_and_lists_the_failures() -> None:
+    """Nothing is left out; equal failures are listed once, with their number."""
     rows = [Row("a", "", "", bar=">", passed=True), Row("b", "", "", bar=">", passed=False), Row("c", "", "", bar=">")]
     text = render(machine="m", date="d", method="how", rows=rows, notes=[], failures=["tenax: fell\n  over"] * 2)
     assert "Bars passed: 1 of 3, not judged: 1." in text
@@ -126,9 +126,9 @@ def test_the_report_counts_the_bars_and_names_the_failures() -> None:
     assert "## Notes" not in text
 
 
-def test_other_launchers_stand_beside_the_two_with_their_own_ratios() -> None:
-    """A measure with two bars is there once, one that nobody else has is not; who cannot do it says so."""
-    samples = taken([2.0], [0.5])
+def test_other_launchers_have_columns_with_their_own_ratios() -> None:
+    """A measure with two bars is listed once, one without other launchers is not; unsupported cases have the reason."""
+    samples = samples_of([2.0], [0.5])
     samples.add("fast", "x", 0.1)
     samples.add("tenax", "y", 1.0)
     samples.unable["weak"] = "does not restart"
@@ -149,16 +149,16 @@ def test_other_launchers_stand_beside_the_two_with_their_own_ratios() -> None:
     ]
 
 
-def test_of_a_rate_more_is_better_also_beside_others() -> None:
-    """Half of our rate is one that we beat twice."""
-    samples = taken([], [600e3])
+def test_more_is_better_for_a_rate_also_with_other_launchers() -> None:
+    """Half of the rate of tenax is a ratio of two."""
+    samples = samples_of([], [600e3])
     samples.add("slow", "x", 300e3)
     rows = [compared(samples, "x", lines_per_second, more_is_better=True)]
     assert other_lines(rows, samples, ["slow"])[0][-1].startswith("**2.0×** 300k lines/s")
 
 
-def test_what_else_belongs_to_a_report_has_its_section() -> None:
-    """Pictures by their addresses, texts word for word; a text with a heading keeps it, and gets no second one."""
+def test_plots_and_texts_have_their_sections() -> None:
+    """Plots by their paths, texts verbatim; a text with a heading keeps it, and gets no second one."""
     text = render(
         machine="m",
         date="d",

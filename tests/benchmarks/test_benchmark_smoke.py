@@ -18,21 +18,21 @@ from benchmarks.samples import Samples
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-# The part of TorchElastic or torch has code of its own here; everywhere else torchrun is one more launcher.
+# These cases have separate code for TorchElastic or torch; in the others torchrun is one more launcher.
 BESIDE_TORCHRUN = ("launch", "rendezvous", "store")
 CASES = [case for case in MEASUREMENTS if case not in ("torch_workers", "memory")]  # test_benchmark_torch_workers.py
-PATIENCE_S = 110
+TIMEOUT_S = 110
 
 
 @needs_torch
 @pytest.mark.parametrize("case", CASES)
-def test_a_smoke_run_gives_a_figure(tenax: Launcher, tmp_path: Path, case: str) -> None:
-    """Every launch of tenax does its work. torchrun has a figure too, or the reason why not is in the report."""
+def test_a_smoke_run_gives_figures(tenax: Launcher, tmp_path: Path, case: str) -> None:
+    """Every launch of tenax succeeds. torchrun has figures too, or the report has the reason."""
     command = [sys.executable, "-m", "benchmarks", "--quick", f"--results={tmp_path}", case]
     if case not in BESIDE_TORCHRUN:
         command.append(f"--launcher={OURS}")
     run = subprocess.run(
-        command, cwd=HERE.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
+        command, cwd=HERE.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     report = (tmp_path / "report.md").read_text()
@@ -49,8 +49,8 @@ def test_a_smoke_run_gives_a_figure(tenax: Launcher, tmp_path: Path, case: str) 
 
 
 @needs_torch
-def test_torchelastics_handlers_join_and_hear_of_a_failure() -> None:
-    """A failure is known before the next round, and the next round comes; then another run can be made."""
+def test_torchelastics_handlers_join_and_detect_a_failure() -> None:
+    """A failure is detected before the next round, and the next round comes; then another run can begin."""
     with Elastic(processes=2) as handlers:
         assert handlers.join("one", 4, bound_s=60) > 0
         failed_at, known_at, joined_at = handlers.fail(bound_s=60)

@@ -192,8 +192,8 @@ def test_shutdown_timeout_defaults_to_the_environment_then_30(monkeypatch) -> No
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"min_nodes": 0}, "1 <= min_nodes <= max_nodes must hold, not min_nodes=0 and max_nodes=1"),
-        ({"min_nodes": 2}, "1 <= min_nodes <= max_nodes must hold, not min_nodes=2 and max_nodes=1"),
+        ({"min_nodes": 0}, "min_nodes=0 and max_nodes=1 are invalid; expected 1 <= min_nodes <= max_nodes"),
+        ({"min_nodes": 2}, "min_nodes=2 and max_nodes=1 are invalid; expected 1 <= min_nodes <= max_nodes"),
         ({"nproc_per_node": 0}, "nproc_per_node must be at least 1, not 0"),
         ({"max_restarts": -1}, "max_restarts must be at least 0, not -1"),
         ({"monitor_interval": 0}, "monitor_interval must be more than 0 seconds, not 0"),
@@ -205,10 +205,10 @@ def test_shutdown_timeout_defaults_to_the_environment_then_30(monkeypatch) -> No
         ({"hang_after": 0.0}, "hang_after must be more than 0 seconds, not 0.0"),
         (
             {"preload": "torch;numpy"},
-            "preload must be names of modules with commas between them, 'auto' or 'none', not 'torch;numpy'",
+            "preload must be 'auto', 'none' or modules separated by commas, not 'torch;numpy'",
         ),
         ({"notice_s": 0}, "notice_s must be more than 0 seconds, not 0"),
-        ({"shutdown_timeout": -1}, "shutdown_timeout must be a whole number of seconds of at least 0, not '-1'"),
+        ({"shutdown_timeout": -1}, "shutdown_timeout must be a whole number of seconds, at least 0, not '-1'"),
     ],
 )
 def test_an_invalid_field_is_rejected_with_this_message(fields, message) -> None:
@@ -216,3 +216,20 @@ def test_an_invalid_field_is_rejected_with_this_message(fields, message) -> None
     with pytest.raises(ValueError, match=r".") as error:
         LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, **fields})
     assert str(error.value) == message
+
+
+def test_a_restart_policy_by_name() -> None:
+    """It is loaded where it is written, and an unknown name is refused there."""
+    from tenax.policy import BudgetPolicy
+
+    assert isinstance(LaunchConfig(1, 1, 1, restart_policy="budget").restart_policy, BudgetPolicy)
+    made = LaunchConfig(1, 1, 1, restart_policy="tenax.policy:BudgetPolicy")
+    assert isinstance(made.restart_policy, BudgetPolicy)
+    with pytest.raises(ValueError, match="unknown restart policy 'mine'; known: "):
+        LaunchConfig(1, 1, 1, restart_policy="mine")
+    with pytest.raises(ValueError, match="'budget:3' takes no argument"):
+        LaunchConfig(1, 1, 1, restart_policy="budget:3")
+    with pytest.raises(ValueError, match="could not load the restart policy 'nowhere:Own'"):
+        LaunchConfig(1, 1, 1, restart_policy="nowhere:Own")
+    with pytest.raises(ValueError, match="must return an object with a method 'decide'"):
+        LaunchConfig(1, 1, 1, restart_policy="builtins:dict")

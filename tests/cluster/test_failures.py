@@ -58,10 +58,10 @@ def test_the_report_is_the_same_on_every_node_and_names_the_first_cause(cluster:
     workers[1].tell("raise")
     report = told_alike(agents, 1)
     cause = report["first_cause"]
-    assert (cause["rank"], cause["pid"], cause["message"]) == (1, workers[1].pid, "RuntimeError: told to fail")
+    assert (cause["rank"], cause["pid"], cause["message"]) == (1, workers[1].pid, "RuntimeError: requested to fail")
     assert sorted(each["rank"] for each in report["stopped"]) == [0, 2]
     for agent in agents:
-        assert "RuntimeError: told to fail" in agent.printed_report, agent
+        assert "RuntimeError: requested to fail" in agent.printed_report, agent
         assert agent.printed_report.count("First cause") == 1
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from kit.etcd import needs_etcd
 from lanes.plan import Fault, Plan
-from lanes.play import PATIENCE_S, Play
+from lanes.play import TIMEOUT_S, Play
 from tenax._core.authority import AuthorityTerms
 from tenax._core.lease import LeaseTerms
 
@@ -36,10 +36,10 @@ LONG: list[tuple[float, dict[str, Any]]] = [(LONG_S, {})] * int(os.environ.get("
 class FrozenLeader(Play):
     """All members are at work when the plan begins."""
 
-    def _follow_the_plan(self) -> None:
-        assert self._desk.wait_for(lambda: self._is_whole(self.plan.agents), PATIENCE_S), self.story
+    def _execute_plan(self) -> None:
+        assert self._hub.wait_for(lambda: self._is_complete(self.plan.agents), TIMEOUT_S), self.history_text
         self._since = time.monotonic()
-        super()._follow_the_plan()
+        super()._execute_plan()
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_frozen_leader_never_leads_to_two_generations_at_once(
 ) -> None:
     """Another node leads; the frozen node's workers are dead before the next generation starts; it rejoins, and the run
     succeeds with all nodes. Workers report every 25 ms, so two generations at once would be detected."""
-    plan = Plan(0, agents=3, faults=(Fault(0.0, "stop", "leader", pause_s),), max_restarts=0, is_deaf=False)
+    plan = Plan(0, agents=3, faults=(Fault(0.0, "stop", "leader", pause_s),), max_restarts=0, ignores_sigterm=False)
     played = FrozenLeader(plan, tmp_path, conf=conf)
-    assert not played.run(), f"{played.broken}\n{played.story}"
-    assert played.counts["stop leader"] == 1, played.story
-    assert played.counts["leaders"] >= 2, f"it was not deposed\n{played.story}"
-    assert played.counts["generations"] >= 2, played.story
+    assert not played.run(), f"{played.broken}\n{played.history_text}"
+    assert played.counts["stop leader"] == 1, played.history_text
+    assert played.counts["leaders"] >= 2, f"it was not deposed\n{played.history_text}"
+    assert played.counts["generations"] >= 2, played.history_text

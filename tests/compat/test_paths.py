@@ -160,7 +160,7 @@ def test_a_name_that_nobody_has_is_refused(bare: Python) -> None:
         except ModuleNotFoundError as error:
             print(error)
     """
-    assert "answers for it with 'tenax.nothing', which tenax does not have" in bare.says(code)
+    assert "redirects it to 'tenax.nothing', which does not exist" in bare.says(code)
 
 
 def test_a_missing_dependency_is_not_taken_for_a_missing_module(bare: Python, tmp_path) -> None:

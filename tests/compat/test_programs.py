@@ -313,4 +313,4 @@ def test_a_python_that_may_not_read_the_environment_is_refused(bare: Python) -> 
         [bare.path, "-E", "-m", "tenax.compat", "train.py"], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "leave that flag out" in done.stderr
+    assert "remove that flag" in done.stderr

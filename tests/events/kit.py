@@ -1,4 +1,4 @@
-"""What tests of events stand on: a handler that keeps what it hears."""
+"""A handler for tests of events, which keeps what it receives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tenax.events import Event, EventHandler, EventSource, RdzvEvent
 
 
 class Keeping(EventHandler):
-    """Keeps every event, or raises what it was given to raise."""
+    """Keeps every event; then raises the given exception."""
 
     def __init__(self, raises: BaseException | None = None) -> None:
         self.kept: list[Event | RdzvEvent] = []

@@ -1,4 +1,4 @@
-"""What an event is: written and read back, as TorchElastic writes and reads it."""
+"""Events are serialized and deserialized as by TorchElastic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 
 
 @pytest.mark.parametrize("event", [*EVENTS, *RDZV_EVENTS], ids=str)
-def test_an_event_comes_back_from_its_text(event: Event | RdzvEvent) -> None:
+def test_deserialize_reverts_serialize(event: Event | RdzvEvent) -> None:
     text = event.serialize()
     assert "\n" not in text
     assert str(event) == text
@@ -34,39 +34,39 @@ def test_an_event_comes_back_from_its_text(event: Event | RdzvEvent) -> None:
 
 @given(st.builds(Event, st.text(), st.sampled_from(EventSource), st.integers(), st.dictionaries(st.text(), values)))
 @settings(derandomize=True, database=None, deadline=None)
-def test_any_event_comes_back_from_its_text(event: Event) -> None:
+def test_deserialize_reverts_serialize_for_any_event(event: Event) -> None:
     assert Event.deserialize(event.serialize()) == event
 
 
 def test_two_events_share_no_metadata() -> None:
-    """A default that is shared would let one event change another."""
+    """A shared default would let one event change another."""
     first, second = Event("a", EventSource.AGENT), Event("b", EventSource.AGENT)
     first.metadata["x"] = 1
     assert second.metadata == {}
 
 
-def test_keys_of_a_later_release_are_left_out() -> None:
+def test_unknown_keys_of_a_later_release_are_ignored() -> None:
     text = json.dumps({"name": "a", "source": "AGENT", "colour": "blue"})
     assert Event.deserialize(text) == Event("a", EventSource.AGENT)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
-        ("not json", "this is not the JSON of an event"),
-        ("[1]", "this is not an event but a list"),
+        ("not json", "invalid JSON for an event"),
+        ("[1]", "expected an event, not a list"),
         ('{"name": "a", "source": "MOON"}', "the source of the event is 'MOON'; expected one of AGENT, WORKER"),
         ('{"name": "a"}', "the source of the event is None"),
-        ('{"source": "AGENT"}', "the event has no name"),
+        ('{"source": "AGENT"}', "the event lacks name"),
     ],
 )
-def test_what_is_no_event_is_refused_in_a_sentence(text: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+def test_text_that_is_not_an_event_is_rejected_with_a_message(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         Event.deserialize(text)
 
 
-def test_what_is_no_text_is_refused_in_a_sentence() -> None:
-    with pytest.raises(TypeError, match="from a bytes; expected the text"):
+def test_a_value_that_is_not_text_is_rejected_with_a_message() -> None:
+    with pytest.raises(TypeError, match="from a bytes; expected the output of serialize"):
         Event.deserialize(b"{}")  # type: ignore[arg-type]
 
 
@@ -95,8 +95,8 @@ json.dump({
 
 
 @pytest.mark.process
-def test_texts_names_and_calls_are_those_of_torch() -> None:
-    """The installed torch reads our texts and writes the same ones; its fields, members and parameters are ours too."""
+def test_texts_names_and_signatures_equal_those_of_torch() -> None:
+    """The installed torch reads our texts and writes the same; fields, members and parameters are equal."""
     pytest.importorskip("torch", reason="torch is not installed")
     import dataclasses
     import inspect

@@ -1,4 +1,4 @@
-"""The CloudWatch example, against a server that speaks the real protocol, reached through boto3 as in production."""
+"""The CloudWatch example, against a server with the real protocol, through boto3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tenax import events
-from tenax._core import events as fact
+from tenax._core import events as agent_events
 from tenax._core.agent import AgentMachine
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
 from tenax.agent.server import LocalElasticAgent, WorkerSpec
@@ -34,7 +34,7 @@ SECOND_MS = 1000
 
 
 class Flaky(ThreadingHTTPServer):
-    """Stands before the real server, and answers some requests itself with what ``faults`` says."""
+    """A proxy for the real server that answers some requests itself, as in ``faults``."""
 
     daemon_threads = True
 
@@ -68,7 +68,7 @@ class _Passing(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -118,22 +118,22 @@ def stored(client: Any) -> list[tuple[int, str]]:
 
 
 def events_of_a_run() -> list[Event]:
-    """What an agent tells: the machine itself, with a clock that shows the present."""
+    """Return the events of a real machine, with current times."""
     settings = AgentSettings("run-7", "trainer", 1, 1)
     machine = AgentMachine(settings)
     view = EventView(settings, "train.py", "host-a", "tcp", time.time() - 10)
     steps = [
-        (0.0, fact.RunRequested()),
-        (1.0, fact.GenerationFormed(Assignment(1))),
-        (2.0, fact.WorkerStarted(1, 0, 100)),
-        (3.0, fact.WorkerExited(1, 0, 1)),
-        (4.0, fact.FailureExamined(1, 0, Evidence("E", "E: böse", "Traceback"))),
-        (5.0, fact.NodeCleared(1)),
-        (6.0, fact.GenerationFormed(Assignment(2, restarts_used=1))),
-        (6.5, fact.WorkerStarted(2, 0, 101)),
-        (7.0, fact.WorkerExited(2, 0, 0)),
-        (7.5, fact.NodeCleared(2)),
-        (8.0, fact.RunEnded(Verdict(Outcome.SUCCEEDED, "all workers succeeded"), 8.0)),
+        (0.0, agent_events.RunRequested()),
+        (1.0, agent_events.GenerationFormed(Assignment(1))),
+        (2.0, agent_events.WorkerStarted(1, 0, 100)),
+        (3.0, agent_events.WorkerExited(1, 0, 1)),
+        (4.0, agent_events.FailureExamined(1, 0, Evidence("E", "E: böse", "Traceback"))),
+        (5.0, agent_events.NodeCleared(1)),
+        (6.0, agent_events.GenerationFormed(Assignment(2, restarts_used=1))),
+        (6.5, agent_events.WorkerStarted(2, 0, 101)),
+        (7.0, agent_events.WorkerExited(2, 0, 0)),
+        (7.5, agent_events.NodeCleared(2)),
+        (8.0, agent_events.RunEnded(Verdict(Outcome.SUCCEEDED, "all workers succeeded"), 8.0)),
     ]
     found = []
     for at, event in steps:
@@ -141,8 +141,8 @@ def events_of_a_run() -> list[Event]:
     return found
 
 
-def test_the_events_of_a_run_arrive_whole_and_in_order(client: Any) -> None:
-    """Both kinds; events that wait together are one request, sorted by time."""
+def test_the_events_of_a_run_arrive_complete_and_in_order(client: Any) -> None:
+    """Both kinds; events that are queued together are one request, sorted by time."""
     mine = events_of_a_run()
     assert len(mine) == 9
     of_rendezvous = RdzvEvent("f.py:C.m", "run-7", "joined", "host-a", 7, NodeState.RUNNING)
@@ -155,11 +155,11 @@ def test_the_events_of_a_run_arrive_whole_and_in_order(client: Any) -> None:
     found = stored(client)
     assert [at for at, _ in found] == sorted(at for at, _ in found)
     assert [Event.deserialize(text) for _, text in found[:-1]] == sorted(mine, key=lambda event: event.timestamp)
-    assert RdzvEvent.deserialize(found[-1][1]) == of_rendezvous  # it has no time of its own, so it was now
+    assert RdzvEvent.deserialize(found[-1][1]) == of_rendezvous  # it has no timestamp, so it gets the current time
 
 
 def test_a_real_agents_events_arrive(client: Any, tmp_path: Path) -> None:
-    """A worker that fails once and then succeeds, run by an agent that knows nothing of CloudWatch."""
+    """A worker that fails once and then succeeds."""
     spec = WorkerSpec(entrypoint="sh", args=("-c", "exit $((1 - TORCHELASTIC_RESTART_COUNT))"), max_restarts=1)
     handler = CloudWatchEventHandler(client, "/training", "run/host", linger_s=60)
     with events.configure(handler):
@@ -171,8 +171,8 @@ def test_a_real_agents_events_arrive(client: Any, tmp_path: Path) -> None:
     assert workers == ["START", "FAILED", "START", "SUCCEEDED"]
 
 
-def test_they_do_not_wait_for_the_end(client: Any, flaky: Flaky) -> None:
-    """An agent that is killed has sent what happened up to a moment before."""
+def test_events_are_sent_during_the_run(client: Any, flaky: Flaky) -> None:
+    """An agent that is killed has sent everything up to a moment before."""
     handler = CloudWatchEventHandler(client, "/training", "run/host", linger_s=0.01)
     handler.record(events_of_a_run()[0])
     deadline = time.monotonic() + 60
@@ -181,7 +181,7 @@ def test_they_do_not_wait_for_the_end(client: Any, flaky: Flaky) -> None:
     handler.close()
 
 
-def test_a_request_that_is_throttled_or_meets_a_fault_is_repeated(client: Any, flaky: Flaky) -> None:
+def test_a_throttled_or_failed_request_is_retried(client: Any, flaky: Flaky) -> None:
     flaky.faults = [(400, b'{"__type": "ThrottlingException", "message": "slow down"}'), (503, b"{}")]
     handler = CloudWatchEventHandler(client, "/training", "run/host", linger_s=60)
     for event in events_of_a_run():
@@ -190,7 +190,7 @@ def test_a_request_that_is_throttled_or_meets_a_fault_is_repeated(client: Any, f
     assert (flaky.puts, handler.lost, len(stored(client))) == (3, 0, 9)
 
 
-def test_what_is_lost_in_the_end_is_counted_and_raised(client: Any, flaky: Flaky) -> None:
+def test_events_that_are_lost_are_counted_and_raised(client: Any, flaky: Flaky) -> None:
     flaky.faults = [(400, b'{"__type": "AccessDeniedException", "message": "not yours"}')]
     handler = CloudWatchEventHandler(client, "/training", "run/host", linger_s=60)
     for event in events_of_a_run()[:2]:
@@ -201,7 +201,7 @@ def test_what_is_lost_in_the_end_is_counted_and_raised(client: Any, flaky: Flaky
         handler.record(events_of_a_run()[0])
 
 
-def test_a_stream_that_is_there_already_is_used(client: Any) -> None:
+def test_an_existing_stream_is_used(client: Any) -> None:
     for number in range(2):
         handler = CloudWatchEventHandler(client, "/training", "run/host", linger_s=60)
         handler.record(Event(str(number), EventSource.AGENT, time.time_ns() // 1_000_000))
@@ -210,7 +210,7 @@ def test_a_stream_that_is_there_already_is_used(client: Any) -> None:
 
 
 def test_events_that_are_too_old_are_reported(client: Any) -> None:
-    """CloudWatch takes nothing from more than two weeks ago."""
+    """CloudWatch rejects events from more than two weeks ago."""
     handler = CloudWatchEventHandler(client, "/training", "run/host", linger_s=60)
     handler.record(Event("old", EventSource.AGENT, 1_000))
     with pytest.raises(RuntimeError, match="rejected events because of their time"):
@@ -218,7 +218,7 @@ def test_events_that_are_too_old_are_reported(client: Any) -> None:
 
 
 class TestBatches:
-    def test_each_keeps_to_the_rules(self) -> None:
+    def test_each_batch_respects_the_limits(self) -> None:
         day_ms = cloudwatch_events.MAX_SPAN_MS
         lines = [(n * SECOND_MS, "x") for n in reversed(range(25_000))]
         found = batches(lines)
@@ -226,7 +226,7 @@ class TestBatches:
         assert [line for batch in found for line in batch] == sorted(lines)
         assert [len(batch) for batch in batches([(0, "a"), (day_ms - 1, "b"), (day_ms, "c")])] == [2, 1]
 
-    def test_none_is_larger_than_a_request_may_be(self) -> None:
+    def test_no_batch_exceeds_the_maximum_size_of_a_request(self) -> None:
         lines = [(n, "ü" * 100_000) for n in range(20)]
         found = batches(lines)
         assert sum(map(len, found)) == 20
@@ -234,10 +234,10 @@ class TestBatches:
             size = sum(len(text.encode()) + cloudwatch_events.OVERHEAD_BYTES for _, text in batch)
             assert size <= cloudwatch_events.MAX_BYTES
 
-    def test_what_is_too_long_is_cut(self) -> None:
+    def test_a_text_that_is_too_long_is_truncated(self) -> None:
         (((_, text),),) = batches([(0, "ü" * 1_000_000)])
         assert len(text.encode()) <= cloudwatch_events.MAX_EVENT_BYTES
         assert set(text) == {"ü"}
 
-    def test_those_of_the_same_time_stay_in_their_order(self) -> None:
+    def test_events_of_the_same_time_keep_their_order(self) -> None:
         assert batches([(5, "b"), (5, "a"), (4, "c")]) == [[(4, "c"), (5, "b"), (5, "a")]]

@@ -1,4 +1,4 @@
-"""Handlers, each by itself, and how they are found by name."""
+"""The event handlers, and how they are created by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .kit import Keeping, an_event
 
 
 class Closing(Keeping):
-    """Knows whether it was closed."""
+    """Records whether it was closed."""
 
     is_closed = False
 
@@ -47,7 +47,7 @@ class TestConsole:
         assert calls == [an_event("one").serialize() + "\n", "flushed"]
 
     @pytest.mark.process
-    def test_a_process_without_stderr_goes_on(self) -> None:
+    def test_a_process_without_stderr_continues(self) -> None:
         code = "import sys; sys.stderr = None; from tenax import events; "
         code += "events.record(events.Event('a', events.EventSource.AGENT), 'console'); print('here')"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -55,7 +55,7 @@ class TestConsole:
 
 
 class TestJsonLines:
-    def test_it_appends_lines_that_can_be_read_while_it_is_open(self, tmp_path: Path) -> None:
+    def test_appended_lines_can_be_read_at_once(self, tmp_path: Path) -> None:
         path = tmp_path / "events.jsonl"
         path.write_text("first\n")
         with leaving_nothing():
@@ -93,15 +93,15 @@ class TestJsonLines:
         assert (names.count("other"), names.count("ours")) == (600, 600)
 
     @on_linux
-    def test_a_full_disk_is_told_to_the_caller(self) -> None:
+    def test_a_full_disk_raises_in_the_caller(self) -> None:
         handler = JsonLinesEventHandler("/dev/full")
         with pytest.raises(OSError, match="No space left"):
             handler.record(an_event())
         handler.close()
 
     @pytest.mark.process
-    def test_half_a_line_spoils_no_other(self, tmp_path: Path) -> None:
-        """A limit on the size of files cuts a line, as a disk does that is about to be full."""
+    def test_a_partial_line_damages_no_other_line(self, tmp_path: Path) -> None:
+        """A limit on the file size cuts a line, like a disk that becomes full."""
         path = tmp_path / "events.jsonl"
         code = (
             "import resource, signal, sys; from tenax.events import *\n"
@@ -114,7 +114,7 @@ class TestJsonLines:
             "for _ in range(2):\n"
             "    try: handler.record(event)\n"
             "    except OSError: pass\n"
-            "    else: raise SystemExit('it fitted')\n"
+            "    else: raise SystemExit('the line was written')\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
             "handler.record(event)\n"
             "handler.record(event)\n"
@@ -127,10 +127,10 @@ class TestJsonLines:
 
 
 class TestByName:
-    def test_each_name_makes_its_handler(self, tmp_path: Path) -> None:
+    def test_each_name_creates_its_handler(self, tmp_path: Path) -> None:
         made = make_handlers(f"console,null, jsonl:{tmp_path / 'a:b.jsonl'},,logging:my.logger")
         kinds = [type(handler).__name__ for handler in made]
-        # Once somebody has looked at the old table, its names lead there.
+        # Once TorchElastic's table was accessed, it defines these names.
         assert kinds[0] in ("ConsoleEventHandler", "_OldHandler")
         assert kinds[1] in ("NullEventHandler", "_OldHandler")
         assert kinds[2:] == ["JsonLinesEventHandler", "LoggingEventHandler"]
@@ -138,27 +138,27 @@ class TestByName:
             handler.close()
         assert (tmp_path / "a:b.jsonl").exists()
 
-    def test_nothing_makes_nothing(self) -> None:
+    def test_an_empty_list_creates_no_handler(self) -> None:
         assert make_handlers("") == []
 
     @pytest.mark.parametrize(
-        ("text", "sentence"),
+        ("text", "message"),
         [
             ("nope", "unknown event handler 'nope'; known: "),
             ("jsonl", "the event handler 'jsonl' needs a file to append to: jsonl:PATH"),
-            ("jsonl:/no/such/folder/x", "'/no/such/folder/x' cannot be opened for writing: No such file or directory"),
-            ("jsonl:a\0b", "cannot be opened for writing: .*embedded null"),
-            ("console:red", "the event handler 'console' takes nothing after the colon"),
-            ("null:x", "the event handler 'null' takes nothing after the colon"),
+            ("jsonl:/no/such/folder/x", "could not open the event file '/no/such/folder/x': No such file or directory"),
+            ("jsonl:a\0b", "could not open the event file .*: embedded null"),
+            ("console:red", "the event handler 'console' takes no argument"),
+            ("null:x", "the event handler 'null' takes no argument"),
         ],
     )
-    def test_what_cannot_be_made_is_refused_in_a_sentence(self, text: str, sentence: str) -> None:
-        with pytest.raises(UnknownHandler, match=sentence):
+    def test_an_invalid_name_is_rejected_with_a_message(self, text: str, message: str) -> None:
+        with pytest.raises(UnknownHandler, match=message):
             make_handlers(text)
         assert issubclass(UnknownHandler, ValueError)
 
     @pytest.mark.parametrize("text", ["console,nope", "jsonl", "console:red", "null:x"])
-    def test_a_check_refuses_what_can_be_seen_to_be_wrong(self, text: str) -> None:
+    def test_a_check_rejects_the_same_names(self, text: str) -> None:
         with pytest.raises(UnknownHandler) as by_check:
             handlers.check_names(text)
         with pytest.raises(UnknownHandler) as by_making:
@@ -170,7 +170,7 @@ class TestByName:
             handlers.check_names(f"console,null,jsonl:{tmp_path / 'events.jsonl'},logging:x")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_registered_name_gets_its_argument_until_it_is_taken_back(self) -> None:
+    def test_a_registered_handler_gets_its_argument_until_it_is_removed(self) -> None:
         made: list[tuple[str, Keeping]] = []
 
         def make(argument: str) -> Keeping:
@@ -181,7 +181,7 @@ class TestByName:
             assert isinstance(make_handlers("mine:a:b")[0], Keeping)
             events.record(an_event("one"), "mine")
             events.record(an_event("two"), "mine")
-            with pytest.raises(ValueError, match="there is an event handler 'mine' already"):
+            with pytest.raises(ValueError, match="the event handler 'mine' already exists"):
                 register_handler("mine", make)
         with pytest.raises(UnknownHandler):
             events.record(an_event("three"), "mine")
@@ -189,19 +189,19 @@ class TestByName:
         assert [event.name for event in made[1][1].kept] == ["one", "two"]
 
     @pytest.mark.parametrize(("made", "what"), [(None, "None"), (3, "of type 'int'"), (Keeping, "the class Keeping")])
-    def test_a_name_that_makes_no_handler_is_refused(self, made: object, what: str) -> None:
+    def test_a_maker_that_returns_no_handler_is_rejected(self, made: object, what: str) -> None:
         with (
             register_handler("mine", lambda _: made),  # type: ignore[arg-type,return-value]
             pytest.raises(UnknownHandler, match=f"'mine' is {what}; .* object with a method 'record'"),
         ):
             make_handlers("mine")
 
-    def test_a_list_that_cannot_be_made_leaves_nothing_open(self, tmp_path: Path) -> None:
+    def test_an_invalid_list_leaves_nothing_open(self, tmp_path: Path) -> None:
         with leaving_nothing(), pytest.raises(UnknownHandler, match="'nope'"):
             make_handlers(f"jsonl:{tmp_path / 'events.jsonl'},nope")
 
-    def test_a_destination_whose_names_change_their_meaning_is_closed(self, tmp_path: Path) -> None:
-        """What was opened for ``record`` is opened again when it is next used; other destinations stay open."""
+    def test_a_destination_is_closed_when_one_of_its_names_changes(self, tmp_path: Path) -> None:
+        """``record`` opens it again on the next use; other destinations stay open."""
         made = [Closing(), Closing()]
         left = list(made)
         other = f"jsonl:{tmp_path / 'other.jsonl'}"
@@ -221,18 +221,18 @@ class TestByName:
         handlers._made.pop(other)
 
     @pytest.mark.parametrize("name", ["console", "null", "jsonl"])
-    def test_our_own_names_are_taken(self, name: str) -> None:
-        with pytest.raises(ValueError, match=f"there is an event handler {name!r} already"):
+    def test_built_in_names_cannot_be_registered(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"the event handler {name!r} already exists"):
             register_handler(name, lambda _: NullEventHandler())
 
     @pytest.mark.parametrize("name", ["", "a:b", "a,b", "a b"])
-    def test_a_name_that_nobody_could_write_is_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match="cannot be the name of an event handler"):
+    def test_a_name_with_separators_is_rejected(self, name: str) -> None:
+        with pytest.raises(ValueError, match="invalid event handler name"):
             register_handler(name, lambda _: NullEventHandler())
 
     @pytest.mark.process
-    def test_an_installed_package_offers_its_own(self, tmp_path: Path) -> None:
-        """Found by its entry point, in a process that sees the package; one that cannot be loaded says so."""
+    def test_an_installed_package_provides_a_handler(self, tmp_path: Path) -> None:
+        """Found by its entry point; one that cannot be loaded is reported."""
         info = tmp_path / "offering-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")

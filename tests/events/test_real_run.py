@@ -1,4 +1,4 @@
-"""Events of real runs: from the command line, and from a program with a handler of its own."""
+"""Events of real runs: from the command line, and in a program with its own handler."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .kit import Keeping
 
 pytestmark = pytest.mark.process
 
-LONGEST_S = 60
+TIMEOUT_S = 60
 
 
-def tenax_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def tenax_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tenax", "run", "--log-dir", str(folder / "logs"), *words],
+        [sys.executable, "-m", "tenax", "run", "--log-dir", str(folder / "logs"), *arguments],
         cwd=folder,
         env={**os.environ, "LOGLEVEL": "CRITICAL"},
         capture_output=True,
         text=True,
-        timeout=LONGEST_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
 
-def told(events: list[Event]) -> list[tuple[str, str]]:
+def sources_and_states(events: list[Event]) -> list[tuple[str, str]]:
     return [(event.source.value.lower(), str(event.metadata["state"])) for event in events]
 
 
@@ -53,8 +53,8 @@ ONE_RESTART = [
 ]
 
 
-def test_the_command_line_writes_them_to_a_file_and_the_console(tmp_path: Path) -> None:
-    """Both have the same lines, whatever LOGLEVEL is; the failed attempt says what the worker said."""
+def test_the_command_line_writes_events_to_a_file_and_the_console(tmp_path: Path) -> None:
+    """Both have the same lines, whatever LOGLEVEL is; the failure has the worker's error."""
     script = tmp_path / "train.py"
     script.write_text("import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise ValueError('no data')\n")
     names = f"console,jsonl:{tmp_path / 'events.jsonl'}"
@@ -62,17 +62,17 @@ def test_the_command_line_writes_them_to_a_file_and_the_console(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     found = [Event.deserialize(line) for line in lines]
-    assert told(found) == ONE_RESTART
+    assert sources_and_states(found) == ONE_RESTART
     assert [line for line in done.stderr.splitlines() if line.startswith('{"name"')] == lines
     error = json.loads(str(found[3].metadata["raw_error"]))["message"]
     assert error["message"] == "ValueError: no data"
     assert "train.py" in error["extraInfo"]["py_callstack"]
     times = [event.timestamp for event in found]
     assert times == sorted(times)
-    assert times[-1] - times[0] < LONGEST_S * 1000
+    assert times[-1] - times[0] < TIMEOUT_S * 1000
 
 
-def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_an_unknown_handler_is_rejected_before_anything_starts(tmp_path: Path) -> None:
     done = tenax_run(tmp_path, "--event-log-handler", "consle", "--no-python", "touch", "started")
     assert done.returncode == 2
     assert "unknown event handler 'consle'; known: console, " in done.stderr
@@ -80,8 +80,8 @@ def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("program", "end"), [("true", "SUCCEEDED"), ("false", "FAILED")])
-def test_a_program_hears_them_through_its_own_handler(tmp_path: Path, program: str, end: str) -> None:
-    """All are there when the launch returns."""
+def test_a_program_receives_events_with_its_own_handler(tmp_path: Path, program: str, end: str) -> None:
+    """It has all of them when the launch returns."""
     handler = Keeping()
     config = LaunchConfig(1, 1, 1, run_id="mine", max_restarts=0, logs_specs=DefaultLogsSpecs(str(tmp_path)))
     with leaving_nothing(), events.configure(handler):
@@ -90,15 +90,15 @@ def test_a_program_hears_them_through_its_own_handler(tmp_path: Path, program: s
         except ChildFailedError:
             assert program == "false"
     found = [event for event in handler.kept if isinstance(event, Event)]
-    assert told(found) == [*ONE_RESTART[:3], ("worker", end), ("agent", end)]
+    assert sources_and_states(found) == [*ONE_RESTART[:3], ("worker", end), ("agent", end)]
     assert {event.metadata["run_id"] for event in found} == {"mine"}
     workers = [event for event in found if event.source is EventSource.WORKER]
     assert len({event.metadata["worker_id"] for event in workers}) == 1
 
 
-def test_a_handler_that_raises_does_not_touch_the_job(tmp_path: Path) -> None:
+def test_a_handler_that_raises_does_not_affect_the_job(tmp_path: Path) -> None:
     config = LaunchConfig(1, 1, 1, run_id="mine", max_restarts=0, logs_specs=DefaultLogsSpecs(str(tmp_path)))
-    heard = Keeping()
-    with leaving_nothing(), events.configure(Keeping(OSError("disk full"))), events.configure(heard):
+    other = Keeping()
+    with leaving_nothing(), events.configure(Keeping(OSError("disk full"))), events.configure(other):
         elastic_launch(config, "true")()
-    assert len(heard.kept) == 5
+    assert len(other.kept) == 5

@@ -1,4 +1,4 @@
-"""From one event to everybody who wants it."""
+"""Recording: one event to all its handlers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .kit import Keeping, an_event
 
 @pytest.fixture
 def table() -> Iterator[dict[str, logging.Handler]]:
-    """The old table of logging handlers, as it was before the test when it is over."""
+    """TorchElastic's table of logging handlers, restored after the test."""
     before = dict(handlers._log_handlers)
     yield handlers._log_handlers
     handlers._log_handlers.clear()
@@ -40,16 +40,16 @@ class TestConfigured:
             events.record_rdzv_event(rdzv_event())
         assert first.kept == second.kept == [an_event("one"), rdzv_event()]
 
-    def test_the_same_handler_twice_is_there_once(self) -> None:
+    def test_configuring_a_handler_twice_has_no_effect(self) -> None:
         handler = Keeping()
         with events.configure(handler):
             with events.configure(handler):
                 events.record(an_event("one"))
-            events.record(an_event("two"))  # the second call did nothing, so there was nothing to take back
+            events.record(an_event("two"))  # the second configure had no effect, and neither had its undo
         events.record(an_event("three"))
         assert [event.name for event in handler.kept] == ["one", "two"]
 
-    def test_equal_handlers_are_not_the_same(self) -> None:
+    def test_equal_handlers_are_different_handlers(self) -> None:
         class Equal(Keeping):
             def __eq__(self, other: object) -> bool:
                 return True
@@ -61,7 +61,7 @@ class TestConfigured:
             events.record(an_event())
         assert len(first.kept) == len(second.kept) == 1
 
-    def test_it_is_taken_back_by_a_call_or_by_name(self) -> None:
+    def test_a_handler_is_removed_by_undo_or_unconfigure(self) -> None:
         handler = Keeping()
         undo = events.configure(handler)
         assert events.configured_handlers() == (handler,)
@@ -74,8 +74,8 @@ class TestConfigured:
         assert events.configured_handlers() == ()
 
     @pytest.mark.parametrize("wrong", [None, "console", logging.NullHandler(), Keeping], ids=repr)
-    def test_what_is_no_handler_is_refused(self, wrong: object) -> None:
-        with pytest.raises(TypeError, match=r"is no event handler; expected an object with record\(event\)"):
+    def test_an_object_that_is_not_a_handler_is_rejected(self, wrong: object) -> None:
+        with pytest.raises(TypeError, match=r"is not an event handler; expected an object with record\(event\)"):
             events.configure(wrong)  # type: ignore[arg-type]
         assert events.configured_handlers() == ()
 
@@ -91,53 +91,53 @@ class TestConfigured:
 
 
 class TestErrors:
-    def test_what_a_handler_raises_comes_back_and_the_others_have_the_event(self) -> None:
+    def test_an_exception_of_a_handler_is_raised_after_the_others_got_the_event(self) -> None:
         failing, later = Keeping(OSError("disk full")), Keeping()
         with events.configure(failing), events.configure(later), pytest.raises(OSError, match="disk full"):
             events.record(an_event())
         assert later.kept == [an_event()]
 
-    def test_of_two_errors_none_is_lost(self) -> None:
+    def test_of_two_exceptions_none_is_lost(self) -> None:
         one, two = Keeping(OSError("one")), Keeping(ValueError("two"))
         with events.configure(one), events.configure(two), pytest.raises(ValueError, match="two") as caught:
             events.record(an_event())
         assert isinstance(caught.value.__context__, OSError)
 
-    def test_an_unknown_destination_is_one_sentence_at_once(self) -> None:
+    def test_an_unknown_destination_is_rejected_at_once(self) -> None:
         with pytest.raises(ValueError, match="unknown event handler 'consle'; known: console, ") as caught:
             events.record(an_event(), "consle")
         assert "tenax.event_handlers" in str(caught.value)
-        with pytest.raises(ValueError, match="there is no logging handler 'consle' for events"):
+        with pytest.raises(ValueError, match="unknown logging handler 'consle' for events; known handlers: "):
             events.get_logging_handler("consle")
 
 
 class TestDestinations:
-    def test_the_console_is_stderr_at_that_moment(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_console_is_the_current_stderr(self, capsys: pytest.CaptureFixture[str]) -> None:
         events.record(an_event(), "console")
         assert capsys.readouterr().err == an_event().serialize() + "\n"
 
-    def test_several_are_separated_by_commas(self, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_several_destinations_are_separated_by_commas(self, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
         for number in range(3):
             events.record(an_event(str(number)), f"console, jsonl:{tmp_path / 'events.jsonl'}")
-        said = capsys.readouterr().err
-        assert (tmp_path / "events.jsonl").read_text() == said
-        assert [Event.deserialize(line).name for line in said.splitlines()] == ["0", "1", "2"]
+        shown = capsys.readouterr().err
+        assert (tmp_path / "events.jsonl").read_text() == shown
+        assert [Event.deserialize(line).name for line in shown.splitlines()] == ["0", "1", "2"]
 
-    def test_null_drops_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_null_drops_events(self, capsys: pytest.CaptureFixture[str]) -> None:
         events.record(an_event())
         assert capsys.readouterr() == ("", "")
 
 
 class TestOldTable:
-    """``events.handlers._log_handlers``, which old code changes because there was no other way."""
+    """``events.handlers._log_handlers``, which code for TorchElastic changes."""
 
-    def test_a_handler_that_old_code_put_there_gets_the_text(self, table: dict[str, logging.Handler]) -> None:
+    def test_a_handler_added_to_the_table_gets_the_text(self, table: dict[str, logging.Handler]) -> None:
         stream = io.StringIO()
         table["mine"] = logging.StreamHandler(stream)
         events.record(an_event(share="100 %s"), "mine")
         assert stream.getvalue() == an_event(share="100 %s").serialize() + "\n"
 
-    def test_a_change_is_seen_although_the_destination_was_in_use(
+    def test_a_change_of_the_table_takes_effect_at_once(
         self, table: dict[str, logging.Handler], capsys: pytest.CaptureFixture[str]
     ) -> None:
         events.record(an_event(), "console")
@@ -146,7 +146,7 @@ class TestOldTable:
         events.record(an_event(), "console")
         assert stream.getvalue() == capsys.readouterr().err
 
-    def test_it_also_holds_for_rendezvous_events(self, table: dict[str, logging.Handler]) -> None:
+    def test_the_table_also_applies_to_rendezvous_events(self, table: dict[str, logging.Handler]) -> None:
         stream = io.StringIO()
         table["dynamic_rendezvous"] = logging.StreamHandler(stream)
         events.record_rdzv_event(rdzv_event())
@@ -154,7 +154,7 @@ class TestOldTable:
         texts = [RdzvEvent.deserialize(line) for line in stream.getvalue().splitlines()]
         assert [event.message for event in texts] == ["joined", "hello"]
 
-    def test_the_handlers_level_and_filters_hold(self, table: dict[str, logging.Handler]) -> None:
+    def test_level_and_filters_of_the_handler_apply(self, table: dict[str, logging.Handler]) -> None:
         stream = io.StringIO()
         table["mine"] = handler = logging.StreamHandler(stream)
         handler.setLevel(logging.ERROR)
@@ -165,13 +165,13 @@ class TestOldTable:
         events.record(an_event("kept"), "mine")
         assert stream.getvalue() == an_event("kept").serialize() + "\n"
 
-    def test_the_line_in_torchs_documentation_works(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """There, a logging handler has no method ``info``."""
+    def test_the_example_in_torchs_documentation_works(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """It fails in torch, where a logging handler has no method ``info``."""
         events.get_logging_handler(destination="console").info(an_event())  # type: ignore[attr-defined]
         events.get_logging_handler().info(an_event())  # type: ignore[attr-defined]
         assert capsys.readouterr().err == an_event().serialize() + "\n"
 
-    def test_a_stream_that_was_chosen_is_kept(self, table: dict[str, logging.Handler]) -> None:
+    def test_a_stream_set_with_set_stream_is_used(self, table: dict[str, logging.Handler]) -> None:
         stream = io.StringIO()
         console = events.get_logging_handler("console")
         assert isinstance(console, logging.StreamHandler)
@@ -184,18 +184,18 @@ class TestOldTable:
 
 
 class TestConstructed:
-    def test_it_has_the_callers_file_and_function_and_this_node(self) -> None:
+    def test_an_event_has_the_callers_file_and_function_and_this_node(self) -> None:
         handler = Keeping()
         with events.configure(handler):
             events.construct_and_record_rdzv_event("run", "hello", NodeState.RUNNING, rank=2)
             events.construct_and_record_rdzv_event("run", "hello", NodeState.INIT, "C.m", "there", 9, "a:1", local_id=1)
-        name = "test_recording.py:test_it_has_the_callers_file_and_function_and_this_node"
+        name = "test_recording.py:test_an_event_has_the_callers_file_and_function_and_this_node"
         assert handler.kept == [
             RdzvEvent(name, "run", "hello", os.uname().nodename, os.getpid(), NodeState.RUNNING, rank=2),
             RdzvEvent("test_recording.py:C.m", "run", "hello", "there", 9, NodeState.INIT, "a:1", None, 1),
         ]
 
-    def test_a_failure_has_its_traceback_if_there_is_one(self) -> None:
+    def test_a_failure_has_the_current_traceback(self) -> None:
         handler = Keeping()
         with events.configure(handler):
             events.construct_and_record_rdzv_event("run", "no", NodeState.FAILED)
@@ -208,10 +208,10 @@ class TestConstructed:
         assert having.startswith("Traceback")
         assert having.endswith("KeyError: 'boom'\n")
 
-    def test_nothing_is_made_if_nobody_listens(self) -> None:
+    def test_no_event_is_created_without_a_receiver(self) -> None:
         class Untouchable:
             def __getattribute__(self, name: str) -> object:
-                raise AssertionError("somebody looked")
+                raise AssertionError("an attribute was read")
 
         events.construct_and_record_rdzv_event("run", "hello", Untouchable())  # type: ignore[arg-type]
 
@@ -226,21 +226,21 @@ events.record(events.Event("one", events.EventSource.AGENT), "console")
 events.get_logging_handler("console")
 events.record(events.Event("two", events.EventSource.AGENT), "console")
 assert before == (logging.root.level, list(logging.root.handlers), logging.root.manager.disable)
-assert not [name for name in logging.root.manager.loggerDict if "event" in name], "a logger was made"
+assert not [name for name in logging.root.manager.loggerDict if "event" in name], "a logger was created"
 """
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("level", ["WARNING", "CRITICAL", "nonsense"])
-def test_loglevel_drops_no_event_and_logging_stays_as_it_was(level: str) -> None:
-    """In TorchElastic the variable silences events together with log lines."""
+def test_loglevel_drops_no_event_and_the_logging_configuration_is_unchanged(level: str) -> None:
+    """In TorchElastic the variable suppresses events together with log lines."""
     env = {**os.environ, "LOGLEVEL": level}
     done = subprocess.run([sys.executable, "-c", _QUIET], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["name"] for line in done.stderr.splitlines()] == ["one", "two"]
 
 
-def test_a_logger_gets_events_by_its_own_rules() -> None:
+def test_the_level_of_a_logger_applies_to_events() -> None:
     stream = io.StringIO()
     logger = logging.getLogger("tests.of.events")
     logger.propagate = False
@@ -254,8 +254,8 @@ def test_a_logger_gets_events_by_its_own_rules() -> None:
 
 
 @pytest.mark.process
-def test_importing_the_package_loads_next_to_nothing() -> None:
-    """The agent comes by here even if nobody listens."""
+def test_importing_the_package_loads_few_modules() -> None:
+    """The agent imports it even without event handlers."""
     code = (
         "import sys; before = set(sys.modules); from tenax.events import configured_handlers; "
         "print(*sorted(set(sys.modules) - before))"
@@ -268,7 +268,7 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
     assert not heavy & loaded
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert [name for name in events.__all__ if not hasattr(events, name)] == []
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         events.nothing  # noqa: B018

@@ -1,4 +1,4 @@
-"""What the dynamic rendezvous tells, and that telling never harms it."""
+"""Events of the dynamic rendezvous; recording them never affects it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_node(store: MemoryStore, min_nodes: int = 1, max_nodes: int = 1) -> Dynami
 
 
 def rows(handler: Keeping) -> list[tuple[str, str, str]]:
-    """The method, the state, and the message without the node's name. Heartbeats come when they come: left out."""
+    """Return the method, the state, and the message without the node's name; without heartbeats, whose times vary."""
     found = []
     for event in handler.kept:
         assert isinstance(event, RdzvEvent)
@@ -45,8 +45,8 @@ def rows(handler: Keeping) -> list[tuple[str, str, str]]:
     return found
 
 
-def test_the_life_of_a_node_is_told() -> None:
-    """From the first request to the end of the run, in order, with the rank and the store once they are known."""
+def test_each_step_of_a_node_is_recorded() -> None:
+    """From the first request to the end of the run, in order, with rank and store once they are known."""
     handler = Keeping()
     with leaving_nothing(), events.configure(handler):
         node = a_node(MemoryStore())
@@ -78,7 +78,7 @@ def test_the_life_of_a_node_is_told() -> None:
     assert "RendezvousClosedError" in handler.kept[-1].error_trace  # type: ignore[union-attr]
 
 
-def test_an_operators_cancel_is_told() -> None:
+def test_a_cancel_by_an_operator_is_recorded() -> None:
     handler = Keeping()
     with leaving_nothing(), events.configure(handler):
         node = a_node(MemoryStore())
@@ -88,7 +88,7 @@ def test_an_operators_cancel_is_told() -> None:
     assert rows(handler) == [("set_closed", "SUCCEEDED", "has closed the run 'run'")]
 
 
-def test_parameters_that_make_no_handler_are_told() -> None:
+def test_invalid_parameters_are_recorded() -> None:
     handler = Keeping()
     store = MemoryStore()
     params = RendezvousParameters("memory", "", "run", 1, 1, "127.0.0.1", join_timeout="soon")
@@ -99,26 +99,26 @@ def test_parameters_that_make_no_handler_are_told() -> None:
     assert (event.name, event.node_state) == ("dynamic_rendezvous.py:create_handler", NodeState.FAILED)
 
 
-def test_who_hosts_the_store_is_told_and_who_cannot_be_reached_too() -> None:
+def test_the_host_of_the_store_and_an_unreachable_one_are_recorded() -> None:
     handler = Keeping()
-    place = f"127.0.0.1:{free_port()}"  # torch's store, if it was imported, listens at every address of this host
-    params = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1")
-    nobody = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1", store_type="cloud")
+    address = f"127.0.0.1:{free_port()}"  # torch's store, if imported, listens at every address of this host
+    params = RendezvousParameters("c10d", address, "run", 1, 2, "127.0.0.1")
+    invalid = RendezvousParameters("c10d", address, "run", 1, 2, "127.0.0.1", store_type="cloud")
     with events.configure(handler):
         create_backend(params)
         with pytest.raises(ValueError, match="cloud"):
-            create_backend(nobody)
+            create_backend(invalid)
     hosts, failed = handler.kept
     assert isinstance(hosts, RdzvEvent)
     assert isinstance(failed, RdzvEvent)
-    assert (hosts.node_state, hosts.master_endpoint) == (NodeState.INIT, place)
+    assert (hosts.node_state, hosts.master_endpoint) == (NodeState.INIT, address)
     assert hosts.message.endswith("hosts the rendezvous store")
     assert (failed.name, failed.node_state) == ("c10d_rendezvous_backend.py:create_backend", NodeState.FAILED)
     assert "ValueError" in failed.error_trace
 
 
 class Stuck(EventHandler):
-    """Takes its time until it is let go."""
+    """Blocks until it is released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -127,7 +127,7 @@ class Stuck(EventHandler):
         assert self.let_go.wait(LIMIT_S)
 
 
-def test_a_handler_that_hangs_does_not_hold_up_a_rendezvous() -> None:
+def test_a_handler_that_hangs_does_not_delay_a_rendezvous() -> None:
     stuck = Stuck()
     with leaving_nothing(), events.configure(stuck):
         node = a_node(MemoryStore())
@@ -137,7 +137,7 @@ def test_a_handler_that_hangs_does_not_hold_up_a_rendezvous() -> None:
         node.shutdown()
 
 
-def test_a_handler_that_raises_does_not_end_a_rendezvous_and_is_told_about() -> None:
+def test_a_handler_that_raises_is_logged_and_does_not_end_a_rendezvous() -> None:
     with leaving_nothing(), events.configure(Keeping(OSError("disk full"))):
         node = a_node(MemoryStore())
         assert node.next_rendezvous().rank == 0
@@ -145,7 +145,7 @@ def test_a_handler_that_raises_does_not_end_a_rendezvous_and_is_told_about() -> 
             node.shutdown()
 
 
-def test_nobody_who_listens_costs_no_thread() -> None:
+def test_without_a_receiver_no_thread_is_started() -> None:
     with leaving_nothing():
         node = a_node(MemoryStore())
         node.next_rendezvous()
@@ -155,7 +155,7 @@ def test_nobody_who_listens_costs_no_thread() -> None:
 
 
 class TestChanges:
-    """What one write means, as a table."""
+    """The message for each kind of write."""
 
     def state(self, *nodes: Node, **more: Any) -> State:
         return State("run", 2, 2, nodes=nodes, **more)
@@ -196,7 +196,7 @@ class TestChanges:
             ),
         ],
     )
-    def test_a_write_in_words(self, before: dict[str, Any], after: dict[str, Any], texts: list[str]) -> None:
+    def test_each_write_has_its_message(self, before: dict[str, Any], after: dict[str, Any], texts: list[str]) -> None:
         def state(fields: dict[str, Any]) -> State:
             nodes = [each.split(":") for each in fields.get("nodes", "").split()]
             others = {name: value for name, value in fields.items() if name != "nodes"}
@@ -204,8 +204,8 @@ class TestChanges:
 
         assert [change.text for change in changes(state(before), state(after), "a")] == texts
 
-    def test_a_lost_write_is_told_by_the_one_who_lost(self) -> None:
-        """Two nodes meet: each write is told by its writer, and nobody claims another's."""
+    def test_a_lost_write_is_recorded_only_by_its_writer(self) -> None:
+        """Two nodes join: each write is recorded by its writer, and by no other node."""
         handler = Keeping()
         store = MemoryStore()
         with leaving_nothing(), events.configure(handler):
@@ -217,13 +217,13 @@ class TestChanges:
                 thread.join(LIMIT_S)
             for node in nodes:
                 node.shutdown()
-        told = [message for _, _, message in rows(handler)]
-        assert told.count("joins the participants of round 1") >= 2
-        assert told.count("is in round 1 as rank 0 of 2") == told.count("is in round 1 as rank 1 of 2") == 1
-        assert told.count("leaves the participants of round 1") == 2
+        recorded = [message for _, _, message in rows(handler)]
+        assert recorded.count("joins the participants of round 1") >= 2
+        assert recorded.count("is in round 1 as rank 0 of 2") == recorded.count("is in round 1 as rank 1 of 2") == 1
+        assert recorded.count("leaves the participants of round 1") == 2
         written, lost = (
-            told.count("wrote the change"),
-            told.count("could not write the change: another node wrote first"),
+            recorded.count("wrote the change"),
+            recorded.count("could not write the change: another node wrote first"),
         )
         assert written == 2
-        assert lost <= told.count("joins the participants of round 1") - 2
+        assert lost <= recorded.count("joins the participants of round 1") - 2

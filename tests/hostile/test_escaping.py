@@ -13,15 +13,15 @@ import pytest
 
 from kit.jobs import PATIENCE_S
 from tenax._failures.plain_text import harmless, one_line
-from view.test_history import a_run_of_two, an_agent
+from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 OSC = "\x1b]0;owned\x07"
-# A bidirectional mark, a space of no width, a byte order mark, a tag character, an override, a line separator.
+# A bidirectional mark, a zero-width space, a byte order mark, a tag character, an override, a line separator.
 INVISIBLE = "\u061c\u200b\ufeff\U000e0041\u202e\u2028"
 
 
 def test_exactly_control_and_format_characters_are_escaped() -> None:
-    """Over all code points: categories Cc, Cf, Cs, Zl and Zp, but for tab and line break; and what is reserved."""
+    """Over all code points: categories Cc, Cf, Cs, Zl and Zp, except tab and newline; and reserved ones."""
     reserved = {0x2065, *range(0xFFF0, 0xFFF9), *range(0xFDD0, 0xFDF0), *range(0xE0000, 0xE1000)}
     wrong = []
     for number in range(sys.maxunicode + 1):
@@ -46,22 +46,22 @@ def test_exactly_control_and_format_characters_are_escaped() -> None:
         ("a\r\nb\rc", "a\nb\\x0dc"),
     ],
 )
-def test_escapes_show_what_was_there(text: str, shown: str) -> None:
-    """Ordinary text of any language stays; colours go; the rest is readable, and escaping twice changes nothing."""
+def test_escaped_text_is_readable(text: str, shown: str) -> None:
+    """Ordinary text of any language is unchanged; colours are removed; escaping twice changes nothing."""
     assert harmless(text) == shown
     assert harmless(shown) == shown
 
 
 def test_one_line_cannot_look_like_two() -> None:
-    """A line break in a name or a reason does not begin a line of its own."""
+    """A newline in a name or a reason does not start a new line."""
     assert one_line("host\ntenax: the run succeeded") == "host\\ntenax: the run succeeded"
     assert one_line("plain") == "plain"
 
 
 def hostile_journals(folder: Path) -> None:
-    """Journals whose every text of the header, and some of the steps, contains what acts on a terminal."""
-    a_run_of_two(folder).close()
-    an_agent(folder).close(60.0)
+    """Write journals with terminal escapes in every text of the header and in some steps."""
+    run_of_two_nodes(folder).close()
+    agent_of_two_generations(folder).close(60.0)
     for name in ("journal.jsonl", "coordinator.jsonl"):
         path = folder / name
         header, *steps = path.read_bytes().split(b"\n")
@@ -75,7 +75,7 @@ def hostile_journals(folder: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("replay", "logs/journal.jsonl"),
         ("replay", "logs/coordinator.jsonl"),
@@ -93,13 +93,13 @@ def hostile_journals(folder: Path) -> None:
         ("ask", f"{OSC}{INVISIBLE}"),
         (f"{OSC}{INVISIBLE}",),
     ],
-    ids=lambda words: " ".join(map(ascii, words))[:60],
+    ids=lambda arguments: " ".join(map(ascii, arguments))[:60],
 )
-def test_commands_print_no_control_characters(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Whatever journals and arguments contain, what is printed neither acts on the terminal nor forges a line."""
+def test_commands_print_no_control_characters(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Whatever journals and arguments contain, the output neither controls the terminal nor forges a line."""
     hostile_journals(tmp_path / "logs")
     done = subprocess.run(
-        [sys.executable, "-m", "tenax", *words], cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-m", "tenax", *arguments], cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, check=False
     )
     printed = (done.stdout + done.stderr).decode()
     assert "Traceback" not in printed
@@ -108,8 +108,7 @@ def test_commands_print_no_control_characters(words: tuple[str, ...], tmp_path: 
 
 
 @pytest.mark.process
-def test_the_agent_prints_the_id_of_its_run_escaped(tmp_path: Path) -> None:
-    """The user's own run id passes the same way as everything else that the agent prints."""
+def test_the_agent_escapes_its_run_id(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     run_id = f"id{OSC}{INVISIBLE}"
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Parsers of foreign bytes do linear work, whatever the input: each gets what would be worst for it, in growing sizes.
+"""Parsers of untrusted bytes do linear work: each gets its worst inputs, in growing sizes.
 
-HTTP and the client of etcd have tests of their own.
+HTTP and the etcd client have their own tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BIG = 1 << 16
 
 
 def repeated(*parts: str) -> Callable[[int], str]:
-    """Text of about a size: the first part once, the second again and again, the third at the end."""
+    """Return text of about a size: the first part once, the second repeated, the third at the end."""
     first, again, last = (*parts, "", "")[:3] if len(parts) > 1 else ("", parts[0], "")
 
     def make(size: int) -> str:
@@ -70,8 +70,8 @@ STDERR = {
 
 
 @pytest.mark.parametrize("make", STDERR.values(), ids=STDERR)
-def test_what_a_worker_printed_is_examined_in_linear_time(make: Callable[[int], str]) -> None:
-    """Last lines, tracebacks and crashes in its standard error."""
+def test_stderr_of_a_worker_is_examined_in_linear_time(make: Callable[[int], str]) -> None:
+    """Last lines, tracebacks and crashes."""
     for code in (1, -6, -11):
         assert_linear(lambda text, code=code: python_traceback.find(text, code, cut=True), make, size=BIG)
     assert_linear(last_lines, make, size=BIG)
@@ -81,28 +81,27 @@ def test_what_a_worker_printed_is_examined_in_linear_time(make: Callable[[int], 
 
 @pytest.mark.parametrize("make", STDERR.values(), ids=STDERR)
 def test_text_is_escaped_in_linear_time(make: Callable[[int], str]) -> None:
-    """Whatever has to be escaped."""
     for work in (harmless, one_line, storable, lambda text: decoded(text.encode())):
         assert_linear(work, make, size=BIG)
 
 
 def literal_beginning(pattern: str) -> str:
-    """What makes the pattern begin to match, again and again."""
+    """Return text at which the pattern starts to match."""
     return pattern.removeprefix("(?i)").split(".*")[0].replace("\\b", " ").replace("\\", "")[:40]
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if any(".*" in says for says in kind.patterns)], ids=lambda k: k.id
+    "kind", [kind for kind in KINDS if any(".*" in pattern for pattern in kind.patterns)], ids=lambda k: k.id
 )
 def test_causes_are_recognised_in_linear_time(kind: Any) -> None:
-    """Patterns with a gap are searched for in lines that begin to match everywhere and match nowhere."""
+    """Patterns with a gap, on lines that start to match everywhere and match nowhere."""
 
     def work(text: str) -> object:
         return classify(Observations(exit_code=1, error_type="E", message="E: e", traceback=text))
 
-    for says in kind.patterns:
-        if ".*" in says:
-            assert_linear(work, repeated("E: ", literal_beginning(says), "!"), size=1 << 14)
+    for pattern in kind.patterns:
+        if ".*" in pattern:
+            assert_linear(work, repeated("E: ", literal_beginning(pattern), "!"), size=1 << 14)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +124,7 @@ def test_ranks_are_found_in_linear_time_and_numbers_are_bounded(make: Callable[[
     "make", [repeated("NVRM: Xid ("), repeated("NVRM: Xid (x): ", "1"), repeated("[1]: segfault ")]
 )
 def test_kernel_lines_are_read_in_linear_time(make: Callable[[int], str]) -> None:
-    """One line of the log, however long."""
-    assert_linear(lambda text: kernel_log.gpu_error([text], 1, says_gpu=True), make, size=BIG)
+    assert_linear(lambda text: kernel_log.gpu_error([text], 1, has_gpu_symptom=True), make, size=BIG)
     assert_linear(lambda text: kernel_log.crash_line([text], 1), make, size=BIG)
 
 
@@ -147,7 +145,7 @@ ERROR_FILES = {
 
 @pytest.mark.parametrize("make", ERROR_FILES.values(), ids=ERROR_FILES)
 def test_error_files_are_read_in_linear_time(make: Callable[[int], str], tmp_path: Path) -> None:
-    """Whole, torn or nonsense."""
+    """Complete, truncated or invalid."""
 
     def path(size: int) -> str:
         (tmp_path / str(size)).write_text(make(size))
@@ -171,7 +169,7 @@ JOURNALS = {
 
 @pytest.mark.parametrize("make", JOURNALS.values(), ids=JOURNALS)
 def test_journals_are_read_in_linear_time(make: Callable[[int], str], tmp_path: Path) -> None:
-    """Until the first line that is none."""
+    """Up to the first invalid line."""
 
     def path(size: int) -> str:
         (tmp_path / str(size)).write_text(make(size))
@@ -187,7 +185,7 @@ def test_journals_are_read_in_linear_time(make: Callable[[int], str], tmp_path: 
 
 
 def fed(reader: Callable[[], Any], length: int) -> Callable[[bytes], None]:
-    """Feed a new reader piece by piece, and drop what it returns."""
+    """Feed a new reader piece by piece, and drop the result."""
 
     def work(data: bytes) -> None:
         feed = reader()
@@ -209,21 +207,21 @@ def fed(reader: Callable[[], Any], length: int) -> Callable[[bytes], None]:
     ids=["one frame", "short frames", "empty frames"],
 )
 def test_frames_are_cut_in_linear_time(make: Callable[[int], bytes], length: int) -> None:
-    """However the stream was cut on the way."""
+    """However the stream was divided."""
     assert_linear(fed(lambda: wire.FrameReader(wire.MAX_BYTES).feed, length), make, size=1 << 16)
 
 
 @pytest.mark.parametrize("length", [1, 100, 1 << 16])
 @pytest.mark.parametrize("text", [b"\n", b"x", b"{", b'{"version"', b'{"version": 1}\n', b"[" * 200 + b"\n"])
 def test_the_watchdog_pipe_is_read_in_linear_time(text: bytes, length: int) -> None:
-    """Lines without end, ends without lines, beginnings of requests."""
+    """Lines without newlines, newlines without lines, incomplete requests."""
     assert_linear(fed(lambda: RequestLines().feed, length), lambda size: text * (size // len(text)), size=1 << 14)
 
 
 @pytest.mark.parametrize("length", [1, 100, 1 << 16])
 @pytest.mark.parametrize("text", [b"\n", b"x", b"\r", b"x\r\n"])
 def test_lines_of_output_are_cut_in_linear_time(text: bytes, length: int) -> None:
-    """With and without line breaks; with prefixes and filters."""
+    """With and without newlines, prefixes and filters."""
 
     def work(data: bytes) -> None:
         cutter = LineCutter()
@@ -236,7 +234,7 @@ def test_lines_of_output_are_cut_in_linear_time(text: bytes, length: int) -> Non
 @pytest.mark.parametrize("length", [1, 100, 1 << 16])
 @pytest.mark.parametrize("kind", range(20))
 def test_the_store_reads_requests_in_linear_time(kind: int, length: int) -> None:
-    """Every command with a long list, a long value, and nonsense behind it."""
+    """Every command with a long list, a long value, and garbage after it."""
 
     def make(size: int) -> bytes:
         key = (1).to_bytes(8, "little") + b"k"
@@ -252,8 +250,8 @@ def test_the_store_reads_requests_in_linear_time(kind: int, length: int) -> None
 
 
 @pytest.mark.parametrize("text", ["[", ":", "a", "1", "[::", " ", "a:1,"])
-def test_endpoints_are_read_in_linear_time(text: str) -> None:
-    """What a user or a key in etcd names."""
+def test_endpoints_are_parsed_in_linear_time(text: str) -> None:
+    """Those of users, and of keys in etcd."""
 
     def work(text: str) -> object:
         try:

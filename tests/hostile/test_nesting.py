@@ -1,4 +1,4 @@
-"""JSON that is nested too deeply is an error of that line, that file or that connection: never a traceback."""
+"""JSON that is nested too deeply is an error of its line, file or connection, never a traceback."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.operations import KeyValue
 from tenax._node.control_socket import note_for
-from view.test_history import a_run_of_two, an_agent
+from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 DEPTH = 100_000
 DEEP = b"[" * DEPTH + b"]" * DEPTH
 
 
 def test_msgspec_reports_deep_nesting_as_one_of_the_decode_errors() -> None:
-    """The tuple that all decoders catch contains what msgspec raises, also for a field that is skipped."""
+    """Also in an unknown field, which is skipped."""
     for body in (DEEP, b'{"event":"Tick","unknown":' + DEEP + b"}"):
         with pytest.raises(DECODE_ERRORS):
             msgspec.json.decode(body, type=AnyEvent)
 
 
 def test_every_decoder_catches_all_decode_errors() -> None:
-    """No module names msgspec's error alone: what it leaves out would end the process."""
+    """No module catches msgspec's error alone: others would end the process."""
     source = Path(tenax.__file__).parent
     found = []
     for path in source.rglob("*.py"):
@@ -51,8 +51,8 @@ def test_every_decoder_catches_all_decode_errors() -> None:
     assert [each for each in found if not each.startswith("etcd/gateway")] == []
 
 
-def test_a_nested_line_in_the_watchdog_pipe_costs_only_itself() -> None:
-    """The agent reads that pipe: a worker must not be able to end it."""
+def test_a_nested_line_in_the_watchdog_pipe_is_ignored_alone() -> None:
+    """A worker must not be able to end the agent, which reads the pipe."""
     lines = RequestLines()
     deep = b'{"version": 1, "x": ' + b"[" * (MAX_LINE - 100)
     good = b'{"version": 1, "pid": 7, "scope_id": "step", "expiration_time": 1.0, "signal": 9}'
@@ -64,13 +64,11 @@ def test_a_nested_line_in_the_watchdog_pipe_costs_only_itself() -> None:
 @pytest.mark.parametrize("name", ["journal.jsonl", "coordinator.jsonl"])
 @pytest.mark.parametrize("command", ["replay", "report", "timeline"])
 @pytest.mark.parametrize("where", ["header", "step"])
-def test_a_nested_journal_is_named_and_ends_the_command_cleanly(
-    name: str, command: str, where: str, tmp_path: Path
-) -> None:
-    """The message names the file; the exit code is that of a journal that cannot be read."""
+def test_a_nested_journal_is_rejected_with_a_message(name: str, command: str, where: str, tmp_path: Path) -> None:
+    """The message names the file; the exit code is that of an unreadable journal."""
     folder = tmp_path / "logs"
-    a_run_of_two(folder).close()
-    an_agent(folder).close(60.0)
+    run_of_two_nodes(folder).close()
+    agent_of_two_generations(folder).close(60.0)
     path = folder / name
     lines = path.read_bytes().split(b"\n")
     number = 0 if where == "header" else 2
@@ -99,10 +97,10 @@ def test_a_nested_error_file_is_reported_as_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 200, 900, 990, 5000])
-def test_an_error_file_of_any_depth_is_passed_on_or_reported(
+def test_an_error_file_of_any_depth_is_forwarded_or_reported(
     depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What can be read but not written again does not end the process that passes it on."""
+    """One that can be read but not encoded again does not end the process."""
     path, own = tmp_path / "error.json", tmp_path / "own.json"
     path.write_bytes(b'{"message":{"message":"boom","x":' + b"[" * depth + b"]" * depth + b"}}")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(own))
@@ -110,8 +108,8 @@ def test_an_error_file_of_any_depth_is_passed_on_or_reported(
     assert "boom" in own.read_text()
 
 
-def test_nested_frames_notes_markers_and_keys_are_not_ours(tmp_path: Path) -> None:
-    """Frames close their connection; files that cannot be understood are as if they were not there."""
+def test_nested_frames_notes_markers_and_keys_are_rejected(tmp_path: Path) -> None:
+    """Frames close their connection; unreadable files count as missing."""
     with pytest.raises(wire.WireError):
         wire.decode_from_agent(b'{"frame":"Beat","number":1,"x":' + DEEP + b"}")
     with pytest.raises(wire.WireError):

@@ -1,4 +1,4 @@
-"""Passwords in addresses that a user wrote are masked in errors, plans and representations."""
+"""Passwords in addresses of the user are masked in errors, plans and representations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADDRESS = f"http://user:{SECRET}@host:4318"
     ],
 )
 def test_the_user_and_the_password_of_an_address_are_masked(text: str, shown: str) -> None:
-    """All that stands before the host; what is no address stays."""
+    """Everything before the host; other text is unchanged."""
     assert without_passwords(text) == shown
 
 
@@ -45,7 +45,7 @@ def test_the_user_and_the_password_of_an_address_are_masked(text: str, shown: st
     ],
 )
 def test_commands_do_not_print_a_password(flags: tuple[str, ...], tmp_path: Path) -> None:
-    """Neither in the error for a wrong flag nor in what a run would do."""
+    """Neither in the error for an invalid flag nor in the plan of a run."""
     (tmp_path / "train.py").write_text("")
     command = [sys.executable, "-m", "tenax", "run", "--dry-run", *flags, "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -53,9 +53,9 @@ def test_commands_do_not_print_a_password(flags: tuple[str, ...], tmp_path: Path
 
 
 def test_values_do_not_show_a_password() -> None:
-    """In Python: the configuration, and the error for an address that is none."""
+    """In Python: the configuration, and the error for an invalid address."""
     config = LaunchConfig(1, 1, 1, rdzv_endpoint=ADDRESS)
     assert SECRET not in repr(config)
-    with pytest.raises(ValueError, match="is not an endpoint") as raised:
+    with pytest.raises(ValueError, match="invalid endpoint") as raised:
         otlp_address(f"ftp://user:{SECRET}@host", "traces", {})
     assert SECRET not in str(raised.value)

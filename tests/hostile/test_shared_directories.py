@@ -1,6 +1,6 @@
-"""Files in directories that others may write to: links of other users are not followed, FIFOs are not waited for.
+"""Files in shared directories: links of other users are not followed, and FIFOs do not block.
 
-Links of other users are made by becoming another user, which takes root; the rest runs as anybody.
+Creating links of other users needs root; the other tests run as any user.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tenax._io.safe_open import create_safely, open_safely, read_regular
 from tenax._logs.log_file import LogFile
 from tenax._node.journal import Journal
 
-OTHER = 65_534  # nobody
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a link of another user can be made by root only")
+OTHER = 65_534  # usually the user nobody
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create a link of another user")
 
 
 def link_of_another(folder: Path, target: Path, mode: int = 0o1777) -> Path:
-    """A link that another user has made, in a directory that others may write to."""
+    """Create a link that belongs to another user, in a directory with this mode."""
     folder.chmod(mode)
     link = folder / "link"
     link.symlink_to(target)
@@ -36,22 +36,22 @@ def link_of_another(folder: Path, target: Path, mode: int = 0o1777) -> Path:
 @needs_root
 @pytest.mark.parametrize("mode", [0o1777, 0o777, 0o775])
 def test_a_link_of_another_user_is_not_followed(mode: int, tmp_path: Path) -> None:
-    """In a directory that others may write to: the file that it leads to stays as it is, and the error says why."""
+    """In a directory that others may write to: its target is unchanged, and the error has the reason."""
     target = tmp_path / "target"
     target.write_text("precious")
     folder = tmp_path / "shared"
     folder.mkdir()
     link = link_of_another(folder, target, mode)
-    with pytest.raises(OSError, match="link of another user") as raised:
+    with pytest.raises(OSError, match="the link belongs to another user") as raised:
         create_safely(str(link))
     assert raised.value.errno == errno.ELOOP
-    with pytest.raises(OSError, match="link of another user"):
+    with pytest.raises(OSError, match="the link belongs to another user"):
         JsonLinesFile(str(link))
     assert target.read_text() == "precious"
 
 
 @needs_root
-def test_a_link_of_another_user_in_our_own_directory_is_followed(tmp_path: Path) -> None:
+def test_a_link_of_another_user_in_a_private_directory_is_followed(tmp_path: Path) -> None:
     """Only this user could have put it there."""
     folder = tmp_path / "own"
     folder.mkdir()
@@ -61,8 +61,8 @@ def test_a_link_of_another_user_in_our_own_directory_is_followed(tmp_path: Path)
     assert (tmp_path / "target").read_bytes() == b"report"
 
 
-def test_our_own_link_is_followed_in_any_directory(tmp_path: Path) -> None:
-    """``--report latest.json`` may be a link of the user's own; also one that leads to another, or to nothing yet."""
+def test_a_link_of_this_user_is_followed_in_any_directory(tmp_path: Path) -> None:
+    """``--report latest.json`` may be such a link, also to another link or to a missing file."""
     tmp_path.chmod(0o1777)
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to(tmp_path / "target")
@@ -71,8 +71,7 @@ def test_our_own_link_is_followed_in_any_directory(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == b"report"
 
 
-def test_links_without_end_are_an_error(tmp_path: Path) -> None:
-    """A link to itself."""
+def test_a_link_to_itself_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="too many symbolic links"):
         create_safely(str(tmp_path / "loop"))
@@ -80,8 +79,8 @@ def test_links_without_end_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/null", "/proc/self/fd/1"])
-def test_names_of_the_system_work(name: str) -> None:
-    """What a user writes to print a report or to drop it."""
+def test_device_files_can_be_written(name: str) -> None:
+    """To print a report, or to drop it."""
     done = subprocess.run(
         [
             sys.executable,
@@ -96,8 +95,8 @@ def test_names_of_the_system_work(name: str) -> None:
     assert (done.returncode, printed) == (0, b"" if name == "/dev/null" else b"ok")
 
 
-def test_a_fifo_without_a_reader_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
-    """For what is written, and for what another process should have written."""
+def test_a_fifo_without_a_reader_is_an_error(tmp_path: Path) -> None:
+    """For writing and for reading; neither blocks."""
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
@@ -107,12 +106,12 @@ def test_a_fifo_without_a_reader_is_an_error_and_not_a_wait(tmp_path: Path) -> N
     assert stacks_in(fifo) == ""
 
 
-def test_journals_and_log_files_of_a_run_follow_no_link_of_another(tmp_path: Path) -> None:
-    """The folder of a run is made by us: a link in it is nothing that we put there."""
+def test_journals_and_log_files_of_a_run_follow_no_foreign_link(tmp_path: Path) -> None:
+    """The agent creates the folder of a run: a link in it is foreign."""
     (tmp_path / "journal.jsonl").symlink_to(tmp_path / "target")
-    said: list[str] = []
-    Journal(str(tmp_path / "journal.jsonl"), warn=said.append)
-    assert said
+    warnings: list[str] = []
+    Journal(str(tmp_path / "journal.jsonl"), warn=warnings.append)
+    assert warnings
     assert not (tmp_path / "target").exists()
     if os.geteuid() == 0:
         tmp_path.chmod(0o1777)
@@ -133,21 +132,21 @@ def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @needs_root
 @pytest.mark.parametrize("flag", ["--report={}", "--metrics=jsonl:{}"])
 def test_a_run_does_not_write_through_a_link_of_another_user(flag: str, tmp_path: Path) -> None:
-    """What is asked for cannot be had, which is said; the file behind the link is not touched."""
+    """The link is reported, and its target is unchanged."""
     target = tmp_path / "target"
     target.write_text("precious")
     folder = tmp_path / "shared"
     folder.mkdir()
     link = link_of_another(folder, target)
     done = run(tmp_path, flag.format(link))
-    assert "link of another user" in done.stderr
+    assert "the link belongs to another user" in done.stderr
     assert target.read_text() == "precious"
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("mode", "is_noted"), [(0o777, True), (0o1777, False), (0o775, False), (0o700, False)])
-def test_a_log_directory_in_which_all_may_replace_files_is_noted(mode: int, is_noted: bool, tmp_path: Path) -> None:
-    """One line with the remedy. With the sticky bit nobody else can replace what is in it."""
+def test_a_world_writable_log_directory_is_reported(mode: int, is_noted: bool, tmp_path: Path) -> None:
+    """One line with the remedy. With the sticky bit, other users cannot replace files."""
     folder = tmp_path / "logs"
     folder.mkdir()
     folder.chmod(mode)

@@ -1,4 +1,4 @@
-"""Places to listen at that nobody else has: on Linux all of 127.0.0.0/8 is this host."""
+"""Addresses that no other test uses: on Linux all of 127.0.0.0/8 is this host."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import socket
 import subprocess
 
-# Whoever listens at every address of this host, as torch's store does, has the port at all of these addresses too. So
-# ports are below those that the kernel and ``free_port`` give, and each process of a test run has its own.
+# A process that listens at every address of this host, as torch's store does, occupies the port at all of these too. So
+# ports are below those that the kernel and ``free_port`` assign, and each process of a test run has its own.
 _LOWEST_PORT, _PORTS = 10_000, 6_000
 _PROCESSES, _ADDRESSES = 1 << 11, 1 << 12
 _numbers = itertools.count()
 
 
 def own_address() -> str:
-    """An address that no other test uses, in this process or in one beside it: its ports are free, and stay so."""
-    place = os.getpid() % _PROCESSES * _ADDRESSES + next(_numbers) % _ADDRESSES
-    return f"127.{64 + place // 65536}.{place // 256 % 256}.{place % 256}"
+    """Return an address that no other test uses, in this or a parallel process: its ports stay free."""
+    number = os.getpid() % _PROCESSES * _ADDRESSES + next(_numbers) % _ADDRESSES
+    return f"127.{64 + number // 65536}.{number // 256 % 256}.{number % 256}"
 
 
 def own_endpoint() -> str:
@@ -26,5 +26,5 @@ def own_endpoint() -> str:
         socket.create_server((host, port)).close()
     except OSError as error:
         listening = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=False).stdout
-        raise AssertionError(f"somebody else is at {host}:{port} ({error}):\n{listening}") from error
+        raise AssertionError(f"{host}:{port} is in use ({error}):\n{listening}") from error
     return f"{host}:{port}"

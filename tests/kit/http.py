@@ -1,4 +1,4 @@
-"""Asks an HTTP server as probes do, over raw sockets, so that the test decides every byte."""
+"""Sends requests to an HTTP server over raw sockets, so that the test controls every byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Received(NamedTuple):
 def kube_probe(
     port: int, path: str = "/healthz", method: str = "GET", host: str = "127.0.0.1", **headers: str
 ) -> Received:
-    """As the kubelet sends an httpGet probe."""
+    """Send an httpGet probe as the kubelet does."""
     lines = [
         f"{method} {path} HTTP/1.1",
         f"Host: {host}:{port}",
@@ -34,7 +34,7 @@ def kube_probe(
 
 
 def raw(port: int, data: bytes, host: str = "127.0.0.1") -> Received:
-    """Send these bytes, and read until the other side closes."""
+    """Send these bytes, and read until the server closes."""
     with socket.create_connection((host, port), PATIENCE_S) as sock:
         sock.sendall(data)
         return heard_from(sock)
@@ -53,7 +53,7 @@ def until_closed(sock: socket.socket) -> bytes:
 
 def understood(data: bytes) -> Received:
     head, end, body = data.partition(b"\r\n\r\n")
-    assert end, f"this is no answer: {data!r}"
+    assert end, f"not an HTTP response: {data!r}"
     first, *rest = head.decode().split("\r\n")
     match = re.fullmatch(r"HTTP/1\.1 (\d{3}) .+", first)
     assert match, first

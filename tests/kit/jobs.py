@@ -1,9 +1,9 @@
-"""The bench: starts the real program as a user would, watches it from outside, and proves that it left nothing behind.
+"""Starts the real program as a user would, observes it from outside, and checks that it leaves nothing behind.
 
-Everything that a test starts carries a mark in its environment, which every descendant inherits, whatever session it
-moves to. A process that carries the mark and is not a zombie is alive, and after a test there must be none.
+Everything that a test starts has a mark in its environment, which every descendant inherits, whatever its session.
+After a test there must be no process with the mark, except zombies.
 
-Nothing here sleeps to hide a race: ``until`` looks for a fact until it is there or its time is up.
+Nothing here sleeps to hide a race: ``until`` polls for a condition, up to a timeout.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ import pytest
 T = TypeVar("T")
 
 MARK = "TENAX_E2E_MARK"
-PATIENCE_S = 30.0  # for what must happen on any machine, however busy
+PATIENCE_S = 30.0  # generous, for busy machines
 _HERE = Path(__file__).parent
 _SCRIPT = Path(sys.executable).parent / "tenax"
 TENAX = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "tenax"]
-_OURS = re.compile(
+_REMOVED_VARIABLES = re.compile(
     "PET_|TORCH|TENAX(?!_PRIVATE_DIR)|OMP_|CUDA_|PYTHON(?!PATH)|NO_COLOR|COLUMNS|LINES|(LOCAL_|GROUP_|ROLE_)?RANK|WORLD_SIZE|MASTER_"
 )
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
-def until(fact: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
-    """Look until it is so, and return it. Fails in words when it does not come."""
+def until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
+    """Poll until the condition is true, and return its value. Fails with a message after the timeout."""
     deadline = time.monotonic() + timeout_s
-    while not (found := fact()):
+    while not (found := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s:g} s in vain: {what if isinstance(what, str) else what()}")
+            pytest.fail(f"timed out after {timeout_s:g} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.003)
     return found
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies are dead."""
+    """Return whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -62,7 +62,7 @@ def is_alive(pid: int) -> bool:
 
 
 def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Whether a child of ours ends in time."""
+    """Return whether this child exits within the timeout."""
     if process.poll() is not None:
         return True
     handle = os.pidfd_open(process.pid)
@@ -73,7 +73,7 @@ def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 def holders(port: int, pids: list[int]) -> list[int]:
-    """Which of these processes hold the socket that listens at this port."""
+    """Return those of these processes that hold the socket that listens at this port."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for row in Path(table).read_text().splitlines()[1:]:
@@ -85,7 +85,7 @@ def holders(port: int, pids: list[int]) -> list[int]:
 
 
 class Done:
-    """A run that ended: its exit code, what it printed, and the report among that."""
+    """A finished run: its exit code, its output, and the report in it."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
@@ -94,18 +94,18 @@ class Done:
 
     @property
     def said(self) -> list[str]:
-        """tenax's own lines while it ran, without their prefix."""
+        """tenax's own lines, without their prefix."""
         return [line[7:] for line in self.err.splitlines() if line.startswith("tenax: ")]
 
     @property
     def report(self) -> str:
-        """The block at the end; empty when there is none."""
+        """The block at the end; empty if there is none."""
         ruler = "\n" + "=" * 80 + "\n"
         text = "\n" + self.err
         return text[text.index(ruler) + 1 :] if ruler in text else ""
 
     def fact(self, name: str) -> str:
-        """A line of the report by its name."""
+        """Return a line of the report by its name."""
         match = re.search(rf"^  {re.escape(name)} +(.*)$", self.report, re.MULTILINE)
         return match.group(1) if match else ""
 
@@ -114,7 +114,7 @@ class Done:
 
 
 class Running:
-    """A process of ours with its output in two files, so that no unread pipe can hold it."""
+    """A process with its output in two files, so that no unread pipe can block it."""
 
     def __init__(self, bench: Bench, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
         self._bench = bench
@@ -142,13 +142,13 @@ class Running:
             pytest.fail(f"still running after {timeout_s:g} s\n--- stdout\n{self.out}\n--- stderr\n{self.err}")
         done = Done(self.process.wait(), self.out, self.err)
         if done.code == 2 or done.code < 0:
-            # Refused, or killed before it could tidy up: its helpers hear of that and go by themselves.
+            # Rejected, or killed before it could clean up: its helpers exit by themselves.
             self._bench.leaves_within_s = 1.0
         return done
 
 
 class Bench:
-    """One test's place: a folder, a clean environment, and everything that was started in it."""
+    """A folder, a clean environment, and everything that one test started in it."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.home = home
@@ -156,7 +156,7 @@ class Bench:
         self.notes.mkdir()
         (home / "tmp").mkdir()
         self.mark = f"{os.getpid()}-{name}"
-        clean = {key: value for key, value in os.environ.items() if not _OURS.match(key)}
+        clean = {key: value for key, value in os.environ.items() if not _REMOVED_VARIABLES.match(key)}
         self.environ = {
             **clean,
             MARK: self.mark,
@@ -164,7 +164,7 @@ class Bench:
             "TMPDIR": str(home / "tmp"),
             "TERM": "xterm-256color",
         }
-        self.leaves_within_s = 0.0  # how long what is left may take to go after the test; for agents that were killed
+        self.leaves_within_s = 0.0  # how long processes may take to exit after the test; for agents that were killed
         self._started: list[Running] = []
         self._terminals: list[Terminal] = []
         shutil.copy(_HERE / "worker_kit.py", home)
@@ -172,7 +172,7 @@ class Bench:
     # --- scripts and notes --------------------------------------------------------------------------------------------
 
     def script(self, source: str, name: str = "train.py") -> str:
-        """Write a script; returns its name, relative to the bench's folder."""
+        """Write a script; return its name, relative to the folder."""
         path = self.home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(source))
@@ -199,7 +199,7 @@ class Bench:
         return (self.notes / f"{name}.{rank}.{attempt}").exists()
 
     def pids(self, workers: int, attempt: int = 0) -> list[int]:
-        """The pids of an attempt's workers, when all of them are ready."""
+        """Return the pids of the workers of an attempt, when all of them are ready."""
         return [int(self.note("ready", rank, attempt)) for rank in range(workers)]
 
     def tell(self, name: str, rank: int = 0, attempt: int = 0) -> None:
@@ -209,37 +209,37 @@ class Bench:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def start(
-        self, *words: str, program: list[str] | None = None, env: Mapping[str, str] | None = None, **options: Any
+        self, *arguments: str, program: list[str] | None = None, env: Mapping[str, str] | None = None, **options: Any
     ) -> Running:
-        """``tenax run WORDS`` (or another program), in the bench's folder."""
+        """Start ``tenax run ARGUMENTS`` (or another program) in the folder."""
         number = len(self._started)
         out, err = self.home / f"stdout.{number}", self.home / f"stderr.{number}"
         with out.open("wb") as out_file, err.open("wb") as err_file:
             streams = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file, "cwd": self.home, **options}
-            command = [*([*TENAX, "run"] if program is None else program), *words]
+            command = [*([*TENAX, "run"] if program is None else program), *arguments]
             process = subprocess.Popen(command, env={**self.environ, **(env or {})}, **streams)
         running = Running(self, process, out, err)
         self._started.append(running)
         return running
 
-    def run(self, *words: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
-        return self.start(*words, **options).wait(timeout_s)
+    def run(self, *arguments: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
+        return self.start(*arguments, **options).wait(timeout_s)
 
-    def terminal(self, *words: str, **options: Any) -> Terminal:
-        """``tenax run WORDS`` in a terminal of its own."""
-        terminal = Terminal([*TENAX, "run", *words], self, **options)
+    def terminal(self, *arguments: str, **options: Any) -> Terminal:
+        """Start ``tenax run ARGUMENTS`` in its own terminal."""
+        terminal = Terminal([*TENAX, "run", *arguments], self, **options)
         self._terminals.append(terminal)
         return terminal
 
-    # --- what is there ------------------------------------------------------------------------------------------------
+    # --- processes and files ------------------------------------------------------------------------------------------
 
     def alive(self) -> dict[int, str]:
-        """Every living process that carries this test's mark, with its command."""
+        """Return every live process with this test's mark, with its command."""
         mark = f"{MARK}={self.mark}".encode()
         found = {}
         for entry in os.listdir("/proc"):
             if entry.isdigit():
-                with contextlib.suppress(OSError):  # gone meanwhile
+                with contextlib.suppress(OSError):  # exited meanwhile
                     variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
                     if mark in variables and is_alive(int(entry)):
                         command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ")
@@ -247,16 +247,16 @@ class Bench:
         return found
 
     def store_pids(self) -> list[int]:
-        """The processes that serve the workers' store."""
+        """Return the processes that serve the workers' store."""
         return [pid for pid, command in self.alive().items() if "tenax-store" in command]
 
     def run_dir(self, log_dir: str = "logs") -> Path:
-        """The one run's folder in a log folder."""
+        """Return the folder of the only run in a log folder."""
         (folder,) = (self.home / log_dir).iterdir()
         return folder
 
     def close(self) -> None:
-        """End what the test has left, by pid, and fail if there was something to end."""
+        """Kill what the test has left, by pid, and fail if there was something."""
         unfinished = [running for running in self._started if running.process.poll() is None]
         for running in unfinished:
             running.process.kill()
@@ -270,11 +270,11 @@ class Bench:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         assert not unfinished, f"the test left {len(unfinished)} programs running"
-        assert not left, f"left behind: {left}"
+        assert not left, f"processes were left: {left}"
 
 
 class Terminal:
-    """A program on a pseudo-terminal that it controls, as in a window on somebody's desk."""
+    """A program that controls a pseudo-terminal."""
 
     def __init__(
         self,
@@ -306,14 +306,14 @@ class Terminal:
 
     @property
     def seen(self) -> str:
-        """Everything that was written to it, escape codes and all."""
+        """Everything that was written to it, including escape codes."""
         return self._seen.decode(errors="backslashreplace")
 
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
     def hang_up(self) -> None:
-        """The window is closed."""
+        """Close the terminal."""
         os.close(self._master)
         self._master = -1
 
@@ -321,7 +321,7 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while text not in self.seen:
             if not self._read(deadline - time.monotonic()):
-                pytest.fail(f"waited in vain for {text!r}; the terminal has seen {self.seen!r}")
+                pytest.fail(f"timed out waiting for {text!r}; the terminal has {self.seen!r}")
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Read until the program is gone; its exit code."""
@@ -329,16 +329,16 @@ class Terminal:
         while self._read(deadline - time.monotonic()):
             pass
         if not ended(self.process, deadline - time.monotonic()):
-            pytest.fail(f"still running; the terminal has seen {self.seen!r}")
+            pytest.fail(f"still running; the terminal has {self.seen!r}")
         return self.process.wait()
 
     def _read(self, timeout_s: float) -> bool:
-        """Take what comes next. Returns whether something came before the end or the deadline."""
+        """Read what comes next. Return whether something came before the end or the deadline."""
         if self._master < 0 or timeout_s <= 0 or not select.select([self._master], [], [], timeout_s)[0]:
             return False
         try:
             data = os.read(self._master, 1 << 16)
-        except OSError:  # nobody holds the other side any more
+        except OSError:  # the other end is closed
             return False
         self._seen += data
         return bool(data)
@@ -353,7 +353,7 @@ class Terminal:
 
 
 class Screen:
-    """A terminal as a person sees it: rows of text, drawn by tmux."""
+    """A terminal with its rows of text, drawn by tmux."""
 
     def __init__(self, bench: Bench, command: list[str], columns: int = 100, rows: int = 30) -> None:
         self._tmux = ["tmux", "-L", f"tenax-e2e-{bench.mark}"]
@@ -361,8 +361,8 @@ class Screen:
         size = ["-x", str(columns), "-y", str(rows)]
         self._do("-f", "/dev/null", "new-session", "-d", *size, "-c", str(bench.home), *command)
 
-    def _do(self, *words: str) -> str:
-        done = subprocess.run([*self._tmux, *words], env=self._bench.environ, capture_output=True, text=True)
+    def _do(self, *arguments: str) -> str:
+        done = subprocess.run([*self._tmux, *arguments], env=self._bench.environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -387,13 +387,13 @@ class Screen:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, of a given size. Needs root."""
+    """Mount a file system of this size. Needs root."""
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
     )
     if done.returncode != 0:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+        pytest.skip(f"could not mount a file system: {done.stderr.strip()}")
     try:
         yield folder
     finally:
@@ -402,7 +402,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def control_group(controller: str, limit: str, value: int) -> Iterator[list[str]]:
-    """A control group of version 1 with a limit; gives the words that start a program in it. Needs root."""
+    """Create a control group (version 1) with a limit; yield the command prefix that uses it. Needs root."""
     group = Path(f"/sys/fs/cgroup/{controller}/tenax-e2e-{os.getpid()}")
     try:
         group.mkdir()

@@ -1,6 +1,6 @@
-"""What tests of real processes stand on: wait for facts, hear what a keeper says, prove that nothing was left behind.
+"""Helpers for tests of real processes: wait for conditions, collect the events of a keeper, check that nothing is left.
 
-Nothing here sleeps to hide a race. ``until`` is for facts that nobody announces (a file that appears, a state in
+Nothing here sleeps to hide a race. ``until`` is for conditions that nothing announces (a file that appears, a state in
 /proc); everything else waits for a descriptor.
 """
 
@@ -30,27 +30,27 @@ from tenax._io.interfaces import Launch, Processes
 T = TypeVar("T")
 E = TypeVar("E")
 
-PATIENCE_S = 30.0  # for what must happen on any machine, however busy
-AT_ONCE_S = 1.0  # what the product promises about an agent that was killed
+PATIENCE_S = 30.0  # generous, for busy machines
+AT_ONCE_S = 1.0  # the documented limit after an agent was killed
 NOBODY = 65534
 
-on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes through /proc")
-# Python 3.12 and later warn of what these tests do on purpose.
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+# Python 3.12 and later warn about this; the tests do it on purpose.
 forks_with_threads = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="must be root to become somebody else")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 
 
-def until(fact: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
-    """Look until it is so, and return it. Fails in words when it does not come."""
+def until(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """Poll until the condition is true, and return its value. Fails with a message after the timeout."""
     deadline = time.monotonic() + timeout_s
-    while not (found := fact()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"timed out after {timeout_s:g} s waiting for {what}"
         select.select([], [], [], 0.002)
     return found
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies are dead."""
+    """Return whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -59,7 +59,7 @@ def is_alive(pid: int) -> bool:
 
 
 def gone(pids: list[int], within_s: float = PATIENCE_S) -> bool:
-    """Whether all of these are dead, or are so in time."""
+    """Return whether all of these processes exit within the timeout."""
     deadline = time.monotonic() + within_s
     for pid in pids:
         try:
@@ -74,30 +74,30 @@ def gone(pids: list[int], within_s: float = PATIENCE_S) -> bool:
 
 
 class Pipe:
-    """One pipe whose write end goes to workers and whose read end tells the test what they say, line by line."""
+    """A pipe whose write end goes to workers; the test reads their lines."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
         self._rest = b""
 
     def line(self, timeout_s: float = PATIENCE_S) -> str:
-        """The next line."""
+        """Return the next line."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"nobody said a line within {timeout_s:g} s; there is {self._rest!r}"
+            assert ready, f"no line within {timeout_s:g} s; there is {self._rest!r}"
             data = os.read(self.reader, 1 << 16)
-            assert data, f"nobody is left to say a line; there is {self._rest!r}"
+            assert data, f"all writers closed before the line; there is {self._rest!r}"
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
 
     def numbers(self, count: int) -> list[int]:
-        """So many lines with a number each, sorted."""
+        """Return this many lines with a number each, sorted."""
         return sorted(int(self.line()) for _ in range(count))
 
     def rest(self, timeout_s: float = PATIENCE_S) -> str:
-        """Everything until the last writer is gone. Closes our own write end first."""
+        """Return everything until the last writer has closed. Closes our write end first."""
         self.close_writer()
         deadline = time.monotonic() + timeout_s
         while select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -106,7 +106,7 @@ class Pipe:
                 text, self._rest = self._rest.decode(errors="surrogateescape"), b""
                 return text
             self._rest += data
-        pytest.fail(f"somebody still holds the pipe; there is {self._rest!r}")
+        pytest.fail(f"another process still holds the pipe; there is {self._rest!r}")
 
     def close_writer(self) -> None:
         if self.writer >= 0:
@@ -128,17 +128,17 @@ def pipe() -> Iterator[Pipe]:
 
 
 class Hearing:
-    """Opens ``Processes`` and hears what they say, serving their descriptor as a loop would."""
+    """Opens ``Processes`` and collects their events, serving their descriptor as a loop would."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self.events: list[AnyEvent] = []  # heard and not yet taken
+        self.events: list[AnyEvent] = []  # received and not yet taken
         self._opened_at = time.monotonic()
-        self.ended_at = 0.0  # the time of the last end that was received, by the clock of whoever reported it
+        self.ended_at = 0.0  # the time of the last exit, by the clock of the process that reported it
         processes.open(self._receive)
 
     def _receive(self, event: AnyEvent) -> None:
-        """Keep an event. The time of an end is checked here, so that tests can compare the rest."""
+        """Keep an event. The time of an exit is checked here, so that tests can compare the rest."""
         if isinstance(event, WorkerExited | WorkerStartFailed) and event.ended_at is not None:
             self.ended_at = event.ended_at
             assert self._opened_at <= event.ended_at <= time.monotonic()
@@ -146,7 +146,7 @@ class Hearing:
         self.events.append(event)
 
     def take(self, kind: type[E], timeout_s: float = PATIENCE_S, **fields: object) -> E:
-        """Wait for an event of this kind with these fields, and take it out."""
+        """Wait for an event of this kind with these fields, and remove it."""
         deadline = time.monotonic() + timeout_s
         while True:
             for event in self.events:
@@ -154,11 +154,11 @@ class Hearing:
                     self.events.remove(event)
                     return event
             left_s = deadline - time.monotonic()
-            assert left_s > 0, f"waited in vain for {kind.__name__} {fields}; heard {self.events}"
+            assert left_s > 0, f"timed out waiting for {kind.__name__} {fields}; received {self.events}"
             self.serve(left_s)
 
     def serve(self, timeout_s: float) -> None:
-        """One round of a small loop."""
+        """Run one round of a small loop."""
         processes = self.processes
         descriptor = processes.fileno()
         if descriptor < 0:
@@ -171,13 +171,13 @@ class Hearing:
             processes.on_readable()
 
     def hears_nothing(self, for_s: float = 0.05) -> bool:
-        """Whether nothing more comes for a moment. Only to show what must not happen; never to wait for something."""
+        """Return whether no event comes for a moment. Only to check that something does not happen."""
         self.serve(for_s)
         return not self.events
 
 
 def python(code: str, *args: object, flags: tuple[str, ...] = ("-I", "-S")) -> list[str]:
-    """A command that runs this Python code in a fresh, fast interpreter."""
+    """Return a command that runs this Python code in a fresh, fast interpreter."""
     return [sys.executable, *flags, "-c", textwrap.dedent(code), *map(str, args)]
 
 
@@ -189,16 +189,16 @@ def launch(argv: list[str], env: Mapping[str, str] | None = None, **options: Any
 
 
 def descriptors() -> dict[int, str]:
-    """Every open descriptor of this process and what it is."""
+    """Return every open descriptor of this process and its target."""
     found = {}
     for entry in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the listing's own
+        with suppress(OSError):  # the descriptor of the listing
             found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
     return found
 
 
 def children() -> set[int]:
-    """Every child of this process, dead or alive, except multiprocessing's own resource tracker."""
+    """Return every child of this process, dead or alive, except multiprocessing's resource tracker."""
     from multiprocessing import resource_tracker
 
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
@@ -211,7 +211,7 @@ def children() -> set[int]:
 
 @contextmanager
 def leaving_nothing() -> Iterator[None]:
-    """Whatever happens inside leaves no descriptor, no thread and no child process (not even a zombie)."""
+    """Check that the block leaves no descriptor, no thread and no child process (not even a zombie)."""
     from multiprocessing import resource_tracker
 
     tracker_before = getattr(resource_tracker._resource_tracker, "_fd", None)
@@ -225,21 +225,21 @@ def leaving_nothing() -> Iterator[None]:
     assert not children() - alive, f"children were left: {children() - alive}"
 
 
-# --- programs in processes of their own -------------------------------------------------------------------------------
+# --- programs in their own processes ----------------------------------------------------------------------------------
 
 
 @lru_cache
 def interpreter_for(user: int) -> str:
-    """A Python like ours that this user may run. The one of this environment may lie in somebody's home."""
+    """Return a Python of our version that this user may run; ours may be in a private home."""
     for candidate in (sys.executable, f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"):
         check = [candidate, "-c", "import msgspec, pytest, tenax"]
         with suppress(OSError):
             if subprocess.run(check, user=user, group=user, extra_groups=[], env=_ENV, cwd="/").returncode == 0:
                 return candidate
-    pytest.skip("another user may not run any Python that has what the tests need")
+    pytest.skip("no Python with the required packages can be run by another user")
 
 
-# Where this process imports from: other interpreters of the same version can use it too.
+# The import path of this process, for other interpreters of the same version.
 _ENV = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
@@ -250,7 +250,7 @@ _ENV = {
 
 
 class Program:
-    """A Python program in a process of its own; what it says comes through ``pipe``, its stderr lies in a file.
+    """A Python program in its own process; its stdout comes through ``pipe``, its stderr is in a file.
 
     It can import what the tests import. With ``user`` it runs as that user, who need not exist.
     """
@@ -264,7 +264,7 @@ class Program:
             source = folder / f"program_{os.urandom(4).hex()}.py"
             source.write_text(textwrap.dedent(code))
             command, cwd = [str(source)], str(folder)
-        else:  # our folder is not theirs
+        else:  # the user cannot access our folder
             command, cwd = ["-c", textwrap.dedent(code)], "/"
             interpreter = interpreter_for(user)
             env["TMPDIR"] = "/tmp"
@@ -304,7 +304,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """Start programs; what is left of them is killed after the test."""
+    """Starts programs, and kills the remaining ones after the test."""
     started: list[Program] = []
 
     def start(code: str, *args: object, **options: Any) -> Program:

@@ -1,6 +1,6 @@
-"""What the tests of the tcp engine stand on: loops in threads, plain clients, certificates, addresses of one's own.
+"""Helpers for the tests of the tcp engine: loops in threads, plain clients, certificates, unique addresses.
 
-Nothing here sleeps. A test waits for a frame on a socket, or for a fact that a loop announces.
+Nothing here sleeps. A test waits for a frame on a socket, or for an event of a loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tenax._io.loop import Loop
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0  # for what must happen on any machine, however busy
+PATIENCE_S = 30.0  # generous, for busy machines
 SHORT = LeaseTerms(beat_s=0.1, lease_s=0.6)
 
 
@@ -49,10 +49,10 @@ def listener(address: str = "127.0.0.1", backlog: int = 4096) -> socket.socket:
 
 
 def connected_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a real TCP connection."""
-    with listener() as door:
-        one = socket.create_connection(door.getsockname())
-        other, _ = door.accept()
+    """Return both ends of a real TCP connection."""
+    with listener() as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
     return one, other
 
 
@@ -64,7 +64,7 @@ def wait_readable(sock: socket.socket | int, timeout_s: float = PATIENCE_S) -> b
 
 
 class HeardLink:
-    """A link and what it said."""
+    """A link, and what it received."""
 
     def __init__(
         self, sock: socket.socket, tls: Any = None, on_body: Callable[[bytes], None] = lambda _: None, **options: Any
@@ -78,17 +78,17 @@ class HeardLink:
 
         self.link = Link(sock, take, self._on_closed, tls, **options)
 
-    def _on_closed(self, why: str, was_told: bool) -> None:
-        assert self.closed is None, "a link says once how it ended"
-        self.closed = (why, was_told)
+    def _on_closed(self, why: str, was_announced: bool) -> None:
+        assert self.closed is None, "a link closes once"
+        self.closed = (why, was_announced)
 
 
-def serve(links: list[HeardLink], fact: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
-    """Do for these links what a loop would do, until it is so."""
+def serve(links: list[HeardLink], condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+    """Serve these links as a loop would, until the condition is true."""
     deadline = time.monotonic() + timeout_s
-    while not (found := fact()):
+    while not (found := condition()):
         left_s = deadline - time.monotonic()
-        assert left_s > 0, f"waited in vain; closed: {[each.closed for each in links]}"
+        assert left_s > 0, f"timed out; closed: {[each.closed for each in links]}"
         poll = select.poll()
         open_links = {each.link.fileno(): each.link for each in links if not each.link.is_closed}
         for descriptor, link in open_links.items():
@@ -105,14 +105,14 @@ def serve(links: list[HeardLink], fact: Callable[[], T], timeout_s: float = PATI
 
 
 class LoopThread:
-    """A real loop in a thread of its own. ``call`` runs a function in it and returns what it returned."""
+    """A real loop in a thread. ``call`` runs a function in it and returns the result."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.loop = Loop(clock)
         self._reader, self._writer = os.pipe()
         self._calls: list[Callable[[], None]] = []
         self._is_over = False
-        self.raised: BaseException | None = None  # what the loop died of
+        self.raised: BaseException | None = None  # the exception that ended the loop
         self.loop.watch(self)
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
@@ -137,7 +137,7 @@ class LoopThread:
 
         self._calls.append(run)
         os.write(self._writer, b"!")
-        assert done.wait(PATIENCE_S), f"the loop does not come round; it died of {self.raised!r}"
+        assert done.wait(PATIENCE_S), f"the loop does not respond; it raised {self.raised!r}"
         if len(answer) > 1:
             raise answer[1]
         result: T = answer[0]
@@ -175,12 +175,12 @@ class LoopThread:
 
 
 class Served:
-    """A coordinator's server on a loop of its own. What its coordinator hears and says is recorded."""
+    """A coordinator's server on its own loop. Events and messages of the coordinator are recorded."""
 
     def __init__(self, nodes: tuple[int, int] = (1, 4), secret: bytes = b"", **options: Any) -> None:
         self.secret = secret
         self.record: list[tuple[Any, list[Any]]] = []
-        self._heard = threading.Condition()
+        self._recorded = threading.Condition()
         self.thread = LoopThread(options.pop("clock", time.monotonic))
         door = options.pop("door", None) or listener()
         self.port: int = door.getsockname()[1]
@@ -202,14 +202,14 @@ class Served:
         self.server = self.thread.call(start)
 
     def _note(self, _at: float, event: Any, says: list[Any], _state: Any) -> None:
-        with self._heard:
+        with self._recorded:
             self.record.append((event, says))
-            self._heard.notify_all()
+            self._recorded.notify_all()
 
     def until_heard(
         self, kind: type[Any], *, number: int = 0, kind_of_message: type[Any] | None = None, **fields: object
     ) -> Any:
-        """Until the coordinator was told this fact, for the first time or a later one."""
+        """Wait until the coordinator received this event for the n-th time."""
 
         def is_it(event: Any) -> bool:
             return (
@@ -221,8 +221,8 @@ class Served:
         def found() -> Any:
             return dict(enumerate(event for event, _ in self.record if is_it(event))).get(number)
 
-        with self._heard:
-            assert self._heard.wait_for(found, PATIENCE_S), f"no {kind.__name__} {fields} in {self.record}"
+        with self._recorded:
+            assert self._recorded.wait_for(found, PATIENCE_S), f"no {kind.__name__} {fields} in {self.record}"
             return found()
 
     def facts(self, kind: type[Any]) -> list[Any]:
@@ -232,7 +232,7 @@ class Served:
         return Client(self.port, node_id or os.urandom(8).hex(), options.pop("secret", self.secret), **options)
 
     def member(self, node_id: str = "", **info: Any) -> Client:
-        """A client that is in the run: greeted, joined and ready."""
+        """Return a client that is a member of the run: authenticated, joined and ready."""
         client = self.client(node_id)
         client.greet()
         client.join(**info)
@@ -253,7 +253,7 @@ def served(**options: Any) -> Iterator[Served]:
 
 
 class Client:
-    """A node's side of the wire, by hand: it blocks, and does nothing unless it is told to."""
+    """A node's side of the wire, controlled by the test: it blocks, and does nothing by itself."""
 
     def __init__(
         self, port: int, node_id: str, secret: bytes = b"", run_id: str = "run", address: str = "127.0.0.1"
@@ -279,7 +279,7 @@ class Client:
         self.send(wire.Message(message))
 
     def receive(self) -> wire.FromServer | None:
-        """The next frame, or None when the server has closed."""
+        """Return the next frame, or None when the server has closed."""
         while not self._bodies:
             try:
                 data = self.sock.recv(1 << 16)
@@ -291,7 +291,7 @@ class Client:
         return wire.decode_from_server(self._bodies.pop(0))
 
     def until(self, kind: type[Any]) -> Any:
-        """The next event of this kind, or frame; what comes before it is passed over."""
+        """Return the next event or frame of this kind; skip everything before it."""
         while (frame := self.receive()) is not None:
             what = frame.event if isinstance(frame, wire.Event) else frame
             if isinstance(what, kind):
@@ -299,7 +299,7 @@ class Client:
         pytest.fail(f"the server closed and sent no {kind.__name__}")
 
     def is_closed_by_server(self) -> bool:
-        """Reads to the end, however long that takes."""
+        """Read to the end, however long that takes."""
         while self.receive() is not None:
             pass
         return True
@@ -331,7 +331,7 @@ class Client:
 
 
 class Beating:
-    """Keeps an honest member's lease: beats, and reads what comes, until it is stopped."""
+    """Keeps an honest member's lease: sends heartbeats and reads, until it is stopped."""
 
     def __init__(self, client: Client, every_s: float) -> None:
         self.client = client
@@ -364,7 +364,7 @@ class Beating:
                 client.send(wire.Beat(number))
 
     def pause(self) -> None:
-        """No more beats; the client is the test's again."""
+        """Stop the heartbeats; the test may use the client again."""
         os.write(self._stop_writer, b"!")
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
@@ -388,18 +388,18 @@ def beating(client: Client, every_s: float = 0.1) -> Iterator[Beating]:
 
 
 class Certificates:
-    """An authority, a node that it knows, and a node of another authority. Made with the program ``openssl``."""
+    """A certificate authority, a node signed by it, and a node signed by another one. Uses ``openssl``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.endpoint = own_endpoint()  # which the certificates name
+        self.endpoint = own_endpoint()  # in the certificates
         self.ca = self._authority("ca")
         self.cert, self.key = self._signed("node", "ca")
         self.strange_ca = self._authority("strange-ca")
         self.strange_cert, self.strange_key = self._signed("stranger", "strange-ca")
 
-    def _openssl(self, *words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=self.folder, check=True, capture_output=True)
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)
 
     def _authority(self, name: str) -> str:
         new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -420,11 +420,11 @@ class Certificates:
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
 
 
-# --- a server in a process of its own ---------------------------------------------------------------------------------
+# --- a server in its own process --------------------------------------------------------------------------------------
 
 
 class ServerProcess:
-    """Can be stopped, starved and measured."""
+    """A server process that can be stopped, limited and measured."""
 
     def __init__(
         self,
@@ -433,7 +433,7 @@ class ServerProcess:
         handshake_timeout_s: float = 5.0,
         most_descriptors: int = 0,
     ) -> None:
-        told = {
+        options = {
             "nodes": nodes,
             "beat_s": terms.beat_s,
             "lease_s": terms.lease_s,
@@ -441,7 +441,7 @@ class ServerProcess:
             "most_descriptors": most_descriptors,
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "tcp_server_main.py"), json.dumps(told)],
+            [sys.executable, str(Path(__file__).parent / "tcp_server_main.py"), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -449,7 +449,7 @@ class ServerProcess:
 
     def _line(self) -> bytes:
         assert self.process.stdout is not None
-        assert wait_readable(self.process.stdout.fileno()), "the server says nothing"
+        assert wait_readable(self.process.stdout.fileno()), "the server printed nothing"
         return self.process.stdout.readline()
 
     def facts(self) -> dict[str, Any]:
@@ -469,7 +469,7 @@ class ServerProcess:
         return client
 
     def stop(self) -> None:
-        """SIGSTOP; returns when it stands still."""
+        """Send SIGSTOP; returns when it has stopped."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -491,20 +491,20 @@ def server_process(**options: Any) -> Iterator[ServerProcess]:
         made.close()
 
 
-# --- an engine on a loop of its own -----------------------------------------------------------------------------------
+# --- an engine on its own loop ----------------------------------------------------------------------------------------
 
 
 class EngineNode:
-    """A node whose way to the coordinator is real, and whose workers exist in words only.
+    """A node with a real engine and without workers.
 
-    It takes a part in every generation, stops when told to, and tells so; that is all an agent does, seen from there.
+    It joins every generation, stops on request, and reports that: all that the coordinator sees of an agent.
     """
 
     def __init__(self, endpoint: str, nodes: tuple[int, int] = (1, 4), max_restarts: int = 3, **settings: Any) -> None:
         self.events: list[Any] = []
         self.said: list[str] = []
         self.holds: list[float] = []
-        self.kept: list[str] = []  # what a keeper would hold a copy of
+        self.kept: list[str] = []  # connections of which a keeper would hold a copy
         self.released: list[str] = []
         self.generation = 0
         self.is_running = False
@@ -559,11 +559,11 @@ class EngineNode:
         self._note(self.events, event)
 
     def turns(self) -> list[type[Any]]:
-        """The kinds of what it heard; not the news for people who wait."""
+        """Return the kinds of the received events, except ``Waiting``."""
         return [type(event) for event in self.events if not isinstance(event, Waiting)]
 
     def until(self, kind: type[Any], timeout_s: float = PATIENCE_S) -> Any:
-        """The first event of this kind, when it has come."""
+        """Return the first event of this kind, when it has come."""
 
         def found() -> Any:
             return next((event for event in self.events if isinstance(event, kind)), None)
@@ -573,14 +573,14 @@ class EngineNode:
     def until_said(self, text: str) -> str:
         return str(self._until(lambda: next((line for line in self.said if text in line), None)))
 
-    def until_held(self, fact: Callable[[list[float]], bool]) -> None:
-        self._until(lambda: fact(self.holds))
+    def until_held(self, condition: Callable[[list[float]], bool]) -> None:
+        self._until(lambda: condition(self.holds))
 
-    def _until(self, fact: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    def _until(self, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         with self._changed:
-            came = self._changed.wait_for(fact, timeout_s)
-            assert came, f"waited in vain; events {self.events}, said {self.said}, loop {self.thread.raised!r}"
-            return fact()
+            came = self._changed.wait_for(condition, timeout_s)
+            assert came, f"timed out; events {self.events}, printed {self.said}, loop {self.thread.raised!r}"
+            return condition()
 
     def tell(self, message: FromNode) -> None:
         self.thread.call(lambda: self.engine.send(message))
@@ -602,13 +602,13 @@ def engine_node(endpoint: str, **settings: Any) -> Iterator[EngineNode]:
 
 
 class Held:
-    """An address that is taken, but where nobody listens until it is told to: connecting is refused."""
+    """An address that is bound but does not listen until requested: connections are refused."""
 
     def __init__(self) -> None:
         self.endpoint = own_endpoint()
         host, _, port = self.endpoint.rpartition(":")
         self.sock = socket.socket()
-        self.sock.bind((host, int(port)))  # without SO_REUSEADDR, so that nobody else can bind it
+        self.sock.bind((host, int(port)))  # without SO_REUSEADDR, so that no other process can bind it
 
     def listen(self) -> socket.socket:
         self.sock.listen(16)

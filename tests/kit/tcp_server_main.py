@@ -1,8 +1,8 @@
-"""A coordinator's server in a process of its own, for tests that stop it, starve it, or measure it.
+"""A coordinator's server in its own process, for tests that stop, limit or measure it.
 
     python tcp_server_main.py '{"nodes": [1, 4], "beat_s": 0.1, "lease_s": 0.6, "most_descriptors": 0}'
 
-It says its port, and answers each line on its standard input with one line of facts about itself.
+It prints its port, and answers each line on its standard input with one line of figures about itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.loop import Loop
 
 
-class Questions:
+class StandardInput:
     """The standard input, watched by the loop."""
 
     def __init__(self, server: CoordinatorServer) -> None:
@@ -36,16 +36,16 @@ class Questions:
     wants_to_write = False
 
     def on_writable(self) -> None:
-        """Nothing waits to be written."""
+        """Nothing is written here."""
 
     def on_readable(self) -> None:
         asked = os.read(0, 4096)
         if not asked:
             self.is_over = True
         for _ in range(asked.count(b"\n")):
-            print(json.dumps(self.facts()), flush=True)
+            print(json.dumps(self.figures()), flush=True)
 
-    def facts(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         server = self.server
         status = Path("/proc/self/status").read_text()
         return {
@@ -60,34 +60,34 @@ class Questions:
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    if told["most_descriptors"]:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (told["most_descriptors"],) * 2)
+    options = json.loads(sys.argv[1])
+    if options["most_descriptors"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options["most_descriptors"],) * 2)
     loop = Loop()
-    door = socket.socket()
-    door.bind(("127.0.0.1", 0))
-    door.listen(4096)
-    questions: Questions
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4096)
+    standard_input: StandardInput
 
-    def record(_at: float, event: Any, _says: Any, _state: Any) -> None:
+    def record(_at: float, event: Any, _sent: Any, _state: Any) -> None:
         if isinstance(event, NodeLost):
-            questions.lost.append(f"{event.node_id}: {event.why}")
+            standard_input.lost.append(f"{event.node_id}: {event.why}")
 
     server = CoordinatorServer(
-        [door],
-        RunSettings("run", *told["nodes"], 3, last_call_s=0),
-        LeaseTerms(told["beat_s"], told["lease_s"]),
+        [listener],
+        RunSettings("run", *options["nodes"], 3, last_call_s=0),
+        LeaseTerms(options["beat_s"], options["lease_s"]),
         b"",
         loop,
         record=record,
-        handshake_timeout_s=told["handshake_timeout_s"],
+        handshake_timeout_s=options["handshake_timeout_s"],
     )
-    questions = Questions(server)
+    standard_input = StandardInput(server)
     server.open(Opened())
-    loop.watch(questions)
-    print(door.getsockname()[1], flush=True)
-    while not questions.is_over:
-        loop.next_event(lambda: loop.now() + 0.5 if questions.is_over else None)
+    loop.watch(standard_input)
+    print(listener.getsockname()[1], flush=True)
+    while not standard_input.is_over:
+        loop.next_event(lambda: loop.now() + 0.5 if standard_input.is_over else None)
     server.close()
 
 

@@ -1,7 +1,7 @@
-"""What the scripts of the end-to-end tests share: copied next to each of them, and run inside real workers.
+"""Helpers for the scripts of end-to-end tests: copied next to each of them, and run inside real workers.
 
-A worker tells the test something with a *note*, a small file that appears whole; the test waits for it. Needs nothing
-but the standard library, and knows nothing of tenax.
+A worker reports something to the test with a *note*, a small file that is created atomically; the test waits for it.
+Needs only the standard library, and does not use tenax.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NOTES = Path(os.environ["E2E_NOTES"])
 def note(name: str, text: object = "", rank: int | None = None) -> None:
     """Leave a note for the test."""
     path = NOTES / f"{name}.{RANK if rank is None else rank}.{ATTEMPT}"
-    half = path.with_name(f"{path.name}.{os.getpid()}.half")
-    half.write_text(str(text))
-    half.rename(path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(str(text))
+    partial.rename(path)
 
 
 def noted(name: str, rank: int | None = None) -> bool:
@@ -32,13 +32,13 @@ def noted(name: str, rank: int | None = None) -> bool:
 
 
 def wait_for(name: str, rank: int | None = None) -> None:
-    """Wait for another one's note, or the test's."""
+    """Wait for a note of another worker or of the test."""
     while not noted(name, rank):
         time.sleep(0.002)
 
 
 def ready() -> None:
-    """I am here, with this pid; returns when all workers of this attempt are."""
+    """Report this pid; return when all workers of this attempt have."""
     note("ready", os.getpid())
     for rank in range(WORLD):
         wait_for("ready", rank)
@@ -50,13 +50,13 @@ def ignore(*names: str) -> None:
 
 
 def stay() -> None:
-    """Until somebody ends us."""
+    """Wait until a signal ends this process."""
     while True:
         signal.pause()
 
 
 def daemon(name: str) -> None:
-    """Leave a grandchild of the nastiest kind: own session, orphaned, deaf to everything that can be ignored."""
+    """Start a grandchild that is hard to end: own session, orphaned, ignoring all signals that can be ignored."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -69,7 +69,7 @@ def daemon(name: str) -> None:
 
 
 def flood(stream: int, lines: int, text: Callable[[int], str]) -> None:
-    """Print many lines, in writes that do not respect them."""
+    """Print many lines, in writes that do not end at line ends."""
     data = "".join(f"{text(number)}\n" for number in range(lines)).encode()
     sys.stdout.flush()
     for start in range(0, len(data), 4093):

@@ -1,14 +1,14 @@
-"""A worker that does what the test's desk tells it, and nothing else. Needs nothing but the standard library.
+"""A worker that executes the commands of the test. Needs only the standard library.
 
-It says who it is as soon as it lives, then obeys one line after the other:
+It sends its identity when it starts, then executes one line after the other:
 
-    exit CODE       end with that code
-    raise           end with an exception
-    ignore          from now on deaf to SIGTERM
-    tell            say so when SIGTERM comes, and go on
-    notice          look, as a training loop would at each step, until there is a notice of leaving; say it
-    daemon          leave behind a process of the nastiest kind; say its pid
-    generation      say the token of the generation
+    exit CODE       exit with that code
+    raise           raise an exception
+    ignore          ignore SIGTERM
+    tell            report SIGTERM, and continue
+    notice          poll, like a training loop, until there is a notice; send it
+    daemon          start a process that is hard to end; send its pid
+    generation      send the fencing token of the generation
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ import socket
 import sys
 import time
 
-SHOWN = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE"
-SHOWN += " MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID"
-SHOWN += " TENAX_GENERATION TENAX_GENERATION_REASON"
+VARIABLES = (
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE"
+)
+VARIABLES += " MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID"
+VARIABLES += " TENAX_GENERATION TENAX_GENERATION_REASON"
 
-desk = socket.socket(socket.AF_UNIX)
-desk.connect("\0" + os.environ["CLUSTER_DESK"])
+hub = socket.socket(socket.AF_UNIX)
+hub.connect("\0" + os.environ["CLUSTER_DESK"])
 
 
-def say(what: object) -> None:
-    desk.sendall(json.dumps(what).encode() + b"\n")
+def send(what: object) -> None:
+    hub.sendall(json.dumps(what).encode() + b"\n")
 
 
 def notice() -> object:
@@ -47,7 +49,7 @@ def daemon() -> int:
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.write(writer, str(os.getpid()).encode())
-            desk.close()
+            hub.close()
             while True:
                 signal.pause()
         os._exit(0)
@@ -55,24 +57,26 @@ def daemon() -> int:
     return int(os.read(reader, 100))
 
 
-say({"pid": os.getpid(), "agent": os.environ["CLUSTER_AGENT"], **{name: os.environ[name] for name in SHOWN.split()}})
-for line in desk.makefile():
+send(
+    {"pid": os.getpid(), "agent": os.environ["CLUSTER_AGENT"], **{name: os.environ[name] for name in VARIABLES.split()}}
+)
+for line in hub.makefile():
     match line.split():
         case ["exit", code]:
             sys.exit(int(code))
         case ["raise"]:
-            raise RuntimeError("told to fail")
+            raise RuntimeError("requested to fail")
         case ["ignore"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            say("deaf")
+            send("deaf")
         case ["tell"]:
-            signal.signal(signal.SIGTERM, lambda *_: say("got SIGTERM"))
-            say("will tell")
+            signal.signal(signal.SIGTERM, lambda *_: send("got SIGTERM"))
+            send("will tell")
         case ["notice"]:
-            say(notice())
+            send(notice())
         case ["daemon"]:
-            say(daemon())
+            send(daemon())
         case ["generation"]:
             from tenax import preemption
 
-            say(preemption.generation())
+            send(preemption.generation())

@@ -1,1 +1,1 @@
-"""Lanes: long runs of drawn faults over real processes. A short stretch of each is in the test run."""
+"""Lanes: long runs with random faults or input. A short part of each is in the test run."""

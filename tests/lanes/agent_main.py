@@ -1,4 +1,4 @@
-"""One agent of the lane: ``launch`` as the command line calls it, told by one argument of JSON."""
+"""One agent of the lane: ``launch`` as the command line calls it, configured by one JSON argument."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tenax.launcher.api import launch
 
 
 def main() -> int:
-    told = json.loads(sys.argv[1])
+    options = json.loads(sys.argv[1])
     config = LaunchConfig(
-        *told["nodes"],
+        *options["nodes"],
         1,
-        run_id=told["run_id"],
+        run_id=options["run_id"],
         rdzv_backend="etcd",
-        rdzv_endpoint=told["endpoint"],
-        rdzv_configs=told["conf"],
-        max_restarts=told["max_restarts"],
-        shutdown_timeout=told["grace_s"],
-        local_addr=told["local_addr"],
+        rdzv_endpoint=options["endpoint"],
+        rdzv_configs=options["conf"],
+        max_restarts=options["max_restarts"],
+        shutdown_timeout=options["grace_s"],
+        local_addr=options["local_addr"],
     )
     script = str(Path(__file__).parent / "worker_main.py")
-    return launch(config, sys.executable, [script, *(["deaf"] if told["deaf"] else [])])
+    return launch(config, sys.executable, [script, *(["ignore-sigterm"] if options["ignores_sigterm"] else [])])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command: agents that serve a coordinator are stopped with SIGSTOP, many times, in several clusters side by side.
+"""The command: agents that serve a coordinator are stopped with SIGSTOP, repeatedly, in several parallel clusters.
 
 ./dev freezes                       20 freezes of 30 s in 4 clusters, with the default lease
 ./dev freezes --times 4 --seconds 10 --clusters 2
@@ -24,26 +24,26 @@ _printing = threading.Lock()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns 1 if two generations were ever alive at once, or a run did not go on."""
+    """Return 1 if two generations were ever alive at once, or a run did not continue."""
     options = _parser().parse_args(argv)
     began = time.monotonic()
     plans = [range(first, options.times, options.clusters) for first in range(options.clusters)]
     with ThreadPoolExecutor(options.clusters) as pool:
-        results = list(pool.map(lambda numbers: _play(numbers, options), plans))
+        results = list(pool.map(lambda numbers: _run(numbers, options), plans))
     done = sum((counts for counts, _ in results), Counter[str]())
-    broken = [trouble for _, trouble in results if trouble]
+    broken = [error_text for _, error_text in results if error_text]
     kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(done.items()))
-    for trouble in broken:
-        _say(f"BROKEN: {trouble}")
-    _say(
+    for error_text in broken:
+        _print(f"BROKEN: {error_text}")
+    _print(
         f"{done.total()} freezes of {options.seconds:g} s ({kinds}), lease {options.lease:g} s, "
         f"{len(broken)} clusters broken, in {time.monotonic() - began:.0f} s"
     )
     return 1 if broken else 0
 
 
-def _play(numbers: range, options: argparse.Namespace) -> tuple[Counter[str], str]:
-    """One cluster and its share of the freezes; what went wrong, or nothing."""
+def _run(numbers: range, options: argparse.Namespace) -> tuple[Counter[str], str]:
+    """Run one cluster with its share of the freezes; return the error, or an empty text."""
     done: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="tenax-lane-", ignore_cleanup_errors=True) as home:
         cluster = Cluster(Bench(Path(home), f"freezes-{numbers.start}"))
@@ -54,7 +54,7 @@ def _play(numbers: range, options: argparse.Namespace) -> tuple[Counter[str], st
                 before = freezes.generation
                 freezes.freeze(kind)
                 done[kind] += 1
-                _say(f"freeze {number + 1} ({kind}): generation {before} -> {freezes.generation}, never two at once")
+                _print(f"freeze {number + 1} ({kind}): generation {before} -> {freezes.generation}, never two at once")
             freezes.finish()
             cluster.close()
         except BaseException as error:  # an assertion, or pytest's own failure
@@ -65,15 +65,17 @@ def _play(numbers: range, options: argparse.Namespace) -> tuple[Counter[str], st
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev freezes", description="Stop the agents that serve, again and again.")
-    parser.add_argument("--times", type=int, default=20, help="how many freezes in all (default: 20)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each (default: 30)")
-    parser.add_argument("--clusters", type=int, default=4, help="side by side (default: 4)")
-    parser.add_argument("--lease", type=float, default=LeaseTerms().lease_s, help="in seconds (default: that of a run)")
+    parser = argparse.ArgumentParser(
+        prog="./dev freezes", description="Stop the agents that serve a coordinator, repeatedly."
+    )
+    parser.add_argument("--times", type=int, default=20, help="total number of freezes (default: 20)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each (default: 30)")
+    parser.add_argument("--clusters", type=int, default=4, help="number of parallel clusters (default: 4)")
+    parser.add_argument("--lease", type=float, default=LeaseTerms().lease_s, help="in seconds (default: as in a run)")
     return parser
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with _printing:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

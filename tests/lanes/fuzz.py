@@ -1,4 +1,4 @@
-"""The command: foreign input for every parser and both machines, drawn from seeds.
+"""The command: untrusted input for every parser and both machines, drawn from seeds.
 
 ./dev fuzz                             fresh seeds, for 60 s
 ./dev fuzz --seconds 600 --target agent --target store
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     for number, name in enumerate(names, 1):
         until = began + options.seconds * number / len(names)
-        cases, failed = _play(name, seed, options.cases, until)
+        cases, failed = _run(name, seed, options.cases, until)
         counts[name] += cases
         broken += failed
     took_s = time.monotonic() - began
@@ -38,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if broken else 0
 
 
-def _play(name: str, seed: int, cases: int, until: float) -> tuple[int, int]:
-    """Return how many cases were played, and how many of them broke something."""
+def _run(name: str, seed: int, cases: int, until: float) -> tuple[int, int]:
+    """Return how many cases were run, and how many of them broke something."""
     make, absurdity = TARGETS[name]
     target = make()
     played = failed = 0
@@ -52,7 +52,7 @@ def _play(name: str, seed: int, cases: int, until: float) -> tuple[int, int]:
             except Exception:
                 failed += 1
                 _print(f"BROKEN: {name}, seed {number}\n{traceback.format_exc(limit=-12)}")
-                _print(f"again: ./dev fuzz --target {name} --seed {number} --cases 1\n")
+                _print(f"to repeat: ./dev fuzz --target {name} --seed {number} --cases 1\n")
                 if failed >= 5:
                     break
     finally:

@@ -1,7 +1,7 @@
-"""What happened in one run, as facts, and what may not have happened. Pure.
+"""The observed history of one run, and checks of its invariants. Pure.
 
-A worker that says at a moment that it lives was alive then; one whose connection was seen open was alive then. Only
-such proofs count: that nobody has seen a worker's end yet proves nothing. So what is reported here is broken for sure.
+A worker was alive at the time of each of its signs of life, and whenever its connection was seen open. Only such proofs
+count; a missing end of a worker proves nothing. So whatever is reported here is certainly broken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WorkerLife(msgspec.Struct):
-    """Moments are on the monotonic clock of the host."""
+    """Times are on the monotonic clock of the host."""
 
     agent: str
     pid: int
@@ -29,15 +29,15 @@ class WorkerLife(msgspec.Struct):
     store: str
     restarts: int
     began_at: float
-    alive_at: float  # when it was alive for sure, the last time that we know of
-    gone_at: float = 0.0  # when its connection was found closed; 0: it is open
+    alive_at: float  # the last time at which it was certainly alive
+    gone_at: float = 0.0  # when its connection was seen closed; 0: it is open
 
     def __str__(self) -> str:
         return f"generation {self.generation} rank {self.rank} of {self.world_size} on {self.agent}, pid {self.pid}"
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """The record's key, as it was from some revision on. None: it was deleted."""
+    """The record's key from some revision on. None: it was deleted."""
 
     at: float
     revision: int
@@ -49,15 +49,15 @@ class History(msgspec.Struct):
     max_restarts: int
     workers: list[WorkerLife] = []
     records: list[Recorded] = []
-    hurts: int = 0  # workers that were made to fail
+    caused_failures: int = 0  # worker failures that the plan caused
 
 
 def broken(history: History) -> list[str]:
-    """What was broken, in words; nothing if everything holds."""
+    """Return a description of each broken invariant."""
     return [
         *_overlaps(history.workers),
-        *_unlike(history.workers),
-        *_records_in_disorder(history),
+        *_inconsistent(history.workers),
+        *_reverted_records(history),
         *_restarts(history),
         *_unrecorded(history),
     ]
@@ -69,10 +69,10 @@ def _overlaps(workers: list[WorkerLife]) -> Iterator[str]:
         later = [new for new in workers if new.generation > old.generation and new.began_at < old.alive_at]
         if later:
             new = min(later, key=lambda each: each.began_at)
-            yield f"S1: [{old}] was alive {old.alive_at - new.began_at:.3f} s after [{new}] had begun"
+            yield f"S1: [{old}] was alive {old.alive_at - new.began_at:.3f} s after the start of [{new}]"
 
 
-def _unlike(workers: list[WorkerLife]) -> Iterator[str]:
+def _inconsistent(workers: list[WorkerLife]) -> Iterator[str]:
     """S2: a generation has one list of members."""
     for generation, group in _by_generation(workers).items():
         for what, values in (
@@ -87,7 +87,7 @@ def _unlike(workers: list[WorkerLife]) -> Iterator[str]:
                 yield f"S2: [{one}] and [{other}] have the same rank"
         for worker in group:
             if not 0 <= worker.rank < worker.world_size:
-                yield f"S2: [{worker}] has no place in its world"
+                yield f"S2: [{worker}] has a rank outside its world size"
 
 
 def _by_generation(workers: list[WorkerLife]) -> dict[int, list[WorkerLife]]:
@@ -97,8 +97,8 @@ def _by_generation(workers: list[WorkerLife]) -> dict[int, list[WorkerLife]]:
     return groups
 
 
-def _records_in_disorder(history: History) -> Iterator[str]:
-    """S2, S3, S4: what was decided is not taken back."""
+def _reverted_records(history: History) -> Iterator[str]:
+    """S2, S3, S4: decisions are not reverted."""
     formed: dict[int, tuple[object, ...]] = {}
     last: RunRecord | None = None
     is_deleted = False
@@ -106,21 +106,21 @@ def _records_in_disorder(history: History) -> Iterator[str]:
         record = each.record
         if record is None:
             if last is None or last.verdict is None:
-                yield f"the record was lost at revision {each.revision}, before there was a verdict"
+                yield f"the record was deleted at revision {each.revision}, before the verdict"
             is_deleted = True
             continue
         if is_deleted:
-            yield f"S3: at revision {each.revision} there was a record again"
+            yield f"S3: at revision {each.revision} a new record was written"
         what = (record.members, record.store, record.world_size)
         if record.generation and formed.setdefault(record.generation, what) != what:
-            yield f"S2: at revision {each.revision} generation {record.generation} is another than it was"
+            yield f"S2: at revision {each.revision} generation {record.generation} differs from the earlier one"
         if last is not None:
             for name in ("generation", "settled", "restarts_used"):
                 was, is_now = getattr(last, name), getattr(record, name)
                 if is_now < was:
-                    yield f"S4: at revision {each.revision} {name} went from {was} down to {is_now}"
+                    yield f"S4: at revision {each.revision} {name} decreased from {was} to {is_now}"
             if last.verdict is not None and record != last:
-                yield f"S3: at revision {each.revision} something changed after the verdict"
+                yield f"S3: at revision {each.revision} the record changed after the verdict"
         last = record
 
 
@@ -131,20 +131,20 @@ def _restarts(history: History) -> Iterator[str]:
         default=0,
     )
     if most > history.max_restarts:
-        yield f"{most} restarts were charged, and at most {history.max_restarts} are allowed"
-    if most > history.hurts:
-        yield f"{most} restarts were charged, and only {history.hurts} workers were made to fail"
+        yield f"{most} restarts were charged; the maximum is {history.max_restarts}"
+    if most > history.caused_failures:
+        yield f"{most} restarts were charged, but only {history.caused_failures} failures were caused"
 
 
 def _unrecorded(history: History) -> Iterator[str]:
-    """S3: nobody works in a generation that was not written down."""
+    """S3: no worker is in a generation that was not recorded."""
     records = {each.record.generation: each.record for each in history.records if each.record is not None}
     for generation, group in _by_generation(history.workers).items():
         record = records.get(generation)
         if record is None:
-            yield f"S3: generation {generation} had workers and was never written: [{group[0]}]"
+            yield f"S3: generation {generation} had workers but no record: [{group[0]}]"
             continue
         for worker in group:
-            told = (worker.world_size, worker.store)
-            if told != (record.world_size, record.store):
-                yield f"S2: [{worker}] was told {told}, and written is {(record.world_size, record.store)}"
+            assigned = (worker.world_size, worker.store)
+            if assigned != (record.world_size, record.store):
+                yield f"S2: [{worker}] was assigned {assigned}, but recorded is {(record.world_size, record.store)}"

@@ -1,4 +1,4 @@
-"""The agents of a lane: real processes, each with an address of its own, and what they print, with the time."""
+"""The agents of a lane: real processes, each with its own address, and their output with times."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _HERE = Path(__file__).parent
 class Node:
     """One agent."""
 
-    def __init__(self, name: str, bench: Bench, desk: str, told: dict[str, Any], since: float) -> None:
+    def __init__(self, name: str, bench: Bench, hub: str, options: dict[str, Any], since: float) -> None:
         self.name = name
-        self.addr = own_address()  # which tells who leads, too
+        self.addr = own_address()  # it also identifies the leader
         self.is_stopped = False
         self.was_killed = False
         self._lines: list[tuple[float, str]] = []
         self._since = since
         self.process = subprocess.Popen(
-            [sys.executable, str(_HERE / "agent_main.py"), json.dumps({**told, "local_addr": self.addr})],
+            [sys.executable, str(_HERE / "agent_main.py"), json.dumps({**options, "local_addr": self.addr})],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=bench.home,
-            env={**bench.environ, "LANE_DESK": desk, "LANE_AGENT": name},
+            env={**bench.environ, "LANE_HUB": hub, "LANE_AGENT": name},
         )
         self._reader = threading.Thread(target=self._read, name=f"console of {name}")
         self._reader.start()
@@ -53,8 +53,8 @@ class Node:
         return "\n".join([head, *(f"{at:7.2f}  {line}" for at, line in self._lines)])
 
     @property
-    def said(self) -> str:
-        """What it has printed, however it was cut into lines."""
+    def output(self) -> str:
+        """Everything that it has printed, independent of line breaks."""
         return " ".join(" ".join(line for _, line in self._lines).split())
 
     def kill(self) -> None:

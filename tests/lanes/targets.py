@@ -1,6 +1,6 @@
-"""What is fuzzed: each target takes bytes of a peer, a worker or a file, and checks what must hold whatever they are.
+"""The targets of the fuzzer: each takes bytes of a peer, a worker or a file, and checks its invariants.
 
-A target is a class. ``case(draw)`` plays one case and raises if something broke; ``close()`` ends what it opened.
+A target is a class. ``case(draw)`` runs one case and raises if something broke; ``close()`` releases its resources.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tenax._core import commands as order
+from tenax._core import commands as command_types
 from tenax._core import coordinator as run
 from tenax._core import events
 from tenax._core.agent import AgentMachine
@@ -55,11 +55,11 @@ from tenax.testing.replay import replay
 
 from .values import Draw
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Frames:
-    """Frames of both directions: they are rejected, or mean the same when they are sent again."""
+    """Frames of both directions: they are rejected, or have the same meaning when they are encoded again."""
 
     def case(self, draw: Draw) -> None:
         for kind, decode in ((wire.FromAgent, wire.decode_from_agent), (wire.FromServer, wire.decode_from_server)):
@@ -68,7 +68,7 @@ class Frames:
                 frame = decode(body)
             except wire.WireError:
                 continue
-            again = decode(wire.encode(frame)[4:])  # texts that are too long are cut by who sends them
+            again = decode(wire.encode(frame)[4:])  # the sender truncates texts that are too long
             assert decode(wire.encode(again)[4:]) == again
 
     def close(self) -> None:
@@ -76,29 +76,29 @@ class Frames:
 
 
 class Coordinator:
-    """The coordinator's machine: valid messages with values at their bounds, in any order, from any node.
+    """The coordinator machine: valid messages with values at their limits, in any order, from any node.
 
-    It raises nothing; what it sends is within the bounds of those who receive it; its state can be shown, and its
-    journal can be read and replayed.
+    It raises nothing; its messages are within the limits of their receivers; its state can be shown, and its journal
+    can be read and replayed.
     """
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
-        on_hang = dice.choice(("off", "report", "restart"))
-        settings = RunSettings("run", 1, 3, dice.choice((0, 1, 100)), serving_node="a", on_hang=on_hang)
+        random_ = draw.random_
+        on_hang = random_.choice(("off", "report", "restart"))
+        settings = RunSettings("run", 1, 3, random_.choice((0, 1, 100)), serving_node="a", on_hang=on_hang)
         machine = run.CoordinatorMachine(settings)
         now, recent = 0.0, []
         steps: list[RunStep] = []
-        for _ in range(dice.randrange(2, 40)):
-            now += dice.choice((0.0, 0.1, 5.0, 1000.0))
+        for _ in range(random_.randrange(2, 40)):
+            now += random_.choice((0.0, 0.1, 5.0, 1000.0))
             event = self._event(draw)
             if event is None:
                 continue
-            says = machine.step(event, now)
-            recent.append((now, event, says))
-            steps.append(RunStep(now, event, says))
-            for say in says:
-                wire.decode_from_server(wire.encode(wire.Event(say.event))[4:])
+            sends = machine.step(event, now)
+            recent.append((now, event, sends))
+            steps.append(RunStep(now, event, sends))
+            for send in sends:
+                wire.decode_from_server(wire.encode(wire.Event(send.event))[4:])
             machine.state.next_deadline()
         status = status_of(machine.state, recent, machine.describe_activity(now), now, 1e9)
         msgspec.json.decode(wire.encode_answer(1, status, "")[4:])
@@ -111,48 +111,48 @@ class Coordinator:
         show([history_of_run(header, steps)], [])
 
     def _event(self, draw: Draw) -> Any:
-        dice = draw.dice
+        random_ = draw.random_
         while True:
-            if dice.random() < 0.75:
-                node_id = dice.choice("abc")
+            if random_.random() < 0.75:
+                node_id = random_.choice("abc")
                 message = draw.of(FromNode)
                 if message["message"] == "NodeJoined":
                     message["node"] = {**draw.of(NodeInfo), "node_id": node_id, "min_nodes": 1, "max_nodes": 3}
                     message["restarts_used"] = 0
-                    message["generation"] = dice.choice((0, 1, 2, 3, 1_000_000))
+                    message["generation"] = random_.choice((0, 1, 2, 3, 1_000_000))
                 plain = {"event": "Received", "node_id": node_id, "message": message}
             else:
                 plain = draw.of(AnyCoordinatorEvent)
             try:
                 return msgspec.convert(plain, AnyCoordinatorEvent)
             except msgspec.ValidationError:
-                continue  # what was drawn is out of bounds: the edge rejects it
+                continue  # out of range: the decoder rejects it
 
     def close(self) -> None:
         """Nothing was opened."""
 
 
 class Agent:
-    """The agent's machine: what coordinators send and what this node sees, in any order.
+    """The agent machine: messages of coordinators and events of this node, in any order.
 
-    It raises nothing; what it sends to the coordinator is within bounds; its story can be told and its journal read.
+    It raises nothing; its messages are within the limits; its history can be shown and its journal read.
     """
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
+        random_ = draw.random_
         settings = AgentSettings("run", "default", 2, 3)
         machine = AgentMachine(settings)
         now = 0.0
         steps = []
-        for _ in range(dice.randrange(2, 40)):
-            now += dice.choice((0.0, 0.1, 5.0, 100.0))
+        for _ in range(random_.randrange(2, 40)):
+            now += random_.choice((0.0, 0.1, 5.0, 100.0))
             try:
-                event = msgspec.convert(draw.of(dice.choice((AnyEvent, AnyEvent, FromCoordinator))), AnyEvent)
+                event = msgspec.convert(draw.of(random_.choice((AnyEvent, AnyEvent, FromCoordinator))), AnyEvent)
             except msgspec.ValidationError:
                 continue
             commands = machine.step(event, now)
             for command in commands:
-                if isinstance(command, order.SendMessage):
+                if isinstance(command, command_types.SendMessage):
                     wire.decode_from_agent(wire.encode(wire.Message(command.message))[4:])
             list(lines_for(event, commands, machine.state))
             live_line(machine.state)
@@ -173,7 +173,7 @@ class Agent:
 
 
 def show(runs: list[Any], nodes: list[Any]) -> None:
-    """Make every page of these histories."""
+    """Render every page of these histories."""
     histories = histories_of(runs, nodes)
     for history in histories:
         timeline_page(history)
@@ -184,18 +184,18 @@ def show(runs: list[Any], nodes: list[Any]) -> None:
 
 
 class Journals:
-    """Files that say that they are journals: they are read and shown, or called unreadable."""
+    """Journal files: they are read and shown, or rejected as unreadable."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tenax-fuzz-")
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
+        random_ = draw.random_
         path = Path(self._folder.name) / "journal.jsonl"
-        is_run = dice.random() < 0.5
+        is_run = random_.random() < 0.5
         first, kinds = (RunHeader, AnyRunLine) if is_run else (Header, AnyLine)
-        lines = [draw.json(first), *(draw.json(kinds) for _ in range(dice.randrange(8)))]
-        path.write_bytes(b"\n".join(lines) + b"\n" * dice.randrange(2))
+        lines = [draw.json(first), *(draw.json(kinds) for _ in range(random_.randrange(8)))]
+        path.write_bytes(b"\n".join(lines) + b"\n" * random_.randrange(2))
         with suppress(JournalUnreadable):
             if is_run:
                 header, steps, _ = read_run_journal(str(path))
@@ -210,8 +210,8 @@ class Journals:
         self._folder.cleanup()
 
 
-_SAID = ("RuntimeError: boom", "", "x\ny", "\x1b[31m", "\ud800", f"{python_traceback._HEADER}\n  File", 1, None)
-_PRINTED = (
+_MESSAGES = ("RuntimeError: boom", "", "x\ny", "\x1b[31m", "\ud800", f"{python_traceback._HEADER}\n  File", 1, None)
+_OUTPUT = (
     *(python_traceback._HEADER, '  File "x", line 1, in f', "RuntimeError: boom", "", "Fatal Python error: x"),
     *(*python_traceback._CONNECTORS, "terminate called without an active exception", "  what():  x", "SyntaxError: x"),
     *("[rank1]: x", "CUDA out of memory", "Killed", "\x00\udcff", "loss is nan", "  | + Exception Group "),
@@ -219,30 +219,30 @@ _PRINTED = (
 
 
 class ErrorFiles:
-    """Error files and standard error of a dead worker: what is found can be sent and shown."""
+    """Error files and stderr of a dead worker: the evidence can be sent and shown."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tenax-fuzz-")
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
+        random_ = draw.random_
         path = Path(self._folder.name) / "error.json"
         times = ("1", "1e999", "nan", -1, None, "9" * 400)
-        extra = {"py_callstack": dice.choice(_SAID), "timestamp": dice.choice(times)}
-        message = {"message": dice.choice(_SAID), "extraInfo": dice.choice((extra, None, []))}
-        message["errorCode"] = dice.choice((1, "x", 10**30))
-        written: tuple[object, ...] = ({"message": message}, {"message": dice.choice(_SAID)}, [], message)
-        data = json.dumps(dice.choice(written)).encode()
-        path.write_bytes(draw.damaged(data) if dice.random() < 0.7 else data)
-        printed = "\n".join(dice.choice(_PRINTED) for _ in range(dice.randrange(30)))
-        code = dice.choice((1, 0, -9, -6, -11, 127, 300))
+        extra = {"py_callstack": random_.choice(_MESSAGES), "timestamp": random_.choice(times)}
+        message = {"message": random_.choice(_MESSAGES), "extraInfo": random_.choice((extra, None, []))}
+        message["errorCode"] = random_.choice((1, "x", 10**30))
+        written: tuple[object, ...] = ({"message": message}, {"message": random_.choice(_MESSAGES)}, [], message)
+        data = json.dumps(random_.choice(written)).encode()
+        path.write_bytes(draw.damaged(data) if random_.random() < 0.7 else data)
+        printed = "\n".join(random_.choice(_OUTPUT) for _ in range(random_.randrange(30)))
+        code = random_.choice((1, 0, -9, -6, -11, 127, 300))
         evidence = gather(
             pid=7,
             exit_code=code,
             error_file=str(path),
             stderr_tail=printed.encode("utf-8", "surrogateescape"),
-            tail_is_cut=dice.random() < 0.5,
-            wall_to_agent_clock=dice.choice((0.0, -1e9)),
+            tail_is_cut=random_.random() < 0.5,
+            wall_to_agent_clock=random_.choice((0.0, -1e9)),
         )
         failure = Failure(1, 0, 0, 7, code, 1.0, evidence=evidence)
         wire.decode_from_agent(wire.encode(wire.Message(FailureSeen(1, failure, 1.0)))[4:])
@@ -253,28 +253,28 @@ class ErrorFiles:
 
 
 def report_on(verdict: Verdict) -> None:
-    """Make the report, as text and as JSON."""
+    """Render the report as text and as JSON."""
     report = Report(verdict=verdict, entrypoint="t", host="h", run_id="r", role="d", max_restarts=3)
     render(report, True, 80)
     to_json(report)
 
 
 class Timers:
-    """Lines in the watchdog's pipe: they are requests, or cost only themselves."""
+    """Lines in the watchdog's pipe: they are requests, or are ignored alone."""
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
+        random_ = draw.random_
         dog = Watchdog(2)
         part = Assignment(1)
-        dog.on_step(events.GenerationFormed(part), [order.StartWorkers(part)])
+        dog.on_step(events.GenerationFormed(part), [command_types.StartWorkers(part)])
         dog.on_step(events.WorkerStarted(1, 0, 7), [])
         now = 0.0
-        for _ in range(dice.randrange(1, 20)):
-            now += dice.choice((0.0, 1.0, 1e6))
-            data = draw.json(Request) + b"\n" * dice.randrange(3)
-            if dice.random() < 0.5:
+        for _ in range(random_.randrange(1, 20)):
+            now += random_.choice((0.0, 1.0, 1e6))
+            data = draw.json(Request) + b"\n" * random_.randrange(3)
+            if random_.random() < 0.5:
                 data = data.replace(b'"pid": ', b'"pid": 7, "was": ')
-            at = dice.randrange(len(data) + 1)
+            at = random_.randrange(len(data) + 1)
             for piece in (data[:at], data[at:]):
                 dog.take(piece, now, 1e9 + now)
             for expired in dog.expired(now):
@@ -288,7 +288,7 @@ class Timers:
 
 
 class EtcdKeys:
-    """The leader's key and the record in etcd, as anybody with access to etcd could write them."""
+    """The leader's key and the record in etcd, as any client of etcd could write them."""
 
     def case(self, draw: Draw) -> None:
         for kind in (keys.Leader, keys.Written):
@@ -302,8 +302,8 @@ class EtcdKeys:
                 machine = run.CoordinatorMachine(RunSettings("run", 1, 3))
                 opened = run.Opened(record=found.record, generation=found.record.generation, return_s=1.0, alone_s=1.0)
                 for event in (opened, run.Tick(), run.NodeLost("a", "why")):
-                    for say in machine.step(event, 1e6):
-                        wire.decode_from_server(wire.encode(wire.Event(say.event))[4:])
+                    for send in machine.step(event, 1e6):
+                        wire.decode_from_server(wire.encode(wire.Event(send.event))[4:])
                 status = status_of(machine.state, [], machine.describe_activity(0.0), 0.0, 0.0)
                 msgspec.json.decode(msgspec.json.encode(status), type=RunStatus)
 
@@ -312,24 +312,26 @@ class EtcdKeys:
 
 
 class Store:
-    """The workers' store: commands in any order, with absurd lengths, cut anywhere."""
+    """The workers' store: commands in any order, with absurd lengths, divided anywhere."""
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
+        random_ = draw.random_
         table = KeyValues(Limits())
         sessions = [Session(table) for _ in range(3)]
         for session in sessions:
             session.receive(store_wire.GREETING)
-        for _ in range(dice.randrange(1, 30)):
-            session = dice.choice(sessions)
-            parts = [bytes([dice.randrange(24)])]
-            for _ in range(dice.randrange(5)):
+        for _ in range(random_.randrange(1, 30)):
+            session = random_.choice(sessions)
+            parts = [bytes([random_.randrange(24)])]
+            for _ in range(random_.randrange(5)):
                 size = (
-                    dice.choice((0, 1, 1, 2, 3, 1 << 40, (1 << 64) - 1)) if dice.random() < 0.3 else dice.randrange(4)
+                    random_.choice((0, 1, 1, 2, 3, 1 << 40, (1 << 64) - 1))
+                    if random_.random() < 0.3
+                    else random_.randrange(4)
                 )
                 parts.append(size.to_bytes(8, "little") + b"k" * min(size, 8))
             data = b"".join(parts)
-            at = dice.randrange(len(data) + 1)
+            at = random_.randrange(len(data) + 1)
             for piece in (data[:at], data[at:]):
                 assert isinstance(session.receive(piece), bytes)
         for session in sessions:
@@ -349,27 +351,31 @@ class Http:
         self._server.start()
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
-        method, path = dice.choice(("GET", "POST", "HEAD", "x" * 90)), dice.choice(("/", "/a?b=%zz&c", "*", ""))
-        lines = [f"{method} {path} HTTP/1.{dice.choice((0, 1, 9))}"]
-        for _ in range(dice.randrange(6)):
-            name = dice.choice(("Host", "Content-Length", "Transfer-Encoding", "Connection", "X" * 200, "Expect", " "))
-            value = dice.choice(("h", "0", "-1", "9" * 30, "chunked", "close", " " * 500 + "x", "\x00", "100-continue"))
-            lines.append(f"{name}{dice.choice((': ', ':', ' : ', ''))}{value}")
-        data = "\r\n".join(lines).encode() + b"\r\n\r\n" + b"ffff\r\n" * dice.randrange(3)
-        if dice.random() < 0.5:
+        random_ = draw.random_
+        method, path = random_.choice(("GET", "POST", "HEAD", "x" * 90)), random_.choice(("/", "/a?b=%zz&c", "*", ""))
+        lines = [f"{method} {path} HTTP/1.{random_.choice((0, 1, 9))}"]
+        for _ in range(random_.randrange(6)):
+            name = random_.choice(
+                ("Host", "Content-Length", "Transfer-Encoding", "Connection", "X" * 200, "Expect", " ")
+            )
+            value = random_.choice(
+                ("h", "0", "-1", "9" * 30, "chunked", "close", " " * 500 + "x", "\x00", "100-continue")
+            )
+            lines.append(f"{name}{random_.choice((': ', ':', ' : ', ''))}{value}")
+        data = "\r\n".join(lines).encode() + b"\r\n\r\n" + b"ffff\r\n" * random_.randrange(3)
+        if random_.random() < 0.5:
             data = draw.damaged(data)
-        with socket.create_connection(self._address, PATIENCE_S) as peer, suppress(OSError):
+        with socket.create_connection(self._address, TIMEOUT_S) as peer, suppress(OSError):
             peer.sendall(data)
-            if dice.random() < 0.5:
+            if random_.random() < 0.5:
                 peer.shutdown(socket.SHUT_WR)
                 while peer.recv(1 << 16):
                     pass
-        if dice.random() < 0.1:
-            self._ask()
+        if random_.random() < 0.1:
+            self._check_honest_client()
 
-    def _ask(self) -> None:
-        with socket.create_connection(self._address, PATIENCE_S) as honest:
+    def _check_honest_client(self) -> None:
+        with socket.create_connection(self._address, TIMEOUT_S) as honest:
             honest.sendall(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
             answer = b""
             while part := honest.recv(1 << 16):
@@ -377,13 +383,13 @@ class Http:
         assert b" 200 " in answer.split(b"\r\n")[0], answer
 
     def close(self) -> None:
-        self._ask()
+        self._check_honest_client()
         self._server.stop()
 
 
 class TcpLinks:
-    """Both ends of real links: a real server with an honest member, a peer that authenticated and then sends anything,
-    and a real engine to which the server sends anything. The honest member is answered, and loops stay alive."""
+    """Both ends of real links: a server with an honest member and an authenticated peer that sends anything, and an
+    engine to which the server sends anything. The honest member is answered, and the loops continue."""
 
     def __init__(self) -> None:
         from kit import tcp
@@ -394,8 +400,8 @@ class TcpLinks:
 
     def _open(self) -> None:
         kit = self._kit
-        # The first generation has both, whichever is faster: alone, the honest member, which never stops its workers,
-        # would keep the engine waiting. It beats once a case, however long that takes: no lease may end meanwhile.
+        # Both must be in the first generation: alone in it, the honest member, which never stops its workers, would
+        # block the engine. It sends one heartbeat per case, so the lease must be long.
         nodes = (2, 4)
         self._served = kit.Served(nodes, max_restarts=1000, terms=LeaseTerms(beat_s=1.0, lease_s=3600.0))
         self._honest = self._served.member("honest", nodes=nodes)
@@ -403,16 +409,16 @@ class TcpLinks:
         self._engine.until(kit.GenerationFormed)
 
     def case(self, draw: Draw) -> None:
-        dice = draw.dice
+        random_ = draw.random_
         self._cases += 1
-        peer = self._served.client(dice.choice(("p", "q", f"peer-{self._cases}")))
+        peer = self._served.client(random_.choice(("p", "q", f"peer-{self._cases}")))
         try:
             peer.greet()
             bodies = []
-            for _ in range(dice.randrange(1, 10)):
+            for _ in range(random_.randrange(1, 10)):
                 body = draw.json(wire.FromAgent)
                 if b"StopRequest" in body or b"Cancel" in body:
-                    continue  # which an authenticated operator may do
+                    continue  # allowed for an authenticated operator
                 bodies.append(body)
             with suppress(OSError):
                 peer.sock.sendall(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
@@ -422,7 +428,7 @@ class TcpLinks:
         if event is not None:
             nodes = tuple(each for each in self._served.server.coordinator.state.nodes if each != "honest")
             self._served.thread.call(lambda: self._served.server.deliver(run.Send(nodes, event)))
-        if self._served.server.is_over:  # its members may end a run: by success, or by failures
+        if self._served.server.is_over:  # its members can end a run by success or failures
             self._close()
             self._open()
         self._check()
@@ -435,7 +441,7 @@ class TcpLinks:
         return None if type(event).__name__ in ("RunEnded", "JoinRefused") else event
 
     def _check(self) -> None:
-        """The honest member is answered, unless the run has ended."""
+        """Check that the honest member is answered, unless the run has ended."""
         try:
             self._honest.send(wire.Beat(self._cases))
             while (frame := self._honest.receive()) is not None:
@@ -458,7 +464,7 @@ class TcpLinks:
 
 
 TARGETS: dict[str, tuple[type[Any], float]] = {
-    # With how much of what is drawn is absurd.
+    # With the share of absurd values.
     "frames": (Frames, 0.02),
     "coordinator": (Coordinator, 0.0),
     "agent": (Agent, 0.0),

@@ -1,4 +1,4 @@
-"""The lane of faults: two short plans are played; plans, evidence and checker are looked at by themselves."""
+"""The lane of faults: two short plans are executed; plans, evidence and checker are tested separately."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from kit.etcd import needs_etcd
 from tenax._core.model import Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 
-from .desk import Line, WorkerHub
 from .faults import main
 from .history import History, Recorded, WorkerLife, broken
-from .plan import LONGEST_S, SHORTEST_S, draw
+from .plan import MAX_FAULT_S, MIN_FAULT_S, draw
 from .play import Play
+from .worker_hub import Line, WorkerHub
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes through /proc")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
-# Short plans with much in them: a dead leader and a stopped one, agents that come, workers that fail, etcd away.
+# Short plans with many faults: a killed and a stopped leader, new agents, failing workers, etcd down.
 PLAYED = (176, 227)
 PLAYED_S = 6.0
 
 
-# --- real ones --------------------------------------------------------------------------------------------------------
+# --- real runs --------------------------------------------------------------------------------------------------------
 
 
 @needs_etcd
 @pytest.mark.parametrize("seed", PLAYED)
-def test_a_run_survives_its_plan(seed: int, tmp_path: Path) -> None:
-    played = Play(draw(seed, PLAYED_S), tmp_path, patience_s=50.0)
-    assert not played.run(), f"{played.broken}\n{played.story}"
-    assert played.counts["generations"] > 0, "nobody ever worked"
+def test_a_run_survives_its_faults(seed: int, tmp_path: Path) -> None:
+    play = Play(draw(seed, PLAYED_S), tmp_path, timeout_s=50.0)
+    assert not play.run(), f"{play.broken}\n{play.history_text}"
+    assert play.counts["generations"] > 0, "there was no generation"
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_a_plan_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 6.0])
-def test_every_plan_can_be_played(seconds: float) -> None:
+def test_every_plan_can_be_executed(seconds: float) -> None:
     for seed in range(300):
         plan = draw(seed, seconds)
         assert plan.agents in (3, 4)
@@ -58,12 +58,12 @@ def test_every_plan_can_be_played(seconds: float) -> None:
         assert times
         assert times[-1] <= (seconds or 25.0)
         for fault in plan.faults:
-            assert fault.kind != "stop" or fault.lasts_s, "what is stopped is continued"
-            assert fault.lasts_s == 0 or SHORTEST_S <= fault.lasts_s <= LONGEST_S
-        assert sum(fault.target == "worker" for fault in plan.faults) <= plan.max_restarts, "it can succeed"
+            assert fault.kind != "stop" or fault.lasts_s, "a stopped process is continued"
+            assert fault.lasts_s == 0 or MIN_FAULT_S <= fault.lasts_s <= MAX_FAULT_S
+        assert sum(fault.target == "worker" for fault in plan.faults) <= plan.max_restarts, "the run can succeed"
 
 
-def test_plans_have_everything_in_them() -> None:
+def test_plans_contain_every_kind_of_fault() -> None:
     drawn = {(fault.kind, fault.target) for seed in range(100) for fault in draw(seed).faults}
     etcd = {(kind, target) for kind in ("kill", "stop") for target in ("etcd leader", "etcd member", "all of etcd")}
     agents = {(kind, target) for kind in ("kill", "stop") for target in ("leader", "agent")}
@@ -74,64 +74,64 @@ def test_plans_have_everything_in_them() -> None:
 
 
 @pytest.fixture
-def desk() -> Iterator[WorkerHub]:
+def hub() -> Iterator[WorkerHub]:
     made = WorkerHub()
     yield made
     made.close()
 
 
-def report(desk: WorkerHub, generation: int, rank: int = 0) -> socket.socket:
-    """A worker comes to the desk; it is known there when this returns."""
+def report(hub: WorkerHub, generation: int, rank: int = 0) -> socket.socket:
+    """Connect a worker to the hub; returns when the hub has registered it."""
     sock = socket.socket(socket.AF_UNIX)
-    sock.connect("\0" + desk.name)
+    sock.connect("\0" + hub.name)
     env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     env |= {"TORCHELASTIC_RESTART_COUNT": "0", "TENAX_GENERATION": str(generation)}
-    known = len(desk.lives)
-    said = {"agent": "node0", "pid": 1000 * generation + rank, "began": time.monotonic(), **env}
-    sock.sendall(json.dumps(said).encode() + b"\n")
-    assert desk.wait_for(lambda: len(desk.lives) > known, 30)
+    known = len(hub.lives)
+    message = {"agent": "node0", "pid": 1000 * generation + rank, "began": time.monotonic(), **env}
+    sock.sendall(json.dumps(message).encode() + b"\n")
+    assert hub.wait_for(lambda: len(hub.lives) > known, 30)
     return sock
 
 
-def test_an_open_connection_is_a_proof(desk: WorkerHub) -> None:
-    with report(desk, 1), report(desk, 2):
-        old, new = desk.lives
+def test_an_open_connection_proves_that_a_worker_is_alive(hub: WorkerHub) -> None:
+    with report(hub, 1), report(hub, 2):
+        old, new = hub.lives
         assert old.alive_at > new.began_at
-        assert any(each.startswith("S1") for each in broken(History(0, desk.lives)))
+        assert any(each.startswith("S1") for each in broken(History(0, hub.lives)))
 
 
-def test_a_closed_connection_is_none_though_its_last_words_were_not_read() -> None:
+def test_a_closed_connection_with_unread_data_is_closed() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         line = Line(ours)
-        theirs.sendall(b"last words\n")
+        theirs.sendall(b"last line\n")
         assert line.is_open()
         theirs.close()
         assert not line.is_open()
 
 
-def test_who_is_gone_was_not_there_together(desk: WorkerHub) -> None:
-    report(desk, 1).close()
-    with report(desk, 2):
-        old, new = desk.lives
+def test_a_worker_that_had_exited_does_not_overlap(hub: WorkerHub) -> None:
+    report(hub, 1).close()
+    with report(hub, 2):
+        old, new = hub.lives
         assert old.alive_at < new.began_at
-        assert not [each for each in broken(History(0, desk.lives)) if each.startswith("S1")]
+        assert not [each for each in broken(History(0, hub.lives)) if each.startswith("S1")]
 
 
-def test_a_sign_of_life_counts_from_when_it_was_made(desk: WorkerHub) -> None:
-    with report(desk, 1) as old:
+def test_a_sign_of_life_counts_from_its_own_time(hub: WorkerHub) -> None:
+    with report(hub, 1) as old:
         moment = time.monotonic()
         old.sendall(b"%.6f\n%.6f\n" % (moment - 1, moment))
         old.shutdown(socket.SHUT_WR)
-        assert desk.wait_for(lambda: desk.lives[0].gone_at > 0, 30)
-        assert desk.lives[0].alive_at == pytest.approx(moment, abs=1e-5)
-        assert desk.alive() == []
+        assert hub.wait_for(lambda: hub.lives[0].gone_at > 0, 30)
+        assert hub.lives[0].alive_at == pytest.approx(moment, abs=1e-5)
+        assert hub.alive() == []
 
 
-def test_workers_are_told_to_succeed_also_if_they_come_later(desk: WorkerHub) -> None:
-    with report(desk, 1) as first:
-        desk.finish()
-        with report(desk, 2) as second:
+def test_finish_also_applies_to_workers_that_connect_later(hub: WorkerHub) -> None:
+    with report(hub, 1) as first:
+        hub.finish()
+        with report(hub, 2) as second:
             assert first.recv(10) == second.recv(10) == b"0\n"
 
 
@@ -161,7 +161,7 @@ def recorded(*records: RunRecord | None) -> list[Recorded]:
 
 
 def good() -> History:
-    """Two generations, one after the other, a restart between, and an end."""
+    """Return a history with two generations, one restart between them, and a verdict."""
     workers = [life(1, 0, 1.0, 5.0), life(1, 1, 1.1, 5.1)]
     workers += [life(2, rank, 6.0, 9.0, restarts=1) for rank in (0, 1)]
     second = record(2, 1, restarts_used=1)
@@ -169,7 +169,7 @@ def good() -> History:
     return History(1, workers, recorded(record(0), record(1), record(1, 1, restarts_used=1), second, end, None), 1)
 
 
-def test_a_good_history_holds() -> None:
+def test_a_good_history_breaks_no_invariant() -> None:
     assert broken(good()) == []
     assert broken(History(0)) == []
 
@@ -216,8 +216,8 @@ def spoil_too_many_restarts(history: History) -> None:
     history.max_restarts = 0
 
 
-def spoil_free_restart_charged(history: History) -> None:
-    history.hurts = 0
+def spoil_uncharged_restart_charged(history: History) -> None:
+    history.caused_failures = 0
 
 
 def spoil_generation_down(history: History) -> None:
@@ -256,39 +256,42 @@ def spoil_record_lost(history: History) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
-        (spoil_overlap, "S1: [generation 1 rank 1 of 2 on node1, pid 1001] was alive 0.001 s after [generation 2"),
+        (
+            spoil_overlap,
+            "S1: [generation 1 rank 1 of 2 on node1, pid 1001] was alive 0.001 s after the start of [generation 2",
+        ),
         (spoil_overlap_of_a_generation_between, "S1: [generation 2"),
         (spoil_world_size, "S2: generation 1 has several world sizes: [2, 3]"),
         (spoil_rank, "have the same rank"),
-        (spoil_rank_out_of_its_world, "has no place in its world"),
+        (spoil_rank_out_of_its_world, "has a rank outside its world size"),
         (spoil_store, "S2: generation 2 has several stores"),
         (spoil_restart_count, "S2: generation 2 has several restart counts"),
-        (spoil_world_of_all, "was told (4, 'store1'), and written is (2, 'store1')"),
-        (spoil_generation_unwritten, "S3: generation 2 had workers and was never written"),
-        (spoil_too_many_restarts, "1 restarts were charged, and at most 0 are allowed"),
-        (spoil_free_restart_charged, "1 restarts were charged, and only 0 workers were made to fail"),
-        (spoil_generation_down, "generation went from 2 down to 1"),
-        (spoil_settled_down, "settled went from 1 down to 0"),
-        (spoil_restarts_down, "restarts_used went from 1 down to 0"),
-        (spoil_formed_twice, "generation 2 is another than it was"),
-        (spoil_after_verdict, "something changed after the verdict"),
-        (spoil_formed_after_verdict, "something changed after the verdict"),
-        (spoil_record_again, "there was a record again"),
-        (spoil_record_lost, "before there was a verdict"),
+        (spoil_world_of_all, "was assigned (4, 'store1'), but recorded is (2, 'store1')"),
+        (spoil_generation_unwritten, "S3: generation 2 had workers but no record"),
+        (spoil_too_many_restarts, "1 restarts were charged; the maximum is 0"),
+        (spoil_uncharged_restart_charged, "1 restarts were charged, but only 0 failures were caused"),
+        (spoil_generation_down, "generation decreased from 2 to 1"),
+        (spoil_settled_down, "settled decreased from 1 to 0"),
+        (spoil_restarts_down, "restarts_used decreased from 1 to 0"),
+        (spoil_formed_twice, "generation 2 differs from the earlier one"),
+        (spoil_after_verdict, "the record changed after the verdict"),
+        (spoil_formed_after_verdict, "the record changed after the verdict"),
+        (spoil_record_again, "a new record was written"),
+        (spoil_record_lost, "before the verdict"),
     ],
 )
-def test_what_is_broken_is_found(spoil: object, said: str) -> None:
+def test_each_broken_invariant_is_found(spoil: object, message: str) -> None:
     history = good()
     assert callable(spoil)
     spoil(history)
-    assert any(said in each for each in broken(history)), broken(history)
+    assert any(message in each for each in broken(history)), broken(history)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_no_seeds_at_all_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_seeds_have_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0"]) == 0
     assert capsys.readouterr().out.startswith("0 seeds, 0 broken, in ")

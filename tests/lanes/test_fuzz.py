@@ -1,4 +1,4 @@
-"""The lane of foreign input: a short part with fixed seeds; and that a failure names the seed that repeats it."""
+"""The fuzz lane: a short part with fixed seeds; a failure prints the seed that repeats it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ CASES = {"http": 10, "links": 10, "frames": 200}
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_breaks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fixed seeds of every target."""
+def test_no_target_breaks_with_fixed_seeds(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--target", name, "--seed", "1", "--cases", str(CASES.get(name, 60))])
     assert code == 0, capsys.readouterr().out
 
 
-def test_the_same_seed_draws_the_same() -> None:
+def test_the_same_seed_draws_the_same_values() -> None:
     """Otherwise a failure could not be repeated."""
     from tenax._engines.tcp import wire
 
@@ -47,4 +46,4 @@ def test_a_failure_prints_the_seed_and_the_command(capsys: pytest.CaptureFixture
         del TARGETS["broken"]
     printed = capsys.readouterr().out
     assert "first seed: 17" in printed
-    assert "again: ./dev fuzz --target broken --seed 17 --cases 1" in printed
+    assert "to repeat: ./dev fuzz --target broken --seed 17 --cases 1" in printed

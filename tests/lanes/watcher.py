@@ -1,6 +1,6 @@
 """The watcher: a thread that follows the keys of a run in etcd and keeps every state of the record.
 
-It is told each change once and in order, however often etcd is away (``tenax._io.etcd.subscription``).
+It receives each change once and in order, however often etcd is down (``tenax._io.etcd.subscription``).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .history import Recorded
 
 
 class Watcher:
-    """``records`` grows while it runs. ``leader`` is the address of the node that leads, or led last."""
+    """``records`` grows while it runs. ``leader``: the address of the current or last leader."""
 
     def __init__(self, settings: EtcdSettings, run_id: str) -> None:
         self.records: list[Recorded] = []
-        self.led: list[tuple[float, str]] = []  # when it was heard who leads; "": nobody
+        self.leaders: list[tuple[float, str]] = []  # when a leader was seen; "": none
         self.leader = ""
         self.changed = threading.Condition()
-        self.begun = 0  # how often everything was read anew: once, unless etcd forgets
+        self.begun = 0  # number of full reads: one, unless etcd loses data
         self._settings = settings
         self._keys = Keys(run_id)
         self._loop = Loop()
@@ -39,7 +39,7 @@ class Watcher:
         self._thread.start()
 
     def verdict(self) -> str:
-        """The outcome that is on record; empty before."""
+        """Return the recorded outcome; empty before."""
         for each in self.records:
             if each.record is not None and each.record.verdict is not None:
                 return str(each.record.verdict.outcome.value)
@@ -64,7 +64,7 @@ class Watcher:
         try:
             following.start()
             self._loop.next_event(lambda: 0.0 if self._is_over else None)
-        except BaseException as error:  # told by ``close``
+        except BaseException as error:  # raised by ``close``
             self._failure = error
         finally:
             following.close()
@@ -75,24 +75,24 @@ class Watcher:
         with self.changed:
             self.begun += 1
             for kv in answer.kvs:
-                self._take(kv, is_there=True)
+                self._take(kv, exists=True)
             self.changed.notify_all()
 
     def _on_changed(self, changes: list[Change]) -> None:
         with self.changed:
             for change in changes:
-                self._take(change.kv, is_there=change.kind == "put")
+                self._take(change.kv, exists=change.kind == "put")
             self.changed.notify_all()
 
-    def _take(self, kv: KeyValue, *, is_there: bool) -> None:
+    def _take(self, kv: KeyValue, *, exists: bool) -> None:
         now = time.monotonic()
         if kv.key == self._keys.record:
-            written = msgspec.json.decode(kv.value, type=Written) if is_there else None
+            written = msgspec.json.decode(kv.value, type=Written) if exists else None
             record, by = (written.record, written.by.addr) if written is not None else (None, "")
             self.records.append(Recorded(now, kv.mod_revision, record, by))
         elif kv.key == self._keys.leader:
-            self.leader = read_leader(kv).address.addr if is_there else self.leader
-            self.led.append((now, self.leader if is_there else ""))
+            self.leader = read_leader(kv).address.addr if exists else self.leader
+            self.leaders.append((now, self.leader if exists else ""))
 
     def _on_trouble(self, error: EtcdError) -> None:
-        """etcd is away; that is the plan."""
+        """etcd is down, as planned."""

@@ -1,7 +1,7 @@
-"""A worker of the lane: it says who it is and since when it lives, then every few milliseconds that it lives still.
+"""A worker of the lane: it sends its identity and start time, then a sign of life every few milliseconds.
 
-Each sign of life carries the moment at which it was made, on the clock that all processes of this host share: so what
-it proves does not depend on when somebody reads it. Needs nothing but the standard library.
+Each sign of life contains its time, on the clock that all processes of this host share, so it does not matter when it
+is read. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import sys
 import time
 
 EVERY_S = 0.025
-SHOWN = "RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT"
-SHOWN += " TENAX_GENERATION"
+VARIABLES = "RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT"
+VARIABLES += " TENAX_GENERATION"
 
 
 def began_at() -> float:
-    """When this process was made, at the latest: the system counts in ticks, and drops what is left of one."""
+    """Return the latest possible start time of this process: the system counts in ticks and rounds down."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     since_boot = (ticks + 1) / os.sysconf("SC_CLK_TCK")
     return since_boot - (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
 
 
-if "deaf" in sys.argv:
+if "ignore-sigterm" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-desk = socket.socket(socket.AF_UNIX)
-desk.connect("\0" + os.environ["LANE_DESK"])
-who = {"pid": os.getpid(), "agent": os.environ["LANE_AGENT"], "began": began_at()}
-desk.sendall(json.dumps({**who, **{name: os.environ[name] for name in SHOWN.split()}}).encode() + b"\n")
+hub = socket.socket(socket.AF_UNIX)
+hub.connect("\0" + os.environ["LANE_HUB"])
+identity = {"pid": os.getpid(), "agent": os.environ["LANE_AGENT"], "began": began_at()}
+hub.sendall(json.dumps({**identity, **{name: os.environ[name] for name in VARIABLES.split()}}).encode() + b"\n")
 while True:
-    desk.sendall(b"%.6f\n" % time.monotonic())
-    if select.select([desk], [], [], EVERY_S)[0]:
-        told = desk.recv(100)
-        os._exit(int(told) if told else 7)  # without a desk there is nothing to live for
+    hub.sendall(b"%.6f\n" % time.monotonic())
+    if select.select([hub], [], [], EVERY_S)[0]:
+        code = hub.recv(100)
+        os._exit(int(code) if code else 7)  # exit if the hub is closed

@@ -1,4 +1,4 @@
-"""What the tests of the logs stand on: real pipes and terminals in place of standard output and standard error."""
+"""Fixtures of the log tests: real pipes and terminals as standard output and standard error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tenax._logs.writer import LogWriter
 
 
 @contextmanager
-def standing_on(out: int, err: int) -> Iterator[None]:
-    """Within the context, descriptors 1 and 2 of this process are these; a scribe that is started inherits them."""
+def standard_streams(out: int, err: int) -> Iterator[None]:
+    """Make these descriptors 1 and 2 of this process; a log writer that is started meanwhile inherits them."""
     saved = os.dup(1), os.dup(2)
     os.dup2(out, 1)
     os.dup2(err, 2)
@@ -31,7 +31,7 @@ def standing_on(out: int, err: int) -> Iterator[None]:
 
 
 class Reader:
-    """Reads a descriptor to its end in a thread of its own."""
+    """Reads a descriptor to its end in a thread."""
 
     def __init__(self, descriptor: int) -> None:
         self.data = bytearray()
@@ -53,23 +53,23 @@ class Reader:
                 break
         os.close(self._descriptor)
 
-    def wait_for(self, is_there: Callable[[bytes], bool], timeout_s: float = 10.0) -> bytes:
+    def wait_for(self, condition: Callable[[bytes], bool], timeout_s: float = 10.0) -> bytes:
         with self._grew:
-            assert self._grew.wait_for(lambda: is_there(bytes(self.data)), timeout_s), bytes(self.data[-2000:])
+            assert self._grew.wait_for(lambda: condition(bytes(self.data)), timeout_s), bytes(self.data[-2000:])
             return bytes(self.data)
 
     def all(self) -> bytes:
-        """Everything, once all writers have closed."""
+        """Return everything, once all writers have closed."""
         self._thread.join(10)
-        assert not self._thread.is_alive(), "somebody still holds the console open"
+        assert not self._thread.is_alive(), "another process still holds the console open"
         return bytes(self.data)
 
 
-class Stage:
-    """A scribe between worker pipes and a console that the test holds."""
+class Harness:
+    """Log writers between worker pipes and consoles that the test holds."""
 
     def __init__(self) -> None:
-        self._scribes: list[LogWriter] = []
+        self._writers: list[LogWriter] = []
         self._descriptors: list[int] = []
 
     def pipe(self) -> tuple[int, int]:
@@ -78,16 +78,16 @@ class Stage:
         return ends
 
     @contextmanager
-    def scribe(self, out: int, err: int, **settings: float) -> Iterator[LogWriter]:
-        """The scribe's console is (out, err); both are closed here at the end, so that a reader sees the end."""
-        scribe = LogWriter(**settings)  # type: ignore[arg-type]
-        self._scribes.append(scribe)
-        with standing_on(out, err):
-            scribe.start()
+    def log_writer(self, out: int, err: int, **settings: float) -> Iterator[LogWriter]:
+        """Start a log writer with this console; close both descriptors at the end, so that a reader sees the end."""
+        writer = LogWriter(**settings)  # type: ignore[arg-type]
+        self._writers.append(writer)
+        with standard_streams(out, err):
+            writer.start()
             try:
-                yield scribe
+                yield writer
             finally:
-                scribe.finish(0.1)
+                writer.finish(0.1)
         for descriptor in {out, err}:
             self.close(descriptor)
 
@@ -104,19 +104,19 @@ class Stage:
     def clean_up(self) -> None:
         for descriptor in self._descriptors:
             os.close(descriptor)
-        for scribe in self._scribes:
-            assert is_gone(scribe.pid, 0.0), "a scribe was left behind"
+        for writer in self._writers:
+            assert is_gone(writer.pid, 0.0), "a log writer still runs"
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
-    yield stage
-    stage.clean_up()
+def harness() -> Iterator[Harness]:
+    harness = Harness()
+    yield harness
+    harness.clean_up()
 
 
 def is_gone(pid: int, timeout_s: float) -> bool:
-    """Whether this process has ended, or does so in time."""
+    """Return whether this process exits within the timeout."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -134,11 +134,11 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         return
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """For facts that nothing announces: the content of a file, the state of a process."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Poll for a condition that nothing announces: the content of a file, the state of a process."""
     deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline, "it did not come true in time"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was not true in time"
         select.select([], [], [], 0.002)
 
 

@@ -1,4 +1,4 @@
-"""A helper process that says what it is, and goes."""
+"""A helper process that reports its own properties and exits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main(descriptor: int) -> None:
         name = comm.read().strip()
     descriptors = {int(entry) for entry in os.listdir("/proc/self/fd")}
     open_descriptors = [number for number in sorted(descriptors) if os.path.exists(f"/proc/self/fd/{number}")]
-    facts = {
+    properties = {
         "leads_session": os.getsid(0) == os.getpid(),
         "descriptors": open_descriptors,
         "stdin": os.readlink("/proc/self/fd/0"),
@@ -24,4 +24,4 @@ def main(descriptor: int) -> None:
         "looks_in_current_directory": "" in sys.path,
         "inheritable": os.get_inheritable(descriptor),
     }
-    channel.send((facts,))
+    channel.send((properties,))

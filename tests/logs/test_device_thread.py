@@ -1,4 +1,4 @@
-"""Lane: flowing, holding, stuck. The clock is an argument; the thread is real, in a process that ends with it."""
+"""Device threads: flowing, holding and stuck. The clock is an argument; the thread is real, in its own process."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def run(program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_lane_holds_then_sticks_then_flows() -> None:
-    """Above the limit it holds; after a window without movement it is stuck and drops; movement ends that."""
-    told = run("""
+def test_a_device_holds_then_is_stuck_then_flows() -> None:
+    """Above the limit it holds; after a window without progress it is stuck and drops; progress ends that."""
+    output = run("""
 def consume(batch):
     gate.acquire()
-    lane.on_written(sum(map(len, batch)))
-lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
-def tell(now):
-    lane.update(now)
-    print(now, lane.holding, lane.stuck, lane.drops, lane.deadline, flush=True)
+    device.on_written(sum(map(len, batch)))
+device = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
+def show(now):
+    device.update(now)
+    print(now, device.holding, device.stuck, device.drops, device.deadline, flush=True)
 big = b"x" * 300_000  # more than a batch, so that each is written alone
-lane.put(b"x" * 90, 90); tell(0.0)
-lane.put(big, len(big)); tell(10.0)
-tell(10.9)
-tell(11.0)
+device.put(b"x" * 90, 90); show(0.0)
+device.put(big, len(big)); show(10.0)
+show(10.9)
+show(11.0)
 gate.release(2); woken.acquire()
-while lane.pending: pass
-tell(12.0)
+while device.pending: pass
+show(12.0)
 """)
-    assert told == [
+    assert output == [
         "0.0 False False False None",
         "10.0 True False False 10.9",
         "10.9 True False False 11.0",
@@ -57,33 +57,33 @@ tell(12.0)
     ]
 
 
-def test_a_lane_that_moves_is_not_stuck() -> None:
-    """What the device took within the window, or still holds for its reader, begins another window."""
-    told = run("""
+def test_a_device_that_makes_progress_is_not_stuck() -> None:
+    """Bytes written within the window, or a change of what the kernel holds for the reader, begin another window."""
+    output = run("""
 held = 0
 def consume(batch):
     gate.acquire()
-lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0, waiting_in_device=lambda: held)
-lane.put(b"x" * 200, 200)
-lane.update(0.0)
-held = -7; lane.update(1.0); print(lane.holding, lane.stuck, round(lane.deadline, 3))
-lane.on_written(1); lane.update(2.0); print(lane.holding, lane.stuck)
-lane.update(3.0); print(lane.holding, lane.stuck)
+device = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0, waiting_in_device=lambda: held)
+device.put(b"x" * 200, 200)
+device.update(0.0)
+held = -7; device.update(1.0); print(device.holding, device.stuck, round(device.deadline, 3))
+device.on_written(1); device.update(2.0); print(device.holding, device.stuck)
+device.update(3.0); print(device.holding, device.stuck)
 """)
-    assert told == ["True False 1.9", "True False", "False True"]
+    assert output == ["True False 1.9", "True False", "False True"]
 
 
-def test_a_lane_whose_thread_died_says_so() -> None:
-    """An error in the thread wakes the loop and is raised there, instead of swallowing all that comes."""
-    told = run("""
+def test_an_error_in_a_device_thread_is_raised_in_the_loop() -> None:
+    """An error in the thread wakes the loop and is raised there, instead of being swallowed."""
+    output = run("""
 def consume(batch):
     raise ZeroDivisionError("in the thread")
-lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
-lane.put(b"x", 1)
+device = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
+device.put(b"x", 1)
 woken.acquire()
 try:
-    lane.update(0.0)
+    device.update(0.0)
 except ZeroDivisionError as error:
     print(error, flush=True)
 """)
-    assert told == ["in the thread"]
+    assert output == ["in the thread"]

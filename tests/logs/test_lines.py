@@ -13,7 +13,7 @@ PIECES = st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\xff", 
 @settings(max_examples=300, deadline=None)
 @given(pieces=PIECES, at_returns=st.booleans(), longest=st.sampled_from([4, 1000]))
 def test_every_byte_comes_out_once_and_in_order(pieces: list[bytes], at_returns: bool, longest: int) -> None:
-    """Law 1: however the bytes are cut on their way in, the same bytes come out."""
+    """Invariant 1: however the input is divided, the same bytes come out."""
     cutter = LineCutter(longest)
     out = [cutter.cut(piece, at_returns=at_returns) for piece in pieces]
     assert b"".join(out) + cutter.end() == b"".join(pieces)
@@ -22,7 +22,7 @@ def test_every_byte_comes_out_once_and_in_order(pieces: list[bytes], at_returns:
 @settings(max_examples=300, deadline=None)
 @given(pieces=PIECES)
 def test_only_whole_lines_come_out(pieces: list[bytes]) -> None:
-    """Law 2: what comes out before the end of the stream ends with a newline, and as early as it can."""
+    """Invariant 2: output before the end of the stream ends with a newline, and comes as early as possible."""
     cutter = LineCutter()
     whole = b""
     for piece in pieces:
@@ -34,8 +34,8 @@ def test_only_whole_lines_come_out(pieces: list[bytes]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(pieces=PIECES)
-def test_a_cut_at_a_return_never_tears_a_line_end(pieces: list[bytes]) -> None:
-    """A carriage return counts only once the next byte shows that it is not half of a line end."""
+def test_a_cut_at_a_carriage_return_never_splits_crlf(pieces: list[bytes]) -> None:
+    """A carriage return counts only once the next byte shows that it is not the start of CRLF."""
     cutter = LineCutter()
     whole, joined = b"", b"".join(pieces)
     for piece in pieces:
@@ -44,8 +44,8 @@ def test_a_cut_at_a_return_never_tears_a_line_end(pieces: list[bytes]) -> None:
         assert not whole or whole[-1:] in b"\r\n"
 
 
-def test_a_line_that_never_ends_is_let_go() -> None:
-    """A line longer than the limit comes out in pieces instead of filling the memory."""
+def test_a_line_longer_than_the_maximum_comes_out_in_pieces() -> None:
+    """It does not fill the memory."""
     cutter = LineCutter(max_bytes=10)
     assert cutter.cut(b"0123456789") == b""
     assert cutter.cut(b"a") == b"0123456789a"
@@ -53,7 +53,7 @@ def test_a_line_that_never_ends_is_let_go() -> None:
 
 
 def test_every_line_gets_the_prefix() -> None:
-    """The prefix stands before each line, also an empty one, and not after the last."""
+    """The prefix comes before each line, also an empty one, and not after the last."""
     assert with_prefix(b"a\n\nb\n", b"P:") == b"P:a\nP:\nP:b\n"
     assert with_prefix(b"a\nb", b"P:") == b"P:a\nP:b"
     assert with_prefix(b"a\nb\n", b"P:", continues=True) == b"a\nP:b\n"
@@ -62,7 +62,7 @@ def test_every_line_gets_the_prefix() -> None:
 
 
 def test_progress_bars_keep_their_prefix() -> None:
-    """Text after a carriage return overwrites the prefix, so it gets its own; line ends with a return do not."""
+    """Text after a carriage return overwrites the prefix, so it gets its own; CRLF does not."""
     assert with_prefix(b"10%\r20%\r", b"P:", at_returns=True) == b"P:10%\rP:20%\r"
     assert with_prefix(b"a\r\nb\r\n", b"P:", at_returns=True) == b"P:a\r\nP:b\r\n"
     assert with_prefix(b"10%\r20%\n", b"P:", at_returns=True) == b"P:10%\rP:20%\n"
@@ -70,7 +70,7 @@ def test_progress_bars_keep_their_prefix() -> None:
 
 
 def test_lines_are_found_by_any_needle() -> None:
-    """A line with one of the needles is found once, even if it is the unfinished last one."""
+    """A line with several needles is returned once; the unfinished last line counts too."""
     text = b"loss 3\nERROR and WARN\nfine\nlast WARN"
     assert lines_with(text, [b"ERROR", b"WARN"]) == b"ERROR and WARN\nlast WARN\n"
     assert lines_with(text, [b"absent"]) == b""

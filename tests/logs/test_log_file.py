@@ -1,4 +1,4 @@
-"""A log file on a disk that takes a part of what it is given: the disk is a limit on the size of files."""
+"""A log file on a disk that accepts only a part of what is written: a limit on the file size simulates it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(log.lost_bytes)
 """
 
 
-def test_half_a_mark_is_taken_back(tmp_path: Path) -> None:
+def test_a_partial_gap_mark_is_removed(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     path = tmp_path / "log"
     ran = subprocess.run([sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=True)

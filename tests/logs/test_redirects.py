@@ -1,4 +1,4 @@
-"""Redirects: below Python, and always undone."""
+"""Redirects: on the level of file descriptors, and always undone."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ print("after stderr", file=sys.stderr)
 
 
 @pytest.mark.process
-def test_everything_inside_goes_to_the_file(tmp_path: Path) -> None:
-    """Python's output, C's and a child's go to the file, in the context only, though an exception ends it."""
+def test_all_output_inside_goes_to_the_file(tmp_path: Path) -> None:
+    """Output of Python, of C and of a child, within the context only, even if an exception ends it."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "out"), str(tmp_path / "err")],
         capture_output=True,
@@ -48,15 +48,14 @@ def test_everything_inside_goes_to_the_file(tmp_path: Path) -> None:
     assert done.stderr == "after stderr\n"
 
 
-def test_only_standard_streams(tmp_path: Path) -> None:
-    """A stream that is not stdout or stderr is refused, and no file is made."""
+def test_only_stdout_and_stderr_can_be_redirected(tmp_path: Path) -> None:
+    """Another stream is rejected, and no file is created."""
     with pytest.raises(ValueError, match="'stdin'"), redirect("stdin", str(tmp_path / "file")):
         pass
     assert not os.listdir(tmp_path)
 
 
-def test_a_file_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
-    """When the file cannot be opened, the stream is as before."""
+def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path: Path) -> None:
     before = os.fstat(1)
     with pytest.raises(FileNotFoundError), redirect("stdout", str(tmp_path / "missing" / "file")):
         pass
@@ -64,8 +63,8 @@ def test_a_file_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_c_library_is_loaded_when_asked_for() -> None:
-    """Importing the module loads no library and no ctypes; asking for it gives the one in use."""
+def test_the_c_library_is_loaded_on_request() -> None:
+    """Importing the module loads neither a library nor ctypes; get_libc() returns the one in use."""
     code = "import tenax.multiprocessing.redirects, sys; print('ctypes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
     assert get_libc().getpid() == os.getpid()

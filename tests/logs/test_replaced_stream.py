@@ -1,4 +1,4 @@
-"""A replaced sys.stdout: the object gets the teed lines, whole and in order, and a broken one hurts nobody."""
+"""A replaced sys.stdout: the object gets the teed lines, whole and in order; if it raises, the run is not affected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [on_linux, pytest.mark.process]
 
 
 class Broken(io.StringIO):
-    """Takes one write."""
+    """Accepts one write."""
 
     def write(self, text: str) -> int:
         if self.getvalue():
@@ -38,26 +38,28 @@ def write(stream: io.StringIO, *chunks: bytes) -> None:
     replaced.close(PATIENCE_S)
 
 
-def test_lines_arrive_whole_and_a_last_one_without_an_end_too() -> None:
-    """However the bytes were cut, characters are not, and what is not UTF-8 is replaced."""
+def test_lines_arrive_whole_including_an_unfinished_last_one() -> None:
+    """Characters are never divided, and invalid UTF-8 is replaced."""
     stream = io.StringIO()
     write(stream, b"one\ntw", "o ü".encode()[:-1], "ü".encode()[-1:] + b"\n\xff", b"last")
     assert stream.getvalue() == "one\ntwo ü\n\ufffdlast"
 
 
-def test_an_object_that_raises_gets_no_more(capfd: pytest.CaptureFixture[str]) -> None:
-    """What is written after that meets a broken pipe, as after a reader that went away."""
+def test_an_object_that_raises_gets_no_more_writes(capfd: pytest.CaptureFixture[str]) -> None:
+    """Later writes fail with a broken pipe, as with a closed reader."""
     stream = Broken()
     write(stream, b"one\n", b"two\n", b"three\n")
     assert stream.getvalue() == "one\n"
-    assert "the Broken in place of sys.stdout or sys.stderr failed: I/O operation" in capfd.readouterr().err
+    assert (
+        "could not write to the Broken that replaces sys.stdout or sys.stderr: I/O operation" in capfd.readouterr().err
+    )
 
 
 def run(folder: Path, script: str, tee: Std) -> RunProcsResult:
     specs = DefaultLogsSpecs(str(folder), tee=tee)
-    words = ("-c", script)
+    arguments = ("-c", script)
     with leaving_nothing():
-        context = start_processes("test", sys.executable, {0: words, 1: words}, {0: {}, 1: {}}, specs)
+        context = start_processes("test", sys.executable, {0: arguments, 1: arguments}, {0: {}, 1: {}}, specs)
         result = context.wait(PATIENCE_S)
         context.close()
     assert result is not None
@@ -85,8 +87,8 @@ def test_an_object_that_raises_fails_no_worker(tmp_path: Path) -> None:
     assert all(Path(path).read_text().split() == [*map(str, range(500))] for path in result.stdouts.values())
 
 
-def test_what_is_not_teed_goes_to_the_descriptor(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """As under torch: only teed lines are written by this program."""
+def test_output_that_is_not_teed_goes_to_the_descriptor(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As under torch: this program writes only teed lines."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         assert not run(tmp_path, "print('direct')", Std.NONE).failures
@@ -94,20 +96,19 @@ def test_what_is_not_teed_goes_to_the_descriptor(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr().out.split() == ["direct", "direct"]
 
 
-def say_rank() -> None:
+def print_rank() -> None:
     print("rank", os.environ["RANK"])
 
 
-def test_a_launch_from_python_honours_it(tmp_path: Path) -> None:
-    """elastic_launch does as start_processes does."""
+def test_elastic_launch_uses_the_replaced_stream(tmp_path: Path) -> None:
     shown = io.StringIO()
     specs = DefaultLogsSpecs(str(tmp_path), tee=Std.ALL)
     with leaving_nothing(), contextlib.redirect_stdout(shown):
-        elastic_launch(LaunchConfig(1, 1, 2, logs_specs=specs, max_restarts=0), say_rank)()
+        elastic_launch(LaunchConfig(1, 1, 2, logs_specs=specs, max_restarts=0), print_rank)()
     assert sorted(shown.getvalue().splitlines()) == ["[default_role0]:rank 0", "[default_role1]:rank 1"]
 
 
-def test_it_survives_the_death_of_the_log_writer(tmp_path: Path) -> None:
+def test_the_replaced_stream_survives_the_death_of_the_log_writer(tmp_path: Path) -> None:
     """The next log writer gets the same pipe."""
     shown = io.StringIO()
     specs = DefaultLogsSpecs(str(tmp_path / "logs"), tee=Std.OUT)

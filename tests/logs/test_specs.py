@@ -1,4 +1,4 @@
-"""Specs: names of files and directories, and nothing erased."""
+"""Logs specs: names of files and directories; nothing is erased."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def environments(count: int, run_id: str = "job", restart: int = 0) -> dict[int,
     return {rank: {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(restart)} for rank in range(count)}
 
 
-def test_layout(tmp_path: Path) -> None:
-    """The layout is TorchElastic's: run directory, attempt, local rank, and the error file is in the environment."""
+def test_the_layout_is_that_of_torchelastic(tmp_path: Path) -> None:
+    """Run directory, attempt, local rank; the error file is in the environment."""
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
     envs = environments(2)
     made = specs.reify(envs)
@@ -34,8 +34,8 @@ def test_layout(tmp_path: Path) -> None:
     assert sorted(os.listdir(run / "attempt_0")) == ["0", "1"]
 
 
-def test_tee_keeps_what_it_shows(tmp_path: Path) -> None:
-    """A stream that is teed is kept as well, whether or not it is redirected; others stay on the console."""
+def test_a_teed_stream_is_also_written_to_a_file(tmp_path: Path) -> None:
+    """Whether or not it is redirected; other streams stay on the console."""
     made = DefaultLogsSpecs(str(tmp_path), redirects={0: Std.ERR}, tee={0: Std.OUT, 1: Std.ALL}).reify(environments(3))
     assert made.tee_stdouts == {0: made.stdouts[0], 1: made.stdouts[1]}
     assert made.tee_stderrs == {1: made.stderrs[1]}
@@ -44,8 +44,7 @@ def test_tee_keeps_what_it_shows(tmp_path: Path) -> None:
     assert made.stdouts[2] == made.stderrs[2] == ""
 
 
-def test_ranks_of_two_digits(tmp_path: Path) -> None:
-    """A map may name local rank 10 and above."""
+def test_a_map_may_name_ranks_of_two_digits(tmp_path: Path) -> None:
     tee = Std.from_str("0:1,11:2")
     made = DefaultLogsSpecs(str(tmp_path), tee=tee).reify(environments(12))
     assert list(made.tee_stdouts) == [0]
@@ -53,20 +52,20 @@ def test_ranks_of_two_digits(tmp_path: Path) -> None:
     assert made.stderrs[11].endswith("11/stderr.log")
 
 
-def test_filtered_ranks_are_kept_but_not_shown(tmp_path: Path) -> None:
-    """A rank outside the filter is not teed; what it does not keep goes nowhere. An empty filter filters nothing."""
+def test_ranks_outside_the_filter_are_not_shown(tmp_path: Path) -> None:
+    """They are not teed, and streams without a file are dropped. An empty filter filters nothing."""
     made = DefaultLogsSpecs(str(tmp_path), redirects=Std.NONE, tee=Std.OUT, local_ranks_filter={1}).reify(
         environments(2)
     )
     assert list(made.tee_stdouts) == [1]
     assert made.stdouts[0].endswith("0/stdout.log")
     assert made.stderrs == {0: os.devnull, 1: ""}
-    everyone = DefaultLogsSpecs(str(tmp_path), tee=Std.OUT, local_ranks_filter=set()).reify(environments(2))
-    assert list(everyone.tee_stdouts) == [0, 1]
+    all_ranks = DefaultLogsSpecs(str(tmp_path), tee=Std.OUT, local_ranks_filter=set()).reify(environments(2))
+    assert list(all_ranks.tee_stdouts) == [0, 1]
 
 
-def test_devnull_keeps_nothing() -> None:
-    """With the null device as log directory there are no files, no directories and no error file; tee still shows."""
+def test_devnull_as_log_directory_writes_no_files() -> None:
+    """No directories and no error file either; tee still shows lines."""
     specs = DefaultLogsSpecs(os.devnull, redirects=Std.ERR, tee=Std.OUT)
     envs = environments(2)
     made = specs.reify(envs)
@@ -80,7 +79,7 @@ def test_devnull_keeps_nothing() -> None:
 
 
 def test_an_earlier_attempt_is_never_erased(tmp_path: Path) -> None:
-    """Law 1: a second start with the same restart count gets a directory of its own; the first one's files stay."""
+    """A second start with the same restart count gets its own directory."""
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
     first = specs.reify(environments(1))
     Path(first.stdouts[0]).write_text("evidence")
@@ -96,15 +95,15 @@ def test_an_earlier_attempt_is_never_erased(tmp_path: Path) -> None:
     "run_id", ["a/b", "../../up", "..", "", "with space", "x" * 400, "ß" * 300, "a\0b", "a\nb", "$(x)"]
 )
 def test_any_run_id_becomes_one_directory(tmp_path: Path, run_id: str) -> None:
-    """Law 2: whatever the run id is, the run directory is one level below the log directory."""
+    """One level below the log directory, whatever the run id."""
     specs = DefaultLogsSpecs(str(tmp_path))
     specs.reify(environments(1, run_id=run_id))
     assert os.path.dirname(specs.run_log_dir) == str(tmp_path)
     assert len(os.listdir(tmp_path)) == 1
 
 
-def test_directories_are_made_when_needed(tmp_path: Path) -> None:
-    """Law 3: naming a directory makes nothing; the first start makes it, with its parents."""
+def test_directories_are_created_by_the_first_start(tmp_path: Path) -> None:
+    """With their parents; creating the specs creates nothing."""
     specs = DefaultLogsSpecs(str(tmp_path / "a" / "b"))
     assert not os.listdir(tmp_path)
     run = specs.open_run_log_dir("job")
@@ -113,8 +112,8 @@ def test_directories_are_made_when_needed(tmp_path: Path) -> None:
     assert specs.reify(environments(1)).error_files[0].startswith(run)
 
 
-def test_no_directory_means_a_temporary_one(tmp_path: Path) -> None:
-    """Without a log directory a new private one is made below TMPDIR, once."""
+def test_the_default_is_a_temporary_directory(tmp_path: Path) -> None:
+    """A new private one below TMPDIR, created once."""
     saved = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(tmp_path)
     try:
@@ -130,15 +129,14 @@ def test_no_directory_means_a_temporary_one(tmp_path: Path) -> None:
             os.environ["TMPDIR"] = saved
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
-    """A log directory that is a file is refused at once."""
+def test_a_file_as_log_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match="is a file"):
+    with pytest.raises(NotADirectoryError, match="is a file; choose another path"):
         DefaultLogsSpecs(str(tmp_path / "file"))
 
 
 def test_specs_and_destinations_are_values(tmp_path: Path) -> None:
-    """They compare by content, show their content, and destinations can be changed and given by position."""
+    """They compare by content and show it; destinations are mutable and take positional arguments."""
     one, other = DefaultLogsSpecs(str(tmp_path), tee=Std.OUT), DefaultLogsSpecs(str(tmp_path), tee=Std.OUT)
     assert one == other
     assert one != DefaultLogsSpecs(str(tmp_path), tee=Std.ERR)
@@ -149,17 +147,19 @@ def test_specs_and_destinations_are_values(tmp_path: Path) -> None:
     assert LogsDest().stdouts is not LogsDest().stdouts
 
 
-def test_plug_ins_are_found_by_name() -> None:
-    """The default costs no search; an unknown name is refused with the names that exist."""
+def test_an_unknown_name_is_rejected_with_the_known_ones() -> None:
+    """The default needs no search."""
     assert load_logs_specs(None) is load_logs_specs("default") is DefaultLogsSpecs
     assert issubclass(DefaultLogsSpecs, LogsSpecs)
-    with pytest.raises(ValueError, match=r"No logs specs are called 'nobody'.*there are: .*default"):
-        load_logs_specs("nobody")
+    with pytest.raises(
+        ValueError, match=r"unknown logs specs 'unregistered'; known in the entry-point group .*: .*default"
+    ):
+        load_logs_specs("unregistered")
 
 
 @pytest.mark.process
-def test_a_plug_in_is_loaded_from_the_entry_point_group(tmp_path: Path) -> None:
-    """A distribution that registers a class in the group torchrun.logs_specs is found under its name."""
+def test_a_plugin_is_loaded_from_the_entry_point_group(tmp_path: Path) -> None:
+    """torchrun.logs_specs."""
     import subprocess
     import sys
 

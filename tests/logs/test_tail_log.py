@@ -1,4 +1,4 @@
-"""Tail log: following files for those who use TorchElastic's class directly."""
+"""TailLog: TorchElastic's class that follows files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def set_event() -> threading.Event:
 
 
 class Text(io.StringIO):
-    """A destination that tells when it was written to."""
+    """A destination that can be waited for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class Text(io.StringIO):
             assert self.grew.wait_for(lambda: text in self.getvalue(), 10), self.getvalue()
 
 
-def test_lines_are_followed_as_they_come(tmp_path: Path) -> None:
-    """Lines appear while the file grows, only when whole, with their rank's header; a file may appear late."""
+def test_lines_are_copied_while_the_file_grows(tmp_path: Path) -> None:
+    """Only whole lines, with their rank's prefix; a file may appear late."""
     dst = Text()
     tail = TailLog("trainer", {0: str(tmp_path / "0"), 1: str(tmp_path / "1")}, dst, interval_sec=0.001).start()
     with open(tmp_path / "0", "wb", buffering=0) as file:
@@ -53,8 +53,8 @@ def test_lines_are_followed_as_they_come(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_is_lost_at_stop(tmp_path: Path) -> None:
-    """What the files hold when stop is called is there when it returns, each line once, whole, in order."""
+def test_stop_copies_everything_that_is_in_the_files(tmp_path: Path) -> None:
+    """Each line once, whole, in order."""
     dst = io.StringIO()
     files = {rank: str(tmp_path / str(rank)) for rank in range(4)}
     tail = TailLog("t", files, dst, log_line_prefixes={rank: f"{rank} " for rank in files}, interval_sec=0.001).start()
@@ -68,8 +68,8 @@ def test_nothing_is_lost_at_stop(tmp_path: Path) -> None:
         assert mine == [f"{rank} {rank}-{number}" for number in range(2000)]
 
 
-def test_stop_without_files_returns(tmp_path: Path) -> None:
-    """Files that never appear, and a tail that was never started, hold nobody up."""
+def test_stop_returns_without_files(tmp_path: Path) -> None:
+    """Also for a TailLog that was never started."""
     dst = io.StringIO()
     tail = TailLog("t", {0: str(tmp_path / "never")}, dst, interval_sec=60).start()
     tail.stop()
@@ -77,8 +77,8 @@ def test_stop_without_files_returns(tmp_path: Path) -> None:
     assert dst.getvalue() == ""
 
 
-def test_one_file_with_a_filter(tmp_path: Path) -> None:
-    """A filter chooses lines, which it sees with their newline; without one every line is copied."""
+def test_a_filter_selects_lines(tmp_path: Path) -> None:
+    """It gets lines with their newline; without a filter every line is copied."""
     (tmp_path / "log").write_bytes(b"a\nb\n\xff\nlast")
     chosen, everything = io.StringIO(), io.StringIO()
     tail_logfile("", str(tmp_path / "log"), chosen, set_event(), 1.0, lambda line: line in ("b\n", "last\n"))

@@ -1,4 +1,4 @@
-"""The times beside a log file: written seldom, found quickly, and nobody's trouble."""
+"""The times file of a log file: rarely written, quickly searched; errors in it affect nothing else."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tenax._logs.times import TimesReader, TimesWriter, times_path
 
 
 def log_in(folder: Path) -> bytes:
-    """A log file where one of a run would be."""
+    """Return the path of a log file in the layout of a run."""
     path = folder / "attempt_0" / "3" / "stdout.log"
     path.parent.mkdir(parents=True)
     return os.fsencode(path)
 
 
-def test_where_they_are() -> None:
-    """By our layout; files that somebody else has chosen have none, and nothing is put beside them."""
+def test_only_files_in_the_layout_of_tenax_have_times() -> None:
+    """For custom paths no file is created."""
     assert times_path(b"/logs/run_1/attempt_2.1/10/stderr.log") == b"/logs/run_1/journal.times/attempt_2.1.10.stderr"
     for elsewhere in (b"/logs/stdout.log", b"/logs/attempt_0/x/stdout.log", b"/logs/run/0/1/stdout.log", b"/dev/null"):
         assert times_path(elsewhere) == b""
 
 
-def test_at_most_ten_a_second(tmp_path: Path) -> None:
+def test_at_most_ten_times_a_second_are_recorded(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     writer = TimesWriter(log)
     for hundredth in range(1000):
@@ -35,7 +35,7 @@ def test_at_most_ten_a_second(tmp_path: Path) -> None:
     assert all(position == round((at - 1000) * 500) for position, at in marks)
 
 
-def test_what_is_looked_up(tmp_path: Path) -> None:
+def test_times_are_looked_up_by_position(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     writer = TimesWriter(log)
     for number in range(10_000):
@@ -48,8 +48,8 @@ def test_what_is_looked_up(tmp_path: Path) -> None:
     assert reader.position_at(1e12) == 999_900
 
 
-def test_all_of_them_however_many(tmp_path: Path) -> None:
-    """A worker that prints a short line now and then has more of them in one portion than are read at once."""
+def test_all_times_of_a_range_are_found(tmp_path: Path) -> None:
+    """A worker that prints short lines has more of them than one read returns."""
     log = log_in(tmp_path)
     writer = TimesWriter(log)
     for number in range(10_000):
@@ -60,8 +60,8 @@ def test_all_of_them_however_many(tmp_path: Path) -> None:
     assert reader.between(0, 9000 * 11)[-1] == (8999 * 11, 9999.0)
 
 
-def test_half_a_record_is_none(tmp_path: Path) -> None:
-    """Its writer was killed. The next one goes on, and a reader does not stumble."""
+def test_a_partial_record_is_ignored(tmp_path: Path) -> None:
+    """Its writer was killed. The next one continues, and a reader skips it."""
     log = log_in(tmp_path)
     path = tmp_path / "journal.times" / "attempt_0.3.stdout"
     writer = TimesWriter(log)
@@ -75,8 +75,8 @@ def test_half_a_record_is_none(tmp_path: Path) -> None:
     assert TimesReader(log).between(0, 100) == [(0, 1.0), (50, 2.0)]
 
 
-def test_no_times_are_no_trouble(tmp_path: Path) -> None:
-    """None there; a file where their folder would be."""
+def test_missing_times_are_tolerated(tmp_path: Path) -> None:
+    """No file; a file where their folder would be."""
     log = log_in(tmp_path)
     reader = TimesReader(log)
     assert (reader.between(0, 100), reader.position_at(5.0)) == ([], 0)
@@ -90,14 +90,14 @@ def test_no_times_are_no_trouble(tmp_path: Path) -> None:
     assert TimesReader(log).between(0, 100) == []
 
 
-def test_a_log_file_notes_its_own_positions(tmp_path: Path) -> None:
-    """Also in a file that had something in it before."""
+def test_a_log_file_records_its_own_positions(tmp_path: Path) -> None:
+    """Also in a file that had content before."""
     log = log_in(tmp_path)
     Path(os.fsdecode(log)).write_bytes(b"before\n")
     file = LogFile(log)
     file.append(b"first\n", 100.0)
     file.append(b"second\n", 101.0)
-    file.append(b"third\n")  # nobody wants to know when
+    file.append(b"third\n")  # do not record the time
     file.close()
     assert TimesReader(log).between(0, 100) == [(7, 100.0), (13, 101.0)]
     assert file.began_at == 7

@@ -1,4 +1,4 @@
-"""What is ours in the API: which handler is in use, several at once, handlers from a text."""
+"""The parts of the API that TorchElastic does not have: the handler in use, fan-out, handlers from a text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Broken(MetricHandler):
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """The process's handlers, as they were before the test."""
+    """The handlers of this process, restored after the test."""
     from tenax.metrics import api
 
     before = dict(api._handlers)
@@ -47,14 +47,14 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_nobody_is_in_use_until_somebody_is_configured() -> None:
-    """By default values are thrown away, and whoever asks is told so."""
+def test_no_handler_is_in_use_until_one_is_configured() -> None:
+    """By default values are dropped, and handler_in_use() returns None."""
     assert metrics.handler_in_use("torchelastic") is None
 
 
 @pytest.mark.usefixtures("handlers")
-def test_the_handler_in_use_is_the_group_s_or_the_default() -> None:
-    """Also when a group throws its values away although the default keeps them."""
+def test_the_handler_in_use_is_that_of_the_group_or_the_default() -> None:
+    """Also when a group drops its values although the default does not."""
     default, own = Keep(), Keep()
     metrics.configure(default)
     metrics.configure(own, "mine")
@@ -66,15 +66,15 @@ def test_the_handler_in_use_is_the_group_s_or_the_default() -> None:
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("wrong", ["x", None, Keep, print], ids=str)
-def test_what_is_no_handler_is_refused_at_once(wrong: object) -> None:
-    """And not by the next agent that wants to use it."""
-    with pytest.raises(TypeError, match=r"is no metric handler; expected an object with emit\(metric_data\)"):
+def test_an_object_that_is_not_a_handler_is_rejected_at_once(wrong: object) -> None:
+    """Not only by the next agent that uses it."""
+    with pytest.raises(TypeError, match=r"is not a metric handler; expected an object with emit\(metric_data\)"):
         metrics.configure(wrong)  # type: ignore[arg-type]
     assert metrics.handler_in_use("torchelastic") is None
 
 
-def test_a_fan_out_gives_each_value_to_all() -> None:
-    """One that raises costs the others nothing, and the caller hears of it."""
+def test_a_fan_out_passes_each_value_to_all() -> None:
+    """If one raises, the others still get it, and the exception reaches the caller."""
     first, last = Keep(), Keep()
     with pytest.raises(OSError, match="full"):
         FanOutMetricHandler([first, Broken(), last]).emit(DATA)
@@ -82,7 +82,7 @@ def test_a_fan_out_gives_each_value_to_all() -> None:
 
 
 def test_a_fan_out_closes_all() -> None:
-    """Also one that has no close of its own, as handlers written for TorchElastic."""
+    """Also handlers without close(), written for TorchElastic."""
 
     class Foreign:
         def emit(self, metric_data: MetricData) -> None: ...
@@ -94,8 +94,8 @@ def test_a_fan_out_closes_all() -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_initialize_metrics_makes_what_the_text_names(tmp_path: Path) -> None:
-    """All groups without a handler of their own are served by them."""
+def test_initialize_metrics_creates_the_handlers_of_the_text(tmp_path: Path) -> None:
+    """They serve all groups without their own handler."""
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     metrics.initialize_metrics(MetricsConfig({"handlers": f"jsonl:{first},jsonl:{second}"}))
     metrics.put_metric("n", 1, "mine")
@@ -103,7 +103,7 @@ def test_initialize_metrics_makes_what_the_text_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_initialize_metrics_again_closes_what_it_made(tmp_path: Path) -> None:
+def test_initialize_metrics_closes_the_handlers_of_the_previous_call(tmp_path: Path) -> None:
     """So that the same text can be used twice, although a port can be bound once."""
     metrics.initialize_metrics(MetricsConfig({"handlers": "prometheus:0"}))
     before = metrics.handler_in_use("mine")
@@ -117,7 +117,7 @@ def test_initialize_metrics_again_closes_what_it_made(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("handlers")
 def test_initialize_metrics_that_fails_leaves_no_closed_handler_in_use(tmp_path: Path) -> None:
-    """After a text that cannot be used, values are thrown away again."""
+    """After an invalid text, values are dropped."""
     metrics.initialize_metrics(MetricsConfig({"handlers": f"jsonl:{tmp_path / 'm.jsonl'}"}))
     with pytest.raises(ValueError, match="unknown metric handler 'jasonl'"):
         metrics.initialize_metrics(MetricsConfig({"handlers": "jasonl"}))
@@ -127,7 +127,7 @@ def test_initialize_metrics_that_fails_leaves_no_closed_handler_in_use(tmp_path:
 
 @pytest.mark.process
 def test_importing_the_package_imports_no_handler() -> None:
-    """Sockets, threads and SDKs are for those who use them."""
+    """Neither sockets, threads nor SDKs."""
     program = (
         "import sys, tenax.metrics; "
         "heavy = {'socket', 'threading', 'opentelemetry', 'tenax.metrics._prometheus', 'http', 'inspect'}; "
@@ -137,8 +137,8 @@ def test_importing_the_package_imports_no_handler() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_public_name_is_there() -> None:
-    """Also those that are imported when they are asked for."""
+def test_every_public_name_exists() -> None:
+    """Also those that are imported on first use."""
     assert [name for name in metrics.__all__ if not hasattr(metrics, name)] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = metrics.nothing

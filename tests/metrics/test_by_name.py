@@ -1,4 +1,4 @@
-"""Handlers by name: what a person writes, and what they are told when it cannot be."""
+"""Metric handlers by name, and the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tenax.metrics._by_name import check_names
 
 
 def where(text: str, **options: object) -> str:
-    """What the one handler of this text says of its place."""
+    """Return the destination of the one handler of this text."""
     (handler,) = make_handlers(text, **options)  # type: ignore[arg-type]
     handler.close()
     return handler.where  # type: ignore[attr-defined,no-any-return]
 
 
 def test_names_become_handlers(tmp_path: Path) -> None:
-    """In the order in which they are written; blanks and empty parts do not matter."""
+    """In the order of the text; spaces and empty parts are ignored."""
     made = make_handlers(f"console, null,,jsonl:{tmp_path / 'm'},prometheus:0,statsd,otel:http://127.0.0.1:1")
     for handler in made:
         handler.close()
@@ -56,22 +56,22 @@ def test_names_become_handlers(tmp_path: Path) -> None:
         ("otel:http://127.0.0.1:1", "http://127.0.0.1:1/v1/metrics"),
     ],
 )
-def test_the_argument_says_where(text: str, expected: str) -> None:
-    """A host, a port, an endpoint; what is left out is the usual one."""
+def test_the_argument_is_the_destination(text: str, expected: str) -> None:
+    """A host, a port, an endpoint, with defaults."""
     assert where(text, env={}) == expected
 
 
 @pytest.mark.parametrize("text", ["prometheus:0", "prometheus:127.0.0.1:0", "prometheus::0", "prometheus:localhost:0"])
-def test_a_prometheus_page_is_on_this_host_alone(text: str) -> None:
-    """Unless another address is asked for; port 0 is one that is free."""
+def test_a_prometheus_page_listens_on_loopback_by_default(text: str) -> None:
+    """Port 0 is a free one."""
     host, _, port = where(text).removeprefix("http://").removesuffix("/metrics").rpartition(":")
     assert host in ("127.0.0.1", "localhost")
     assert int(port) > 0
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
-def test_an_ipv6_address_stands_in_brackets() -> None:
-    """For statsd and for prometheus, and in what they say."""
+def test_an_ipv6_address_is_written_in_brackets() -> None:
+    """For statsd and prometheus, and in their messages."""
     try:
         assert where("prometheus:[::1]:0").startswith("http://[::1]:")
     except UnknownHandler as error:
@@ -85,7 +85,6 @@ def test_json_lines_without_a_path_go_to_the_current_folder(tmp_path: Path, monk
 
 
 def test_labels_reach_the_handlers(tmp_path: Path) -> None:
-    """What all values of a run have in common is said once, when the handlers are made."""
     path = tmp_path / "m.jsonl"
     (handler,) = make_handlers(f"jsonl:{path}", {"run_id": "r"})
     handler.emit(MetricData(1.0, "g", "n", 1))
@@ -104,74 +103,79 @@ def test_labels_reach_the_handlers(tmp_path: Path) -> None:
     ],
 )
 def test_an_endpoint_may_be_in_the_environment(env: dict[str, str], expected: str) -> None:
-    """OpenTelemetry's own variables name it, as they do for every program; what is written wins."""
+    """In OpenTelemetry's own variables; an argument has precedence."""
     assert where("otel", env=env) == expected
     assert where("otel:http://127.0.0.1:3", env=env) == "http://127.0.0.1:3/v1/metrics"
 
 
-def test_open_telemetry_without_any_destination_is_refused() -> None:
-    """Nobody has set a meter provider in this process, so every value would be thrown away without a word."""
+def test_open_telemetry_without_an_endpoint_is_rejected() -> None:
+    """This process has no meter provider, so every value would be dropped silently."""
     with pytest.raises(UnknownHandler) as caught:
         make_handlers("otel", env={})
     assert str(caught.value) == (
-        "the metric handler 'otel' cannot be made: nothing says where to send values; write an endpoint such as "
-        "otel:http://localhost:4318, set OTEL_EXPORTER_OTLP_ENDPOINT, or set a meter provider before"
+        "could not create the metric handler 'otel': no endpoint is set; pass one such as "
+        "otel:http://localhost:4318, set OTEL_EXPORTER_OTLP_ENDPOINT, or set a meter provider first"
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("prometheuss", "unknown metric handler 'prometheuss'; known: console, dogstatsd, jsonl, null, otel"),
-        ("prometheus:http", "'prometheus:http' cannot be made: "),
-        ("prometheus:0.0.0.0:99999", "'99999' is no port; expected a number up to 65535"),
-        ("statsd:localhost:many", "'many' is no port; expected a number"),
-        ("statsd:no such host.invalid", "'statsd:no such host.invalid' cannot be made: "),
-        ("otel:localhost:4318", "'localhost:4318' is not an endpoint; expected one such as http://localhost:4318"),
-        ("jsonl:/no/such/folder/m.jsonl", "cannot be made: No such file or directory"),
+        ("prometheus:http", "could not create the metric handler 'prometheus:http': "),
+        ("prometheus:0.0.0.0:99999", "invalid port '99999'; expected a number up to 65535"),
+        ("statsd:localhost:many", "invalid port 'many'; expected a number"),
+        ("statsd:no such host.invalid", "could not create the metric handler 'statsd:no such host.invalid': "),
+        ("otel:localhost:4318", "invalid endpoint 'localhost:4318'; expected a URL such as http://localhost:4318"),
+        (
+            "jsonl:/no/such/folder/m.jsonl",
+            "could not create the metric handler 'jsonl:/no/such/folder/m.jsonl': No such file or directory",
+        ),
     ],
 )
-def test_what_cannot_be_made_is_said(text: str, sentence: str) -> None:
-    """One sentence with what was written and what is expected."""
+def test_an_invalid_handler_is_rejected_with_a_message(text: str, message: str) -> None:
+    """The message has the text and what is expected."""
     with pytest.raises(UnknownHandler) as caught:
         make_handlers(text)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("console,prometheuss", "unknown metric handler 'prometheuss'; known: console, "),
-        ("prometheus:0.0.0.0:99999", "'prometheus:0.0.0.0:99999' cannot be made: '99999' is no port"),
-        ("dogstatsd:localhost:many", "'many' is no port; expected a number"),
-        ("otel:localhost:4318", "'localhost:4318' is not an endpoint"),
-        ("otel", "'otel' cannot be made: nothing says where to send values"),
+        ("prometheus:0.0.0.0:99999", "'prometheus:0.0.0.0:99999': invalid port '99999'"),
+        ("dogstatsd:localhost:many", "invalid port 'many'; expected a number"),
+        ("otel:localhost:4318", "invalid endpoint 'localhost:4318'"),
+        ("otel", "could not create the metric handler 'otel': no endpoint is set"),
     ],
 )
-def test_a_check_refuses_what_can_be_seen_to_be_wrong(text: str, sentence: str) -> None:
+def test_a_check_rejects_invalid_texts(text: str, message: str) -> None:
     with pytest.raises(UnknownHandler) as caught:
         check_names(text, env={})
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_check_opens_nothing(tmp_path: Path) -> None:
-    """Neither files nor ports: one that is taken now may be free when the run begins."""
+    """Neither files nor ports: a port that is in use now may be free when the run begins."""
     with leaving_nothing(), socket.create_server(("127.0.0.1", 0)) as other:
         check_names(f"null,jsonl:{tmp_path / 'm'},statsd,prometheus:{other.getsockname()[1]},otel:http://127.0.0.1:1")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_taken_port_is_said() -> None:
-    """And the handlers that had been made before it are closed again."""
+def test_a_port_in_use_is_reported() -> None:
+    """The handlers that were created before are closed."""
     with leaving_nothing(), socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UnknownHandler, match=f"'prometheus:{port}' cannot be made: Address already in use"):
+        with pytest.raises(
+            UnknownHandler, match=f"could not create the metric handler 'prometheus:{port}': Address already in use"
+        ):
             make_handlers(f"prometheus:0,statsd,prometheus:{port}")
 
 
 @pytest.mark.process
-def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
-    """Under the entry point group; it gets the text behind the colon."""
+def test_a_package_can_provide_a_handler(tmp_path: Path) -> None:
+    """In the entry point group; it gets the text after the colon."""
     import subprocess
     import sys
 
@@ -205,17 +209,16 @@ def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_missing_package_is_said(tmp_path: Path) -> None:
-    """With the extra that brings it."""
+def test_a_missing_package_is_reported_with_its_extra(tmp_path: Path) -> None:
     import subprocess
     import sys
 
     (tmp_path / "opentelemetry").mkdir()
-    (tmp_path / "opentelemetry" / "__init__.py").touch()  # as if it were not there: nothing is in it
+    (tmp_path / "opentelemetry" / "__init__.py").touch()  # an empty package hides the installed one
     program = (
         "from tenax.metrics import make_handlers\n"
         "try:\n    make_handlers('otel:http://localhost:4318')\nexcept ValueError as error:\n    print(error)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
-    assert "needs a package that is not installed (opentelemetry): pip install 'tenax[otel]'" in done.stdout
+    assert "needs the package opentelemetry, which is not installed: pip install 'tenax[otel]'" in done.stdout

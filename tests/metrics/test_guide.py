@@ -1,4 +1,4 @@
-"""The guide's tables say what is measured: all of it, and nothing else."""
+"""The tables of the guide list every metric, and no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MEASURED = GUIDE.partition("## What is measured")[2]
 
 
 def rows(heading: str) -> list[tuple[str, ...]]:
-    """The rows of all tables below this heading, without the headers."""
+    """Return the rows of all tables below this heading, without the headers."""
     lines = _MEASURED.partition(f"### {heading}\n")[2].partition("\n### ")[0].splitlines()
     cells = [tuple(line.strip("| ").split(" | ")) for line in lines if line.startswith("| ")]
     return [row for row in cells if row[0] not in ("name", "---")]
@@ -29,7 +29,7 @@ def row_of(group: str, name: str, kind: str, meaning: str) -> tuple[str, ...]:
     return f"`{name}`", kind, f"`{family}{labels}`", meaning
 
 
-def test_every_name_is_in_the_tables() -> None:
+def test_every_metric_is_in_the_tables() -> None:
     """With its kind, its name in Prometheus and its meaning, in the order of the source."""
     of_functions = [(f"`{call}`", meaning) for call, meaning in CALLS.items()]
     expected = {
@@ -44,6 +44,5 @@ def test_every_name_is_in_the_tables() -> None:
     assert rows("Group torchelastic") == [*expected["torchelastic"], *of_functions]
 
 
-def test_every_value_of_a_part_is_named() -> None:
-    """States and kinds of failures."""
+def test_every_state_and_kind_of_failure_is_listed() -> None:
     assert [each for each in (*STATES, *FAILURE_KINDS) if f"`{each}`" not in _MEASURED] == []

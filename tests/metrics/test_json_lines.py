@@ -1,4 +1,4 @@
-"""JSON lines, read back from the file."""
+"""The metric handler for JSON lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_each_value_is_a_line(tmp_path: Path) -> None:
-    """With its time, group, name and value; labels only if there are any. Nothing that was there is lost."""
+    """With its time, group, name and value, and labels if there are any. Existing lines are kept."""
     path = tmp_path / "m.jsonl"
     for labels in (None, {"run_id": "r1"}):
         with leaving_nothing():
@@ -35,8 +35,8 @@ def test_each_value_is_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_value_that_json_does_not_know_is_null(tmp_path: Path) -> None:
-    """NaN and infinity are numbers, but not in JSON."""
+def test_nan_and_infinity_are_null(tmp_path: Path) -> None:
+    """JSON has neither."""
     path = tmp_path / "m.jsonl"
     handler = JsonLinesMetricHandler(str(path))
     handler.emit(MetricData(1.0, "g", "n", float("nan")))
@@ -45,7 +45,7 @@ def test_a_value_that_json_does_not_know_is_null(tmp_path: Path) -> None:
 
 
 def test_several_writers_share_a_file(tmp_path: Path) -> None:
-    """Lines stay whole, whoever writes at the same time."""
+    """Lines stay whole."""
     path = tmp_path / "m.jsonl"
 
     def write(number: int) -> None:
@@ -63,8 +63,8 @@ def test_several_writers_share_a_file(tmp_path: Path) -> None:
     assert sorted(found) == sorted((f"writer {number}", value) for number in range(4) for value in range(200))
 
 
-def test_the_file_may_be_read_by_others(tmp_path: Path) -> None:
-    """As the umask allows: a collector of metrics is often another user."""
+def test_the_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    """A collector of metrics is often another user."""
     path = tmp_path / "m.jsonl"
     before = os.umask(0o022)
     try:
@@ -74,8 +74,8 @@ def test_the_file_may_be_read_by_others(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_closed_handler_says_so(tmp_path: Path) -> None:
-    """It must not write to a descriptor that is somebody else's by now."""
+def test_a_closed_handler_raises(tmp_path: Path) -> None:
+    """It must not write to a descriptor that has been reused."""
     handler = JsonLinesMetricHandler(str(tmp_path / "m.jsonl"))
     handler.close()
     with pytest.raises(ValueError, match="was closed"):
@@ -97,7 +97,7 @@ lines = []
 
 def read():
     waiting = array.array("i", [0])
-    while waiting[0] < size:  # nobody announces that a pipe is full
+    while waiting[0] < size:  # no event announces a full pipe
         select.select([], [], [], 0.001)
         fcntl.ioctl(reader, termios.FIONREAD, waiting)
     signal.pthread_kill(main, signal.SIGUSR1)
@@ -114,10 +114,10 @@ assert json.loads(lines[0])["name"] == "n" * 2 * size
 
 @pytest.mark.process
 @on_linux
-def test_a_write_that_a_signal_cut_short_goes_on(tmp_path: Path) -> None:
-    """Half of a line was taken, and the rest is written as well: that is no failure."""
-    words = [sys.executable, "-c", _INTERRUPTED, str(tmp_path / "pipe")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+def test_a_write_interrupted_by_a_signal_is_continued(tmp_path: Path) -> None:
+    """A part of a line was written, and the rest follows: that is no failure."""
+    command = [sys.executable, "-c", _INTERRUPTED, str(tmp_path / "pipe")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
@@ -140,8 +140,8 @@ handler.emit(MetricData(1.0, "g", "last", 3))
 
 
 @pytest.mark.process
-def test_a_line_that_did_not_fit_spoils_no_other(tmp_path: Path) -> None:
-    """A disk that is full in the middle of a line: the caller is told, and the next line begins at its beginning."""
+def test_a_partial_line_damages_no_other_line(tmp_path: Path) -> None:
+    """The disk becomes full within a line: the call raises, and the next line begins on a new line."""
     path = tmp_path / "m.jsonl"
     done = subprocess.run([sys.executable, "-c", _FULL, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "File too large"

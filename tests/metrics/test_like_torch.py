@@ -10,13 +10,13 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-# Run once with torch's package and once with ours; what it prints must be the same.
+# Run once with torch's package and once with tenax; the output must be the same.
 _PROGRAM = '''
 import importlib, inspect, json, sys, warnings
 
 root = sys.argv[1]
 metrics, api = importlib.import_module(root), importlib.import_module(root + ".api")
-said = []
+seen = []
 
 class Keep(metrics.MetricHandler):
     def __init__(self, name):
@@ -25,9 +25,9 @@ class Keep(metrics.MetricHandler):
         at, group, name, value = metric_data
         assert metric_data.timestamp == at > 1e9 and metric_data.group_name == group
         value = "some" if name.endswith(".duration.ms") and type(value) is int else value
-        said.append([self.name, group, name, value])
+        seen.append([self.name, group, name, value])
 
-metrics.put_metric("nobody.hears", 1)
+metrics.put_metric("dropped", 1)
 metrics.configure(Keep("default"))
 metrics.configure(Keep("own"), "mine")
 metrics.put_metric("a", 1)
@@ -42,7 +42,7 @@ metrics.put_metric("gone", 1, "mine")
 
 @metrics.prof
 def bare(x, y=1):
-    """Its words."""
+    """Its docstring."""
     return x + y
 
 @metrics.prof(group="other")
@@ -59,26 +59,26 @@ class Thing:
         def method(self):
             return "inner"
 
-said += [bare(1, y=2), bare.__name__, bare.__doc__, Thing.Inner().method()]
+seen += [bare(1, y=2), bare.__name__, bare.__doc__, Thing.Inner().method()]
 for call in (in_group, Thing().method):
     try:
         call()
     except (KeyError, SystemExit) as error:
-        said.append(repr(error))
+        seen.append(repr(error))
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     metrics.publish_metric("mine2", "old", 1)
     metrics.publish_metric(metric_group="mine2", metric_name="old", metric_value=2)
-    said.append([one.category.__name__ for one in caught])
+    seen.append([one.category.__name__ for one in caught])
     del caught[:]
     old = metrics.profile("mine2")
     older = metrics.profile()
-    said.append([one.category.__name__ for one in caught])
+    seen.append([one.category.__name__ for one in caught])
     def plain():
         return "plain"
-    said.append(old(plain)())
-    said.append(older(plain)())
+    seen.append(old(plain)())
+    seen.append(older(plain)())
 
 class Breaks(metrics.MetricHandler):
     def emit(self, metric_data):
@@ -88,24 +88,24 @@ metrics.configure(Breaks(), "broken")
 try:
     metrics.put_metric("x", 1, "broken")
 except OSError as error:
-    said.append(repr(error))
+    seen.append(repr(error))
 try:
     metrics.MetricHandler()
 except TypeError:
-    said.append("abstract")
+    seen.append("abstract")
 
 metrics.ConsoleMetricHandler().emit(metrics.MetricData(1.5, "g", "n", 2))
-said.append([metrics.MetricsConfig().params, metrics.MetricsConfig({"a": "b"}).params])
-said.append([metrics.initialize_metrics(), metrics.initialize_metrics(metrics.MetricsConfig()),
+seen.append([metrics.MetricsConfig().params, metrics.MetricsConfig({"a": "b"}).params])
+seen.append([metrics.initialize_metrics(), metrics.initialize_metrics(metrics.MetricsConfig()),
              metrics.initialize_metrics(cfg=metrics.MetricsConfig({"of": "others"}))])
-said.append(metrics.get_elapsed_time_ms(start_time_in_seconds=__import__("time").time() - 5) // 1000)
-said.append([tuple(metrics.MetricData._fields), metrics.MetricData(1, 2, 3, 4) == (1, 2, 3, 4)])
-said.append({
+seen.append(metrics.get_elapsed_time_ms(start_time_in_seconds=__import__("time").time() - 5) // 1000)
+seen.append([tuple(metrics.MetricData._fields), metrics.MetricData(1, 2, 3, 4) == (1, 2, 3, 4)])
+seen.append({
     name: [(p.name, p.kind.name, repr(p.default)) for p in inspect.signature(getattr(api, name)).parameters.values()]
     for name in ("configure", "getStream", "prof", "profile", "put_metric", "publish_metric", "get_elapsed_time_ms",
                  "MetricsConfig", "MetricStream", "MetricData")
 })
-json.dump(said, sys.stdout)
+json.dump(seen, sys.stdout)
 '''
 
 
@@ -123,7 +123,7 @@ def theirs() -> list[str]:
     return run("torch.distributed.elastic.metrics")
 
 
-def test_the_same_program_says_the_same(theirs: list[str]) -> None:
+def test_the_same_program_prints_the_same(theirs: list[str]) -> None:
     """Every public call: groups, defaults, names of measured functions, warnings, errors, the line on the console."""
     ours = run("tenax.metrics")
     assert ours[0] == theirs[0] == "[1.5][g]: n=2"

@@ -24,7 +24,7 @@ service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_
 
 
 class Collector:
-    """Takes OTLP requests, in a thread."""
+    """Receives OTLP requests in a thread."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
@@ -101,7 +101,7 @@ def test_values_arrive_at_the_endpoint() -> None:
 
 
 def test_the_service_has_a_name() -> None:
-    """Without one, a back end would show an unknown service."""
+    """Without one, a back end shows an unknown service."""
     with collecting() as collector:
         handler = OpenTelemetryMetricHandler(collector.endpoint)
         handler.emit(MetricData(1.0, "mine", "loss", 1))
@@ -111,7 +111,7 @@ def test_the_service_has_a_name() -> None:
 
 
 def test_any_name_can_be_sent() -> None:
-    """What OpenTelemetry does not allow in a name becomes an underscore."""
+    """Characters that OpenTelemetry does not allow become underscores."""
     with collecting() as collector:
         handler = OpenTelemetryMetricHandler(f"{collector.endpoint}/v1/metrics")
         handler.emit(MetricData(1.0, "9 lives", "é" * 300, 1))
@@ -119,24 +119,24 @@ def test_any_name_can_be_sent() -> None:
     assert set(collector.metrics()) == {f"m_9_lives.{'_' * 300}"[:255]}
 
 
-def test_nobody_listens() -> None:
-    """Closing gives up after a while; the process goes on, and the SDK's thread ends, at most a moment later."""
+def test_closing_without_a_collector_times_out() -> None:
+    """The process continues, and the SDK's thread ends a moment later at most."""
     with socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         port = gone.getsockname()[1]
     threads = set(threading.enumerate())
     with leaving_nothing():
-        handler = OpenTelemetryMetricHandler(f"http://127.0.0.1:{port}", patience_s=0.1)
+        handler = OpenTelemetryMetricHandler(f"http://127.0.0.1:{port}", timeout_s=0.1)
         handler.emit(MetricData(1.0, "mine", "loss", 1))
         handler.close()
         until(lambda: not set(threading.enumerate()) - threads, "the end of the SDK's thread")
 
 
-def test_a_collector_that_never_answers() -> None:
-    """Closing gives up on it too, and so does the SDK's thread a moment later."""
+def test_closing_with_a_silent_collector_times_out() -> None:
+    """The SDK's thread ends a moment later."""
     threads = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        handler = OpenTelemetryMetricHandler(f"http://127.0.0.1:{silent.getsockname()[1]}", patience_s=0.1)
+        handler = OpenTelemetryMetricHandler(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
         handler.emit(MetricData(1.0, "mine", "loss", 1))
         handler.close()
     until(lambda: not set(threading.enumerate()) - threads, "the end of the SDK's thread")
@@ -163,7 +163,7 @@ print(json.dumps([metric["name"], metric["data"]["data_points"][0]["value"]]))
 
 @pytest.mark.process
 def test_without_an_endpoint_the_global_provider_is_used() -> None:
-    """Whoever sets it, and whenever; closing the handler does not close it, because it is not ours."""
+    """Whenever it is set; closing the handler does not close it."""
     done = subprocess.run(
         [sys.executable, "-c", _GLOBAL], capture_output=True, text=True, check=False, env={**os.environ}, timeout=60
     )
@@ -176,25 +176,25 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from tenax.metrics import make_handlers
 
-def say():
+def show():
     try:
         (handler,) = make_handlers("otel", env={})
         print(handler.where)
     except ValueError as error:
-        print(str(error)[:68])
+        print(str(error).partition(';')[0])
 
-say()
+show()
 metrics.set_meter_provider(PROVIDER)
-say()
+show()
 """
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("provider", "is_good"), [("MeterProvider()", True), ("metrics.NoOpMeterProvider()", False)])
-def test_by_name_a_global_provider_must_be_set_before(provider: str, is_good: bool) -> None:
-    """Until then there is a stand-in, and one that does nothing is as good as none: values would vanish unseen."""
-    words = [sys.executable, "-c", _BY_NAME.replace("PROVIDER", provider)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+def test_by_name_a_global_provider_must_be_set_first(provider: str, is_good: bool) -> None:
+    """The default and a no-op provider are rejected, because values would be dropped silently."""
+    command = [sys.executable, "-c", _BY_NAME.replace("PROVIDER", provider)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    refused = "the metric handler 'otel' cannot be made: nothing says where to send"
-    assert done.stdout.splitlines() == [refused, "the global meter provider" if is_good else refused]
+    rejected = "could not create the metric handler 'otel': no endpoint is set"
+    assert done.stdout.splitlines() == [rejected, "the global meter provider" if is_good else rejected]

@@ -1,4 +1,4 @@
-"""The page server, over real connections. Misbehaving readers: ``tests/io/http_server``."""
+"""The page server, over real connections. Misbehaving clients: ``tests/io/http_server``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server() -> Iterator[PageServer]:
         made.close()
 
 
-def ask(server: PageServer, path: str = "/page", method: str = "GET") -> tuple[int, str]:
+def request(server: PageServer, path: str = "/page", method: str = "GET") -> tuple[int, str]:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     try:
         connection.request(method, path)
@@ -33,33 +33,30 @@ def ask(server: PageServer, path: str = "/page", method: str = "GET") -> tuple[i
         connection.close()
 
 
-def test_the_page_is_served(server: PageServer) -> None:
-    """To whoever asks for its path, with or without a question mark."""
-    assert ask(server) == (200, "hello\n")
-    assert ask(server, "/page?x=1") == (200, "hello\n")
+def test_the_page_is_served_at_its_path(server: PageServer) -> None:
+    """With or without a query string."""
+    assert request(server) == (200, "hello\n")
+    assert request(server, "/page?x=1") == (200, "hello\n")
     assert server.url == f"http://127.0.0.1:{server.port}/page"
 
 
 @pytest.mark.parametrize(
     ("path", "method", "status"), [("/", "GET", 404), ("/pages", "GET", 404), ("/page", "POST", 405)]
 )
-def test_nothing_else_is_served(server: PageServer, path: str, method: str, status: int) -> None:
-    """Other paths are not there, and nobody can put anything."""
-    assert ask(server, path, method)[0] == status
+def test_other_paths_and_methods_are_rejected(server: PageServer, path: str, method: str, status: int) -> None:
+    assert request(server, path, method)[0] == status
 
 
-def test_head_is_answered_without_the_page(server: PageServer) -> None:
-    """As HTTP wants it."""
-    assert ask(server, method="HEAD") == (200, "")
+def test_head_is_answered_without_a_body(server: PageServer) -> None:
+    assert request(server, method="HEAD") == (200, "")
 
 
-def test_many_ask_at_once() -> None:
-    """Each gets the whole page."""
+def test_simultaneous_requests_each_get_the_whole_page() -> None:
     page = "line\n" * 100_000
     found = []
     with leaving_nothing():
         server = PageServer(lambda: page, path="/page", content_type="text/plain")
-        threads = [threading.Thread(target=lambda: found.append(ask(server) == (200, page))) for _ in range(8)]
+        threads = [threading.Thread(target=lambda: found.append(request(server) == (200, page))) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -76,7 +73,7 @@ print(server.port)
 
 
 @pytest.mark.process
-def test_it_does_not_keep_a_process_alive() -> None:
-    """A program that ends without closing it ends."""
+def test_the_server_does_not_keep_a_process_alive() -> None:
+    """A program that does not close it can exit."""
     done = subprocess.run([sys.executable, "-c", _LEFT_OPEN], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The page for Prometheus: got over HTTP, read by Prometheus' own parser."""
+"""The page for Prometheus: fetched over HTTP, parsed by Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def handler() -> Iterator[PrometheusMetricHandler]:
 
 
 def scrape(handler: PrometheusMetricHandler) -> dict[str, tuple[str, dict[str, float]]]:
-    """By family: its type, and its samples by name and labels."""
+    """Return by family: its type, and its samples by name and labels."""
     with urlopen(handler.where, timeout=PATIENCE_S) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         text = answer.read().decode()
@@ -46,8 +46,8 @@ def put(handler: PrometheusMetricHandler, name: str, value: float, group: str = 
     handler.emit(MetricData(1.0, group, name, value))
 
 
-def test_counters_gauges_and_durations(handler: PrometheusMetricHandler) -> None:
-    """A counter adds up, a gauge is its last value, a duration is a sum and a count, in seconds."""
+def test_counters_gauges_and_durations_are_shown(handler: PrometheusMetricHandler) -> None:
+    """A counter is a sum, a gauge its last value, a duration a sum and a count, in seconds."""
     for value in (1, 2.5):
         put(handler, "steps_total", value)
         put(handler, "loss", value)
@@ -60,7 +60,7 @@ def test_counters_gauges_and_durations(handler: PrometheusMetricHandler) -> None
 
 
 def test_measured_functions_share_a_name(handler: PrometheusMetricHandler) -> None:
-    """The function and the result are labels, so that one query sees all."""
+    """The function and the result are labels, so that one query covers all."""
     put(handler, "Bar.baz.success", 1)
     put(handler, "Bar.baz.duration.ms", 250)
     put(handler, "m.f.failure", 1)
@@ -80,7 +80,7 @@ def test_measured_functions_share_a_name(handler: PrometheusMetricHandler) -> No
 
 
 def test_any_name_and_any_label_can_be_written() -> None:
-    """What Prometheus does not allow in a name becomes an underscore; a label may hold anything."""
+    """Characters that Prometheus does not allow in a name become underscores; a label may contain anything."""
     strange = 'a "b"\\\n{c},d=é'
     with leaving_nothing():
         handler = PrometheusMetricHandler(port=0, labels={"run-id": strange})
@@ -94,8 +94,7 @@ def test_any_name_and_any_label_can_be_written() -> None:
     }
 
 
-def test_numbers_that_are_not_finite(handler: PrometheusMetricHandler) -> None:
-    """Prometheus knows them."""
+def test_numbers_that_are_not_finite_are_shown(handler: PrometheusMetricHandler) -> None:
     for name, value in (("nan", math.nan), ("up", math.inf), ("down", -math.inf), ("tiny", 5e-324), ("big", 1e300)):
         put(handler, name, value)
     found = {name: next(iter(samples.values())) for name, (_, samples) in scrape(handler).items()}
@@ -103,8 +102,8 @@ def test_numbers_that_are_not_finite(handler: PrometheusMetricHandler) -> None:
     assert found == {"mine_up": math.inf, "mine_down": -math.inf, "mine_tiny": 5e-324, "mine_big": 1e300}
 
 
-def test_a_run_of_the_machine_can_be_scraped() -> None:
-    """What the agent measures, with the run on every line and a sentence for every name that has one."""
+def test_the_metrics_of_a_run_can_be_scraped() -> None:
+    """Every line has the run id, and every known name its meaning."""
     settings = AgentSettings("run", "trainer", 1, 3)
     machine, view = AgentMachine(settings), MetricView(settings, 1e9)
     with leaving_nothing():
@@ -145,27 +144,27 @@ def test_a_run_of_the_machine_can_be_scraped() -> None:
 
 
 def test_a_name_has_one_type(handler: PrometheusMetricHandler) -> None:
-    """Two names that become the same must be of the same kind; the second is refused with a hint."""
+    """If two names become the same one, their kinds must be equal; the second is rejected."""
     put(handler, "call_seconds", 1)
-    with pytest.raises(ValueError, match="is a duration, but 'mine_call_seconds' is a gauge already; give it another"):
+    with pytest.raises(ValueError, match="is a duration, but 'mine_call_seconds' is already a gauge; choose another"):
         put(handler, "f.duration.ms", 1)
     assert scrape(handler)["mine_call_seconds"] == ("gauge", {"mine_call_seconds": 1.0})
 
 
 @pytest.mark.parametrize("value", [-1, math.nan])
-def test_a_counter_only_grows(handler: PrometheusMetricHandler, value: float) -> None:
-    """A value that would take something from it, or spoil it for ever, is refused."""
+def test_a_counter_rejects_values_that_would_decrease_it(handler: PrometheusMetricHandler, value: float) -> None:
+    """And NaN."""
     put(handler, "steps_total", 3)
-    with pytest.raises(ValueError, match="a counter only grows"):
+    with pytest.raises(ValueError, match=r"the value of a counter cannot be .*; expected a number of at least 0"):
         put(handler, "steps_total", value)
     assert scrape(handler)["mine_steps"][1] == {"mine_steps_total": 3.0}
 
 
-def test_names_without_end_are_refused(handler: PrometheusMetricHandler) -> None:
-    """A number in a name would fill the memory of the agent, and that of the Prometheus server first."""
+def test_the_number_of_series_is_limited(handler: PrometheusMetricHandler) -> None:
+    """A number in a name would fill the memory of the agent, and of the Prometheus server."""
     for step in range(10_000):
         put(handler, f"loss_at_{step}", 1)
-    with pytest.raises(ValueError, match="there are 10000 series already"):
+    with pytest.raises(ValueError, match="would exceed the maximum of 10000 series"):
         put(handler, "one_more", 1)
     put(handler, "loss_at_1", 2)
     assert len(scrape(handler)) == 10_000

@@ -1,4 +1,4 @@
-"""Readings: the kind of a value stands in its name."""
+"""Readings: the kind of a value follows from its name."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tenax.metrics._reading import Reading, number, read
         ("tenax", "running_s", Reading("counter", "running", {}, 1500, "seconds")),
     ],
 )  # fmt: skip
-def test_a_name_says_what_its_value_is(group: str, name: str, reading: Reading) -> None:
-    """Counters, gauges and durations; what varies becomes a label."""
+def test_the_kind_of_a_value_follows_from_its_name(group: str, name: str, reading: Reading) -> None:
+    """Counters, gauges and durations; variable parts become labels."""
     assert read(MetricData(0.0, group, name, 1500)) == reading
 
 
-def test_a_value_may_be_of_any_kind_of_number() -> None:
-    """An int stays one, so that it is not written as a float; whatever else can become a float does."""
+def test_a_value_may_be_any_kind_of_number() -> None:
+    """An int stays an int; everything else is converted to float."""
 
     class Scalar:
         def __float__(self) -> float:
@@ -49,7 +49,7 @@ def test_a_value_may_be_of_any_kind_of_number() -> None:
 
 
 @pytest.mark.parametrize("value", ["many", None, [1]])
-def test_what_is_no_number_is_refused(value: object) -> None:
-    """In one sentence that names the metric."""
+def test_a_value_that_is_not_a_number_is_rejected(value: object) -> None:
+    """The message names the metric."""
     with pytest.raises(ValueError, match=r"the metric 'n' of the group 'g' has the value .*; expected a number"):
         read(MetricData(0.0, "g", "n", value))  # type: ignore[arg-type]

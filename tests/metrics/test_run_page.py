@@ -1,4 +1,4 @@
-"""The page of the whole run, read by Prometheus' own parser; and the dashboard that shows it."""
+"""The metrics page of the whole run, parsed by Prometheus' own parser; and the Grafana dashboard for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def status(**fields: object) -> RunStatus:
 
 
 def samples(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """By name and labels, without the run's id, which every line has."""
+    """Return by name and labels, without the run id, which every line has."""
     found = {}
     for family in parser.text_string_to_metric_families(page):
         assert family.documentation, family.name
@@ -61,7 +61,7 @@ def samples(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return found
 
 
-def test_what_the_page_says() -> None:
+def test_the_page_has_these_samples() -> None:
     """Names, labels and values, as Prometheus reads them."""
     found = samples(render(status()))
 
@@ -82,18 +82,18 @@ def test_what_the_page_says() -> None:
     assert (value("tenax_run_recover_seconds_sum"), value("tenax_run_recover_seconds_count")) == (3.0, 1)
     assert value("tenax_run_lost_steps_total") == 40
     assert value("tenax_run_hang_suspected") == 0
-    assert ("tenax_run_last_step", ()) not in found  # nobody has said one
+    assert ("tenax_run_last_step", ()) not in found  # none was reported
 
 
-def test_a_run_that_has_only_begun() -> None:
-    """Nothing is divided by nothing."""
+def test_a_run_that_has_just_begun_has_a_page() -> None:
+    """Nothing is divided by zero."""
     found = samples(render(status(goodput=Goodput(), generation=0, world_size=0)))
     assert ("tenax_run_training_ratio", ()) not in found
     assert found["tenax_run_spent_seconds", (("on", "waiting"),)] == 0
 
 
-def test_what_a_coordinator_makes_of_it(tmp_path: Path) -> None:
-    """From a machine that heard of nodes, steps and a failure."""
+def test_the_page_of_a_coordinator_machine(tmp_path: Path) -> None:
+    """After it received nodes, steps and a failure."""
     run = RecordedRun(tmp_path, count=2)
     run.all_join()
     run.all_run(2.0)
@@ -112,8 +112,8 @@ def test_what_a_coordinator_makes_of_it(tmp_path: Path) -> None:
     assert found["tenax_node_failed_workers", (("host", "node1"), ("node", "node1"))] == 1
 
 
-def test_text_of_strangers_stays_in_its_label() -> None:
-    """Hosts and errors may hold anything."""
+def test_untrusted_text_stays_in_its_label() -> None:
+    """Host names and errors may contain anything."""
     hostile = 'a"b\\c\nd} 1'
     nodes = (NodeStatus("n0", hostile, hostile, "working", 0.0),)
     failures = (FailureStatus(0, 0, hostile, 1, 1, 0.0, "exit code 1", cause=hostile),)
@@ -122,8 +122,8 @@ def test_text_of_strangers_stays_in_its_label() -> None:
     assert found["tenax_run_failed_workers", (("cause", hostile),)] == 1
 
 
-def test_a_thousand_nodes_with_eight_workers() -> None:
-    """The page stays small enough to be read every few seconds."""
+def test_the_page_of_a_thousand_nodes_is_small() -> None:
+    """Small enough to be scraped every few seconds."""
     nodes = tuple(
         NodeStatus(
             f"{n:032x}", f"node{n:04}.cluster", f"node{n:04}.cluster", "working", 0.0, 8, n, 8 * n, steps=(1000,) * 8
@@ -136,8 +136,8 @@ def test_a_thousand_nodes_with_eight_workers() -> None:
     assert samples(page)["tenax_run_nodes", (("state", "working"),)] == 1000
 
 
-def test_what_has_no_bound_is_bounded() -> None:
-    """Nodes and causes have no more lines than a server wants to keep."""
+def test_the_number_of_lines_is_bounded() -> None:
+    """Nodes and causes have a maximum of lines."""
     nodes = tuple(NodeStatus(str(n), f"node{n}", f"node{n}", "working", 0.0) for n in range(5000))
     failures = tuple(FailureStatus(n, 0, "h", 1, 1, 0.0, "x", cause=f"cause {n}") for n in range(200))
     found = samples(render(status(nodes=nodes, failures=failures)))
@@ -147,13 +147,12 @@ def test_what_has_no_bound_is_bounded() -> None:
     assert found["tenax_run_nodes", (("state", "working"),)] == 5000
 
 
-def test_the_type_is_prometheus_own() -> None:
-    """What a server is told about the text."""
+def test_the_content_type_is_that_of_prometheus() -> None:
     assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
 
 
 def everything() -> set[str]:
-    """The names of all samples that a page can have."""
+    """Return the names of all samples that a page can have."""
     node = NodeStatus("n", "n", "n", "working", 0.0, steps=(3,), failed=(0,))
     failure = FailureStatus(0, 0, "h", 1, 1, 0.0, "exit code 1")
     page = render(status(nodes=(node,), failures=(failure,), earlier=(failure,)))
@@ -161,7 +160,7 @@ def everything() -> set[str]:
 
 
 def test_every_metric_of_the_dashboard_exists() -> None:
-    """The dashboard for Grafana shows what the page says, and nothing that it does not."""
+    """The Grafana dashboard shows only metrics of the page."""
     board = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     queries += [each["query"]["query"] for each in board["templating"]["list"] if each["type"] == "query"]
@@ -170,16 +169,16 @@ def test_every_metric_of_the_dashboard_exists() -> None:
     assert len(used) > 15
 
 
-def test_the_dashboard_is_whole() -> None:
-    """Panels have ids of their own, do not lie on each other, and ask the chosen data source about the chosen run."""
+def test_the_dashboard_is_consistent() -> None:
+    """Panels have unique ids, do not overlap, and query the selected data source for the selected run."""
     board = json.loads(DASHBOARD.read_text())
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        position = panel["gridPos"]
+        assert position["x"] + position["w"] <= 24
+        cells = {(position["x"] + x, position["y"] + y) for x in range(position["w"]) for y in range(position["h"])}
         assert not cells & taken, panel["title"]
         taken |= cells
         for target in panel.get("targets", []):
@@ -187,7 +186,7 @@ def test_the_dashboard_is_whole() -> None:
             assert 'run_id=~"$run"' in target["expr"], panel["title"]
 
 
-def test_the_guide_names_every_metric() -> None:
+def test_the_guide_lists_every_metric() -> None:
     """And no other."""
     guide = (ROOT / "docs" / "guides" / "metrics.md").read_text()
     section = guide.partition("## The whole run")[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""StatsD, heard on a real socket."""
+"""StatsD, received on a real socket."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def peer() -> Iterator[socket.socket]:
         yield made
 
 
-def heard(peer: socket.socket, *data: MetricData, **options: object) -> list[str]:
-    """What arrives, one text per value."""
+def received(peer: socket.socket, *data: MetricData, **options: object) -> list[str]:
+    """Return the received texts, one per value."""
     handler = StatsdMetricHandler("127.0.0.1", peer.getsockname()[1], **options)  # type: ignore[arg-type]
     try:
         for each in data:
@@ -46,23 +46,23 @@ def heard(peer: socket.socket, *data: MetricData, **options: object) -> list[str
     ],
 )
 def test_a_value_is_a_datagram(peer: socket.socket, name: str, value: float, datagram: str) -> None:
-    """Counters, gauges, timers; a negative gauge is set to 0 first, because a sign alone would mean a change."""
-    assert heard(peer, MetricData(1.0, "g", name, value)) == [datagram]
+    """Counters, gauges, timers; a negative gauge is set to 0 first, because a sign alone means a change."""
+    assert received(peer, MetricData(1.0, "g", name, value)) == [datagram]
 
 
 def test_labels_are_not_sent_by_default(peer: socket.socket) -> None:
-    """Plain StatsD has no tags, and many servers drop a line that has some."""
-    assert heard(peer, MetricData(1.0, "g", "n", 1), labels={"run_id": "r"}) == ["g.n:1|g"]
+    """Plain StatsD has no tags, and many servers drop lines with tags."""
+    assert received(peer, MetricData(1.0, "g", "n", 1), labels={"run_id": "r"}) == ["g.n:1|g"]
 
 
-def test_with_tags_what_varies_is_a_tag(peer: socket.socket) -> None:
-    """In the manner of DogStatsD, with what all values of a run have in common."""
+def test_with_tags_labels_are_sent_as_tags(peer: socket.socket) -> None:
+    """In the format of DogStatsD, with the labels of the run."""
     data = [
         MetricData(1.0, "torchelastic", "workers.trainer.healthy", 1),
         MetricData(1.0, "g", "Bar.baz.duration.ms", 250),
         MetricData(1.0, "g", "n", -1),
     ]
-    assert heard(peer, *data, tags=True, labels={"run_id": "a,b|c"}) == [
+    assert received(peer, *data, tags=True, labels={"run_id": "a,b|c"}) == [
         "torchelastic.workers_state:1|g|#role:trainer,run_id:a_b_c,state:healthy",
         "g.call:250|ms|#function:Bar.baz,run_id:a_b_c",
         "g.n:0|g|#run_id:a_b_c\ng.n:-1|g|#run_id:a_b_c",
@@ -70,14 +70,13 @@ def test_with_tags_what_varies_is_a_tag(peer: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_statsd_cannot_say_is_refused(peer: socket.socket, value: float) -> None:
-    """It has no word for a number that is none."""
-    with pytest.raises(ValueError, match=r"the metric 'n' is .*; StatsD takes finite numbers"):
-        heard(peer, MetricData(1.0, "g", "n", value))
+def test_numbers_that_are_not_finite_are_rejected(peer: socket.socket, value: float) -> None:
+    with pytest.raises(ValueError, match=r"the metric 'n' is .*; StatsD accepts only finite numbers"):
+        received(peer, MetricData(1.0, "g", "n", value))
 
 
-def test_nobody_listens() -> None:
-    """That is nobody's fault: no value raises because of it, not even the second."""
+def test_sending_without_a_server_does_not_raise() -> None:
+    """Not even the second value."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as gone:
         gone.bind(("127.0.0.1", 0))
         port = gone.getsockname()[1]

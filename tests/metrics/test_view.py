@@ -1,4 +1,4 @@
-"""The view: what a run of the real machine gives as metrics, as tables and in random histories."""
+"""The view: the metrics of the real agent machine, as tables and in random histories."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from core.test_every_cell import SITUATIONS, versions
-from core.world import World
+from core.random_node import RandomNode
+from core.test_agent_transitions import SITUATIONS, versions
 from tenax._core import events
 from tenax._core.agent import SIGTERM, AgentMachine
 from tenax._core.events import AnyEvent
@@ -22,15 +22,15 @@ WALL = 1_700_000_000.0
 
 
 def watch(history: list[tuple[float, AnyEvent]], workers: int = 2, max_restarts: int = 3) -> dict[float, list[str]]:
-    """What is said at each time at which something is."""
+    """Return the metrics of each step that has some, by time."""
     settings = AgentSettings("run", "trainer", workers, max_restarts)
     machine, view = AgentMachine(settings), MetricView(settings, WALL)
-    said: dict[float, list[str]] = {}
+    emitted: dict[float, list[str]] = {}
     for at, event in history:
         for data in view.take(at, event, machine.step(event, at), machine.state):
             assert data.timestamp == WALL + at
-            said.setdefault(at, []).append(f"{data.group_name}: {data.name}={data.value}")
-    return said
+            emitted.setdefault(at, []).append(f"{data.group_name}: {data.name}={data.value}")
+    return emitted
 
 
 def table(text: str) -> list[str]:
@@ -44,7 +44,7 @@ def formed(generation: int, restarts_used: int = 0) -> events.GenerationFormed:
 
 
 def up(generation: int, at: float, restarts_used: int = 0) -> list[tuple[float, AnyEvent]]:
-    """Formed, and after a quarter of a second two workers run."""
+    """Form a generation; two workers run a quarter of a second later."""
     return [
         (at, formed(generation, restarts_used)),
         (at + 0.125, events.WorkerStarted(generation, 0, 100)),
@@ -61,7 +61,7 @@ def succeeded(generation: int, at: float) -> list[tuple[float, AnyEvent]]:
 
 
 def failed(generation: int, at: float) -> list[tuple[float, AnyEvent]]:
-    """Worker 1 raises, worker 0 is stopped, half a second later the node is clear."""
+    """Worker 1 raises, worker 0 is stopped, half a second later the node is cleared."""
     return [
         (at, events.WorkerExited(generation, 1, 1)),
         (at + 0.25, events.FailureExamined(generation, 1, Evidence("RuntimeError", "RuntimeError: boom"))),
@@ -73,13 +73,13 @@ def failed(generation: int, at: float) -> list[tuple[float, AnyEvent]]:
 RUN: list[tuple[float, AnyEvent]] = [(0.0, events.RunRequested())]
 
 
-def test_a_run_without_trouble() -> None:
+def test_the_metrics_of_a_run_that_succeeds() -> None:
     """One generation, and every worker succeeds."""
     over = events.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded"), 0.0)
-    said = watch([*RUN, *up(1, 2.0), *succeeded(1, 12.0), (13.0, over)])
-    assert list(said) == [0.0, 2.0, 2.25, 12.0, 13.0]
-    assert said[0.0] == ["tenax: running=0"]  # an average over time must count the time before the first generation
-    assert said[2.0] == table("""
+    emitted = watch([*RUN, *up(1, 2.0), *succeeded(1, 12.0), (13.0, over)])
+    assert list(emitted) == [0.0, 2.0, 2.25, 12.0, 13.0]
+    assert emitted[0.0] == ["tenax: running=0"]  # an average over time must count the time before the first generation
+    assert emitted[2.0] == table("""
         tenax: forming_ms=2000
         torchelastic: SimpleElasticAgent._rendezvous.success=1
         torchelastic: SimpleElasticAgent._rendezvous.duration.ms=2000
@@ -92,14 +92,14 @@ def test_a_run_without_trouble() -> None:
         torchelastic: workers.trainer.remaining_restarts=3
         torchelastic: workers.trainer.healthy=1
     """)
-    assert said[2.25] == table("""
+    assert emitted[2.25] == table("""
         torchelastic: LocalElasticAgent._start_workers.success=1
         torchelastic: LocalElasticAgent._start_workers.duration.ms=250
         torchelastic: SimpleElasticAgent._initialize_workers.success=1
         torchelastic: SimpleElasticAgent._initialize_workers.duration.ms=2250
         tenax: running=1
     """)
-    assert said[12.0] == table("""
+    assert emitted[12.0] == table("""
         torchelastic: LocalElasticAgent._monitor_workers.success=1
         torchelastic: LocalElasticAgent._monitor_workers.duration.ms=10000
         tenax: running_s=10.0
@@ -107,7 +107,7 @@ def test_a_run_without_trouble() -> None:
         torchelastic: workers.trainer.healthy=0
         torchelastic: workers.trainer.succeeded=1
     """)
-    assert said[13.0] == table("""
+    assert emitted[13.0] == table("""
         torchelastic: workers.trainer.flakiness=0
         torchelastic: workers.trainer.run_total=1
         torchelastic: workers.trainer.run_success_with_retries=0
@@ -120,10 +120,10 @@ def test_a_run_without_trouble() -> None:
     """)
 
 
-def test_a_failure_and_what_follows() -> None:
-    """A worker fails, the next generation runs again: how long it took, what it cost, how it failed."""
-    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), *up(2, 13.0, restarts_used=1)])
-    assert said[12.0] == table("""
+def test_the_metrics_of_a_failure_and_a_restart() -> None:
+    """How long the recovery took, what it cost, how the worker failed."""
+    emitted = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), *up(2, 13.0, restarts_used=1)])
+    assert emitted[12.0] == table("""
         torchelastic: LocalElasticAgent._monitor_workers.success=1
         torchelastic: LocalElasticAgent._monitor_workers.duration.ms=10000
         tenax: running_s=10.0
@@ -131,19 +131,19 @@ def test_a_failure_and_what_follows() -> None:
         torchelastic: workers.trainer.healthy=0
         torchelastic: workers.trainer.failed=1
     """)
-    assert said[12.5] == table("""
+    assert emitted[12.5] == table("""
         torchelastic: LocalElasticAgent._stop_workers.success=1
         torchelastic: LocalElasticAgent._stop_workers.duration.ms=500
         tenax: worker_failures.exception=1
     """)
-    assert said[13.0][0] == "tenax: forming_ms=500"
-    assert said[13.0][-4:] == table("""
+    assert emitted[13.0][0] == "tenax: forming_ms=500"
+    assert emitted[13.0][-4:] == table("""
         tenax: restarts_used=1
         torchelastic: workers.trainer.remaining_restarts=2
         torchelastic: workers.trainer.failed=0
         torchelastic: workers.trainer.healthy=1
     """)
-    assert said[13.25] == table("""
+    assert emitted[13.25] == table("""
         torchelastic: LocalElasticAgent._start_workers.success=1
         torchelastic: LocalElasticAgent._start_workers.duration.ms=250
         torchelastic: SimpleElasticAgent._initialize_workers.success=1
@@ -157,20 +157,20 @@ def test_a_failure_and_what_follows() -> None:
 
 @pytest.mark.parametrize(("used", "flakiness"), [(0, 0), (1, 25), (2, 50), (3, 75)])
 def test_flakiness_is_the_share_of_the_budget_that_was_used(used: int, flakiness: int) -> None:
-    """As torch counts it: of a success with 3 restarts allowed, never 100."""
+    """As in torch: for a success with 3 restarts allowed, never 100."""
     over = events.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded", restarts_used=used), 0.0)
-    said = watch([*RUN, *up(1, 2.0, used), *succeeded(1, 12.0), (13.0, over)], max_restarts=3)
-    assert f"torchelastic: workers.trainer.flakiness={flakiness}" in said[13.0]
+    emitted = watch([*RUN, *up(1, 2.0, used), *succeeded(1, 12.0), (13.0, over)], max_restarts=3)
+    assert f"torchelastic: workers.trainer.flakiness={flakiness}" in emitted[13.0]
     retried = int(used > 0)
-    assert f"torchelastic: workers.trainer.run_success_with_retries={retried}" in said[13.0]
-    assert f"torchelastic: workers.trainer.run_success_no_retries={1 - retried}" in said[13.0]
+    assert f"torchelastic: workers.trainer.run_success_with_retries={retried}" in emitted[13.0]
+    assert f"torchelastic: workers.trainer.run_success_no_retries={1 - retried}" in emitted[13.0]
 
 
-def test_a_run_that_failed_in_the_end() -> None:
-    """The budget is spent: the flakiness is 100, and the run of the agent is a success all the same, as in torch."""
+def test_the_metrics_of_a_run_that_fails() -> None:
+    """The flakiness is 100, and SimpleElasticAgent.run is a success all the same, as in torch."""
     verdict = Verdict(Outcome.FAILED, "no restart is left", (Failure(1, 1, 1, 101, 1, 12.0),), restarts_used=1)
-    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, events.RunEnded(verdict, 13.0))], max_restarts=1)
-    assert said[13.0] == table("""
+    emitted = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, events.RunEnded(verdict, 13.0))], max_restarts=1)
+    assert emitted[13.0] == table("""
         tenax: restarts_used=1
         torchelastic: workers.trainer.remaining_restarts=0
         torchelastic: workers.trainer.flakiness=100
@@ -191,19 +191,19 @@ def test_a_run_that_failed_in_the_end() -> None:
     """)
 
 
-def test_a_node_that_comes_or_goes_is_no_recovery() -> None:
-    """A generation that ends for that reason has a name of its own for the time without workers."""
+def test_a_membership_change_is_no_recovery() -> None:
+    """Its time without workers has its own metric."""
     ended = events.GenerationEnded(1, "c joined", is_uncharged=True)
     history = [*RUN, *up(1, 2.0), (12.0, ended), *((at, event) for at, event in failed(1, 12.0) if at > 12.0)]
     history.insert(-1, (12.25, events.WorkerExited(1, 1, -SIGTERM)))
-    said = watch([*history, *up(2, 13.0)])
-    assert "torchelastic: workers.trainer.stopped=1" in said[12.0]
-    assert "tenax: membership_change_ms=1250" in said[13.25]
-    assert not [line for lines in said.values() for line in lines if "recovery" in line or "worker_failures" in line]
+    emitted = watch([*history, *up(2, 13.0)])
+    assert "torchelastic: workers.trainer.stopped=1" in emitted[12.0]
+    assert "tenax: membership_change_ms=1250" in emitted[13.25]
+    assert not [line for lines in emitted.values() for line in lines if "recovery" in line or "worker_failures" in line]
 
 
-def test_a_recovery_lasts_until_workers_really_run() -> None:
-    """An attempt that could not even start does not end it."""
+def test_a_recovery_lasts_until_workers_run() -> None:
+    """An attempt that could not start does not end it."""
     attempt: list[tuple[float, AnyEvent]] = [
         (13.0, formed(2, 1)),
         (13.0, events.WorkerStartFailed(2, 0, "no more processes")),
@@ -212,18 +212,18 @@ def test_a_recovery_lasts_until_workers_really_run() -> None:
         (13.25, events.FailureExamined(2, 1, Evidence())),
         (13.5, events.NodeCleared(2)),
     ]
-    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), *attempt, *up(3, 14.0, restarts_used=2)])
-    assert "torchelastic: LocalElasticAgent._start_workers.failure=1" in said[13.0]
-    assert "torchelastic: SimpleElasticAgent._restart_workers.failure=1" in said[13.0]
-    assert "tenax: running=1" not in said[13.0]
-    assert said[13.5].count("tenax: worker_failures.not_started=1") == 2
-    assert "tenax: recovery_ms=2250" in said[14.25]
+    emitted = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), *attempt, *up(3, 14.0, restarts_used=2)])
+    assert "torchelastic: LocalElasticAgent._start_workers.failure=1" in emitted[13.0]
+    assert "torchelastic: SimpleElasticAgent._restart_workers.failure=1" in emitted[13.0]
+    assert "tenax: running=1" not in emitted[13.0]
+    assert emitted[13.5].count("tenax: worker_failures.not_started=1") == 2
+    assert "tenax: recovery_ms=2250" in emitted[14.25]
 
 
 def test_a_cancelled_run_has_no_result() -> None:
-    """As in torch, where it is an exception: the run of the agent failed, and nothing is said of the workers' run."""
-    said = watch([*RUN, (1.0, events.SignalReceived(SIGTERM))])
-    assert said[1.0] == table("""
+    """As in torch, where it is an exception: SimpleElasticAgent.run failed, without metrics of the result."""
+    emitted = watch([*RUN, (1.0, events.SignalReceived(SIGTERM))])
+    assert emitted[1.0] == table("""
         torchelastic: SimpleElasticAgent._initialize_workers.failure=1
         torchelastic: SimpleElasticAgent._initialize_workers.duration.ms=1000
         torchelastic: SimpleElasticAgent._rendezvous.failure=1
@@ -234,10 +234,10 @@ def test_a_cancelled_run_has_no_result() -> None:
     """)
 
 
-def test_losing_the_keeper() -> None:
-    """Nobody knows what became of the workers, and watching them failed."""
-    said = watch([*RUN, *up(1, 2.0), (12.0, events.KeeperLost("it was killed"))])
-    assert said[12.0] == table("""
+def test_the_metrics_of_a_lost_keeper() -> None:
+    """The state of the workers is unknown, and monitoring them failed."""
+    emitted = watch([*RUN, *up(1, 2.0), (12.0, events.KeeperLost("it was killed"))])
+    assert emitted[12.0] == table("""
         torchelastic: LocalElasticAgent._monitor_workers.failure=1
         torchelastic: LocalElasticAgent._monitor_workers.duration.ms=10000
         tenax: running_s=10.0
@@ -254,7 +254,7 @@ def test_losing_the_keeper() -> None:
     ("failure", "kind"),
     [
         (Failure(1, 0, 0, 0, 127, 1.0, "could not be started: no such file"), "not_started"),
-        (Failure(1, 0, 0, 9, -9, 1.0, evidence=Evidence(out_of_memory="the kernel says so")), "out_of_memory"),
+        (Failure(1, 0, 0, 9, -9, 1.0, evidence=Evidence(out_of_memory="killed by the kernel")), "out_of_memory"),
         (Failure(1, 0, 0, 9, 1, 1.0, evidence=Evidence("ValueError", "ValueError: x")), "exception"),
         (Failure(1, 0, 0, 9, -15, 1.0, evidence=Evidence(raised_at=0.5), was_stopped=True), "exception"),
         (Failure(1, 0, 0, 9, -11, 1.0), "signal"),
@@ -266,7 +266,7 @@ def test_losing_the_keeper() -> None:
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_every_failure_has_a_kind(failure: Failure, kind: str) -> None:
-    """One word, and the evidence says more than the exit code does."""
+    """Evidence has precedence over the exit code."""
     assert failure_kind(failure) == kind
     assert kind in FAILURE_KINDS
 
@@ -277,7 +277,7 @@ _PARTS = {"{role}": ("trainer",), "{state}": STATES, "{kind}": FAILURE_KINDS, "{
 
 
 def rows_of(group: str, name: str) -> list[str]:
-    """The names of the table that this one is an instance of."""
+    """Return the names in the table that this name is an instance of."""
     found = []
     for row in MEASURED:
         pattern = re.escape(row.name)
@@ -288,28 +288,28 @@ def rows_of(group: str, name: str) -> list[str]:
     return found
 
 
-def play(seed: int, *, lies: bool) -> list[tuple[str, str, float]]:
-    """All that the view says in one random history, checked as it comes."""
-    world = World(random.Random(seed), lies=lies)
-    world.play()
-    machine, view = AgentMachine(world.settings), MetricView(world.settings, WALL)
-    said = []
-    for event, now, commands in world.steps:
+def play(seed: int, *, invalid_events: bool) -> list[tuple[str, str, float]]:
+    """Return all metrics of one random history, checked on the way."""
+    node = RandomNode(random.Random(seed), invalid_events=invalid_events)
+    node.run()
+    machine, view = AgentMachine(node.settings), MetricView(node.settings, WALL)
+    emitted = []
+    for event, now, commands in node.steps:
         assert machine.step(event, now) == commands
         for data in view.take(now, event, commands, machine.state):
             assert data.timestamp == WALL + now
-            said.append((data.group_name, data.name, data.value))
-    return said
+            emitted.append((data.group_name, data.name, data.value))
+    return emitted
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_any_history_gives_sane_metrics(lies: bool) -> None:
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_the_invariants_hold_in_any_history(invalid_events: bool) -> None:
     """V1-V3: no exception, no negative number, one end for each span, nothing twice at the end; all names are known."""
     seen = set()
     for seed in range(1_500):
-        said = play(seed, lies=lies)
-        names = [name for _, name, _ in said]
-        assert all(value >= 0 for _, _, value in said), f"seed {seed}"
+        emitted = play(seed, invalid_events=invalid_events)
+        names = [name for _, name, _ in emitted]
+        assert all(value >= 0 for _, _, value in emitted), f"seed {seed}"
         assert names.count("SimpleElasticAgent.run.duration.ms") == 1, f"seed {seed}"
         assert names[-1].startswith("run_ended."), f"seed {seed}"
         for call in CALLS:
@@ -319,41 +319,43 @@ def test_any_history_gives_sane_metrics(lies: bool) -> None:
         for call in ("LocalElasticAgent._start_workers", "LocalElasticAgent._monitor_workers"):
             assert names.count(f"{call}.duration.ms") == generations, f"seed {seed}: {call}"
         assert names.count("running_s") == generations, f"seed {seed}"
-        seen |= {(group, name) for group, name, _ in said}
+        seen |= {(group, name) for group, name, _ in emitted}
     rows = {name: rows_of(*name) for name in seen}
     assert [name for name, found in rows.items() if len(found) != 1] == []
-    if not lies:
+    if not invalid_events:
         never = {
             "SimpleElasticAgent._assign_worker_ranks.failure",  # it begins and ends in the same step
-            "membership_change_ms",  # in this world no node comes or goes
+            "membership_change_ms",  # these histories have no membership changes
         }
         assert {row.name for row in MEASURED} - {found[0] for found in rows.values()} == never
 
 
-def test_any_soup_of_facts_is_taken() -> None:
-    """However absurd the facts and their order, the view does not raise, and no number is negative."""
+def test_any_sequence_of_events_is_accepted() -> None:
+    """However absurd the events and their order, the view does not raise, and no number is negative."""
     kinds = AnyEvent.__args__
-    facts = {kind: versions(kind) for kind in kinds}
+    inputs = {kind: versions(kind) for kind in kinds}
     for seed in range(500):
         dice = random.Random(seed)
         situation = dice.choice(list(SITUATIONS))
         machine = AgentMachine(AgentSettings("run", "trainer", 2, 3))
         view = MetricView(machine.state.settings, WALL)
         at = 0.0
-        for event in [*SITUATIONS[situation][1], *(dice.choice(facts[dice.choice(kinds)]) for _ in range(30))]:
+        for event in [*SITUATIONS[situation][1], *(dice.choice(inputs[dice.choice(kinds)]) for _ in range(30))]:
             at += dice.choice((0.0, 0.1, 50.0))
             for data in view.take(at, event, machine.step(event, at), machine.state):
                 assert data.value >= 0, (seed, situation, event, data)
 
 
-def test_nothing_is_said_after_the_verdict() -> None:
+def test_there_are_no_metrics_after_the_verdict() -> None:
     """V3."""
-    said = watch([*RUN, (1.0, events.SignalReceived(SIGTERM)), (2.0, events.SignalReceived(SIGTERM)), (3.0, formed(1))])
-    assert list(said) == [0.0, 1.0]
+    emitted = watch(
+        [*RUN, (1.0, events.SignalReceived(SIGTERM)), (2.0, events.SignalReceived(SIGTERM)), (3.0, formed(1))]
+    )
+    assert list(emitted) == [0.0, 1.0]
 
 
-def test_the_table_knows_the_kinds() -> None:
-    """What the table calls a counter, a gauge or a duration is read as one by the handlers."""
+def test_the_table_has_the_right_kinds() -> None:
+    """Handlers read each name as the kind in the table."""
     for row in MEASURED:
         reading = read(MetricData(0.0, row.group, row.name, 1000))
         assert reading.kind == row.kind, row

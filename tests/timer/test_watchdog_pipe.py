@@ -33,12 +33,12 @@ SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM
 def pipe(tmp_path: Path) -> Iterator[WatchdogPipe]:
     """A pipe whose workers have the pids 100 and 101."""
     with leaving_nothing():
-        made = WatchdogPipe(2, str(tmp_path / "timers"))
-        made.make()
-        made.open(time.monotonic, lambda _: None)
-        begin(made)
-        yield made
-        made.close()
+        pipe = WatchdogPipe(2, str(tmp_path / "timers"))
+        pipe.make()
+        pipe.open(time.monotonic, lambda _: None)
+        begin(pipe)
+        yield pipe
+        pipe.close()
 
 
 def begin(pipe: WatchdogPipe, generation: int = 1) -> None:
@@ -127,7 +127,7 @@ def test_a_path_is_in_use_from_its_creation(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="another process already reads from that pipe"):
             second.make()
         second.close()
-        write(path, FileTimerRequest(100, "step", time.time() + 60, 9))  # there is still somebody
+        write(path, FileTimerRequest(100, "step", time.time() + 60, 9))  # there is still a reader
         first.close()
         assert not os.path.exists(path)
 
@@ -164,14 +164,14 @@ def test_after_a_full_pipe_expiry_is_delayed_once(tmp_path: Path) -> None:
 
 def test_an_unusable_path_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    for path, words in (
+    for path, message in (
         (tmp_path / "file", "which is not a pipe"),
-        (tmp_path / "missing" / "timers", "there is no folder"),
+        (tmp_path / "missing" / "timers", "the folder .* does not exist; create it"),
         (tmp_path / "file" / "timers", "Not a directory"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             check_path(str(path))
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             WatchdogPipe(1, str(path)).make()
     assert (tmp_path / "file").read_text() == "precious"
     check_path(str(tmp_path / "free"))
@@ -195,10 +195,10 @@ def test_an_unwritable_folder_is_rejected_with_a_message(tmp_path: Path) -> None
 
 
 class SilentLogs:
-    """Implements ``ports.Logs``: records printed lines, and has no evidence."""
+    """Implements ``interfaces.Logs``: records printed lines, and has no evidence."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def open(self) -> None: ...
 
@@ -221,15 +221,15 @@ class SilentLogs:
         return ()
 
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
-        reply(None, "nobody asks here")
+        reply(None, "not supported")
 
     def answer_final_requests(self) -> None: ...
 
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
-        self.said.append(text)
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        self.lines.append(text)
 
     def live(self, text: str) -> None: ...
 
@@ -292,7 +292,7 @@ class Run:
         finally:
             self._loop.close()
 
-    def orders(self, kind: type) -> list[Any]:
+    def issued(self, kind: type) -> list[Any]:
         return [command for step in self.steps for command in step.commands if isinstance(command, kind)]
 
 
@@ -356,7 +356,7 @@ def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
     with leaving_nothing():
         run = Run(tmp_path, on)
         assert run.run().outcome is Outcome.SUCCEEDED
-        assert run.orders(commands.DumpStacks) == []
+        assert run.issued(commands.DumpStacks) == []
 
 
 def test_the_machine_gets_ticks_only_for_its_own_deadlines(tmp_path: Path) -> None:
@@ -379,11 +379,11 @@ def test_invalid_input_is_reported_once(tmp_path: Path) -> None:
     def on(run: Run, event: Any) -> None:
         if isinstance(event, events.WorkerStarted):
             for _ in range(10):
-                run.write(b"this is certainly not a request of anybody\n", late(1), late(2))
+                run.write(b"this is not a request\n", late(1), late(2))
             run.write(late(event.pid))
 
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1)
         run.run()
-        assert sum("invalid request" in line for line in run.logs.said) == 1
-        assert sum("no worker of this node" in line for line in run.logs.said) == 1
+        assert sum("invalid request" in line for line in run.logs.lines) == 1
+        assert sum("not a worker of this node" in line for line in run.logs.lines) == 1

@@ -177,7 +177,7 @@ class AgentMachine:
                 self.state.is_uncharged |= is_uncharged
                 self._on_generation_ended(why, is_late, now)
             case events.RunEnded(verdict, sent_at):
-                self._on_run_ended(_to_local_clock(verdict, now - sent_at), now)
+                self._on_run_ended(verdict.shifted(now - sent_at), now)
             case events.JoinRefused(reason):
                 self._on_refused(reason, now)
             case events.Fenced(_, why):
@@ -869,11 +869,3 @@ def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: floa
             sent.append(stopped_message(state, now))
         sent.append(messages.NodeReady(state.generation))
     return sent
-
-
-def _to_local_clock(verdict: Verdict, by_s: float) -> Verdict:
-    return msgspec.structs.replace(
-        verdict,
-        failures=tuple(failure.shifted(by_s) for failure in verdict.failures),
-        earlier=tuple(failure.shifted(by_s) for failure in verdict.earlier),
-    )

@@ -193,7 +193,7 @@ class ControlledNode(msgspec.Struct, frozen=True):
     release: Callable[[str], None]
     print_line: Callable[[str], None]  # on the console
     record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # journal of a coordinator here
-    answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node answers nothing")
+    answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node accepts no requests")
     # Called when the coordinator starts in this process, with a factory for its operator API; with None when it stops.
     set_operator_api: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None
 

@@ -108,7 +108,7 @@ class Console:
     def unreported_loss(self) -> str:
         """Return the message about losses that were not reported yet, or an empty string. Marks them as reported."""
         lines, size = self._dropped_lines, self._dropped_bytes
-        reason = "the terminal did not take them"
+        reason = "the terminal did not accept them"
         if self.refused_reason:
             lines, size, reason = *self.lost, self.refused_reason
         lines, self._reported_lines = lines - self._reported_lines, lines
@@ -173,7 +173,7 @@ class Console:
             except OSError as error:
                 # A pipe without a reader or a hung-up terminal is gone permanently; a full disk may recover.
                 self.is_gone = error.errno in _GONE
-                self.refused_reason = error.strerror or "it cannot be written"
+                self.refused_reason = error.strerror or "the write failed"
                 break
             else:
                 view = self._unwritten = view[count:]

@@ -1,7 +1,7 @@
 """A thread per device that writes what it is given, so that the loop never waits for a device.
 
 The loop calls ``put``; the thread takes items and writes them, and may block for as long as the device does. Its state
-tells the loop whether to pause:
+reports to the loop whether to pause:
 
 - **flowing**: less than the limit is pending.
 - **holding**: the limit is reached and the device still makes progress: the loop pauses the sources. So a slow console

@@ -1,8 +1,8 @@
-"""Appends bytes to one log file, and tolerates a disk that does not take them.
+"""Appends bytes to one log file, and tolerates a disk that does not accept them.
 
 1. The file gets the bytes as given.
 2. A disk error affects nothing else: the bytes are counted as lost, and the next append tries again.
-3. Where bytes are missing, a line in the file says how many, as soon as the file takes it.
+3. Where bytes are missing, a line in the file gives their number, as soon as it can be written.
 4. Arrival times are kept elsewhere (``times``), to merge the lines of several files.
 """
 
@@ -50,7 +50,7 @@ class LogFile:
                 self._descriptor = _opened(self.path)
                 self._look_at_file()
             except OSError as error:
-                self.reason = error.strerror or "it cannot be opened"
+                self.reason = error.strerror or "the file could not be opened"
         return self._descriptor >= 0
 
     def _look_at_file(self) -> None:
@@ -83,7 +83,7 @@ class LogFile:
             try:
                 os.close(self._descriptor)
             except OSError as error:  # a network file system may report write errors here
-                self.reason = error.strerror or "it cannot be closed"
+                self.reason = error.strerror or "the file could not be closed"
             self._descriptor = -1
         if self._times is not None:
             self._times.close()
@@ -119,7 +119,7 @@ class LogFile:
             try:
                 done += os.write(self._descriptor, view[done:])
             except OSError as error:
-                self.reason = error.strerror or "it cannot be written"
+                self.reason = error.strerror or "the write failed"
                 break
         self._position += done
         if done:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _COALESCE_S = 0.05  # new data within that time is one answer
 _DISK_TIMEOUT_S = 5.0
 _WRITE_WAIT_S = 1.0  # for data that is still being written to a file
-NO_DISK = "the disk with the log files does not answer"
+NO_DISK = "the disk with the log files does not respond"
 
 
 class _PendingQuery:

@@ -38,11 +38,11 @@ _MAX_LINE = 2 * _END_KEPT
 CUT = b"[...] "  # before the rest of a line whose start is gone
 
 FORGOTTEN = "are no longer in memory"
-LOST = "are lost: the process that kept them in memory died"
-MAY_BE_LOST = "may be lost: the process that writes the logs died"
-BEHIND = "cannot be read yet: the disk has not taken them"
-TOO_MUCH = "are more than fit into one answer"
-NOT_SEARCHED = "are further back than is searched"
+LOST = "are lost: they were only in memory, and the log writer died"
+MAY_BE_LOST = "may be lost: the log writer died"
+BEHIND = "cannot be read yet: they are not on disk"
+TOO_MUCH = "do not fit into one answer"
+NOT_SEARCHED = "are beyond the search limit"
 UNREADABLE = "cannot be read"
 
 

@@ -42,7 +42,8 @@ class ReplacedStream:
 
             if sys.__stderr__ is not None:
                 name = type(self._stream).__name__
-                print(f"tenax: the {name} in place of sys.stdout or sys.stderr failed: {error}", file=sys.__stderr__)
+                message = f"tenax: could not write to the {name} that replaces sys.stdout or sys.stderr: {error}"
+                print(message, file=sys.__stderr__)
         finally:
             os.close(self._read_end)
 

@@ -78,9 +78,7 @@ class DefaultLogsSpecs(LogsSpecs):
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
-            raise NotADirectoryError(
-                f"The log directory {log_dir} is a file: name a directory, or one that can be made."
-            )
+            raise NotADirectoryError(f"the log directory {log_dir} is a file; choose another path")
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
         self.chosen_log_dir = log_dir or ""  # empty: a temporary one
         self._run_log_dir: str | None = None
@@ -181,14 +179,12 @@ def load_logs_specs(name: str | None) -> type[LogsSpecs]:
     found = {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
     if name not in found:
         known = ", ".join(sorted({*found, "default"}))
-        raise ValueError(
-            f"No logs specs are called {name!r} in the entry-point group {_ENTRY_POINT_GROUP}; there are: {known}."
-        )
+        raise ValueError(f"unknown logs specs {name!r}; known in the entry-point group {_ENTRY_POINT_GROUP}: {known}")
     try:
         loaded: type[LogsSpecs] = found[name].load()
     except Exception as error:
         raise ValueError(
-            f"The logs specs {name!r} of {found[name].value!r} cannot be loaded ({type(error).__name__}: {error})."
+            f"could not load the logs specs {name!r} from {found[name].value!r}: {type(error).__name__}: {error}"
         ) from error
     return loaded
 
@@ -217,4 +213,4 @@ def _new_temporary_directory(environment: Mapping[str, str] = os.environ) -> str
             path = os.path.join(os.path.abspath(parent), "tenax_" + os.urandom(6).hex())
             os.mkdir(path, 0o700)
             return path
-    raise FileNotFoundError("No temporary directory can be written: set TMPDIR, or give a log directory.")
+    raise FileNotFoundError("no temporary directory is writable; set TMPDIR, or pass a log directory")

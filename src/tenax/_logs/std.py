@@ -31,8 +31,8 @@ class Std(IntFlag):
             pairs = (pair.split(":") for pair in vm.split(","))
             return {int(local_rank): cls(int(value)) for local_rank, value in pairs}
         raise ValueError(
-            f"{vm!r} does not say which streams are meant: write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
-            "or a list of local_rank:value such as 0:3,12:1."
+            f"invalid streams {vm!r}; expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
+            "or a list of local_rank:value such as 0:3,12:1"
         )
 
 

@@ -157,7 +157,7 @@ class LogWriter:
         """Request the last 64 KiB of these streams, including what is in their pipes."""
         self._request("tail", [list(keys)], callback)
 
-    def recall(
+    def query(
         self,
         streams: Sequence[tuple[Hashable, str, int, int]],
         callback: Callable[[dict[str, Any]], None],
@@ -179,16 +179,16 @@ class LogWriter:
         options = {**options, "wait_s": wait_s, "until_over": until_over}
         return self._request("query", [encoded, options, incarnation], callback)
 
-    def hurry(self, *requests: int) -> None:
+    def answer_now(self, *requests: int) -> None:
         """Answer these waiting queries now, or all of them."""
         self._send(("answer_now", *requests))
 
-    def recall_now(
+    def query_now(
         self, streams: Sequence[tuple[Hashable, str, int, int]], timeout_s: float, **options: Any
     ) -> dict[str, Any]:
-        """``recall`` for users without a loop; empty when there is no answer in time."""
+        """``query`` for users without a loop; empty when there is no answer in time."""
         answers: list[dict[str, Any]] = []
-        self.recall(streams, answers.append, **options)
+        self.query(streams, answers.append, **options)
         self.wait_for(lambda: bool(answers), timeout_s)
         return answers[0] if answers else {}
 
@@ -200,7 +200,7 @@ class LogWriter:
 
     # -- the agent's own lines
 
-    def say(self, text: str, *, after_output: bool = False) -> None:
+    def print(self, text: str, *, after_output: bool = False) -> None:
         """Write the agent's own lines to standard error.
 
         By default they are shown at once. With ``after_output``, everything written before is first shown and flushed
@@ -210,10 +210,10 @@ class LogWriter:
             self._dropped_lines += text.count("\n") + 1
             return
         if self._dropped_lines:
-            text = f"tenax: {self._dropped_lines} of tenax's own lines were not shown: they came too fast\n{text}"
+            text = f"tenax: {self._dropped_lines} of tenax's own lines were not shown: too many at once\n{text}"
             self._losses = msgspec.structs.replace(self._losses, own_lines=self._losses.own_lines + self._dropped_lines)
             self._dropped_lines = 0
-        self._send(("say", text, after_output))
+        self._send(("print", text, after_output))
 
     def live(self, text: str) -> None:
         """Set the live line at the bottom of a terminal; empty for none."""
@@ -286,7 +286,7 @@ class LogWriter:
         if self._channel is not None:
             self._live = ""
             if self._dropped_lines:
-                self.say("")
+                self.print("")
             self._finish_message = ("finish", timeout_s)
             self._send(self._finish_message)
             self._last_message_at = time.monotonic()
@@ -320,7 +320,7 @@ class LogWriter:
         except ChannelClosed:
             # The restart resends streams and requests, which are kept here; only other messages must be repeated.
             self._restart()
-            if message[0] in ("say", "forget"):
+            if message[0] in ("print", "forget"):
                 self._send(message)
 
     def _on_message(self, message: tuple[Any, ...]) -> None:
@@ -378,8 +378,8 @@ class LogWriter:
         self._losses = msgspec.structs.replace(self._losses, writer_restarts=self._restarts)
         if self._restarts > _MAX_RESTARTS:
             raise LogWriterLost(
-                f"the process that writes the logs died {self._restarts} times{self._why_it_died()}; "
-                "look at the limits on processes and memory (ulimit -u, the container's limits)"
+                f"the log writer died {self._restarts} times{self._why_it_died()}; "
+                "check the limits on processes and memory (ulimit -u, the container's limits)"
             )
         self.start()
         for number, descriptor in self._consoles.items():
@@ -387,12 +387,12 @@ class LogWriter:
         for stream in self._streams.values():
             self._send((*stream.message, True), [stream.read_end])
         self._send(("live", self._live))
-        self._send(("say", self._restart_notice(), False))
+        self._send(("print", self._restart_notice(), False))
         for number, (message, _) in list(self._requests.items()):
             if number not in self._requests:
                 continue  # answered by a nested restart
             if message[0] == "query" and number in self._resent:  # this query may be what kills it
-                self._answer(number, {"error": "the process that writes the logs died while it looked for these lines"})
+                self._answer(number, {"error": "the log writer died during this query"})
             else:
                 self._resent.add(number)
                 self._send(message)
@@ -401,8 +401,7 @@ class LogWriter:
 
     def _restart_notice(self) -> str:
         return (
-            f"tenax: the process that writes the logs died{self._why_it_died()} and was started again; "
-            "lines it held in memory are lost"
+            f"tenax: the log writer died{self._why_it_died()} and was restarted; lines that it held in memory are lost"
         )
 
     def _why_it_died(self) -> str:

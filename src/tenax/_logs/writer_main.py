@@ -12,7 +12,7 @@ for failure reports and log queries. It makes no decisions about the run. Invari
 
 One thread runs the loop and never blocks on a device; each device has a ``DeviceThread``. Messages (see ``writer``):
 
-    from the agent:  settings, console, open (both with a descriptor), tail, query, answer_now, say, live, drain,
+    from the agent:  settings, console, open (both with a descriptor), tail, query, answer_now, print, live, drain,
                      forget, finish
     to the agent:    tails, query_result, drained, flushing, finished, crashed
 """
@@ -295,7 +295,7 @@ class LogWriterProcess:
         """Runs in the file device's thread."""
         for file, data, skipped, is_last, at in batch:
             if skipped:
-                file.skip(skipped, "the disk did not take them in time")
+                file.skip(skipped, "the disk was too slow")
             if data:
                 file.append(data, at)
                 self._file_device.on_written(len(data))
@@ -315,14 +315,14 @@ class LogWriterProcess:
             if console.device.stuck and console is not self._err and not console.is_announced_stuck:
                 console.is_announced_stuck = True
                 self._err.write_line(
-                    b"tenax: standard output takes no more: its lines are dropped and counted until it does."
+                    b"tenax: stdout is blocked: its lines are dropped and counted until it accepts output again"
                 )
         for path, (_, reason) in self._file_losses() if self._lost_in_files else ():
             if reason not in self._reported_reasons:
                 self._reported_reasons.add(reason)
                 self._err.write_line(
-                    f"tenax: cannot write {_text(path)}: {reason}. The workers go on; "
-                    "what cannot be kept is counted.".encode()
+                    f"tenax: could not write {_text(path)}: {reason}; "
+                    "the workers continue, and lost bytes are counted".encode()
                 )
 
     def _report_final_losses(self) -> None:
@@ -331,7 +331,7 @@ class LogWriterProcess:
             first, _, reason = lost[0]
             where = _text(first) + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
             self._err.write_line(
-                f"tenax: {sum(count for _, count, _ in lost)} bytes are missing in {where}: {reason}.".encode()
+                f"tenax: {sum(count for _, count, _ in lost)} bytes are missing in {where}: {reason}".encode()
             )
         for console in self._consoles:
             if console is not self._err or console.refused_reason:
@@ -388,7 +388,7 @@ class LogWriterProcess:
             self._open_stream(descriptors[0], *values)
         elif kind == "console":
             self._open_console(descriptors[0], *values)
-        elif kind == "say":
+        elif kind == "print":
             self._print(values[0].encode("utf-8", "replace"), after_output=values[1])
         elif kind == "live":
             self._err.set_live(values[0])
@@ -491,7 +491,7 @@ class LogWriterProcess:
             try:
                 from tenax._logs.queries import LogQueries
             except Exception as error:  # tenax may have been upgraded meanwhile; the log writer must not crash
-                self._send_result(request, {"error": f"lines cannot be shown: {type(error).__name__}: {error}"})
+                self._send_result(request, {"error": f"log queries are not available: {type(error).__name__}: {error}"})
                 return
             self._queries = LogQueries(
                 self._find, self._send_result, self._wake, self._incarnation, lambda: self._file_device.pending > 0

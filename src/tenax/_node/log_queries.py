@@ -140,7 +140,7 @@ class LogQueries:
     def on_generation(self) -> None:
         """Answer waiting requests now, because there are new streams."""
         if self._waiting:
-            self._writer.hurry()
+            self._writer.answer_now()
 
     def end(self) -> None:
         """Mark all streams as ended; no more will open."""
@@ -180,7 +180,7 @@ class LogQueries:
             self._waiting.append(pending)
         if request.cursor:
             self._remove_answered(request.cursor)
-        pending.number = self._writer.recall(
+        pending.number = self._writer.query(
             wants,
             self._on_result(request, cursor, generation, streams, pending, reply),
             incarnation=0 if cursor is None else cursor.incarnation,
@@ -195,7 +195,7 @@ class LogQueries:
     def _answer_oldest(self) -> None:
         """Make room for one more waiting request; the oldest may belong to clients that disconnected."""
         while len(self._waiting) >= _MAX_WAITING:
-            self._writer.hurry(self._waiting.pop(0).number)
+            self._writer.answer_now(self._waiting.pop(0).number)
 
     def _remove_answered(self, cursor: str) -> None:
         for index, (sent, _) in enumerate(self._answered):

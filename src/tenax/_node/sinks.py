@@ -64,8 +64,8 @@ class Sinks:
     def redirect_console(self, say: Callable[[str], None]) -> None:
         """Print the lines of console handlers with ``say``, which is called in other threads."""
         for handler in self._own:
-            if hasattr(handler, "say"):
-                handler.say = say
+            if hasattr(handler, "print_line"):
+                handler.print_line = say
 
     def new_errors(self) -> list[str]:
         """Return a message for each handler that has failed or hung for the first time since the last call."""

@@ -133,7 +133,7 @@ class WorkerLogs:
         try:
             return self._specs.reify(envs)
         except OSError as error:
-            self._writer.say(f"tenax: could not create log files: {error.strerror}: {error.filename!r}")
+            self._writer.print(f"tenax: could not create log files: {error.strerror}: {error.filename!r}")
             return LogsDest()
 
     def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str], to: LogsDest) -> int:
@@ -260,7 +260,7 @@ class WorkerLogs:
         if after_output:
             self._end_streams()
         if self._show_messages:
-            self._writer.say(one_line(without_passwords(text)), after_output=after_output)
+            self._writer.print(one_line(without_passwords(text)), after_output=after_output)
 
     def _end_streams(self) -> None:
         """Close the streams after the last worker, even if another process holds one of the pipes open."""
@@ -281,7 +281,7 @@ class WorkerLogs:
         self._end_streams()
         self._writer.drain_now(_DRAIN_S)
         if final_text:
-            self._writer.say(final_text, after_output=True)
+            self._writer.print(final_text, after_output=True)
         self._writer.finish(_FINISH_S, hurry_descriptor)
         for replaced in self._replaced.values():
             replaced.close(_FINISH_S)

@@ -60,7 +60,7 @@ def _replay_coordinator(path: str) -> int:
     settings = header.settings
     lines = [
         f"coordinator of run {one_line(settings.run_id)} on {one_line(header.host)}: "
-        f"{settings.min_nodes} to {settings.max_nodes} nodes, "
+        f"{_nodes(settings.min_nodes, settings.max_nodes)}, "
         f"max restarts {settings.max_restarts}, tenax {one_line(header.tenax)}",
         "",
         *(f"{after_s:>10.3f} s  {one_line(text)}" for after_s, text in story),
@@ -69,6 +69,12 @@ def _replay_coordinator(path: str) -> int:
     ]
     print_page("\n".join(lines) + "\n")
     return FAILED if differences else SUCCEEDED
+
+
+def _nodes(least: int, most: int) -> str:
+    if least < most:
+        return f"{least} to {most} nodes"
+    return "1 node" if most == 1 else f"{most} nodes"
 
 
 def _print_error(message: str, code: int) -> int:
@@ -90,7 +96,7 @@ def _page(header: Header, replayed: Replayed, footer: Footer | None, steps: int)
         f"grace period {format_seconds(settings.grace_s)}, tenax {one_line(header.tenax)}",
         "",
     ]
-    lines += [f"{line.after_s:>10.3f} s  {one_line(line.text)}" for line in replayed.story]
+    lines += [f"{line.after_s:>10.3f} s  {one_line(line.text)}" for line in replayed.lines]
     lines.append("")
     lines += _ending(footer, replayed.differences, steps)
     return "\n".join(lines) + "\n"

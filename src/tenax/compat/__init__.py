@@ -1,15 +1,14 @@
-"""TorchElastic's import paths, answered by tenax: installed when this package is imported.
+"""Redirects TorchElastic's import paths to tenax. Importing this package installs the redirection.
 
-Afterwards ``torch.distributed.elastic.X`` is ``tenax.X``, the same module object, and so are
-``torch.distributed.launcher``, ``torch.distributed.run``, ``torch.distributed.argparse_util`` and the older
-``torchelastic.X``; with or without torch. Nothing else of torch is touched. The law of this package: it imports
-nothing of tenax but what is asked for, and only when it is asked for.
+Afterwards ``torch.distributed.elastic.X`` is the module ``tenax.X``, and so are ``torch.distributed.launcher``,
+``torch.distributed.run``, ``torch.distributed.argparse_util`` and the older ``torchelastic.X``, with or without torch.
+The rest of torch is not changed. This package imports modules of tenax only when the program imports them.
 
     import tenax.compat
     from torch.distributed.elastic.multiprocessing.errors import record  # tenax's
 
-``python -m tenax.compat train.py`` runs an unmodified program like that, and what it starts in turn; ``tenax run
---compat`` does it for the workers. Both use ``environment``.
+``python -m tenax.compat train.py`` does this for an unmodified program and its child processes; ``tenax run --compat``
+does it for the workers. Both use ``environment``.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ if TYPE_CHECKING:
 __all__ = ["FOLDER", "VARIABLE", "environment", "install", "target_of", "uninstall"]
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")  # first on PYTHONPATH: Python installs it
-VARIABLE = "TENAX_COMPAT"  # 1: asked for, 0: not here; what a process under it starts sees "inherited"
+VARIABLE = "TENAX_COMPAT"  # 1: enabled, 0: disabled, inherited: enabled by a parent process
 
 _finder = CompatFinder()
 target_of = _finder.target_of
 
 
 def install() -> None:
-    """Answer these paths from now on. Raises ImportError if torch's own modules have been imported already."""
+    """Install the redirection. Raises ImportError if torch's own modules are already imported."""
     _finder.install()
 
 
 def uninstall() -> None:
-    """Give the paths back. What has been imported through them stays what it is."""
+    """Remove the redirection. Modules that were imported through it stay imported."""
     _finder.uninstall()
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which every Python process is under it from its first line on, and all that it starts."""
+    """Return the variables that install the redirection in a Python process and its child processes."""
     others = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != FOLDER]
     return {"PYTHONPATH": os.pathsep.join([FOLDER, *others]), VARIABLE: "1"}
 

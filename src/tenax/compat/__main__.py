@@ -1,7 +1,7 @@
-"""``python -m tenax.compat``: run a program under ``tenax.compat``, with all that it starts.
+"""``python -m tenax.compat``: runs a program and its child processes with ``tenax.compat``.
 
-Starts Python once more, with the environment that installs it. So the program is what it always was: ``__main__``, with
-its own arguments, in the same process.
+Replaces this process with another Python, whose environment installs ``tenax.compat``, so that the program is
+``__main__`` with its own arguments.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ usage: python -m tenax.compat SCRIPT [ARGUMENTS ...]
        python -m tenax.compat -c CODE [ARGUMENTS ...]
        python -m tenax.compat --path
 
-Runs a program that was written for TorchElastic: torch.distributed.elastic, torch.distributed.launcher,
-torch.distributed.run and torchelastic are tenax's in it, and in every Python program that it starts.
-For a program that somebody else starts, put the folder that --path prints first on its PYTHONPATH:
+Run a program that was written for TorchElastic. In it and in its child processes, torch.distributed.elastic,
+torch.distributed.launcher, torch.distributed.run and torchelastic import tenax's modules.
+If another launcher starts the program, put the folder that --path prints first on its PYTHONPATH:
 
   PYTHONPATH="$(python -m tenax.compat --path)"
 """
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns only when nothing is to be run."""
+    """Run the program. Returns only if there is none to run."""
     if not words or words[0] in ("-h", "--help"):
         (sys.stdout if words else sys.stderr).write(_HELP)
         return 0 if words else _WRONG_USAGE
@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write(f"{FOLDER}\n")
         return 0
     if sys.flags.ignore_environment:
-        sys.stderr.write("python -m tenax.compat: with -E or -I Python does not read PYTHONPATH; leave that flag out\n")
+        sys.stderr.write("python -m tenax.compat: Python ignores PYTHONPATH with -E or -I; remove that flag\n")
         return _WRONG_USAGE
     return os.execve(sys.executable, _command(words), {**os.environ, **environment(os.environ)})
 
@@ -49,7 +49,7 @@ def _command(words: Sequence[str]) -> list[str]:
 
     own = list(words)
     if own[0] == "-m" and len(own) > 1:
-        own[1] = target_of(own[1]) or own[1]  # else Python would import torch, to look for it in there
+        own[1] = target_of(own[1]) or own[1]  # otherwise Python would import torch to find the module
     return [sys.executable, *_args_from_interpreter_flags(), *own]
 
 

@@ -22,8 +22,8 @@ def configure(handler: EventHandler) -> Undo:
     """
     if not callable(getattr(handler, "record", None)) or isinstance(handler, type):
         raise TypeError(
-            f"{handler!r} is no event handler; expected an object with record(event), such as an EventHandler"
-            " (LoggingEventHandler makes one of a logging.Handler)"
+            f"{handler!r} is not an event handler; expected an object with record(event), such as an EventHandler"
+            " (LoggingEventHandler wraps a logging.Handler)"
         )
     global _configured  # noqa: PLW0603 - the one list of this process
     with _lock:

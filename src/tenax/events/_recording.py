@@ -10,7 +10,7 @@ import os
 import sys
 
 from tenax.events._configured import configured_handlers
-from tenax.events.handlers import handlers_of, hears_rendezvous
+from tenax.events.handlers import handlers_of, receives_rendezvous_events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def _get_or_create_logger(destination: str = "null") -> logging.Logger:
     return logger
 
 
-def is_rendezvous_heard() -> bool:
+def has_rendezvous_receiver() -> bool:
     """Return True if a handler receives rendezvous events. Otherwise they need not be created."""
-    return bool(configured_handlers()) or hears_rendezvous()
+    return bool(configured_handlers()) or receives_rendezvous_events()
 
 
 def construct_and_record_rdzv_event(
@@ -75,7 +75,7 @@ def construct_and_record_rdzv_event(
     ``name``: the action; default: the calling function. It is prefixed with the caller's file. ``hostname``, ``pid``:
     of the node; default: this one's. With the state FAILED, the event contains the current exception's traceback.
     """
-    if not is_rendezvous_heard():
+    if not has_rendezvous_receiver():
         return
     from tenax.events.api import NodeState, RdzvEvent
 

@@ -189,7 +189,7 @@ class EventView:
         code = failure.exit_code
         message = evidence.message or evidence.out_of_memory or failure.reason
         if not message:
-            message = f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
+            message = f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
         began_at = failure.seen_at if evidence.raised_at is None else evidence.raised_at
         return error_as_json(message, evidence.traceback or evidence.stacks, began_at + self._wall_offset)
 

@@ -118,13 +118,13 @@ def _fields(text: object, kind: str) -> dict[str, Any]:
     import json
 
     if not isinstance(text, str):
-        raise TypeError(f"cannot read {kind} from a {type(text).__name__}; expected the text that serialize() wrote")
+        raise TypeError(f"cannot read {kind} from a {type(text).__name__}; expected the output of serialize()")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"this is not the JSON of {kind} ({error}): {text[:80]!r}") from error
+        raise ValueError(f"invalid JSON for {kind} ({error}): {text[:80]!r}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"this is not {kind} but a {type(found).__name__}: {text[:80]!r}")
+        raise ValueError(f"expected {kind}, not a {type(found).__name__}: {text[:80]!r}")
     return found
 
 
@@ -148,5 +148,5 @@ def _known(fields: dict[str, Any], kind: type[Any], of: str) -> dict[str, Any]:
         if name not in fields and each.default is MISSING and each.default_factory is MISSING
     ]
     if missing:
-        raise ValueError(f"the {of} has no {', '.join(missing)}; expected what serialize() writes")
+        raise ValueError(f"the {of} lacks {', '.join(missing)}; expected the output of serialize()")
     return {name: value for name, value in fields.items() if name in known}

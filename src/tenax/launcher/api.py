@@ -234,7 +234,7 @@ def _forward_first_cause(verdict: Verdict) -> None:
     try:
         error_file.write(path, data)
     except OSError as error:
-        sys.stderr.write(f"tenax: the first cause could not be passed on to {path!r}: {error.strerror}\n")
+        sys.stderr.write(f"tenax: could not write the first cause to the error file {path!r}: {error.strerror}\n")
 
 
 def _launch_with_polling(
@@ -272,7 +272,7 @@ def _shut_down(handler: RendezvousHandler) -> None:
     except Exception as error:
         import warnings
 
-        warnings.warn(f"the rendezvous could not be shut down: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"could not shut down the rendezvous: {error}", RuntimeWarning, stacklevel=3)
 
 
 def rendezvous_handler(config: LaunchConfig) -> RendezvousHandler:
@@ -354,5 +354,5 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
             with create_safely(report_path) as file:
                 file.write(to_json(report) + b"\n")
         except OSError as error:
-            text += f"\ntenax: the report could not be written to {report_path!r}: {error.strerror}\n"
+            text += f"\ntenax: could not write the report to {report_path!r}: {error.strerror}\n"
     return text

@@ -107,12 +107,12 @@ def _with_message(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
             return make(argument)
         except ImportError as error:
             raise UnknownHandler(
-                f"the metric handler {written!r} needs a package that is not installed ({error.name}): "
+                f"the metric handler {written!r} needs the package {error.name}, which is not installed: "
                 f"pip install 'tenax[{name}]'"
             ) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UnknownHandler(f"the metric handler {written!r} cannot be made: {reason}") from error
+            raise UnknownHandler(f"could not create the metric handler {written!r}: {reason}") from error
 
     return made
 
@@ -125,8 +125,8 @@ def _otlp_destination(endpoint: str, env: Mapping[str, str]) -> str:
     found = otlp_address(endpoint, "metrics", env)
     if not found and not has_global_provider():
         raise ValueError(
-            "nothing says where to send values; write an endpoint such as otel:http://localhost:4318, set "
-            "OTEL_EXPORTER_OTLP_ENDPOINT, or set a meter provider before"
+            "no endpoint is set; pass one such as otel:http://localhost:4318, set OTEL_EXPORTER_OTLP_ENDPOINT, or set "
+            "a meter provider first"
         )
     return found
 
@@ -147,5 +147,5 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
     if not port:
         return host, None
     if not port.isdecimal() or int(port) > _MAX_PORT:
-        raise ValueError(f"{port!r} is no port; expected a number up to {_MAX_PORT}")
+        raise ValueError(f"invalid port {port!r}; expected a number up to {_MAX_PORT}")
     return host, int(port)

@@ -22,9 +22,9 @@ CALLS = {
     "SimpleElasticAgent._rendezvous": "From being ready until a generation was formed.",
     "SimpleElasticAgent._assign_worker_ranks": "Ranks come with the generation, so it takes 0 ms.",
     "SimpleElasticAgent._initialize_workers": "From being ready until all workers of the generation were started.",
-    "SimpleElasticAgent._restart_workers": "From the order to stop until all workers of the next one were started.",
-    "LocalElasticAgent._start_workers": "From the order to start until all workers were started.",
-    "LocalElasticAgent._stop_workers": "From the order to stop until no process of the workers was left.",
+    "SimpleElasticAgent._restart_workers": "From the stop command until all workers of the next one were started.",
+    "LocalElasticAgent._start_workers": "From the start command until all workers were started.",
+    "LocalElasticAgent._stop_workers": "From the stop command until no process of the workers was left.",
     "LocalElasticAgent._monitor_workers": "How long the workers of a generation were watched; once per generation.",
 }
 
@@ -45,7 +45,7 @@ _OF_TENAX = (
     ("nodes", GAUGE, "Nodes of the generation."),
     ("restarts_used", GAUGE, "Restarts that the whole run has used."),
     ("running", GAUGE, "1 while this node's workers all run; 0 before that, and from the end of their generation on."),
-    ("running_s", COUNTER, "Seconds that the workers of a generation ran, told when it ends."),
+    ("running_s", COUNTER, "Seconds that the workers of a generation ran, reported when it ends."),
     ("forming_ms", DURATION, "From being ready until a generation was formed."),
     ("recovery_ms", DURATION, "From the first failure until workers run again, over as many attempts as it took."),
     ("membership_change_ms", DURATION, "The same for a generation that ended because a node came or went."),

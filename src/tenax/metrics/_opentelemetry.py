@@ -26,18 +26,18 @@ _UNITS = {"seconds": "s"}
 class OpenTelemetryMetricHandler(MetricHandler):
     """``endpoint``: ``http://host:4318``, with or without a path; empty: the global provider.
 
-    ``labels``: attributes of every value. ``patience_s``: timeout of an export, and of the final flush. Raises
+    ``labels``: attributes of every value. ``timeout_s``: timeout of an export, and of the final flush. Raises
     ImportError without the packages.
     """
 
     def __init__(
-        self, endpoint: str = "", labels: Mapping[str, str] | None = None, patience_s: float = _TIMEOUT_S
+        self, endpoint: str = "", labels: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S
     ) -> None:
         from opentelemetry import metrics
 
         self.where = with_path(endpoint, "metrics") if endpoint else "the global meter provider"
-        self._patience_s = patience_s
-        self._provider: Any = _own_provider(self.where, patience_s) if endpoint else None
+        self._timeout_s = timeout_s
+        self._provider: Any = _own_provider(self.where, timeout_s) if endpoint else None
         self._meter: Any = (self._provider or metrics.get_meter_provider()).get_meter("tenax")
         self._labels = dict(labels or {})
         self._instruments: dict[tuple[str, str], Callable[[float, dict[str, str]], None]] = {}
@@ -53,7 +53,7 @@ class OpenTelemetryMetricHandler(MetricHandler):
         """Flush and shut down the handler's own provider. The global one belongs to the program."""
         provider, self._provider = self._provider, None
         if provider is not None:
-            provider.shutdown(timeout_millis=1000 * self._patience_s)
+            provider.shutdown(timeout_millis=1000 * self._timeout_s)
 
     def _instrument(self, name: str, reading: Reading) -> Callable[[float, dict[str, str]], None]:
         unit = _UNITS.get(reading.unit, "")
@@ -75,13 +75,13 @@ def has_global_provider() -> bool:
     return not type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
-def _own_provider(endpoint: str, patience_s: float) -> Any:
+def _own_provider(endpoint: str, timeout_s: float) -> Any:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
-    exporter = OTLPMetricExporter(endpoint, timeout=patience_s)
+    exporter = OTLPMetricExporter(endpoint, timeout=timeout_s)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * _EXPORT_INTERVAL_S)
     resource = Resource.create()  # from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):

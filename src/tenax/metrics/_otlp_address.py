@@ -13,7 +13,7 @@ def otlp_address(written: str, signal: str, env: Mapping[str, str]) -> str:
     """Return the full address for a signal ("metrics", "traces"); empty if none is configured. Raises ValueError."""
     if written and not written.startswith(("http://", "https://")):
         shown = hide_passwords(written)
-        raise ValueError(f"{shown!r} is not an endpoint; expected one such as http://localhost:4318")
+        raise ValueError(f"invalid endpoint {shown!r}; expected a URL such as http://localhost:4318")
     if written:
         return with_path(written, signal)
     base = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")

@@ -37,7 +37,7 @@ class PageServer:
 
     def _answer(self, request: Request) -> Response:
         if request.path != self._path:
-            return text(NOT_FOUND, f"there is only {self._path}")
+            return text(NOT_FOUND, f"not found; the only page is {self._path}")
         if request.method not in ("GET", "HEAD"):
-            return text(METHOD_NOT_ALLOWED, "only GET and HEAD are answered here", Allow="GET, HEAD")
+            return text(METHOD_NOT_ALLOWED, "only GET and HEAD are supported", Allow="GET, HEAD")
         return Response(OK, self._page().encode(), self._content_type)

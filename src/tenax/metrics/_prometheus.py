@@ -59,14 +59,14 @@ class PrometheusMetricHandler(MetricHandler):
             family = self._families.get(name) or _Family(reading.kind)
             if family.kind != reading.kind:
                 raise ValueError(
-                    f"the metric {metric_data.name!r} is a {reading.kind}, but {name!r} is a {family.kind} already; "
-                    "give it another name"
+                    f"the metric {metric_data.name!r} is a {reading.kind}, but {name!r} is already a {family.kind}; "
+                    "choose another name"
                 )
             is_new = labels not in family.series
             if is_new and self._series >= _MAX_SERIES:
                 raise ValueError(
-                    f"there are {_MAX_SERIES} series already, and {metric_data.name!r} would be one more; "
-                    "put what varies without end into a value, not into a name"
+                    f"the metric {metric_data.name!r} would exceed the maximum of {_MAX_SERIES} series; "
+                    "put variable parts into values, not into names"
                 )
             family.add(labels, reading.value)
             self._families[name] = family
@@ -93,7 +93,7 @@ class _Family:
         if self.kind == GAUGE:
             total = 0
         elif not value >= 0:
-            raise ValueError(f"a {self.kind} only grows; it cannot take the value {value}")
+            raise ValueError(f"the value of a {self.kind} cannot be {value}; expected a number of at least 0")
         self.series[labels] = (total + value, count + 1)
 
     def text(self, name: str) -> str:

@@ -52,7 +52,7 @@ class StatsdMetricHandler(MetricHandler):
             if tags:
                 end += "|#" + ",".join(f"{_plain(key)}:{_plain(value)}" for key, value in sorted(tags.items()))
         if not math.isfinite(reading.value):
-            raise ValueError(f"the metric {metric_data.name!r} is {reading.value}; StatsD takes finite numbers")
+            raise ValueError(f"the metric {metric_data.name!r} is {reading.value}; StatsD accepts only finite numbers")
         value = 1000 * reading.value if reading.kind == DURATION else reading.value
         lines = [f"{_plain(name)}:{_in_text(value)}{end}"]
         if reading.kind == GAUGE and value < 0:

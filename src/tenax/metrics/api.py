@@ -71,16 +71,16 @@ class MetricHandler(ABC):
 class ConsoleMetricHandler(MetricHandler):
     """Prints a line on stdout for each value.
 
-    An agent with a console of its own sets ``say``, so that lines do not mix with the workers' output.
+    An agent with a console of its own sets ``print_line``, so that lines do not mix with the workers' output.
     """
 
-    say: Callable[[str], None] | None = None
+    print_line: Callable[[str], None] | None = None
 
     def emit(self, metric_data: MetricData) -> None:
         at, group, name, value = metric_data
         line = f"[{at}][{group}]: {name}={value}"
-        if self.say is not None:
-            self.say(line)
+        if self.print_line is not None:
+            self.print_line(line)
         else:
             print(line, flush=True)  # noqa: T201
 
@@ -111,7 +111,7 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
     """Set the handler of ``group``; without a group, of all groups that have none."""
     if not callable(getattr(handler, "emit", None)) or isinstance(handler, type):
         raise TypeError(
-            f"{handler!r} is no metric handler; expected an object with emit(metric_data), such as a MetricHandler"
+            f"{handler!r} is not a metric handler; expected an object with emit(metric_data), such as a MetricHandler"
         )
     _handlers[group] = handler
 
@@ -145,13 +145,13 @@ def prof(fn: F | None = None, group: str = TORCHELASTIC) -> Any:
 
 def profile(group: str | None = None) -> Callable[[F], F]:
     """The old ``prof``: NAME is the bare name of the function."""
-    _warn("profile is the old name of prof; use @prof")
+    _warn("profile is deprecated; use @prof")
     return lambda function: _measured(function, function.__name__, group)
 
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
     """The old ``put_metric``, with the group first."""
-    _warn("publish_metric is the old name of put_metric; use put_metric(name, value, group)")
+    _warn("publish_metric is deprecated; use put_metric(name, value, group)")
     put_metric(metric_name, metric_value, metric_group)
 
 
@@ -190,7 +190,7 @@ def _get_metric_name(fn: Callable[..., Any]) -> str:
     return f"{fn.__module__.rpartition('.')[2]}.{qualified}"
 
 
-def _warn(sentence: str) -> None:
+def _warn(message: str) -> None:
     import warnings
 
-    warnings.warn(sentence, FutureWarning, stacklevel=3)
+    warnings.warn(message, FutureWarning, stacklevel=3)

@@ -71,7 +71,7 @@ class SignalException(Exception):
 
 def _raise(number: int, _: object) -> None:
     name = signal.Signals(number)
-    raise SignalException(f"the agent (pid {os.getpid()}) got {name.name}", name)
+    raise SignalException(f"the agent (pid {os.getpid()}) received {name.name}", name)
 
 
 class _Signals:
@@ -208,7 +208,7 @@ class PContext(ABC):
     def start(self) -> None:
         """Start all processes. Returns when each has started or failed to start."""
         if self._thread is not None or self._is_ended:
-            raise RuntimeError(f"the processes {self.name!r} were started already; make a new context instead")
+            raise RuntimeError(f"the processes {self.name!r} were already started; create a new context")
         self._signals.install()  # before there is a process that a signal could orphan
         placements = decide_placements(self._numa_options, self.nprocs)
         entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())

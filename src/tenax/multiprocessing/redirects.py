@@ -28,7 +28,7 @@ def get_libc() -> ctypes.CDLL:
 def redirect(std: str, to_file: str) -> Iterator[None]:
     """Redirect ``std`` ("stdout" or "stderr") to the file, which is created or truncated."""
     if std not in ("stdout", "stderr"):
-        raise ValueError(f"There is no standard stream {std!r} to redirect: use 'stdout' or 'stderr'.")
+        raise ValueError(f"unknown stream {std!r}; expected 'stdout' or 'stderr'")
     number = 1 if std == "stdout" else 2
     with open(to_file, "wb") as file:
         _flush(std)

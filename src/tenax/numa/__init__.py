@@ -1,4 +1,4 @@
-"""NUMA: what a user may ask for (``tenax.numa.binding``) and what the kernel says the machine is (``topology``).
+"""NUMA: the options of a binding (``tenax.numa.binding``) and the topology of the host (``_topology``).
 
-Which worker goes where is decided in ``tenax._processes.placement``.
+``tenax._processes.placement`` assigns CPUs to workers.
 """

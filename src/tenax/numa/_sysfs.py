@@ -1,7 +1,7 @@
-"""The kernel's small files: one value per file, lists of CPUs as ``0-3,8``.
+"""Reads files of sysfs: one value per file, lists of CPUs as ``0-3,8``.
 
-The kernel leaves out, or forbids, what it has nothing to say about (an offline CPU, a container without the folder), so
-"no such file" and "may not be read" are answers here, not errors: ``None`` and an empty list.
+A missing or unreadable file is not an error: the kernel omits or forbids files that have no value (an offline CPU, a
+container without the folder). The result is then ``None`` or an empty list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read(*path: str) -> str | None:
-    """The text of a small file without the white space around it, or None where the kernel says nothing."""
+    """Return the stripped text of a file, or None if it cannot be read."""
     try:
         descriptor = os.open(os.path.join(*path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -39,7 +39,7 @@ def read_int(*path: str) -> int | None:
 
 
 def names(*path: str) -> list[str]:
-    """The names in a folder, sorted as text, because the kernel lists them in any order."""
+    """Return the names in a folder, sorted as text."""
     try:
         return sorted(os.listdir(os.path.join(*path)))
     except OSError:
@@ -47,7 +47,7 @@ def names(*path: str) -> list[str]:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """``0-3,8`` → {0, 1, 2, 3, 8}."""
+    """Parse ``0-3,8`` as {0, 1, 2, 3, 8}."""
     numbers: set[int] = set()
     for part in text.split(","):
         if part.strip():
@@ -57,7 +57,7 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def format_list(numbers: Iterable[int]) -> str:
-    """{0, 1, 2, 3, 8} → ``0-3,8``."""
+    """Format {0, 1, 2, 3, 8} as ``0-3,8``."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:

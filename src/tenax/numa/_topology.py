@@ -1,7 +1,7 @@
-"""What the kernel says this machine's processors are: NUMA nodes, sockets, cores, shared caches.
+"""The CPU topology of the host: NUMA nodes, sockets, cores, shared caches.
 
-Reads a ``/sys`` tree and decides nothing. Every answer is sorted, never in the order in which folders happen to be
-listed. Each question reads only the files it needs: a server with 256 CPUs has thousands of them.
+Reads a ``/sys`` tree and decides nothing. Results are sorted. Each method reads only the files that it needs, because a
+server with 256 CPUs has thousands of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Topology:
         return sysfs.parse_list(sysfs.read(self._cpu, "online") or "")
 
     def nodes(self) -> dict[int, frozenset[int]]:
-        """The online CPUs of each NUMA node, by node number. A node may have memory only.
+        """Return the online CPUs of each NUMA node, by node number. A node may have memory only.
 
-        A kernel built without NUMA has no such folder: all its CPUs are node 0.
+        Without NUMA support in the kernel, all CPUs are in node 0.
         """
         numbers = sorted(int(name[4:]) for name in sysfs.names(self._node) if _is_numbered(name, "node"))
         if not numbers:
@@ -34,29 +34,29 @@ class Topology:
         return {n: sysfs.parse_list(sysfs.read(self._node, f"node{n}", "cpulist") or "") for n in numbers}
 
     def memory_nodes(self) -> frozenset[int]:
-        """The NUMA nodes that have memory of their own."""
+        """Return the NUMA nodes that have memory."""
         return sysfs.parse_list(sysfs.read(self._node, "has_memory") or "")
 
     def socket_of(self, cpu: int) -> int | None:
         return sysfs.read_int(self._cpu, f"cpu{cpu}", "topology", "physical_package_id")
 
     def cores(self, cpus: Iterable[int]) -> list[frozenset[int]]:
-        """The physical cores behind ``cpus``, each as those of its hardware threads that are in ``cpus``.
+        """Group ``cpus`` by physical core, in order of the lowest CPU.
 
-        In order of their lowest CPU. A CPU whose siblings are not told is a core of its own.
+        A CPU whose siblings are unknown is its own group.
         """
         folder = self._cpu
         return _group(cpus, lambda cpu: sysfs.read(folder, f"cpu{cpu}", "topology", "thread_siblings_list") or str(cpu))
 
     def core_complexes(self, cpus: Iterable[int]) -> list[frozenset[int]]:
-        """``cpus`` grouped by the last-level cache they share, in order of the lowest CPU.
+        """Group ``cpus`` by shared last-level cache, in order of the lowest CPU.
 
-        Empty where the kernel does not tell: a virtual machine may hide its caches.
+        Empty if the kernel does not report caches, as in some virtual machines.
         """
         return _group(cpus, self._last_level_cache)
 
     def node_of_device(self, pci_bus_id: str) -> int | None:
-        """The NUMA node of a PCI device. None: there is no such device. A device tied to no node counts as node 0."""
+        """Return the NUMA node of a PCI device; None if there is no such device; 0 if it belongs to no node."""
         node = sysfs.read_int(self.sysfs_root, "bus/pci/devices", pci_bus_id, "numa_node")
         return None if node is None else max(node, 0)
 
@@ -74,7 +74,7 @@ class Topology:
 
 
 def _group(cpus: Iterable[int], companions: Callable[[int], str | None]) -> list[frozenset[int]]:
-    """Split ``cpus`` by what each shares with its companions; no groups at all when one CPU has no answer."""
+    """Group ``cpus`` by the list that ``companions`` returns for each; empty if it is None for one of them."""
     rest = set(cpus)
     groups = []
     for cpu in sorted(rest):

@@ -1,4 +1,4 @@
-"""What a user may ask for when workers are to be bound to processors. Values only: nothing here reads the machine."""
+"""Options for binding workers to CPUs. Values only; nothing here reads the topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["AffinityMode", "NumaOptions"]
 
 
 class AffinityMode(str, enum.Enum):
-    """How close to its device a worker's CPUs must be. The device of a worker is the GPU of its local rank."""
+    """Which CPUs a worker gets, relative to its device: the GPU of its local rank."""
 
     NODE = "node"  # all CPUs of the device's NUMA node
     SOCKET = "socket"  # all CPUs of every NUMA node of the device's socket
@@ -19,7 +19,7 @@ class AffinityMode(str, enum.Enum):
 
 
 class NumaOptions(msgspec.Struct, frozen=True):
-    """The binding asked for, and whether a job may start unbound when this machine cannot give it."""
+    """The requested binding, and whether the job may start without it if it is impossible on this host."""
 
     affinity_mode: AffinityMode
     should_fall_back_if_binding_fails: bool = False

@@ -15,7 +15,7 @@ import stat
 import time
 from contextlib import suppress
 
-from tenax._core import commands as order
+from tenax._core import commands as command_types
 from tenax._core import events
 from tenax._core.watchdog import Watchdog
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 16
 _MAX_READS = 64  # per turn, of a pipe that is written to all the time
-_LONGEST_WAIT_S = 86_400.0  # more than some systems can wait at a stretch
-_FULL_BYTES = _READ_BYTES // 2  # it holds pages, and a line that does not fit into the rest of one begins the next
-_RESPITE_S = 1.0  # for those who waited for room
-_RESPITE_EVERY_S = 10.0  # whatever is written into the pipe
+_MAX_WAIT_S = 86_400.0  # some systems do not support longer timeouts
+_FULL_BYTES = _READ_BYTES // 2  # a pipe holds pages, and a line that does not fit into the rest of one starts a new one
+_PAUSE_S = 1.0  # for workers that waited for room in the pipe
+_PAUSE_EVERY_S = 10.0  # so that continuous input does not delay expiry further
 _NAME = "timers"
 
 
 class WatchdogPipe:
-    """``path``: where the pipe is to be; empty: in a new folder that is only ours.
+    """The pipe at ``path``; empty: in a new private folder.
 
-    ``tell``: is called with TorchElastic's name of each event, and what it is about; for agents that keep no journal.
+    ``on_event``: called with TorchElastic's name of each event and its subject, for agents without a journal.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class WatchdogPipe:
         path: str = "",
         *,
         wall: Callable[[], float] = time.time,
-        tell: Callable[[str, ScopeExpired | EndWorker | None], None] = lambda *_: None,
+        on_event: Callable[[str, ScopeExpired | EndWorker | None], None] = lambda *_: None,
     ) -> None:
-        self.path = os.path.abspath(path) if path else ""  # workers may change their folder
+        self.path = os.path.abspath(path) if path else ""  # workers may change their working directory
         self.watchdog = Watchdog(local_world_size)
         self._folder = ""
-        self._inode = 0  # of the pipe that we made
+        self._inode = 0  # of the pipe that this object created
         self._wall = wall
-        self._tell = tell
+        self._on_event = on_event
         self._is_open = False
         self._now: Callable[[], float] = time.monotonic
-        self._say: Callable[[str], None] = lambda _: None
+        self._print: Callable[[str], None] = lambda _: None
         self._reader = self._writer = -1
-        self._respite_until = float("-inf")
+        self._paused_until = float("-inf")
 
     def make(self) -> str:
-        """Make the pipe; returns its path, which workers may be told. Raises ValueError if there can be none."""
+        """Create the pipe and return its path, for the workers' environment. Raises ValueError if that fails."""
         if self.path:
             check_path(self.path)
         try:
@@ -75,7 +75,7 @@ class WatchdogPipe:
             with suppress(FileNotFoundError):
                 os.remove(self.path)  # left behind by an agent that was killed
             os.mkfifo(self.path, 0o600)
-            # At once: a pipe without a reader looks like one that a dead agent left behind.
+            # Open it at once: a pipe without a reader looks like a leftover of a dead agent.
             self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._inode = os.fstat(self._reader).st_ino
@@ -90,45 +90,45 @@ class WatchdogPipe:
     def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None:
         """Start reading."""
         self._now = now
-        self._say = say
+        self._print = say
         self._is_open = True
-        self._tell("watchdog started", None)
+        self._on_event("watchdog started", None)
 
     def last_progress_time(self) -> float | None:
         """Epoch seconds of the last request of a worker; None before the first one."""
         return self.watchdog.last_request_at
 
     def scopes(self) -> Mapping[int, Scopes]:
-        """By local rank, what was heard of scopes in this generation."""
+        """Return the scopes of this generation by local rank."""
         return self.watchdog.scopes()
 
     # --- interfaces.ScopeWatch ----------------------------------------------------------------------------------------
 
     def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        if any(isinstance(command, order.StartWorkers) for command in commands):
+        if any(isinstance(command, command_types.StartWorkers) for command in commands):
             self._empty()
         self.watchdog.on_step(event, commands)
         if isinstance(event, events.ScopeExpired):
-            self._tell("timer expired", event)
+            self._on_event("timer expired", event)
         for command in commands:
-            if isinstance(command, order.EndWorker):
-                self._tell("kill worker process", command)
+            if isinstance(command, command_types.EndWorker):
+                self._on_event("kill worker process", command)
 
     def next_deadline(self) -> float | None:
         deadline = self.watchdog.next_deadline()
         if deadline is None:
             return None
-        return min(max(deadline, self._respite_until), self._now() + _LONGEST_WAIT_S)
+        return min(max(deadline, self._paused_until), self._now() + _MAX_WAIT_S)
 
     def expired(self) -> list[ScopeExpired]:
         self.on_readable()
         now = self._now()
-        return self.watchdog.expired(now) if now >= self._respite_until else []
+        return self.watchdog.expired(now) if now >= self._paused_until else []
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._tell("watchdog stopped", None)
+            self._on_event("watchdog stopped", None)
         for descriptor in (self._reader, self._writer):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -158,11 +158,11 @@ class WatchdogPipe:
     def on_readable(self) -> None:
         data = self._read()
         if data:
-            if len(data) >= _FULL_BYTES and self._now() >= self._respite_until + _RESPITE_EVERY_S:
-                self._respite_until = self._now() + _RESPITE_S
+            if len(data) >= _FULL_BYTES and self._now() >= self._paused_until + _PAUSE_EVERY_S:
+                self._paused_until = self._now() + _PAUSE_S
             self.watchdog.take(data, self._now(), self._wall())
             for note in self.watchdog.take_notes():
-                self._say(note)
+                self._print(note)
 
     def _read(self) -> bytes:
         try:
@@ -171,7 +171,7 @@ class WatchdogPipe:
             return b""
 
     def _empty(self) -> None:
-        """The workers of an earlier generation are gone, and their numbers may become those of new ones."""
+        """Discard requests of earlier workers, whose pids may be reused."""
         for _ in range(_MAX_READS):
             data = self._read()
             if not data:
@@ -180,7 +180,7 @@ class WatchdogPipe:
 
 
 def check_path(path: str) -> None:
-    """Raises ValueError if the watchdog's pipe cannot be there."""
+    """Raise ValueError if the watchdog's pipe cannot be created at this path."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -209,5 +209,5 @@ def _has_reader(path: str) -> bool:
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno != errno.ENXIO  # not ours to judge: then it is not ours to take either
+        return error.errno != errno.ENXIO  # on other errors, do not replace it
     return True

@@ -1,7 +1,7 @@
-"""What a timer is: requests, the clients that send them, the queues that carry them and the servers that act on them.
+"""Timers: requests, the clients that send them, the queues that carry them and the servers that act on them.
 
-A client acquires a timer for a scope and releases it; a server ends the worker that does not release in time. Whom the
-``worker_id`` names is a matter between a client and its server.
+A client acquires a timer for a scope and releases it; a server ends the worker that does not release it in time. The
+meaning of ``worker_id`` is defined by the client and its server.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "config
 logger = logging.getLogger(__name__)
 
 # A third-party queue can only be polled. A server that stops waits at most this long for the poll to return.
-_LONGEST_ASK_S = 0.25
+_MAX_POLL_S = 0.25
 
 
 class TimerRequest:
-    """Acquires the timer of a scope, or releases it: then ``expiration_time`` is negative."""
+    """Acquires the timer of a scope, or releases it if ``expiration_time`` is negative."""
 
     __slots__ = ("expiration_time", "scope_id", "worker_id")
 
@@ -43,41 +43,41 @@ class TimerRequest:
         ours = (self.worker_id, self.scope_id, self.expiration_time)
         return ours == (other.worker_id, other.scope_id, other.expiration_time)
 
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.worker_id!r}, {self.scope_id!r}, {self.expiration_time!r})"
 
 
 class TimerClient(ABC):
-    """Acquires and releases timers for the process that it lives in."""
+    """Acquires and releases timers for its own process."""
 
     @abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """From now on this process should have left the scope when ``expiration_time`` (epoch seconds) comes."""
+        """Start a timer: this process must leave the scope before ``expiration_time`` (epoch seconds)."""
 
     @abstractmethod
     def release(self, scope_id: str) -> None:
-        """It has left the scope."""
+        """End the timer: this process has left the scope."""
 
 
 class RequestQueue(ABC):
-    """Where a server gets its requests from."""
+    """The source of a server's requests."""
 
     @abstractmethod
     def size(self) -> int:
-        """How many are there at least. Only ``get`` makes it smaller."""
+        """Return a lower bound of the number of requests. Only ``get`` decreases it."""
 
     @abstractmethod
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Up to ``size`` of them; waits for them no longer than ``timeout`` seconds."""
+        """Return up to ``size`` requests, waiting for at most ``timeout`` seconds."""
 
 
 class TimerServer(ABC):
-    """Watches timers in a thread of its own and reaps the workers whose timers expire.
+    """Watches timers in a thread and reaps the workers whose timers expire.
 
-    ``max_interval``: how long, at most, it waits for a request before it looks at its timers. ``daemon``: whether the
-    program may end while the thread is at work.
+    ``max_interval``: the maximum wait for a request between two checks of the timers. ``daemon``: whether the program
+    may exit while the thread runs.
     """
 
     def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
@@ -89,19 +89,19 @@ class TimerServer(ABC):
 
     @abstractmethod
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Take these requests, acquisitions and releases (a negative expiration time)."""
+        """Register these requests: acquisitions, and releases (a negative expiration time)."""
 
     @abstractmethod
     def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Forget the timers of these workers."""
+        """Remove the timers of these workers."""
 
     @abstractmethod
     def get_expired_timers(self, deadline: float) -> dict[str, list[TimerRequest]]:
-        """By worker, the timers that expire at the deadline or before it."""
+        """Return by worker the timers that expire at the deadline or earlier."""
 
     @abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """End this worker. False: not done, try again. An exception counts as done."""
+        """End this worker. Return False to retry later. An exception counts as done."""
 
     def start(self) -> None:
         if self._watchdog_thread is not None:
@@ -113,15 +113,15 @@ class TimerServer(ABC):
         self._watchdog_thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended."""
+        """Stop the thread and wait for its end."""
         self._stop_signaled = True
         self._wake()
         thread, self._watchdog_thread = self._watchdog_thread, None
         if thread is not None:
             thread.join()
 
-    def _wake(self) -> None:  # noqa: B027 - most need not
-        """For servers that can end their own wait."""
+    def _wake(self) -> None:  # noqa: B027 - optional
+        """Interrupt the wait for requests, if the server can."""
 
     def _watchdog_loop(self) -> None:
         while not self._stop_signaled:
@@ -145,7 +145,7 @@ class TimerServer(ABC):
 
     def _wait_for_requests(self) -> list[TimerRequest]:
         batch = max(1, self._request_queue.size())
-        return self._request_queue.get(batch, min(self._max_interval, _LONGEST_ASK_S))
+        return self._request_queue.get(batch, min(self._max_interval, _MAX_POLL_S))
 
     def _reap_worker_no_throw(self, worker_id: Any) -> bool:
         try:
@@ -159,15 +159,15 @@ _timer_client: TimerClient | None = None
 
 
 def configure(timer_client: TimerClient) -> None:
-    """The client that ``expires`` uses in this process."""
-    global _timer_client  # noqa: PLW0603 - one for a process, as TorchElastic has it
+    """Set the client that ``expires`` uses in this process."""
+    global _timer_client  # noqa: PLW0603 - one per process, as in TorchElastic
     _timer_client = timer_client
 
 
 def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> AbstractContextManager[None]:
-    """``with expires(after=60): ...``: unless the block is left within so many seconds, this process may be ended.
+    """``with expires(after=60): ...``: end this process unless it leaves the block within this number of seconds.
 
-    ``scope`` names the block; None: the file and the line where this stands. ``client``: None: the configured one.
+    ``scope``: name of the block; None: file and line of the call. ``client``: None: the configured one.
     """
     if scope is None:
         caller = sys._getframe(1)
@@ -175,16 +175,16 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
     return _held(after, scope, client)
 
 
-# Deadlines of the blocks that are open, by process, client and scope: blocks of one name share one timer. While one is
-# open it holds its client, so no other client has its id().
+# Deadlines of the open blocks, by process, client and scope: blocks of one name share one timer. An open block holds
+# its client, so no other client has the same id().
 _open: dict[tuple[int, int, str], list[float]] = {}
-# Held while a request is sent, so that requests come in the order in which they were decided upon. A signal handler may
-# enter a block while its own thread is entering one.
+# Held while a request is sent, so that requests are sent in order. Reentrant: a signal handler may enter a block while
+# its thread is entering one.
 _lock = threading.RLock()
 
 
 def _new_lock() -> None:
-    """In a child: the thread that held the old one is not there."""
+    """In a forked child, the thread that held the old lock does not exist."""
     global _lock  # noqa: PLW0603
     _lock = threading.RLock()
 
@@ -206,7 +206,7 @@ def _held(after: float, scope: str, client: TimerClient | None) -> Iterator[None
 
 
 def _enter(client: TimerClient, scope: str, deadline: float) -> None:
-    """The earliest deadline of a name is the one that is watched."""
+    """Acquire the timer if this deadline is the earliest of its name."""
     with _lock:
         key = (os.getpid(), id(client), scope)
         deadlines = _open.setdefault(key, [])
@@ -230,7 +230,7 @@ def _leave(client: TimerClient, scope: str, deadline: float) -> None:
 
 
 def _forget(key: tuple[int, int, str], deadline: float) -> list[float]:
-    """Returns those that are left. A child leaves blocks that only its parent had entered."""
+    """Return the remaining deadlines. A forked child may leave blocks that only its parent entered."""
     deadlines = _open.get(key, [])
     if deadline in deadlines:
         deadlines.remove(deadline)

@@ -1,4 +1,4 @@
-"""What is logged when timers of a run expire: one place, so that a site can put its own in."""
+"""Logs expired timers; a separate module, so that a site can replace it."""
 
 from __future__ import annotations
 

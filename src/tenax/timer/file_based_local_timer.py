@@ -1,7 +1,7 @@
-"""Timers through a named pipe: any process of the host that may write to it can have one.
+"""Timers through a named pipe, for any process of the host that may write to it.
 
-One JSON line per request, in TorchElastic's format, so that its clients work with our agent and server, and our client
-with its server. A line is written in one piece (``PIPE_BUF``), so requests of several processes never mix.
+One JSON line per request, in TorchElastic's format: its clients work with tenax, and tenax's client with its server. A
+line is written atomically (``PIPE_BUF``), so requests of several processes never mix.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
 logger = logging.getLogger(__name__)
 
-# The opening of the other end of a pipe causes no event, so a client that is early tries again.
+# Opening the other end of a pipe causes no event, so a client that is too early retries.
 _TRIES, _PAUSE_S = 10, 0.1
-_AGAIN_S = 1.0  # before another try to end a process that we may not signal
-_LONGEST_S = 86_400.0  # more than some systems can wait at a stretch
+_RETRY_S = 1.0  # until the next attempt to kill a process that cannot be signalled
+_MAX_WAIT_S = 86_400.0  # some systems do not support longer timeouts
 _READ_BYTES = 1 << 16  # a pipe holds no more
 
 
 class FileTimerRequest(TimerRequest):
-    """A request with the signal that is to end the process; 0 or less: only say that the timer expired."""
+    """A request with the signal that ends the process; 0 or less: only log that the timer expired."""
 
     __slots__ = ("signal", "version")
 
@@ -53,7 +53,7 @@ class FileTimerRequest(TimerRequest):
             return False
         return super().__eq__(other) and (self.version, self.signal) == (other.version, other.signal)
 
-    __hash__ = None  # it can be changed
+    __hash__ = None  # mutable
 
     def to_json(self) -> str:
         return json.dumps(
@@ -68,9 +68,9 @@ class FileTimerRequest(TimerRequest):
 
 
 class FileTimerClient(TimerClient):
-    """Sends requests into the pipe at ``file_path``, for the process that it is used in.
+    """Sends requests of this process into the pipe at ``file_path``.
 
-    ``signal``: what ends this process when a timer expires.
+    ``signal``: ends this process when a timer expires.
     """
 
     def __init__(self, file_path: str, signal: int = signals.SIGKILL) -> None:
@@ -92,7 +92,7 @@ class FileTimerClient(TimerClient):
             )
         descriptor = self._open()
         try:
-            _write_when_there_is_room(descriptor, line)
+            _write_blocking(descriptor, line)
         except BrokenPipeError as error:
             raise BrokenPipeError(
                 f"could not send the timer request: no process reads from {self._file_path!r}"
@@ -101,10 +101,10 @@ class FileTimerClient(TimerClient):
             os.close(descriptor)
 
     def _open(self) -> int:
-        """Without waiting for a reader: there may never be one. A server that is just starting has a second to come.
+        """Open the pipe without blocking; retry for a second, for a server that is just starting.
 
-        An agent's pipe has its reader before the first worker runs. For other servers nothing tells when a pipe gets
-        one, except an open that may block for ever: so this looks again, as often as TorchElastic's client does.
+        An agent's pipe has its reader before the first worker runs. For other servers there is no event when a pipe
+        gets a reader, except a blocking open that may never return: so this retries, like TorchElastic's client.
         """
         for attempt in range(_TRIES):
             try:
@@ -119,10 +119,10 @@ class FileTimerClient(TimerClient):
         raise AssertionError("unreachable")
 
 
-def _write_when_there_is_room(descriptor: int, line: bytes) -> None:
-    """However long the reader takes: it may be stopped, and a release that is lost would end a healthy process.
+def _write_blocking(descriptor: int, line: bytes) -> None:
+    """Write the line, however long the reader takes: a lost release would end a healthy process.
 
-    Raises BrokenPipeError when there is no reader any more. Others may take the room that there was a moment ago.
+    Raises BrokenPipeError when there is no reader. Loops, because other writers may fill the pipe meanwhile.
     """
     while True:
         try:
@@ -135,12 +135,12 @@ def _write_when_there_is_room(descriptor: int, line: bytes) -> None:
 
 
 class FileTimerServer:
-    """Watches the pipe in a thread of its own and ends processes whose timers expire, by the signal each asked for.
+    """Watches the pipe in a thread and ends processes whose timers expire, with the signal of the request.
 
-    It makes the pipe at ``file_path`` when it is made and removes it when it is stopped. ``run_id``: for the log.
-    ``max_interval``: how often, at least, its last progress is noted. ``daemon``: whether the program may end while the
-    thread is at work. ``log_event``: is called with the name of each event, and the request that it is about or None.
-    It never signals the process that it lives in.
+    The constructor creates the pipe at ``file_path``, and ``stop`` removes it. ``run_id``: for the log.
+    ``max_interval``: the maximum time between updates of the last progress time. ``daemon``: whether the program may
+    exit while the thread runs. ``log_event``: called with the name of each event and its request, or None. It never
+    signals its own process.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class FileTimerServer:
         self._daemon = daemon
         self._log_event = log_event if log_event is not None else lambda *_: None
         self._timers: dict[tuple[int, str], FileTimerRequest] = {}
-        self._stubborn: set[int] = set()  # pids that could not be ended in the last round
+        self._unreaped: set[int] = set()  # pids that could not be signalled in the last round
         self._lines = RequestLines()
         self._request_count = 0
         self._last_progress_time = int(time.time())
@@ -173,22 +173,24 @@ class FileTimerServer:
         if self._watchdog_thread is not None:
             raise RuntimeError("this FileTimerServer is already started; stop it first")
         self._pipe = os.open(self._file_path, os.O_RDONLY | os.O_NONBLOCK)
-        self._writer = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)  # so that it never ends when a client does
+        self._writer = os.open(
+            self._file_path, os.O_WRONLY | os.O_NONBLOCK
+        )  # so that the pipe does not end with a client
         self._wake_reader, self._wake_writer = os.pipe()
         self._is_last_round = False
         self._watchdog_thread = threading.Thread(
             target=self._watchdog_loop, name="tenax FileTimerServer", daemon=self._daemon
         )
         self._watchdog_thread.start()
-        self._tell("watchdog started", None)
+        self._report("watchdog started", None)
 
     def stop(self) -> None:
-        """Returns when the thread has ended."""
+        """Stop the thread and wait for its end."""
         self._end()
-        self._tell("watchdog stopped", None)
+        self._report("watchdog stopped", None)
 
     def run_once(self) -> None:
-        """Take what has been asked for until now, act on it, and stop."""
+        """Handle all pending requests, and stop."""
         self._end()
 
     def _end(self) -> None:
@@ -206,7 +208,7 @@ class FileTimerServer:
 
     @staticmethod
     def is_process_running(pid: int) -> bool:
-        """Whether there is such a process, and we may send signals to it."""
+        """Return whether the process exists and can be signalled."""
         try:
             os.kill(pid, 0)
         except OSError:
@@ -214,7 +216,7 @@ class FileTimerServer:
         return True
 
     def get_last_progress_time(self) -> int:
-        """Epoch seconds: when this server last looked at its timers; now, as long as it has had no client."""
+        """Return when this server last checked its timers, in epoch seconds; now, before the first client."""
         return self._last_progress_time if self._is_client_started else int(time.time())
 
     # --- timers -------------------------------------------------------------------------------------------------------
@@ -229,13 +231,13 @@ class FileTimerServer:
                 self._timers[key] = request
 
     def clear_timers(self, worker_pids: set[int]) -> None:
-        """Forget the timers of these processes, and of those that have ended."""
+        """Remove the timers of these processes, and of those that have exited."""
         for key in list(self._timers):
             if key[0] in worker_pids or not self.is_process_running(key[0]):
                 del self._timers[key]
 
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
-        """By pid, the timers that expire at the deadline or before it."""
+        """Return by pid the timers that expire at the deadline or earlier."""
         expired: dict[int, list[FileTimerRequest]] = {}
         for request in self._timers.values():
             if request.expiration_time <= deadline:
@@ -247,18 +249,18 @@ class FileTimerServer:
     def _watchdog_loop(self) -> None:
         while True:
             is_last_round = self._is_last_round
-            self._run_watchdog(0.0 if is_last_round else self._patience_s())
+            self._run_watchdog(0.0 if is_last_round else self._timeout_s())
             if is_last_round:
                 return
             self._last_progress_time = int(time.time())
 
-    def _patience_s(self) -> float:
-        """Until the first timer expires, if that is soon."""
+    def _timeout_s(self) -> float:
+        """Return the time until the first timer expires, within the limits."""
         first = min(
-            (each.expiration_time for each in self._timers.values() if each.worker_pid not in self._stubborn),
+            (each.expiration_time for each in self._timers.values() if each.worker_pid not in self._unreaped),
             default=float("inf"),
         )
-        longest = min(self._max_interval, _AGAIN_S if self._stubborn else _LONGEST_S)
+        longest = min(self._max_interval, _RETRY_S if self._unreaped else _MAX_WAIT_S)
         return max(0.0, min(longest, first - time.time()))
 
     def _run_watchdog(self, timeout_s: float) -> None:
@@ -266,12 +268,12 @@ class FileTimerServer:
         poll.register(self._pipe, select.POLLIN)
         poll.register(self._wake_reader, select.POLLIN)
         if poll.poll(timeout_s * 1000):
-            self._read()  # also when told to stop: what was asked for before that counts
+            self._read()  # also before stopping: pending requests count
         expired = self.get_expired_timers(time.time())
         if expired:
-            said = {pid: [request.to_json() for request in requests] for pid, requests in expired.items()}
-            log_debug_info_for_expired_timers(self._run_id, said)
-            self._forget_after(expired)
+            as_json = {pid: [request.to_json() for request in requests] for pid, requests in expired.items()}
+            log_debug_info_for_expired_timers(self._run_id, as_json)
+            self._reap_expired(expired)
 
     def _read(self) -> None:
         try:
@@ -288,8 +290,8 @@ class FileTimerServer:
             logger.warning("ignored %d lines that are not timer requests", self._lines.malformed - malformed)
         self.register_timers(requests)
 
-    def _forget_after(self, expired: dict[int, list[FileTimerRequest]]) -> None:
-        """Reap each; who could not be reaped is tried again in the next round."""
+    def _reap_expired(self, expired: dict[int, list[FileTimerRequest]]) -> None:
+        """Reap each process; retry the others in the next round."""
         done = set()
         for pid, requests in expired.items():
             reason = self._reason(requests)
@@ -298,28 +300,28 @@ class FileTimerServer:
             elif reason is not None:
                 if not self._reap_worker(pid, reason.signal):
                     continue
-                self._tell("kill worker process", reason)
+                self._report("kill worker process", reason)
             done.add(pid)
-        self._stubborn = expired.keys() - done
+        self._unreaped = expired.keys() - done
         self.clear_timers(done)
 
     def _reason(self, requests: list[FileTimerRequest]) -> FileTimerRequest | None:
-        """The first that expired among those that ask for a signal."""
+        """Return the request that expired first among those with a signal."""
         for request in sorted(requests, key=lambda each: each.expiration_time):
-            self._tell("timer expired", request)
+            self._report("timer expired", request)
             if request.signal > 0:
                 return request
         return None
 
-    def _tell(self, name: str, request: FileTimerRequest | None) -> None:
+    def _report(self, name: str, request: FileTimerRequest | None) -> None:
         try:
             self._log_event(name, request)
         except Exception:
-            # The callback is user code; processes that hang are ended whatever it raises.
+            # The callback is user code; whatever it raises, hanging processes are ended.
             logger.exception("could not log the event %r", name)
 
     def _reap_worker(self, worker_pid: int, signal: int) -> bool:
-        """Whether it got the signal, or does not need it any more."""
+        """Return whether it was signalled or has already exited."""
         try:
             os.kill(worker_pid, signal)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Timers for processes that a program starts with ``multiprocessing``: requests go through a queue of theirs."""
+"""Timers for processes started with ``multiprocessing``: requests go through a queue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_S = 86_400.0  # more than some systems can wait at a stretch
-_AGAIN_S = 1.0  # before another try to end a process that we may not signal
+_MAX_WAIT_S = 86_400.0  # some systems do not support longer timeouts
+_RETRY_S = 1.0  # until the next attempt to kill a process that cannot be signalled
 
 
 class LocalTimerClient(TimerClient):
-    """Sends requests through a ``multiprocessing`` queue. A worker is known by its pid."""
+    """Sends requests through a ``multiprocessing`` queue. The worker id is the pid."""
 
     def __init__(self, mp_queue: Any) -> None:
         self._mp_queue = mp_queue
@@ -36,7 +36,7 @@ class LocalTimerClient(TimerClient):
 
 
 class MultiprocessingRequestQueue(RequestQueue):
-    """A ``multiprocessing`` queue with requests in it."""
+    """A ``multiprocessing`` queue of requests."""
 
     def __init__(self, mp_queue: mp.Queue[TimerRequest]) -> None:
         self._mp_queue = mp_queue
@@ -61,8 +61,8 @@ class LocalTimerServer(TimerServer):
     def __init__(self, mp_queue: mp.Queue[TimerRequest], max_interval: float = 60, daemon: bool = True) -> None:
         super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
         self._timers: dict[tuple[Any, str], TimerRequest] = {}
-        self._stubborn: set[Any] = set()  # could not be ended in the last round
-        # What a multiprocessing queue reads from: with it we can wait for a request and for our own end together.
+        self._unreaped: set[Any] = set()  # could not be killed in the last round
+        # The queue's pipe, to wait for a request and for the stop together.
         self._reader = getattr(mp_queue, "_reader", None)
         self._wake_reader = self._wake_writer = -1
 
@@ -87,18 +87,18 @@ class LocalTimerServer(TimerServer):
             return super()._wait_for_requests()
         from multiprocessing.connection import wait
 
-        ready = wait([self._reader, self._wake_reader], timeout=self._patience_s())
+        ready = wait([self._reader, self._wake_reader], timeout=self._timeout_s())
         if self._reader not in ready or self._stop_signaled:
             return []
         return self._request_queue.get(max(1, self._request_queue.size()), 0)
 
-    def _patience_s(self) -> float:
-        """Until the first timer expires, if that is soon."""
+    def _timeout_s(self) -> float:
+        """Return the time until the first timer expires, within the limits."""
         first = min(
-            (each.expiration_time for each in self._timers.values() if each.worker_id not in self._stubborn),
+            (each.expiration_time for each in self._timers.values() if each.worker_id not in self._unreaped),
             default=float("inf"),
         )
-        longest = min(self._max_interval, _AGAIN_S if self._stubborn else _LONGEST_S)
+        longest = min(self._max_interval, _RETRY_S if self._unreaped else _MAX_WAIT_S)
         return max(0.0, min(longest, first - time.time()))
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
@@ -111,7 +111,7 @@ class LocalTimerServer(TimerServer):
 
     def clear_timers(self, worker_ids: set[int]) -> None:
         self._timers = {key: request for key, request in self._timers.items() if key[0] not in worker_ids}
-        self._stubborn.difference_update(worker_ids)
+        self._unreaped.difference_update(worker_ids)
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
         expired: dict[Any, list[TimerRequest]] = {}
@@ -130,6 +130,6 @@ class LocalTimerServer(TimerServer):
             logger.info("process %s has already exited", worker_id)
         except OSError:
             logger.exception("could not kill process %s", worker_id)
-            self._stubborn.add(worker_id)
+            self._unreaped.add(worker_id)
             return False
         return True

@@ -1,7 +1,7 @@
-"""Small helpers under TorchElastic's names. Importing this package costs nothing: what a helper needs, it imports.
+"""TorchElastic's utilities. Each imports what it needs on first use, so importing this package is fast.
 
-``store`` (meet in a store), ``distributed`` (make one, find a port), ``data`` (samplers and iterators for elastic
-jobs), ``logging``, ``log_level``, ``process_state``, ``gpu_health_check``.
+``store`` (barriers and exchange of values in a store), ``distributed`` (create a store, pick a port), ``data``
+(samplers and iterators for elastic jobs), ``logging``, ``log_level``, ``process_state``, ``gpu_health_check``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For launchers: a variable that must be there, a socket with a free port, the macro of a program's arguments."""
+"""Utilities for launchers: a required environment variable, a socket with a free port, macros in arguments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]
 
 
 def get_env_variable_or_raise(env_name: str) -> str:
-    """The value of an environment variable, which may be empty. Raises ValueError if it is not set."""
+    """Return the value of an environment variable, which may be empty. Raises ValueError if it is not set."""
     value = os.environ.get(env_name)
     if value is None:
-        raise ValueError(f"the environment variable {env_name} is required, but not set; set it")
+        raise ValueError(f"the environment variable {env_name} is required, but not set")
     return value
 
 
@@ -44,11 +44,11 @@ def get_socket_with_port() -> socket.socket:
 
 
 class macros:
-    """What stands in a program's arguments for the worker's local rank."""
+    """The macro in a program's arguments that is replaced by the worker's local rank."""
 
     local_rank = "${local_rank}"
 
     @staticmethod
     def substitute(args: Iterable[Any], local_rank: str) -> list[Any]:
-        """The arguments with each ``${local_rank}`` replaced. Everything else, such as ``$$``, is the user's own."""
+        """Return the arguments with ``${local_rank}`` replaced. Other text, such as ``$$``, is not changed."""
         return [arg.replace(macros.local_rank, str(local_rank)) if isinstance(arg, str) else arg for arg in args]

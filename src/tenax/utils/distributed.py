@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
 
-_ALL_CONNECTED = "_tcp_store/num_members"  # the name of TorchElastic's barrier, so that its agents may be among us
+_ALL_CONNECTED = "_tcp_store/num_members"  # the barrier of TorchElastic, whose agents may connect too
 
 
 def create_c10d_store(
@@ -24,14 +24,14 @@ def create_c10d_store(
     world_size: int = 1,
     timeout: float = 600,
     wait_for_workers: bool = True,
-    retries: int = 3,  # noqa: ARG001 - there is nothing to try again: the system chooses a port that is free
-    use_libuv: bool | None = None,  # noqa: ARG001 - torch's choice between two servers; there is one here
+    retries: int = 3,  # noqa: ARG001 - not needed: the system chooses a free port
+    use_libuv: bool | None = None,  # noqa: ARG001 - torch's choice between two servers; tenax has one
 ) -> TCPStore:
-    """A ``tenax.store.TCPStore``: served from here, or a client of one that torch or tenax serves.
+    """Return a ``tenax.store.TCPStore``: a server, or a client of a server of torch or tenax.
 
-    ``server_port`` of -1: any free one, for a server that is alone. With ``wait_for_workers`` it returns when all of
-    ``world_size`` are connected, and raises TimeoutError when they are not in time. Where torch is imported, errors are
-    also torch's: ``DistStoreError`` if workers are missing, else ``DistNetworkError``.
+    ``server_port`` -1: a free port, for a server without other processes. With ``wait_for_workers`` it returns when all
+    of ``world_size`` are connected, and raises TimeoutError otherwise. If torch is imported, errors are also torch's:
+    ``DistStoreError`` if workers are missing, else ``DistNetworkError``.
     """
     if server_port == -1 and world_size > 1:
         raise ValueError(f"world_size is {world_size}, so other processes need the port; pass a server_port")
@@ -68,11 +68,11 @@ def _as_torchs(error: StoreError, *, is_connected: bool) -> StoreError:
     from tenax.store._api import StoreTimeoutError
 
     name = "_DistStoreError" if is_connected and isinstance(error, StoreTimeoutError) else "_DistNetworkError"
-    theirs = getattr(sys.modules.get("torch._C"), name, None)
-    ours = type(error)
-    if theirs is None:
+    torchs = getattr(sys.modules.get("torch._C"), name, None)
+    own = type(error)
+    if torchs is None:
         return error
-    both: type[StoreError] = type(ours.__name__, (ours, theirs), {"__module__": ours.__module__})
+    both: type[StoreError] = type(own.__name__, (own, torchs), {"__module__": own.__module__})
     return both(*error.args)
 
 

@@ -30,7 +30,7 @@ _ACTIONS = {
     5: ("gpu reset bus", "it must be reset together with its bus"),
 }
 # By NVML: uninitialized, not supported, no permission, driver not loaded, library not found, function not found,
-# operating system, argument version mismatch, deprecated. They are about the question, not about the GPU.
+# operating system, argument version mismatch, deprecated. They are about the query, not about the GPU.
 _NOT_THE_GPU = {1, 3, 4, 9, 12, 13, 17, 25, 26}
 
 _one_at_a_time = threading.RLock()  # NVML is initialized and shut down once per process
@@ -41,19 +41,19 @@ class GpuHealth(msgspec.Struct, frozen=True):
 
     index: int
     is_healthy: bool | None
-    action: str = ""  # what it needs, in a word or two
+    action: str = ""  # the recovery action that it needs
     why: str = ""
 
 
 class PynvmlMixin:
-    """Finds NVML. ``nvml`` is a module like pynvml, or None: that module, imported when it is needed."""
+    """Loads NVML. ``nvml``: a module like pynvml; None: pynvml, imported on first use."""
 
     def __init__(self, nvml: Any = None) -> None:
         self.pynvml: Any = nvml
-        self.why_not = ""  # why nothing can be asked; empty: it can
+        self.why_not = ""  # why the driver cannot be queried; empty if it can
 
     def check_pynvml_availability(self) -> bool:
-        """Whether the driver can be asked. If not, ``why_not`` says why."""
+        """Return whether the driver can be queried. If not, ``why_not`` is the reason."""
         if self.pynvml is None:
             try:
                 import pynvml
@@ -73,12 +73,12 @@ class PynvmlMixin:
 
 
 class GPUHealthCheck(PynvmlMixin):
-    """``check()`` returns what is known of every GPU; calling the object, whether none is known to be unhealthy.
+    """``check()`` returns the health of every GPU. Calling the object returns False if one is known to be unhealthy.
 
-    ``device_index``: the only GPU to ask about, as nvidia-smi counts; None: all.
+    ``device_index``: the only GPU to check, as nvidia-smi counts; None: all.
     ``interval``: seconds between two checks of ``async_check``.
     ``on_failure``: called without arguments when a check has found an unhealthy GPU.
-    ``nvml``: a module like pynvml; None: that module.
+    ``nvml``: a module like pynvml; None: pynvml.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class GPUHealthCheck(PynvmlMixin):
         self.enabled = self.pynvml_available and self._driver_is_new_enough()
 
     def __call__(self) -> bool:
-        """Check once. True also where nothing is known."""
+        """Check once. True also if the health is unknown."""
         is_healthy = all(gpu.is_healthy is not False for gpu in self.check())
         if not is_healthy and self.on_failure is not None:
             self.on_failure()
         return is_healthy
 
     async def async_check(self) -> None:
-        """Check every ``interval`` seconds, until cancelled. Does not hold up the loop while the driver thinks."""
+        """Check every ``interval`` seconds, until cancelled. Does not block the event loop."""
         import asyncio
 
         while True:
@@ -112,7 +112,7 @@ class GPUHealthCheck(PynvmlMixin):
             await asyncio.sleep(self.interval)
 
     def check(self) -> list[GpuHealth]:
-        """Every GPU that was asked about. Empty when nothing can be asked: ``why_not`` says why."""
+        """Return the health of each GPU. Empty if the driver cannot be queried; ``why_not`` is the reason."""
         if not self.enabled:
             return []
         with _one_at_a_time:

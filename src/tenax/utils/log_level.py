@@ -1,8 +1,8 @@
-"""The level of loggers when ``LOGLEVEL`` does not say one."""
+"""The level of loggers if ``LOGLEVEL`` is not set."""
 
 from __future__ import annotations
 
 
 def get_log_level() -> str:
-    """``"WARNING"``, as in TorchElastic."""
+    """Return ``"WARNING"``, as TorchElastic does."""
     return "WARNING"

@@ -12,9 +12,9 @@ __all__ = ["get_logger"]
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
-    """A logger with this name, or with that of the calling module, at the level that ``LOGLEVEL`` says.
+    """Return a logger with this name, or that of the calling module, and the level of ``LOGLEVEL``.
 
-    Where its lines go is decided as for any logger; nothing is set up here. Raises ValueError for an unknown level.
+    Its handlers are not configured here. Raises ValueError for an unknown level.
     """
     logger = logging.getLogger(name or sys._getframe(1).f_globals.get("__name__"))
     logger.setLevel(_level(os.environ.get("LOGLEVEL") or get_log_level()))
@@ -22,8 +22,8 @@ def get_logger(name: str | None = None) -> logging.Logger:
 
 
 def _level(text: str) -> int:
-    word = text.strip()
-    level = int(word) if word.isdecimal() else logging.getLevelName(word.upper())
+    name = text.strip()
+    level = int(name) if name.isdecimal() else logging.getLevelName(name.upper())
     if not isinstance(level, int):
         raise ValueError(f"LOGLEVEL is {text!r}; expected a name such as DEBUG, INFO or WARNING, or a number")
     return level

@@ -1,4 +1,4 @@
-"""The state of a process as Linux tells it."""
+"""The state of a process, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ __all__ = ["is_uninterruptible_state", "read_proc_state"]
 
 
 def read_proc_state(pid: int) -> str | None:
-    """The letter of its state (``R`` runs, ``S`` sleeps, ``D`` is stuck in the kernel, ``Z`` is dead); None: unknown.
+    """Return the letter of its state (``R`` running, ``S`` sleeping, ``D`` uninterruptible, ``Z`` zombie).
 
-    It is unknown when there is no such process, or no ``/proc`` that may be read.
+    None if there is no such process or no readable ``/proc``.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            after_the_name = file.read().rpartition(")")[2].split()  # the name itself may contain anything
+            fields = file.read().rpartition(")")[2].split()  # the process name before it may contain anything
     except OSError:
         return None
-    return after_the_name[0] if after_the_name else None
+    return fields[0] if fields else None
 
 
 def is_uninterruptible_state(state: str | None) -> bool:
-    """Whether a process in this state waits inside the kernel, where not even SIGKILL reaches it."""
+    """Return whether a process in this state waits in the kernel, where SIGKILL has no effect."""
     return state is not None and state.startswith("D")

@@ -1,8 +1,8 @@
-"""Meeting in a store: values of all ranks, and a barrier. For tenax's stores and torch's alike.
+"""Exchange of values and barriers in a store of tenax or torch.
 
-The keys are those of TorchElastic, so that both kinds of agents may meet at one place. They stay in the store: a
-prefix is good for one meeting. Whose store it is also says what is raised when time is up: ``StoreTimeoutError`` with
-ours, ``torch.distributed.DistStoreError`` with torch's; both are RuntimeErrors.
+The keys are TorchElastic's, so that agents of both kinds can share a store. They stay in the store, so a prefix can be
+used only once. A timeout raises ``StoreTimeoutError`` with a store of tenax and ``torch.distributed.DistStoreError``
+with one of torch; both are RuntimeErrors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 from datetime import timedelta
 
+from tenax._core.text import format_seconds
 from tenax.store._api import StoreError
 
 TYPE_CHECKING = False
@@ -30,7 +31,7 @@ _IGNORED = "<val_ignored>"  # a key is only waited for
 
 @contextmanager
 def store_timeout(store: Any, timeout: float) -> Iterator[None]:
-    """Within the block, methods of the store wait for so many seconds. Then it is as before, whatever happened."""
+    """Set the store's timeout within the block, and restore it afterwards."""
     before = store.timeout
     store.set_timeout(timedelta(seconds=timeout))
     try:
@@ -69,52 +70,53 @@ def barrier(
     rank_tracing_decoder: Callable[[int], str] | None = None,
     trace_timeout: float = 10,
 ) -> None:
-    """Wait until so many have come.
+    """Wait until ``world_size`` processes have called it.
 
-    With a ``rank``, the error says who did not: rank 0 waits up to ``trace_timeout`` for a sign of each of the others.
-    ``rank_tracing_decoder`` names a rank in that error, for example by its host.
+    With ``rank``, the error names the missing ranks: rank 0 waits up to ``trace_timeout`` for a key of each other rank.
+    ``rank_tracing_decoder`` returns the name of a rank for that error, for example its host.
     """
     if rank is None and rank_tracing_decoder is not None:
         raise AssertionError("rank_tracing_decoder requires rank, to find the missing ranks; pass it")
     all_there = _count_in(store, world_size, key_prefix)
-    # Only this wait has the barrier's time. The store itself has its own, to do what it is asked.
-    patience = timedelta(seconds=barrier_timeout)
+    # Only this wait uses the barrier's timeout; other operations use the store's.
+    timeout = timedelta(seconds=barrier_timeout)
     try:
-        store.wait([all_there], patience)
-    except _errors_of_stores() as error:
+        store.wait([all_there], timeout)
+    except _store_errors() as error:
         if rank is None:
             raise
         name = rank_tracing_decoder or str
         if rank == 0:
-            missing = _who_is_missing(store, world_size, key_prefix, name, trace_timeout)
-        elif _rank_0_knows(store, key_prefix, rank, patience):
+            missing = _find_missing(store, world_size, key_prefix, name, trace_timeout)
+        elif _has_rank_0_searched(store, key_prefix, rank, timeout):
             missing = [f"<see rank 0 ({name(0)})>"]
         else:
             raise
         raise type(error)(
-            f"rank {rank} timed out after {barrier_timeout:g} s at the barrier {key_prefix!r} of {world_size} ranks; "
+            f"rank {rank} timed out after {format_seconds(barrier_timeout)} at the barrier {key_prefix!r} of "
+            f"{world_size} ranks; "
             f"missing_ranks=[{', '.join(missing)}]"
         ) from None
 
 
 def _count_in(store: Any, world_size: int, prefix: str) -> str:
-    """Say that we are here; returns the key that appears when all are."""
+    """Count this process, and return the key that is set when all are counted."""
     if store.add(prefix + _COUNT, 1) == world_size:
         store.set(prefix + _ALL_THERE, _IGNORED)
     return prefix + _ALL_THERE
 
 
-def _who_is_missing(
+def _find_missing(
     store: Any, world_size: int, prefix: str, name: Callable[[int], str], trace_timeout: float
 ) -> list[str]:
-    """At rank 0: who gives no sign of having been here."""
+    """On rank 0: return the names of the ranks that have not set their key."""
     store.set(f"{prefix}0{_TRACE}", _IGNORED)
     missing: list[str] = []
     for other in range(1, world_size):
-        sign = f"{prefix}{other}{_TRACE}"
-        # When one is missing, all have had their time.
-        is_there = store.check([sign]) if missing else _comes(store, sign, timedelta(seconds=trace_timeout))
-        if not is_there:
+        key = f"{prefix}{other}{_TRACE}"
+        # After the first missing rank, the others have had the same time.
+        is_set = store.check([key]) if missing else _wait_for(store, key, timedelta(seconds=trace_timeout))
+        if not is_set:
             missing.append(name(other))
             if len(missing) == _MAX_MISSING_NAMED:
                 break
@@ -122,21 +124,21 @@ def _who_is_missing(
     return missing
 
 
-def _rank_0_knows(store: Any, prefix: str, rank: int, patience: timedelta) -> bool:
-    """At the others: leave a sign, and hear whether rank 0 has looked for it."""
+def _has_rank_0_searched(store: Any, prefix: str, rank: int, timeout: timedelta) -> bool:
+    """On the other ranks: set the own key, and return whether rank 0 has searched for it."""
     store.set(f"{prefix}{rank}{_TRACE}", _IGNORED)
-    return _comes(store, prefix + _TRACED, patience)
+    return _wait_for(store, prefix + _TRACED, timeout)
 
 
-def _comes(store: Any, key: str, patience: timedelta) -> bool:
+def _wait_for(store: Any, key: str, timeout: timedelta) -> bool:
     try:
-        store.wait([key], patience)
-    except _errors_of_stores():
+        store.wait([key], timeout)
+    except _store_errors():
         return False
     return True
 
 
-def _errors_of_stores() -> tuple[type[Exception], ...]:
-    """What stores raise when something does not come. Only who has imported torch can have a store of torch's."""
-    theirs = getattr(sys.modules.get("torch._C"), "_DistStoreError", None)
-    return (StoreError,) if theirs is None else (StoreError, theirs)
+def _store_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that stores raise for a missing key. A store of torch requires an imported torch."""
+    torchs = getattr(sys.modules.get("torch._C"), "_DistStoreError", None)
+    return (StoreError,) if torchs is None else (StoreError, torchs)

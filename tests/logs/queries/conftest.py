@@ -1,4 +1,4 @@
-"""A run whose workers print what the test tells them, and ``tenax logs`` beside it."""
+"""A run whose workers print what the test requests, and ``tenax logs`` beside it."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ from tenax.cli.main import main
 _WORKER = Path(__file__).parent / "worker_main.py"
 
 if not sys.platform.startswith("linux"):
-    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+    collect_ignore_glob = ["test_*.py"]  # they read /proc
 
 
 class Run:
-    """One run of real agents, and people who look at it."""
+    """One run of real agents."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.desk = WorkerHub()
-        self.doors = os.environ["TENAX_PRIVATE_DIR"]
+        self.hub = WorkerHub()
+        self.private_dir = os.environ["TENAX_PRIVATE_DIR"]
         self.agents: list[Running] = []
-        self._env = {"TENAX_PRIVATE_DIR": self.doors, "CLUSTER_DESK": self.desk.name}
+        self._env = {"TENAX_PRIVATE_DIR": self.private_dir, "CLUSTER_DESK": self.hub.name}
 
     def start(self, *flags: str, run_id: str = "seen") -> Running:
-        """One more agent. Returns when it can be asked."""
+        """Start one more agent. Returns when its control socket exists."""
         env = {**self._env, "CLUSTER_AGENT": f"node{len(self.agents)}"}
         agent = self.bench.start(
             "--rdzv-id", run_id, "--log-dir", str(self.bench.home / "logs"), *flags, str(_WORKER), env=env
         )
         self.agents.append(agent)
-        door = self._door(agent)
-        until(lambda: door.exists() or agent.process.poll() is not None, f"the door of {agent.pid}")
+        control_socket = self._control_socket(agent)
+        until(lambda: control_socket.exists() or agent.process.poll() is not None, f"the control socket of {agent.pid}")
         return agent
 
-    def _door(self, agent: Running) -> Path:
-        return Path(self.doors, f"{agent.pid}.sock")
+    def _control_socket(self, agent: Running) -> Path:
+        return Path(self.private_dir, f"{agent.pid}.sock")
 
     def settle(self) -> None:
-        """What was printed until now was read, and so has another time than what comes."""
-        line = connect_to_agent(str(self._door(self.agents[0])))
+        """Wait until the log writers have read all lines so far, so that later ones get later times."""
+        line = connect_to_agent(str(self._control_socket(self.agents[0])))
         for node in range(len(self.agents)):
             line.ask(LogsRequest(str(node), last=0), PATIENCE_S)
         line.close()
 
-    def say(self, worker: Worker, text: str, to: int = 1) -> None:
-        """Make it print this. When this returns, it has."""
+    def print_text(self, worker: Worker, text: str, to: int = 1) -> None:
+        """Make the worker print this text. Returns when it has."""
         assert worker.ask(json.dumps({"print": text, "to": to})) == "done"
 
-    def say_and_end(self, worker: Worker, text: str, code: int = 0) -> None:
-        """Make it print this and end in the same moment."""
+    def print_and_exit(self, worker: Worker, text: str, code: int = 0) -> None:
+        """Make the worker print this text and exit at once."""
         worker.tell(json.dumps({"print": text, "to": 1}) + "\n" + json.dumps({"exit": code}))
 
-    def end(self, worker: Worker, code: int = 0) -> None:
+    def exit_worker(self, worker: Worker, code: int = 0) -> None:
         worker.tell(json.dumps({"exit": code}))
 
-    def logs(self, *words: str) -> Done:
-        """``tenax logs``, which ends. In this process: it is asked often."""
+    def logs(self, *arguments: str) -> Done:
+        """Run ``tenax logs`` in this process, which is faster than starting it."""
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
-            code = main(["logs", *words])
+            code = main(["logs", *arguments])
         return Done(code, out.getvalue(), err.getvalue())
 
-    def follow(self, *words: str, **options: int) -> Running:
-        """``tenax logs``, which may go on."""
-        return self.bench.start(*words, program=[*TENAX, "logs"], env=self._env, **options)
+    def follow(self, *arguments: str, **options: int) -> Running:
+        """Start ``tenax logs``, which may run until the run ends."""
+        return self.bench.start(*arguments, program=[*TENAX, "logs"], env=self._env, **options)
 
     def finish(self, workers: list[Worker]) -> None:
         for worker in workers:
-            self.end(worker)
+            self.exit_worker(worker)
         for agent in self.agents:
             done = agent.wait()
             assert done.code == 0, done
 
     def close(self) -> None:
-        self.desk.close()
+        self.hub.close()
         self.bench.close()
 
 

@@ -1,4 +1,4 @@
-"""What a node answers to ``LogsRequest``: real pipes and a real scribe, without an agent around them."""
+"""The answers of a node to ``LogsRequest``: real pipes and a real log writer, without an agent."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ class Node:
     def write(self, local_rank: int, data: bytes, number: int = 1) -> None:
         os.write(self.outputs[local_rank, number], data)
 
-    def ask(self, **wanted: object) -> list[tuple[object, str]]:
-        """Ask, and do not wait. What is returned fills when the answer comes."""
+    def request(self, **wanted: object) -> list[tuple[object, str]]:
+        """Send a request without waiting. The returned list fills when the answer comes."""
         answers: list[tuple[object, str]] = []
         request = msgspec.convert({"request": "LogsRequest", "node": "here", **wanted}, LogsRequest)
         self.logs.answer(request, 0, lambda value, error: answers.append((value, error)))
         return answers
 
-    def until(self, is_so: Callable[[], bool]) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not is_so():
-            assert select.select([self.logs.fileno()], [], [], deadline - time.monotonic())[0], "nothing came"
+        while not condition():
+            assert select.select([self.logs.fileno()], [], [], deadline - time.monotonic())[0], "no answer in time"
             self.logs.on_readable()
 
     def answer(self, **wanted: object) -> LogAnswer:
-        answers = self.ask(**wanted)
+        answers = self.request(**wanted)
         self.until(lambda: bool(answers))
         ((value, error),) = answers
         assert not error
-        # As it travels.
+        # As on the wire.
         return msgspec.json.decode(msgspec.json.encode(value), type=LogAnswer)
 
-    def refusal(self, **wanted: object) -> str:
-        ((value, error),) = self.ask(**wanted)
+    def error(self, **wanted: object) -> str:
+        ((value, error),) = self.request(**wanted)
         assert value is None
         return error
 
@@ -90,7 +90,7 @@ def texts(answer: LogAnswer) -> list[str]:
     return [line.text for line in answer.lines]
 
 
-def test_who_said_what(node: Node) -> None:
+def test_a_line_has_rank_stream_generation_and_time(node: Node) -> None:
     node.begin(3, [4, 5])
     node.write(1, b"hello\n", number=2)
     (line,) = node.answer().lines
@@ -102,29 +102,29 @@ def test_who_said_what(node: Node) -> None:
     assert texts(node.answer(stream="stdout")) == []
 
 
-def test_what_cannot_be_asked(node: Node) -> None:
-    assert node.refusal(stream="both") == "unknown stream 'both'; use stdout or stderr"
-    assert node.refusal(ranks="1-") == "invalid ranks '1-'; write them as 0,3-5"
+def test_invalid_requests_are_rejected(node: Node) -> None:
+    assert node.error(stream="both") == "unknown stream 'both'; use stdout or stderr"
+    assert node.error(ranks="1-") == "invalid ranks '1-'; write them as 0,3-5"
     for cursor in ("x", "0:1", "0:1:zz", "0:1:2:3", "::"):
-        assert "invalid cursor" in node.refusal(cursor=cursor)
+        assert "invalid cursor" in node.error(cursor=cursor)
 
 
-def test_a_node_without_workers(node: Node) -> None:
-    """A spare says that it has nothing; who waits hears of its first generation."""
+def test_a_node_without_workers_has_no_lines(node: Node) -> None:
+    """A follower of a spare gets the lines of its first generation."""
     answer = node.answer()
     assert (answer.lines, answer.generation, answer.is_over) == ((), 0, False)
-    answers = node.ask(cursor=answer.cursor, wait_s=PATIENCE_S)
+    answers = node.request(cursor=answer.cursor, wait_s=PATIENCE_S)
     node.begin(2, [0])
     node.write(0, b"begun\n")
     node.until(lambda: bool(answers))
-    told = answers[0][0]
-    assert isinstance(told, LogAnswer)
-    assert told.is_more
-    assert texts(node.answer(cursor=told.cursor, wait_s=PATIENCE_S)) == ["begun"]
+    received = answers[0][0]
+    assert isinstance(received, LogAnswer)
+    assert received.is_more
+    assert texts(node.answer(cursor=received.cursor, wait_s=PATIENCE_S)) == ["begun"]
 
 
-def test_each_once_across_generations(node: Node) -> None:
-    """Whoever gives the cursor back misses nothing, also if two generations pass while nobody looks."""
+def test_each_line_comes_once_across_generations(node: Node) -> None:
+    """A follower that passes the cursor back misses nothing, even if two generations pass between its requests."""
     node.begin(1, [0, 1])
     node.write(0, b"one\n")
     answer = node.answer()
@@ -134,12 +134,12 @@ def test_each_once_across_generations(node: Node) -> None:
     node.write(0, b"two\n")
     node.begin(5, [0])
     node.write(0, b"five\n")
-    told = []
-    while len(told) < 3:
+    received = []
+    while len(received) < 3:
         answer = node.answer(cursor=answer.cursor, wait_s=PATIENCE_S)
-        told += [(line.generation, line.rank, line.text) for line in answer.lines]
+        received += [(line.generation, line.rank, line.text) for line in answer.lines]
         assert not answer.is_over
-    assert told == [(1, 1, "one more, unfinished"), (2, 1, "two"), (5, 0, "five")]
+    assert received == [(1, 1, "one more, unfinished"), (2, 1, "two"), (5, 0, "five")]
     assert not answer.is_more
     answer = node.answer(cursor="start", generation=2)
     assert (texts(answer), answer.is_over) == (["two"], True)
@@ -148,33 +148,33 @@ def test_each_once_across_generations(node: Node) -> None:
 
 
 def test_an_answer_is_bounded(node: Node) -> None:
-    """However much is there: the rest is in the next answer, or said to be left out."""
+    """The rest is in the next answer, or reported as left out."""
     node.begin(1, list(range(16)))
     for rank in range(16):
         node.write(rank, b"".join(b"%06d %s\n" % (number, b"b" * 92) for number in range(600)))
     answer = node.answer(last=100_000)
     assert sum(len(text) for text in texts(answer)) <= MAX_BYTES
     assert sum(each.bytes for each in answer.left_out) + sum(len(text) + 1 for text in texts(answer)) == 16 * 600 * 100
-    told: dict[int, list[int]] = {rank: [] for rank in range(16)}
+    received: dict[int, list[int]] = {rank: [] for rank in range(16)}
     answer = node.answer(cursor="start")
     while True:
         for line in answer.lines:
-            told[line.rank].append(int(line.text[:6]))
+            received[line.rank].append(int(line.text[:6]))
         assert answer.left_out == ()
         if not answer.is_more:
             break
         answer = node.answer(cursor=answer.cursor)
-    assert told == {rank: list(range(600)) for rank in range(16)}
+    assert received == {rank: list(range(600)) for rank in range(16)}
 
 
-def test_only_so_many_may_wait(node: Node) -> None:
-    """For one more the first of them is answered, with nothing; who does not wait is answered anyway."""
+def test_the_number_of_waiting_requests_is_limited(node: Node) -> None:
+    """One more ends the first of them with an empty answer; requests that do not wait are always answered."""
     node.begin(1, [0])
     cursor = node.answer().cursor
-    waiting = [node.ask(cursor=cursor, wait_s=1e9) for _ in range(32)]
+    waiting = [node.request(cursor=cursor, wait_s=1e9) for _ in range(32)]
     assert texts(node.answer(cursor=cursor)) == []
     assert not any(waiting)
-    waiting.append(node.ask(cursor=cursor, wait_s=1e9))
+    waiting.append(node.request(cursor=cursor, wait_s=1e9))
     node.until(lambda: bool(waiting[0]))
     assert isinstance(waiting[0][0][0], LogAnswer)
     assert not any(waiting[1:])
@@ -182,11 +182,11 @@ def test_only_so_many_may_wait(node: Node) -> None:
     node.until(lambda: all(waiting))
 
 
-def test_when_the_run_ends_all_who_follow_hear_all(node: Node) -> None:
-    """And that this is all, also those who ask once more; then nobody is waited for."""
+def test_all_followers_get_all_lines_at_the_end_of_the_run(node: Node) -> None:
+    """Also those that ask once more; then the node waits for none."""
     node.begin(1, [0])
     cursor = node.answer().cursor
-    waiting = [node.ask(cursor=cursor, wait_s=1e9) for _ in range(3)]
+    waiting = [node.request(cursor=cursor, wait_s=1e9) for _ in range(3)]
     node.write(0, b"the end")
     for descriptor in node.outputs.values():
         os.close(descriptor)
@@ -194,21 +194,21 @@ def test_when_the_run_ends_all_who_follow_hear_all(node: Node) -> None:
     followed_for = node.logs.answer_final_requests()
     assert followed_for is not None
     assert followed_for() > 0
-    told: list[str] = []
+    received: list[str] = []
     while waiting:
         answers = waiting.pop()
         node.until(lambda answers=answers: bool(answers))  # type: ignore[misc]
         ((answer, error),) = answers
         assert isinstance(answer, LogAnswer), error
-        told += texts(answer)
-        if not answer.is_over:  # it came before the node knew that this was all
-            waiting.append(node.ask(cursor=answer.cursor, wait_s=1e9))
-    assert told == ["the end"] * 3
+        received += texts(answer)
+        if not answer.is_over:  # it was sent before the node knew that this was the end
+            waiting.append(node.request(cursor=answer.cursor, wait_s=1e9))
+    assert received == ["the end"] * 3
     assert followed_for() == 0
 
 
-def test_nobody_is_waited_for_who_does_not_follow(node: Node) -> None:
-    """When the run ends: nobody has asked, or only for what there is."""
+def test_the_node_waits_only_for_followers(node: Node) -> None:
+    """Not if there was no request, or only one for existing lines."""
     assert node.logs.answer_final_requests() is None
     node.begin(1, [0])
     node.answer()
@@ -217,72 +217,71 @@ def test_nobody_is_waited_for_who_does_not_follow(node: Node) -> None:
     assert followed_for() == 0
 
 
-class Copies:
-    """A scribe whose thread has copied streams that were still open, and takes its time to look at them."""
+class SlowLogWriter:
+    """A log writer whose thread has copied streams that were still open, and takes its time to search them."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[tuple[object, ...]], Callable[[dict[str, object]], None]]] = []
 
-    def recall(self, wants: list[tuple[object, ...]], answer: Callable[[dict[str, object]], None], **_: object) -> int:
+    def query(self, wants: list[tuple[object, ...]], answer: Callable[[dict[str, object]], None], **_: object) -> int:
         self.asked.append((wants, answer))
         return len(self.asked)
 
-    def hurry(self, *_: int) -> None:
+    def answer_now(self, *_: int) -> None:
         pass
 
 
 @pytest.mark.parametrize("cursor", ["", "1:1:a"], ids=["the last lines", "what follows"])
-def test_a_generation_is_left_only_when_all_of_it_was_told(cursor: str) -> None:
-    """Its streams were open when they were copied; until the answer came they have said more, and the next began."""
+def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) -> None:
+    """The streams were open when they were copied; before the answer came they got more lines, and ended."""
     generations = {1: ({0: 0}, LogsDest())}
-    copies = Copies()
-    answers = LogQueries(cast("LogWriter", copies), generations)
-    told: list[LogAnswer] = []
+    log_writer = SlowLogWriter()
+    answers = LogQueries(cast("LogWriter", log_writer), generations)
+    received: list[LogAnswer] = []
 
-    def ask(cursor: str) -> None:
-        answers.answer(LogsRequest("here", cursor=cursor, wait_s=20.0), lambda value, _: told.append(value))
+    def request(cursor: str) -> None:
+        answers.answer(LogsRequest("here", cursor=cursor, wait_s=20.0), lambda value, _: received.append(value))
 
     found = {"lines": [], "positions": [20, 0], "left_out": [], "is_more": False, "is_over": False, "incarnation": 1}
-    ask(cursor)
+    request(cursor)
     generations[2] = ({0: 0}, LogsDest())
-    copies.asked[-1][1](found)
-    assert (told[-1].cursor, told[-1].is_more) == ("1:1:14", True)
-    ask(told[-1].cursor)
-    assert [want[0] for want in copies.asked[-1][0]] == ["1.0.1", "1.0.2"]
-    copies.asked[-1][1]({**found, "positions": [30, 0], "is_over": True})
-    assert (told[-1].cursor, told[-1].is_more) == ("1:2:", True)
-    ask(told[-1].cursor)
-    assert [want[0] for want in copies.asked[-1][0]] == ["2.0.1", "2.0.2"]
+    log_writer.asked[-1][1](found)
+    assert (received[-1].cursor, received[-1].is_more) == ("1:1:14", True)
+    request(received[-1].cursor)
+    assert [want[0] for want in log_writer.asked[-1][0]] == ["1.0.1", "1.0.2"]
+    log_writer.asked[-1][1]({**found, "positions": [30, 0], "is_over": True})
+    assert (received[-1].cursor, received[-1].is_more) == ("1:2:", True)
+    request(received[-1].cursor)
+    assert [want[0] for want in log_writer.asked[-1][0]] == ["2.0.1", "2.0.2"]
 
 
-def test_streams_that_have_ended_are_no_news_to_who_follows_the_run(node: Node) -> None:
-    """The worker is done, others are not: the next answer comes with the next generation. Who wants only this one
-    hears at once that it is over."""
+def test_ended_streams_alone_do_not_answer_a_follower_of_the_run(node: Node) -> None:
+    """The next answer comes with the next generation. A follower of this generation only is answered at once."""
     node.begin(1, [0])
     node.write(0, b"done\n")
     for descriptor in node.outputs.values():
         os.close(descriptor)
     node.outputs = {}
     cursor = node.answer(cursor="start").cursor
-    answers = node.ask(cursor=cursor, wait_s=PATIENCE_S)
+    answers = node.request(cursor=cursor, wait_s=PATIENCE_S)
     answer = node.answer(cursor=cursor, generation=1, wait_s=PATIENCE_S)
     assert (texts(answer), answer.is_over) == ([], True)
     node.answer(cursor=cursor)
     assert not answers
     node.begin(2, [0])
     node.until(lambda: bool(answers))
-    told = answers[0][0]
-    assert isinstance(told, LogAnswer)
-    assert (texts(told), told.is_more, told.is_over) == ([], True, False)
+    received = answers[0][0]
+    assert isinstance(received, LogAnswer)
+    assert (texts(received), received.is_more, received.is_over) == ([], True, False)
 
 
-def test_cursors() -> None:
+def test_cursors_are_encoded_and_decoded() -> None:
     for cursor in (Cursor(0, 0), Cursor(3, 17, (1, 0, 255)), Cursor(0, 2, (0, 0, 0, 9))):
         assert Cursor.decode(cursor.encode()) == cursor
-    assert len(Cursor(1, 99, (1 << 40,) * 256).encode()) < 3500  # what fits into a stranger's frame
+    assert len(Cursor(1, 99, (1 << 40,) * 256).encode()) < 3500  # the maximum of an unauthenticated peer's frame
 
 
-def test_sets_of_ranks() -> None:
+def test_rank_sets_are_parsed() -> None:
     some = RankSet("0,3-5, 7")
     assert [rank for rank in range(10) if rank in some] == [0, 3, 4, 5, 7]
     assert some.overlaps(1, 3)

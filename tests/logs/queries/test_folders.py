@@ -1,4 +1,4 @@
-"""``tenax logs FOLDER``: the lines of a run that is over, from its files."""
+"""``tenax logs FOLDER``: the lines of a finished run, from its files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.process
 
 
 def make(run: Run) -> list[str]:
-    """A run of two generations; the lines that it printed, in their order."""
+    """Run two generations; return the printed lines in their order."""
     run.start("--nproc-per-node", "2", "--max-restarts", "1", "--redirects", "3")
-    first = run.desk.generation(2)
+    first = run.hub.generation(2)
     for rank in (1, 0, 1):
-        run.say(first[rank], "working\n")
+        run.print_text(first[rank], "working\n")
         run.settle()
-    run.say(first[0], "ValueError\n", to=2)
-    run.end(first[0], 1)
-    second = run.desk.generation(2, number=2)
-    run.say(second[1], "no newline at the end")
+    run.print_text(first[0], "ValueError\n", to=2)
+    run.exit_worker(first[0], 1)
+    second = run.hub.generation(2, number=2)
+    run.print_text(second[1], "no newline at the end")
     run.finish(second)
     return [
         "--- generation 1",
@@ -38,13 +38,13 @@ def make(run: Run) -> list[str]:
     ]
 
 
-def test_a_finished_run(run: Run) -> None:
-    """By its folder, by the folder above it, and by its name; chosen like the lines of a running one."""
+def test_lines_of_a_finished_run_are_shown(run: Run) -> None:
+    """By its folder, by the parent folder, and by its run id; with the same filters as for a running one."""
     expected = make(run)
     folder = run.bench.run_dir()
     # Times are known to a tenth of a second; lines that came closer to each other than that keep their order per rank.
-    for place in (str(folder), str(run.bench.home / "logs")):
-        done = run.logs(place, "--generation", "all")
+    for path in (str(folder), str(run.bench.home / "logs")):
+        done = run.logs(path, "--generation", "all")
         assert done.code == 0, done
         assert (sorted(lines(done)), done.err) == (sorted(expected), "")
         assert lines(done)[0] == "--- generation 1"
@@ -59,8 +59,8 @@ def test_a_finished_run(run: Run) -> None:
     assert (done.code, done.out, done.err) == (1, "", "tenax logs: no such lines\n")
 
 
-def test_without_times(run: Run) -> None:
-    """Files of an older tenax, or copied without them: file after file, and that is said."""
+def test_without_times_lines_are_shown_file_by_file(run: Run) -> None:
+    """For files of an older tenax, or copied without their times; a note is printed."""
     make(run)
     folder = run.bench.run_dir()
     shutil.rmtree(folder / "journal.times")
@@ -74,25 +74,24 @@ def test_without_times(run: Run) -> None:
     ]
 
 
-def test_folders_of_two_nodes(run: Run) -> None:
-    """Each node has its own; those of one run are merged."""
+def test_folders_of_two_nodes_of_a_run_are_merged(run: Run) -> None:
     flags = ["--nnodes", "2", "--rdzv-backend", "tcp", "--rdzv-endpoint", own_endpoint(), "--tee", "3"]
     run.start(*flags)
     run.start(*flags)
-    workers = run.desk.generation(2)
-    run.say(workers[1], "from one\n")
-    run.say(workers[0], "from zero\n")
+    workers = run.hub.generation(2)
+    run.print_text(workers[1], "from one\n")
+    run.print_text(workers[0], "from zero\n")
     run.finish(workers)
     folders = sorted(str(path) for path in (run.bench.home / "logs").iterdir())
     assert len(folders) == 2
-    for words in (folders, [str(run.bench.home / "logs")]):
-        done = run.logs(*words)
+    for arguments in (folders, [str(run.bench.home / "logs")]):
+        done = run.logs(*arguments)
         assert (done.code, sorted(lines(done))) == (0, ["rank 0 | from zero", "rank 1 | from one"])
 
 
-def test_what_is_no_log_folder(run: Run, tmp_path: Path) -> None:
+def test_invalid_log_folders_are_rejected(run: Run, tmp_path: Path) -> None:
     run.start("--nproc-per-node", "1")
-    run.finish(run.desk.generation(1))
+    run.finish(run.hub.generation(1))
     folder = run.bench.run_dir()
     done = run.logs(str(folder))
     assert (done.code, done.out) == (1, "")

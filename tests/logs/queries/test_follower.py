@@ -1,4 +1,4 @@
-"""Who follows lines, and a run that answers as the test says: what is passing does not end it, and its end does."""
+"""Followers of lines, with a scripted run: temporary errors do not end them, and the end of the run does."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tenax.cli.job import Job
 from tenax.cli.live_logs import follow
 from tenax.cli.logs import Choice, Page
 
-Told = tuple[object, str] | None  # a value, or why there is none; None: not yet
-HANG_UP: Told = (None, "nothing more")
+Answer = tuple[object, str] | None  # a value, or an error; None: not yet
+CLOSE: Answer = (None, "nothing more")
 
 
 def status(mark: str, *nodes: str, phase: str = "running", generation: int = 1) -> RunStatus:
@@ -56,14 +56,14 @@ def status(mark: str, *nodes: str, phase: str = "running", generation: int = 1) 
 
 
 def lines(cursor: str, *texts: str, is_over: bool = False, generation: int = 1) -> LogAnswer:
-    told = tuple(LogLine(1.0, 0, 0, "stdout", 1, text) for text in texts)
-    return LogAnswer(told, cursor, generation, is_over=is_over)
+    found = tuple(LogLine(1.0, 0, 0, "stdout", 1, text) for text in texts)
+    return LogAnswer(found, cursor, generation, is_over=is_over)
 
 
 class ScriptedRun:
-    """Behind a door: ``answer`` is called for each request in turn, and again for those that it has put off."""
+    """A control socket: ``answer`` is called for each request in turn, and again for those without an answer."""
 
-    def __init__(self, path: Path, answer: Callable[[AnyRequest], Told]) -> None:
+    def __init__(self, path: Path, answer: Callable[[AnyRequest], Answer]) -> None:
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -73,61 +73,63 @@ class ScriptedRun:
         self._thread.start()
 
     def _serve(self) -> None:
-        visitor, _ = self._listener.accept()
+        client, _ = self._listener.accept()
         reader = wire.FrameReader()
         asked: list[wire.Ask] = []
-        with visitor:
-            visitor.settimeout(PATIENCE_S)
-            while data := visitor.recv(1 << 16):
+        with client:
+            client.settimeout(PATIENCE_S)
+            while data := client.recv(1 << 16):
                 frames = map(wire.decode_from_agent, reader.feed(data))
                 asked += [frame for frame in frames if isinstance(frame, wire.Ask)]
-                while answered := [(each, told) for each in asked if (told := self._answer(each.request)) is not None]:
-                    for each, told in answered:
-                        if told is HANG_UP:
+                while answered := [
+                    (each, answer) for each in asked if (answer := self._answer(each.request)) is not None
+                ]:
+                    for each, answer in answered:
+                        if answer is CLOSE:
                             return
                         asked.remove(each)
-                        visitor.sendall(wire.encode_answer(each.number, *told))
+                        client.sendall(wire.encode_answer(each.number, *answer))
 
     def close(self) -> None:
         self._thread.join(PATIENCE_S)
         self._listener.close()
 
 
-Follow = Callable[[Choice, Callable[[AnyRequest], Told]], None]
+Follow = Callable[[Choice, Callable[[AnyRequest], Answer]], None]
 
 
 @pytest.fixture
 def follow_run(tmp_path: Path) -> Iterator[Follow]:
-    """Follow a run that answers so, until the follower ends by itself."""
+    """Follow a run with these answers until the follower returns."""
     runs: list[ScriptedRun] = []
 
-    def follow_it(choice: Choice, answer: Callable[[AnyRequest], Told]) -> None:
-        runs.append(ScriptedRun(tmp_path / "door", answer))
-        with Job("seen", connect_to_agent(str(tmp_path / "door"))) as job:
+    def follow_until_end(choice: Choice, answer: Callable[[AnyRequest], Answer]) -> None:
+        runs.append(ScriptedRun(tmp_path / "control_socket", answer))
+        with Job("seen", connect_to_agent(str(tmp_path / "control_socket"))) as job:
             follow(job, choice, Page())
 
-    yield follow_it
+    yield follow_until_end
     for run in runs:
         run.close()
 
 
-def test_a_coordinator_that_is_elsewhere_now(follow_run: Follow, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever was asked does not know it just now: it is asked again, and lines come meanwhile."""
-    told: list[str] = []
+def test_a_follower_retries_while_the_coordinator_moves(follow_run: Follow, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines come meanwhile."""
+    steps: list[str] = []
 
-    def answer(request: AnyRequest) -> Told:
+    def answer(request: AnyRequest) -> Answer:
         match request:
-            case StatusRequest(mark="") if not told:
+            case StatusRequest(mark="") if not steps:
                 return status("1", "a"), ""
-            case StatusRequest() if "declined" not in told:
-                told.append("declined")
+            case StatusRequest() if "declined" not in steps:
+                steps.append("declined")
                 return None, "the coordinator is no longer on this node; try again"
             case StatusRequest():
-                return (status("2", "a", phase="over"), "") if "second" in told else None
+                return (status("2", "a", phase="over"), "") if "second" in steps else None
             case LogsRequest(cursor=""):
                 return lines("c1", "first"), ""
-            case LogsRequest(cursor="c1") if "declined" in told:
-                told.append("second")
+            case LogsRequest(cursor="c1") if "declined" in steps:
+                steps.append("second")
                 return lines("c2", "second"), ""
             case LogsRequest(cursor="c2"):
                 return lines("c2", is_over=True), ""
@@ -139,23 +141,25 @@ def test_a_coordinator_that_is_elsewhere_now(follow_run: Follow, capsys: pytest.
     assert shown.err == "tenax logs: the run 'seen' failed\n"
 
 
-def test_an_error_of_a_node_that_passes(follow_run: Follow, capsys: pytest.CaptureFixture[str]) -> None:
-    """The status of the run stays the same, and the node is asked again."""
-    told: list[str] = []
+def test_a_follower_retries_after_a_temporary_error_of_a_node(
+    follow_run: Follow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status of the run stays the same."""
+    steps: list[str] = []
 
-    def answer(request: AnyRequest) -> Told:
+    def answer(request: AnyRequest) -> Answer:
         match request:
             case StatusRequest(mark=""):
                 return status("1", "a"), ""
             case StatusRequest():
-                return (status("2", "a", phase="over"), "") if "second" in told else None
+                return (status("2", "a", phase="over"), "") if "second" in steps else None
             case LogsRequest(cursor=""):
                 return lines("c1", "first"), ""
-            case LogsRequest(cursor="c1") if "error" not in told:
-                told.append("error")
+            case LogsRequest(cursor="c1") if "error" not in steps:
+                steps.append("error")
                 return None, "that node is not connected"
             case LogsRequest(cursor="c1"):
-                told.append("second")
+                steps.append("second")
                 return lines("c2", "second"), ""
             case LogsRequest(cursor="c2"):
                 return lines("c2", is_over=True), ""
@@ -167,12 +171,12 @@ def test_an_error_of_a_node_that_passes(follow_run: Follow, capsys: pytest.Captu
     assert shown.err == "tenax logs: the run 'seen' failed\n"
 
 
-def test_one_generation_is_over_when_all_nodes_are_done_with_it(
+def test_a_generation_is_over_when_all_its_nodes_are_done(
     follow_run: Follow, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not with the first of them, although nobody is waited for in that moment."""
+    """Not with the first of them, although no other request is waiting at that moment."""
 
-    def answer(request: AnyRequest) -> Told:
+    def answer(request: AnyRequest) -> Answer:
         match request:
             case StatusRequest(mark=""):
                 return status("1", "a", "b"), ""
@@ -192,25 +196,25 @@ def test_one_generation_is_over_when_all_nodes_are_done_with_it(
     assert shown.err == ""
 
 
-def test_a_node_that_was_not_in_a_generation_is_not_waited_for(
+def test_a_follower_does_not_wait_for_a_node_outside_the_generation(
     follow_run: Follow, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once the run is beyond that generation."""
-    told: list[str] = []
+    """Once the next generation has begun."""
+    steps: list[str] = []
 
-    def answer(request: AnyRequest) -> Told:
+    def answer(request: AnyRequest) -> Answer:
         match request:
             case StatusRequest(mark=""):
                 return status("1", "a", "spare"), ""
-            case StatusRequest(mark="1") if "a" in told:
-                told.append("the next")
+            case StatusRequest(mark="1") if "a" in steps:
+                steps.append("the next")
                 return status("2", "a", "spare", generation=2), ""
             case LogsRequest(cursor=""):
                 return lines("c0", generation=0 if request.node == "spare" else 1), ""
             case LogsRequest("a", cursor="c0"):
-                told.append("a")
+                steps.append("a")
                 return lines("c1", "of a", is_over=True), ""
-            case LogsRequest("spare") if "the next" in told:
+            case LogsRequest("spare") if "the next" in steps:
                 return lines("c0", generation=0), ""
         return None
 
@@ -219,11 +223,12 @@ def test_a_node_that_was_not_in_a_generation_is_not_waited_for(
     assert (shown.out, shown.err) == ("rank 0 | of a\n", "")
 
 
-def test_what_comes_with_the_end_of_the_line_is_shown(follow_run: Follow, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever said it is gone in the same moment."""
+def test_lines_that_arrive_with_the_end_of_the_connection_are_shown(
+    follow_run: Follow, capsys: pytest.CaptureFixture[str]
+) -> None:
     has_ended = False
 
-    def answer(request: AnyRequest) -> Told:
+    def answer(request: AnyRequest) -> Answer:
         nonlocal has_ended
         match request:
             case StatusRequest(mark=""):
@@ -232,18 +237,18 @@ def test_what_comes_with_the_end_of_the_line_is_shown(follow_run: Follow, capsys
                 return lines("c1", "first"), ""
             case LogsRequest(cursor="c1"):
                 has_ended = True
-                return lines("c2", "last words"), ""
+                return lines("c2", "last line"), ""
             case StatusRequest() if has_ended:
-                return HANG_UP
+                return CLOSE
         return None
 
     follow_run(Choice(), answer)
     shown = capsys.readouterr()
-    assert shown.out == "rank 0 | first\nrank 0 | last words\n"
+    assert shown.out == "rank 0 | first\nrank 0 | last line\n"
     assert "connection closed: the run has ended" in shown.err
 
 
-def test_its_answers_are_as_they_travel() -> None:
-    """This test's statuses and lines can be read by who asks."""
+def test_scripted_answers_can_be_decoded() -> None:
+    """The statuses and lines of these tests have the format of the wire."""
     for value in (status("1", "a"), lines("c", "text")):
         assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value

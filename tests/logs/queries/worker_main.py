@@ -1,10 +1,10 @@
-"""A worker that prints what the test tells it, and nothing else. Needs nothing but the standard library.
+"""A worker that prints what the test requests. Needs only the standard library.
 
-It says who it is as soon as it lives, then obeys one line of JSON after the other, and says when it is done:
+It sends its identity when it starts, then executes one line of JSON after the other, and confirms each:
 
-    {"print": TEXT, "to": 1}   write this text, as it is (latin-1: any byte can be told), to stdout (1) or stderr (2)
-    {"exit": CODE}             end
-    {"stubborn": true}         do not end on SIGTERM
+    {"print": TEXT, "to": 1}   write this text (latin-1: any byte) to stdout (1) or stderr (2)
+    {"exit": CODE}             exit
+    {"stubborn": true}         ignore SIGTERM
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import os
 import signal
 import socket
 
-desk = socket.socket(socket.AF_UNIX)
-desk.connect("\0" + os.environ["CLUSTER_DESK"])
+hub = socket.socket(socket.AF_UNIX)
+hub.connect("\0" + os.environ["CLUSTER_DESK"])
 names = ("RANK", "WORLD_SIZE", "TENAX_GENERATION")
 hello = {"pid": os.getpid(), "agent": os.environ["CLUSTER_AGENT"], **{name: os.environ[name] for name in names}}
-desk.sendall(json.dumps(hello).encode() + b"\n")
-for line in desk.makefile():
-    told = json.loads(line)
-    if "exit" in told:
-        os._exit(told["exit"])
-    if "stubborn" in told:
+hub.sendall(json.dumps(hello).encode() + b"\n")
+for line in hub.makefile():
+    request = json.loads(line)
+    if "exit" in request:
+        os._exit(request["exit"])
+    if "stubborn" in request:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        desk.sendall(b'"done"\n')
+        hub.sendall(b'"done"\n')
         continue
-    data = memoryview(told["print"].encode("latin-1"))
+    data = memoryview(request["print"].encode("latin-1"))
     while data:
-        data = data[os.write(told["to"], data) :]
-    desk.sendall(b'"done"\n')
+        data = data[os.write(request["to"], data) :]
+    hub.sendall(b'"done"\n')

@@ -126,7 +126,7 @@ def test_the_address_comes_from_the_environment_and_the_service_has_a_name() -> 
     ("spec", "message"),
     [
         ("otel", "no address to send to; use --trace otel:http://localhost:4318, or set"),
-        ("otel:localhost", "'localhost' is not an endpoint; expected one such as http://localhost:4318"),
+        ("otel:localhost", "invalid endpoint 'localhost'; expected a URL such as http://localhost:4318"),
         ("jaeger", "'jaeger' is not a trace handler; expected otel or otel:URL"),
     ],
 )

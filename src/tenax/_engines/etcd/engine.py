@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 
 import msgspec
 
@@ -606,7 +607,7 @@ class EtcdEngine(LinkedEngine):
 
     def _opened(self, elected: Elected) -> Opened:
         """Return what is known of the run: the record, or if etcd has lost it, this node's assignment."""
-        record, assignment = elected.written.record, self._assignment
+        record, assignment = elected.written.record.shifted(self._loop.now() - time.time()), self._assignment
         terms = elected.written.longest.longest(self._etcd.authority)  # of any leader that may still answer nodes
         if record.generation == 0 and record.verdict is None:
             if assignment is not None:

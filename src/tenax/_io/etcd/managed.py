@@ -171,13 +171,13 @@ def member_key(run_id: str, name: str) -> bytes:
 
 
 class ManagedMember:
-    """See the module. Belongs to one loop, which calls ``say`` and ``failed`` with messages for the user."""
+    """See the module. Belongs to one loop, which calls ``print_line`` and ``failed`` with messages for the user."""
 
     def __init__(
         self,
         loop: EventLoop,
         settings: ManagedSettings,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         failed: Callable[[str], None],
         *,
         pauses_s: tuple[float, ...] = _PAUSES_S,
@@ -191,7 +191,7 @@ class ManagedMember:
         self._taken_s = taken_s
         self._loop = loop
         self._settings = settings
-        self._say = say
+        self._print_line = print_line
         self._failed = failed
         self._hosts: tuple[ControlHost, ...] = ()
         self._host: ControlHost | None = None
@@ -287,7 +287,7 @@ class ManagedMember:
 
     def _yield_to_other_agent(self) -> None:
         host, _ = self._host_and_directory()
-        self._say(f"another agent on this host runs etcd member {host.name}; this agent runs none")
+        self._print_line(f"another agent on this host runs etcd member {host.name}; this agent runs none")
         self._stand_down()
 
     def _check_port_owner(self, port: int) -> None:
@@ -325,7 +325,7 @@ class ManagedMember:
             self._fail(str(error))
             return
         if version.warning:
-            self._say(version.warning)
+            self._print_line(version.warning)
         self._decide()
 
     # --- deciding -----------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class ManagedMember:
             return
         lost = standing.of(host)
         if lost:
-            self._say(f"etcd member {host.name} was lost with its data; replacing it")
+            self._print_line(f"etcd member {host.name} was lost with its data; replacing it")
         client = self._use_client(tuple(each for each in self._hosts if each is not host))
         self._remove(client, list(lost), lambda: self._add(client))
 
@@ -471,7 +471,7 @@ class ManagedMember:
         self._has_reported_waiting = True
         host, _ = self._host_and_directory()
         names = ", ".join(each.name for each in self._hosts)
-        self._say(
+        self._print_line(
             f"etcd member {host.name} is waiting for a majority of the control hosts ({names}); start tenax on them, "
             f"and check that they can reach each other at ports {host.client_port} and {host.peer_port}"
         )
@@ -484,10 +484,10 @@ class ManagedMember:
         self._is_member = True
         self._probe_s = _PROBE_S
         self._rejected_since = None
-        self._say(f"this node runs etcd member {host.name} at {host.client_url}")
+        self._print_line(f"this node runs etcd member {host.name} at {host.client_url}")
         if not self._settings.secret and self._settings.tls is None and not self._has_reported_open:
             self._has_reported_open = True
-            self._say(
+            self._print_line(
                 f"any client that can reach ports {host.client_port} and {host.peer_port} can read and change the "
                 "etcd of this run; to require a password, give every node the same secret "
                 "(--rdzv-conf token_file=FILE)"
@@ -533,7 +533,7 @@ class ManagedMember:
             return
         if message != self._last_reported:
             self._last_reported = message
-            self._say(f"{message}; retrying")
+            self._print_line(f"{message}; retrying")
         self._schedule(self._pauses_s[min(self._ends, len(self._pauses_s) - 1)], self._decide)
         self._ends += 1
 

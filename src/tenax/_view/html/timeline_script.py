@@ -170,7 +170,8 @@ SCRIPT = r"""
     const span = lane.s.find(([, since, until]) => since <= t && t <= until) ||
       lane.s.find(([, since, until]) => since - near <= t && t <= until + near);
     if (!span) return "";
-    return lane.n + ": " + span[3] + ", after " + formatDuration(span[1]) + ", for " + formatDuration(span[2] - span[1]);
+    const lasted = formatDuration(span[2] - span[1]);
+    return lane.n + ": " + span[3] + ", after " + formatDuration(span[1]) + ", for " + lasted;
   };
   let held = null;
   canvas.addEventListener("pointerdown", (event) => {

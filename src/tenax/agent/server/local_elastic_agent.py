@@ -241,7 +241,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             case Outcome.CANCELLED:
                 group.state = WorkerState.STOPPED
                 number = signal.Signals(verdict.signal)
-                raise SignalException(f"the agent (pid {os.getpid()}) got {number.name}", number)
+                raise SignalException(f"the agent (pid {os.getpid()}) received {number.name}", number)
             case Outcome.BROKEN:
                 raise RuntimeError(verdict.why)
             case Outcome.FAILED | Outcome.ABANDONED:
@@ -315,7 +315,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         from tenax._processes.stacks import stacks_env
         from tenax.timer._watchdog_pipe import WatchdogPipe
 
-        pipe = WatchdogPipe(len(envs), plan.timer_file, tell=self._record_watchdog)
+        pipe = WatchdogPipe(len(envs), plan.timer_file, on_event=self._record_watchdog)
         pipe.make()
         for env in envs.values():
             env.update({TORCHELASTIC_TIMER_FILE: pipe.path, **stacks_env()})

@@ -1,1 +1,1 @@
-"""A folder that stands first on the PYTHONPATH of processes under ``tenax.compat``, for the ``sitecustomize`` in it."""
+"""The folder that ``tenax.compat`` puts first on PYTHONPATH, for the ``sitecustomize`` in it."""

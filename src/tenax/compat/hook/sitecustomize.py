@@ -1,7 +1,7 @@
-"""Runs in an interpreter before the user's first line: installs ``tenax.compat``.
+"""Installs ``tenax.compat`` in an interpreter before the user's first line runs.
 
-The law of this file: it depends on nothing but the standard library and, if it can be had, ``tenax.compat``; and it can
-never be the reason that a program fails. PYTHONPATH stays as it is, so that what the program starts is under it too.
+It requires only the standard library, imports ``tenax.compat`` if possible, and never makes a program fail. PYTHONPATH
+is not changed, so that child processes get it too.
 """
 
 import os
@@ -9,34 +9,34 @@ import sys
 
 
 def _install() -> None:
-    """Who was asked for by name says when it is not to be had; what a program under it starts may be anything."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if entry != here]
-    asked = os.environ.get("TENAX_COMPAT", "1")
-    if asked == "0":
+    """Print a message if it fails, except in child processes, which may be any program."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    setting = os.environ.get("TENAX_COMPAT", "1")
+    if setting == "0":
         return
     try:
         import tenax.compat  # noqa: F401
     except Exception as error:
-        if asked != "inherited" and sys.stderr is not None:
+        if setting != "inherited" and sys.stderr is not None:
             sys.stderr.write(
-                f"tenax: torch.distributed.elastic is torch's own here, because {sys.executable} cannot import "
-                f"tenax.compat ({type(error).__name__}: {error}); install tenax for it\n"
+                f"tenax: torch.distributed.elastic is not redirected to tenax, because {sys.executable} could not "
+                f"import tenax.compat ({type(error).__name__}: {error}); install tenax for this Python\n"
             )
     os.environ["TENAX_COMPAT"] = "inherited"
 
 
-def _run_the_real_one() -> None:
-    """We stood in front of the environment's own sitecustomize, if it has one."""
-    ours = sys.modules.pop("sitecustomize", None)
+def _run_next_sitecustomize() -> None:
+    """Import the environment's own sitecustomize, which this one hides, if there is one."""
+    this = sys.modules.pop("sitecustomize", None)
     try:
         __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
-        if ours is not None:
-            sys.modules["sitecustomize"] = ours
+        if this is not None:
+            sys.modules["sitecustomize"] = this
 
 
 _install()
-_run_the_real_one()
+_run_next_sitecustomize()

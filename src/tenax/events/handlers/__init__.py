@@ -47,7 +47,7 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
     table = _table()
     if destination not in table:
         raise UnknownHandler(
-            f"there is no logging handler {destination!r} for events; known are {', '.join(sorted(table))}"
+            f"unknown logging handler {destination!r} for events; known handlers: {', '.join(sorted(table))}"
         )
     return table[destination]
 
@@ -58,9 +58,9 @@ def register_handler(name: str, maker: Maker) -> Undo:
     Returns an ``Undo``. Raises ``ValueError`` if the name is taken.
     """
     if not name or set(name) & set(":, \t\n"):
-        raise ValueError(f"{name!r} cannot be the name of an event handler; expected a word without ':' and ','")
+        raise ValueError(f"invalid event handler name {name!r}; expected a name without ':', ',' and spaces")
     if name in _makers():
-        raise ValueError(f"there is an event handler {name!r} already; choose another name")
+        raise ValueError(f"the event handler {name!r} already exists; choose another name")
     _registered[name] = maker
     _forget([name])
 
@@ -119,7 +119,7 @@ def _forget(names: Iterable[str]) -> None:
         raise errors[0]
 
 
-def hears_rendezvous() -> bool:
+def receives_rendezvous_events() -> bool:
     """Return True if TorchElastic's table has a handler for rendezvous events."""
     if "_log_handlers" not in globals():
         return False
@@ -189,7 +189,7 @@ def _make_json_lines(argument: str) -> EventHandler:
         return JsonLinesEventHandler(argument)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UnknownHandler(f"the event file {argument!r} cannot be opened for writing: {reason}") from error
+        raise UnknownHandler(f"could not open the event file {argument!r}: {reason}") from error
 
 
 def _make_logging(argument: str) -> EventHandler:
@@ -208,4 +208,4 @@ def _require_path(argument: str) -> None:
 
 def _refuse_argument(name: str, argument: str) -> None:
     if argument:
-        raise UnknownHandler(f"the event handler {name!r} takes nothing after the colon")
+        raise UnknownHandler(f"the event handler {name!r} takes no argument")

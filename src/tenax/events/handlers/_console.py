@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 class ConsoleEventHandler(EventHandler):
     """Writes whole lines to ``stream``, and flushes; None: to the current ``sys.stderr``.
 
-    An agent with a console of its own sets ``say``, so that lines stay in order with its other output.
+    An agent with a console of its own sets ``print_line``, so that lines stay in order with its other output.
     """
 
-    say: Callable[[str], None] | None = None
+    print_line: Callable[[str], None] | None = None
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
 
     def record(self, event: Event | RdzvEvent) -> None:
-        if self.say is not None:
-            self.say(event.serialize())
+        if self.print_line is not None:
+            self.print_line(event.serialize())
             return
         stream = sys.stderr if self._stream is None else self._stream
         if stream is not None:  # the process may have no stderr

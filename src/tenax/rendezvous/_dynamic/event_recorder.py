@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from tenax._io.background_queue import BackgroundQueue
-from tenax.events._recording import is_rendezvous_heard, present_traceback, record_rdzv_event
+from tenax.events._recording import has_rendezvous_receiver, present_traceback, record_rdzv_event
 from tenax.rendezvous._dynamic.changes import changes
 
 TYPE_CHECKING = False
@@ -41,19 +41,19 @@ class EventRecorder:
         master_endpoint: str = "",
     ) -> None:
         """Record one event. The node's name is put before the text, which is formatted only if there is a handler."""
-        if is_rendezvous_heard():
+        if has_rendezvous_receiver():
             message = f"{self._who} {text.format(*values) if values else text}"
             self._record(where, message, state, rank, master_endpoint)
 
     def record_changes(self, where: str, before: State | None, after: State) -> None:
         """Record what this node is about to write."""
-        if is_rendezvous_heard():
+        if has_rendezvous_receiver():
             for change in changes(before, after, self._node_id):
                 self.record(where, "{}", change.text, state=SUCCEEDED if change.is_achieved else RUNNING)
 
     def failed(self, where: str, error: BaseException) -> None:
         """Record an error. Call this while it is being handled."""
-        if is_rendezvous_heard():
+        if has_rendezvous_receiver():
             self._record(where, f"{type(error).__name__}: {error}", FAILED)
 
     def errors_of(self, where: str) -> _Errors:

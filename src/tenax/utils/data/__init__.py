@@ -1,6 +1,6 @@
-"""Iterating over a dataset in an elastic job: ``CyclingIterator``, and
+"""Iteration over a dataset in an elastic job: ``CyclingIterator``, and
 ``ElasticDistributedSampler(dataset, num_replicas=None, rank=None, start_index=0)``, each rank's share of the rest of a
-dataset. The sampler is made when it is first asked for, of torch where that is installed; its module says how.
+dataset. The sampler class is created on first access, with torch if that is installed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ __all__ = ["CyclingIterator"]
 
 
 class CyclingIterator(Iterator[T], Generic[T]):
-    """Everything of ``generator_fn(start_epoch)``, then of the next epoch, and so on up to epoch ``n - 1``."""
+    """Iterates over ``generator_fn(start_epoch)``, then over the next epoch, up to epoch ``n - 1``."""
 
     def __init__(self, n: int, generator_fn: Callable[[int], Iterable[T]], start_epoch: int = 0) -> None:
         self._n = n

@@ -1,15 +1,14 @@
 """ElasticDistributedSampler: each rank's share of the rest of a dataset, in the order of an epoch.
 
-The one place in tenax that may import torch, and only when a program asks for the class:
+The only module of tenax that imports torch, and only when a program uses the class:
 
-- Where torch is installed, the class is a ``torch.utils.data.distributed.DistributedSampler``, which a ``DataLoader``
-  and the libraries around it recognise, and the order is that of TorchElastic's sampler: ``torch.randperm`` with the
-  epoch as seed.
-- Where it is not, the class has the same interface and is plain Python. Its order sorts the indices by the numbers
-  that ``random.Random(epoch).random()`` gives them, which Python promises not to change.
+- If torch is installed, the class is a ``torch.utils.data.distributed.DistributedSampler``, which ``DataLoader`` and
+  other libraries recognise. The order is that of TorchElastic's sampler: ``torch.randperm`` with the epoch as seed.
+- If it is not, the class has the same interface and is plain Python. It sorts the indices by the values of
+  ``random.Random(epoch).random()``, which are the same in every version of Python.
 
-Both deal out the order alike: rank r of n gets its elements r, r + n, r + 2n …; if the rest of the dataset cannot be
-divided by n, its beginning comes again at the end, as often as that takes.
+In both cases rank r of n gets the elements r, r + n, r + 2n … of the order. If the rest of the dataset cannot be
+divided by n, the order is extended with its first elements.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ def __getattr__(name: str) -> Any:
     if name != "ElasticDistributedSampler":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = importlib.util.find_spec("torch")
-    # Without a loader it is the stand-in of tenax.compat, and not torch.
-    made = _plain_sampler() if found is None or found.loader is None else _torch_sampler()
-    made.__module__, made.__qualname__ = __name__, name  # so that instances can be pickled
-    return globals().setdefault(name, made)
+    # Without a loader it is the empty parent module of tenax.compat, not torch.
+    sampler = _plain_sampler() if found is None or found.loader is None else _torch_sampler()
+    sampler.__module__, sampler.__qualname__ = __name__, name  # so that instances can be pickled
+    return globals().setdefault(name, sampler)
 
 
 def share_of(order: Sequence[int], rank: int, num_replicas: int) -> list[int]:
-    """What one rank gets of an order that is dealt out evenly."""
+    """Return the part of the order that one rank gets."""
     total = -(-len(order) // num_replicas) * num_replicas
     return list(islice(cycle(order), rank, total, num_replicas))
 
@@ -50,14 +49,14 @@ def _check_start(start_index: int, size: int) -> None:
 
 
 def _torch_sampler() -> type:
-    # Not an import statement: tenax must not depend on torch, and a checker sees to it.
+    # Not an import statement, because a check forbids imports of torch.
     torch: Any = importlib.import_module("torch")
     base: Any = importlib.import_module("torch.utils.data.distributed").DistributedSampler
 
     class ElasticDistributedSampler(base):  # type: ignore[misc]
-        """Each rank's share of the indices of ``dataset`` from ``start_index`` on, shuffled anew for each epoch.
+        """Each rank's share of the indices of ``dataset`` from ``start_index`` on, shuffled for each epoch.
 
-        ``num_replicas``, ``rank``: of the process group if they are not given. Call ``set_epoch`` before each epoch.
+        ``num_replicas``, ``rank``: default to those of the process group. Call ``set_epoch`` before each epoch.
         """
 
         def __init__(
@@ -87,9 +86,9 @@ def _torch_sampler() -> type:
 
 def _plain_sampler() -> type:
     class ElasticDistributedSampler:
-        """Each rank's share of the indices of ``dataset`` from ``start_index`` on, shuffled anew for each epoch.
+        """Each rank's share of the indices of ``dataset`` from ``start_index`` on, shuffled for each epoch.
 
-        ``num_replicas``, ``rank``: ``WORLD_SIZE`` and ``RANK`` if they are not given. Call ``set_epoch`` before each
+        ``num_replicas``, ``rank``: default to ``WORLD_SIZE`` and ``RANK``. Call ``set_epoch`` before each
         epoch.
         """
 
@@ -100,8 +99,8 @@ def _plain_sampler() -> type:
             rank: int | None = None,
             start_index: int = 0,
         ) -> None:
-            self.num_replicas = _of_environment("WORLD_SIZE") if num_replicas is None else num_replicas
-            self.rank = _of_environment("RANK") if rank is None else rank
+            self.num_replicas = _from_environment("WORLD_SIZE") if num_replicas is None else num_replicas
+            self.rank = _from_environment("RANK") if rank is None else rank
             if not 0 <= self.rank < self.num_replicas:
                 raise ValueError(f"rank is {self.rank}; expected 0 to {self.num_replicas - 1}")
             _check_start(start_index, len(dataset))
@@ -112,7 +111,7 @@ def _plain_sampler() -> type:
             self.total_size = self.num_samples * self.num_replicas
 
         def set_epoch(self, epoch: int) -> None:
-            """Which order the next iteration has."""
+            """Set the epoch, which determines the order of the next iteration."""
             self.epoch = epoch
 
         def __iter__(self) -> Iterator[int]:
@@ -127,7 +126,7 @@ def _plain_sampler() -> type:
 
 
 def order_of(epoch: int, start_index: int, size: int) -> list[int]:
-    """The order of an epoch where there is no torch."""
+    """Return the order of an epoch without torch."""
     from random import Random
 
     numbers = Random(epoch)  # noqa: S311 - an order, not a secret
@@ -136,7 +135,7 @@ def order_of(epoch: int, start_index: int, size: int) -> list[int]:
     )
 
 
-def _of_environment(name: str) -> int:
+def _from_environment(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isdecimal():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What the lane has found, told again with as little as it takes."""
+"""Bugs that the lane of faults has found, reproduced with minimal means."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tenax._io.loop import Loop
 
 
 class SlowEtcd:
-    """In the place of a client: it answers when it is told to."""
+    """Replaces a client: it answers on request."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[TransactionAnswer], None]] = []
@@ -53,21 +53,21 @@ class SlowEtcd:
         self.waiting.append(done)
 
     def answer(self) -> None:
-        """Every write succeeds, also those that follow."""
+        """Let every write succeed, including those that follow."""
         while self.waiting:
             self.revision += 1
             self.waiting.pop(0)(TransactionAnswer(self.revision, succeeded=True))
 
 
 class Leading:
-    """A coordinator of two nodes that writes its decisions to a slow etcd, and what the nodes hear."""
+    """A coordinator of two nodes that writes its decisions to a slow etcd, and what the nodes receive."""
 
     def __init__(self) -> None:
         self.etcd = SlowEtcd()
-        self.heard: dict[str, list[object]] = {"a": [], "b": []}
+        self.received: dict[str, list[object]] = {"a": [], "b": []}
         self._machine = CoordinatorMachine(RunSettings("run", 2, 2))
-        place = LeaderAddress("a", "host", "127.0.0.1", 1)
-        elected = Elected(5, 6, Written(RunRecord(), place), Leader(place, b"secret"))
+        address = LeaderAddress("a", "host", "127.0.0.1", 1)
+        elected = Elected(5, 6, Written(RunRecord(), address), Leader(address, b"secret"))
         client = cast("EtcdClient", self.etcd)
         self._decisions = Decisions(
             client,
@@ -82,44 +82,44 @@ class Leading:
         )
         self.step(Opened())
 
-    def _deliver(self, say: Send) -> None:
-        for node_id in say.to:
-            if isinstance(say.event, GenerationFormed | GenerationEnded):
-                self.heard[node_id].append(say.event)
+    def _deliver(self, send: Send) -> None:
+        for node_id in send.to:
+            if isinstance(send.event, GenerationFormed | GenerationEnded):
+                self.received[node_id].append(send.event)
 
     def step(self, event: AnyCoordinatorEvent) -> None:
-        for say in self._machine.step(event, 100.0):
-            self._decisions.submit(say, self._machine.state)
+        for send in self._machine.step(event, 100.0):
+            self._decisions.submit(send, self._machine.state)
 
     def link(self, *node_ids: str) -> None:
-        """A link of this node begins: it says who it is, and that it is ready."""
+        """Start a link of each node, which joins and reports that it is ready."""
         for node_id in node_ids:
             self.step(Received(node_id, NodeJoined(NodeInfo(node_id, "host", 1, min_nodes=2, max_nodes=2))))
             self.step(Received(node_id, NodeReady(0, "127.0.0.1", 1000, True)))
 
     def formed(self, node_id: str) -> list[int]:
-        return [each.assignment.generation for each in self.heard[node_id] if isinstance(each, GenerationFormed)]
+        return [each.assignment.generation for each in self.received[node_id] if isinstance(each, GenerationFormed)]
 
 
-def test_who_was_given_up_does_not_hear_of_a_generation_in_which_it_is_not_any_more() -> None:
-    """Seed 15: stopped while its generation waited for etcd, it came back and heard of it; the others had the next."""
+def test_a_lost_node_does_not_receive_the_generation_that_it_lost() -> None:
+    """Seed 15: stopped while its generation waited for etcd, it came back and received it; the others had the next."""
     leading = Leading()
     leading.link("a", "b")
-    assert leading.heard == {"a": [], "b": []}, "nothing is written yet"
+    assert leading.received == {"a": [], "b": []}, "nothing is written yet"
     leading.step(NodeLost("b", "it was silent for 6 s"))
     leading.link("b")
     leading.etcd.answer()
     assert leading.formed("a") == [1]
-    assert isinstance(leading.heard["a"][1], GenerationEnded)
-    assert leading.heard["b"] == []
+    assert isinstance(leading.received["a"][1], GenerationEnded)
+    assert leading.received["b"] == []
     leading.step(Received("a", NodeReady(1, "127.0.0.1", 1001, True)))
     leading.etcd.answer()
     assert leading.formed("a") == [1, 2]
     assert leading.formed("b") == [2]
 
 
-def test_who_links_anew_while_its_part_waits_hears_it_once() -> None:
-    """Seeds 12 and 117: it was heard twice, and the agent died of that."""
+def test_a_node_that_reconnects_before_its_assignment_is_written_receives_it_once() -> None:
+    """Seeds 12 and 117: it was received twice, and the agent crashed."""
     leading = Leading()
     leading.link("a", "b")
     leading.link("b")
@@ -127,8 +127,8 @@ def test_who_links_anew_while_its_part_waits_hears_it_once() -> None:
     assert leading.formed("b") == [1]
 
 
-def test_who_links_anew_after_its_part_was_said_hears_it_again() -> None:
-    """Perhaps it was under way on the link that broke."""
+def test_a_node_that_reconnects_after_its_assignment_was_sent_receives_it_again() -> None:
+    """It may have been lost with the old link."""
     leading = Leading()
     leading.link("a", "b")
     leading.etcd.answer()
@@ -136,7 +136,7 @@ def test_who_links_anew_after_its_part_was_said_hears_it_again() -> None:
     assert leading.formed("b") == [1, 1]
 
 
-def test_who_links_anew_while_something_else_waits_hears_its_part_again() -> None:
+def test_a_node_that_reconnects_during_another_write_receives_its_assignment_again() -> None:
     leading = Leading()
     leading.link("a", "b")
     leading.step(NodeLost("a", "it was silent for 6 s"))
@@ -154,7 +154,7 @@ def test_who_links_anew_while_something_else_waits_hears_its_part_again() -> Non
 
 
 class Follower:
-    """An engine in a thread, and what it tells its agent."""
+    """An engine in a thread, and the events that it sends to its agent."""
 
     def __init__(self, etcd: EtcdCluster, run_id: str) -> None:
         self.events: queue.Queue[object] = queue.Queue()
@@ -176,41 +176,41 @@ class Follower:
             print_line=lambda _: None,
             record_run=lambda _: lambda *_: None,
         )
-        self._engine.open(self._loop, self._hear, node)
+        self._engine.open(self._loop, self._receive, node)
         self._loop.next_event(lambda: 0.0 if self._is_over else None)
         self._engine.close()
         self._loop.close()
 
-    def _hear(self, event: object) -> None:
-        """As an agent does: ready for the next generation as soon as its workers have ended."""
+    def _receive(self, event: object) -> None:
+        """Act like an agent: ready for the next generation as soon as its workers have ended."""
         self.events.put(event)
         if isinstance(event, Fenced):
             self._engine.send(NodeReady(event.generation))
 
     def close(self) -> None:
         self._is_over = True
-        self._loop.soon(lambda: None)  # if it waits; it may have seen it already, and be closed
+        self._loop.soon(lambda: None)  # wakes it if it waits; it may already be closed
         self._thread.join()
 
 
 class FakeLeader:
-    """Who leads, as etcd says; it answers every beat, and says whether its answers count."""
+    """The leader according to etcd; it answers every heartbeat, with or without authority."""
 
     BEAT_S, LEASE_S = 0.1, 2.0
 
     def __init__(self, etcd: EtcdCluster, run_id: str) -> None:
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self._door.settimeout(PATIENCE_S)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(PATIENCE_S)
         self._secret = os.urandom(16)
         self._client = BlockingEtcd(etcd.settings())
-        leader = Leader(LeaderAddress("leader", "host", *self._door.getsockname(), this_machine()), self._secret)
+        leader = Leader(LeaderAddress("leader", "host", *self._listener.getsockname(), this_machine()), self._secret)
         self._client.call(Put(Keys(run_id).leader, msgspec.json.encode(leader)))
-        self.counts = True
+        self.has_authority = True
         self.beats = 0
 
     def take(self) -> Iterator[wire.FromAgent]:
-        """What the next link says, after it was let in; beats are answered. Ends with the link."""
-        sock, _ = self._door.accept()
+        """Yield the frames of the next link after its authentication, and answer heartbeats. Ends with the link."""
+        sock, _ = self._listener.accept()
         sock.settimeout(PATIENCE_S)
         self._sock = sock
         reader = wire.FrameReader(wire.MAX_BYTES)
@@ -222,23 +222,23 @@ class FakeLeader:
                     match frame:
                         case wire.Hello():
                             hello = frame
-                            self.say(wire.Challenge(nonce))
+                            self.send(wire.Challenge(nonce))
                         case wire.Proof(proof):
                             assert hello is not None
                             assert proof == wire.prove(self._secret, "agent", hello, nonce)
                             ours = wire.prove(self._secret, "coordinator", hello, nonce)
-                            self.say(wire.Accepted(ours, self.BEAT_S, self.LEASE_S, self.counts))
+                            self.send(wire.Accepted(ours, self.BEAT_S, self.LEASE_S, self.has_authority))
                         case wire.Beat(number):
-                            self.say(wire.BeatAnswer(number, self.counts))
+                            self.send(wire.BeatAnswer(number, self.has_authority))
                             yield frame
                         case _:
                             yield frame
 
-    def say(self, frame: wire.FromServer) -> None:
+    def send(self, frame: wire.FromServer) -> None:
         self._sock.sendall(wire.encode(frame))
 
     def close(self) -> None:
-        self._door.close()
+        self._listener.close()
         self._client.close()
 
 
@@ -249,7 +249,7 @@ def _received(sock: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def led(etcd: EtcdCluster) -> Iterator[tuple[FakeLeader, Follower]]:
+def leader_and_follower(etcd: EtcdCluster) -> Iterator[tuple[FakeLeader, Follower]]:
     run_id = unique_prefix().decode()
     leader = FakeLeader(etcd, run_id)
     follower = Follower(etcd, run_id)
@@ -259,36 +259,36 @@ def led(etcd: EtcdCluster) -> Iterator[tuple[FakeLeader, Follower]]:
 
 
 @needs_etcd
-def test_a_leader_whose_answers_do_not_count_keeps_its_links(led: tuple[FakeLeader, Follower]) -> None:
-    """Seed 26: etcd was away, a member was missing, and the others linked anew 36 times in a second, for ever."""
-    leader, _ = led
-    leader.counts = False
+def test_a_leader_without_authority_keeps_its_links(leader_and_follower: tuple[FakeLeader, Follower]) -> None:
+    """Seed 26: etcd was down, a member was missing, and the others reconnected 36 times a second, for ever."""
+    leader, _ = leader_and_follower
+    leader.has_authority = False
     beats = [frame for frame in itertools.islice(leader.take(), 40) if isinstance(frame, wire.Beat)]
     assert len(beats) > 30, "over one link, for much longer than a lease"
 
 
 @needs_etcd
-def test_workers_end_when_answers_do_not_count_any_more_and_the_link_stays(
-    led: tuple[FakeLeader, Follower],
+def test_workers_end_when_a_leader_loses_authority_and_the_link_stays(
+    leader_and_follower: tuple[FakeLeader, Follower],
 ) -> None:
-    leader, follower = led
-    said = leader.take()
+    leader, follower = leader_and_follower
+    frames = leader.take()
 
     def next_event() -> object:
-        """What the agent is told next, while beats are answered over this one link."""
-        for _ in said:
+        """Return the next event of the agent, while heartbeats are answered over this one link."""
+        for _ in frames:
             with contextlib.suppress(queue.Empty):
                 return follower.events.get_nowait()
         return pytest.fail("the link was closed")
 
     for generation in (1, 2):
-        leader.counts = True
-        for _ in itertools.islice(said, 3):
-            pass  # an answer that counts has arrived
-        leader.say(wire.Event(GenerationFormed(Assignment(generation, 1, 2, 1, 2, 1, 2, "127.0.0.1", 1))))
+        leader.has_authority = True
+        for _ in itertools.islice(frames, 3):
+            pass  # an answer with authority has arrived
+        leader.send(wire.Event(GenerationFormed(Assignment(generation, 1, 2, 1, 2, 1, 2, "127.0.0.1", 1))))
         assert isinstance(next_event(), GenerationFormed)
-        leader.counts = False
+        leader.has_authority = False
         assert isinstance(next_event(), Fenced)
-        for _ in itertools.islice(said, 15):
+        for _ in itertools.islice(frames, 15):
             pass
         assert follower.events.empty(), "once is enough"

@@ -1,7 +1,7 @@
-"""The desk: where the lane's workers report, read by a thread of its own.
+"""The hub to which the workers of a lane report, read by a thread.
 
-When a worker of a new generation reports, every older one is looked at in that very moment: whose connection is open
-was alive after the new one had begun.
+When a worker of a new generation reports, the connections of all older ones are checked at that moment: a worker whose
+connection is open was alive after the new one had started.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Line:
         self.sock = sock
         self.rest = b""
         self.life: WorkerLife | None = None
-        self.is_told = False
+        self.has_exit_request = False
 
     def is_open(self) -> bool:
-        """Whether the worker's end is, whatever of its words was not read yet."""
+        """Return whether the worker's end is open, even if some of its data was not read yet."""
         poll = select.poll()
         poll.register(self.sock, select.POLLRDHUP)
         return not poll.poll(0)
 
 
 class WorkerHub:
-    """``changed`` is notified whenever a worker comes or goes."""
+    """``changed`` is notified whenever a worker connects or disconnects."""
 
     def __init__(self) -> None:
         self.name = f"tenax-lane-{os.getpid()}-{next(_numbers)}"
@@ -48,46 +48,46 @@ class WorkerHub:
         self.lives: list[WorkerLife] = []
         self._lines: dict[int, Line] = {}  # by descriptor
         self._is_finishing = False
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind("\0" + self.name)
-        self._door.listen(128)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("\0" + self.name)
+        self._listener.listen(128)
         self._stop_reader, self._stop_writer = os.pipe()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._stop_reader, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="desk")
+        self._thread = threading.Thread(target=self._serve, name="worker hub")
         self._thread.start()
 
-    # --- for the one who plays ----------------------------------------------------------------------------------------
+    # --- for the player -----------------------------------------------------------------------------------------------
 
     def alive(self) -> list[WorkerLife]:
-        """Workers whose connection is open, as far as we know."""
+        """Return the workers with an open connection."""
         with self.changed:
-            return [line.life for line in self._lines.values() if line.life is not None and not line.is_told]
+            return [line.life for line in self._lines.values() if line.life is not None and not line.has_exit_request]
 
-    def tell_exit(self, life: WorkerLife, code: int) -> None:
+    def request_exit(self, life: WorkerLife, code: int) -> None:
         with self.changed:
             for line in self._lines.values():
                 if line.life is life:
-                    self._tell(line, code)
+                    self._request_exit(line, code)
 
     def finish(self) -> None:
-        """All workers succeed: those that are here, and those that will come."""
+        """Let all workers succeed, including those that connect later."""
         with self.changed:
             self._is_finishing = True
             for line in self._lines.values():
-                self._tell(line, 0)
+                self._request_exit(line, 0)
 
-    def wait_for(self, fact: Callable[[], bool], timeout_s: float) -> bool:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         with self.changed:
-            return self.changed.wait_for(fact, timeout_s)
+            return self.changed.wait_for(condition, timeout_s)
 
     def close(self) -> None:
         os.write(self._stop_writer, b".")
         self._thread.join()
         for line in self._lines.values():
             line.sock.close()
-        self._door.close()
+        self._listener.close()
         self._selector.close()
         os.close(self._stop_reader)
         os.close(self._stop_writer)
@@ -100,13 +100,13 @@ class WorkerHub:
                 if key.fd == self._stop_reader:
                     return
                 with self.changed:
-                    if key.fd == self._door.fileno():
+                    if key.fd == self._listener.fileno():
                         self._accept()
                     else:
                         self._read(self._lines[key.fd])
 
     def _accept(self) -> None:
-        sock, _ = self._door.accept()
+        sock, _ = self._listener.accept()
         self._lines[sock.fileno()] = Line(sock)
         self._selector.register(sock, selectors.EVENT_READ)
 
@@ -116,7 +116,7 @@ class WorkerHub:
         except OSError:
             data = b""
         if not data:
-            self._forget(line)
+            self._remove(line)
             return
         *whole, line.rest = (line.rest + data).split(b"\n")
         if whole and line.life is None:
@@ -124,17 +124,17 @@ class WorkerHub:
         if whole and line.life is not None:
             line.life.alive_at = max(line.life.alive_at, float(whole[-1]))
 
-    def _greet(self, line: Line, said: dict[str, Any]) -> None:
+    def _greet(self, line: Line, hello: dict[str, Any]) -> None:
         line.life = life = WorkerLife(
-            agent=said["agent"],
-            pid=said["pid"],
-            generation=int(said["TENAX_GENERATION"]),
-            rank=int(said["RANK"]),
-            world_size=int(said["WORLD_SIZE"]),
-            store=f"{said['MASTER_ADDR']}:{said['MASTER_PORT']}",
-            restarts=int(said["TORCHELASTIC_RESTART_COUNT"]),
-            began_at=said["began"],
-            alive_at=said["began"],
+            agent=hello["agent"],
+            pid=hello["pid"],
+            generation=int(hello["TENAX_GENERATION"]),
+            rank=int(hello["RANK"]),
+            world_size=int(hello["WORLD_SIZE"]),
+            store=f"{hello['MASTER_ADDR']}:{hello['MASTER_PORT']}",
+            restarts=int(hello["TORCHELASTIC_RESTART_COUNT"]),
+            began_at=hello["began"],
+            alive_at=hello["began"],
         )
         self.lives.append(life)
         now = time.monotonic()
@@ -142,16 +142,16 @@ class WorkerHub:
             if other.life is not None and other.life.generation < life.generation and other.is_open():
                 other.life.alive_at = max(other.life.alive_at, now)
         if self._is_finishing:
-            self._tell(line, 0)
+            self._request_exit(line, 0)
         self.changed.notify_all()
 
-    def _tell(self, line: Line, code: int) -> None:
-        if line.life is not None and not line.is_told:
-            line.is_told = True
+    def _request_exit(self, line: Line, code: int) -> None:
+        if line.life is not None and not line.has_exit_request:
+            line.has_exit_request = True
             with contextlib.suppress(OSError):
                 line.sock.sendall(b"%d\n" % code)
 
-    def _forget(self, line: Line) -> None:
+    def _remove(self, line: Line) -> None:
         self._selector.unregister(line.sock)
         del self._lines[line.sock.fileno()]
         line.sock.close()

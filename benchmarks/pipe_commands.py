@@ -8,12 +8,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 
-class Orders:
-    """Calls `obey` with each command. The process exits when the pipe closes."""
+class PipeCommands:
+    """Calls `execute` with each command. The process exits when the pipe closes."""
 
-    def __init__(self, pipe: Connection, obey: Callable[..., None]) -> None:
+    def __init__(self, pipe: Connection, execute: Callable[..., None]) -> None:
         self._pipe = pipe
-        self._obey = obey
+        self._execute = execute
         self.wants_to_write = False
 
     def fileno(self) -> int:
@@ -23,10 +23,10 @@ class Orders:
     def on_readable(self) -> None:
         """Read one command."""
         try:
-            words: tuple[Any, ...] = self._pipe.recv()
+            arguments: tuple[Any, ...] = self._pipe.recv()
         except EOFError:
             os._exit(0)
-        self._obey(*words)
+        self._execute(*arguments)
 
     def on_writable(self) -> None:
         """Do nothing: the pipe is only read."""
