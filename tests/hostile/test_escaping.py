@@ -13,7 +13,7 @@ import pytest
 
 from kit.jobs import PATIENCE_S
 from tenax._failures.plain_text import harmless, one_line
-from view.test_history import run_of_two_nodes, agent_of_two_generations
+from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 OSC = "\x1b]0;owned\x07"
 # A bidirectional mark, a zero-width space, a byte order mark, a tag character, an override, a line separator.

@@ -25,7 +25,7 @@ from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.operations import KeyValue
 from tenax._node.control_socket import note_for
-from view.test_history import run_of_two_nodes, agent_of_two_generations
+from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 DEPTH = 100_000
 DEEP = b"[" * DEPTH + b"]" * DEPTH
