@@ -76,7 +76,7 @@ class Light:
                 case wire.Accepted():
                     ready = NodeReady(0, "127.0.0.1", 1000, True)
                     words = (NodeJoined(self._info), ready)
-                    self.sock.sendall(b"".join(wire.encode(wire.Word(word)) for word in words))
+                    self.sock.sendall(b"".join(wire.encode(wire.Message(word)) for word in words))
                 case wire.Event(GenerationFormed()):
                     return True
         return False

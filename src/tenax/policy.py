@@ -12,4 +12,17 @@ class GiveUpOnBadData(BudgetPolicy):
 from tenax._core.model import Failure
 from tenax._core.policy import BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
 
-__all__ = ["BudgetPolicy", "Failure", "GiveUp", "History", "Restart", "RestartPolicy", "Wait"]
+__all__ = ["BudgetPolicy", "Failure", "GiveUp", "History", "Restart", "RestartPolicy", "Wait", "load_policy"]
+
+
+def load_policy(name: str) -> RestartPolicy:
+    """Create the restart policy of this name, as ``--restart-policy`` does: ``NAME[:ARGUMENT]`` or ``MODULE:CLASS``.
+
+    ``budget`` is the default policy; packages offer others in the entry point group ``tenax.restart_policies``. A class
+    or function is called with the argument, or with none. Raises ``ValueError`` for an unknown name.
+    """
+    from tenax._io.handler_names import make_one
+
+    own = {"budget": BudgetPolicy()}
+    policy: RestartPolicy = make_one(name, "restart policy", own, "tenax.restart_policies", "decide")
+    return policy

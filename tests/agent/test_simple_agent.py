@@ -240,7 +240,93 @@ def test_a_restart_policy_decides() -> None:
     assert agent.calls.count("start") == 3
 
 
+<<<<<<< HEAD
+class Curious:
+    """Restarts twice, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Failure, History]] = []
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        self.asked.append((failure, history))
+        return Restart("again") if history.restarts_used < 2 else GiveUp("twice is enough")
+
+
+class OwnHook(LocalElasticAgent):
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        return super()._start_workers(worker_group)
+
+
+def test_a_policy_gets_what_the_coordinator_would_give(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Evidence, host, all failures, how long generations ran, and times that can be compared."""
+    policy = Curious()
+    script = "import os, time; time.sleep(0.1 * int(os.environ['RANK'])); raise KeyError('lost')"
+    spec = WorkerSpec(
+        role="trainer",
+        entrypoint=sys.executable,
+        args=("-c", script),
+        local_world_size=2,
+        max_restarts=7,
+        monitor_interval=0.005,
+    )
+    OwnHook(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), restart_policy=policy).run()
+    (first, _), (second, _), (third, history) = policy.asked
+    for number, failure in enumerate((first, second, third), 1):
+        assert (failure.generation, failure.global_rank, failure.exit_code) == (number, 0, 1)
+        assert (failure.evidence.error_type, failure.host) == ("KeyError", os.uname().nodename)
+        assert failure.evidence.traceback
+    assert history.earlier == (first.brief(), second.brief())
+    assert history.failures[0] == third
+    assert (history.restarts_used, history.max_restarts, history.world_size) == (2, 7, 2)
+    assert history.lived_s == third.lived_s < history.longest_s + 60
+    assert history.longest_s > 0
+    assert first.seen_at < second.seen_at < third.seen_at
+    assert "tenax: giving up: twice is enough" in capfd.readouterr().err
+
+
+def test_an_error_file_is_evidence_too(tmp_path: Path) -> None:
+    """A hook that returns TorchElastic's class: what its error file says is found."""
+    path = tmp_path / "error.json"
+    path.write_text('{"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "", "timestamp": "9"}}}')
+
+    class WithFile(Toy):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            return RunResult(WorkerState.FAILED, failures={3: ProcessFailure(0, 77, 1, str(path))})
+
+    policy = Curious()
+    WithFile(spec_of("exec sleep 60"), restart_policy=policy).run()
+    failure, _ = policy.asked[0]
+    assert (failure.global_rank, failure.pid, failure.evidence.error_type) == (3, 77, "ValueError")
+
+
+class Raising:
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        raise ZeroDivisionError("oh")
+
+
+def test_a_policy_that_raises_gives_up_here_too(capfd: pytest.CaptureFixture[str]) -> None:
+    """The failure of the worker is the result, and one line names the policy and its exception."""
+    assert Toy(spec_of("exit 3", max_restarts=2), restart_policy=Raising()).run().failures[0].exitcode == 3
+    line = "tenax: giving up: the restart policy Raising raised ZeroDivisionError: oh\n"
+    assert capfd.readouterr().err == line
+
+
+class SignalsItself:
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise AssertionError("the signal came too late")
+
+
+def test_a_signal_while_the_policy_decides_is_a_signal() -> None:
+    agent = Toy(spec_of("exit 3"), restart_policy=SignalsItself(), signals_to_handle="SIGUSR1")
+    with pytest.raises(SignalException):
+        agent.run()
+
+
+class Interrupted(Toy):
+=======
 class Interrupted(Minimal):
+>>>>>>> cli
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         os.kill(os.getpid(), signal.SIGUSR1)
         raise AssertionError("the signal came too late")

@@ -94,6 +94,10 @@ def test_each_flag_changes_the_description() -> None:
     assert "SIGUSR1: notice of preemption (--notice-signals)\n" in dry_run(["--notice-signals=SIGUSR1", "t.py"])
     fatal = dry_run(["--max-restarts=3", "--fatal-exit-codes=3,64", "--fatal-errors=ConfigError", "t.py"])
     assert "            no restart after exit code 3 or exit code 64 or ConfigError (--fatal-exit-codes, --f" in fatal
+    policy = dry_run(["--max-restarts=3", "--restart-policy=tenax.policy:BudgetPolicy", "t.py"])
+    assert "restarts    decided by tenax.policy:BudgetPolicy, given --max-restarts 3 (--restart-policy)\n" in policy
+    with pytest.raises(UsageError, match="unknown restart policy 'mine'; known: "):
+        dry_run(["--restart-policy=mine", "t.py"])
     assert "USE_AGENT_STORE=False\n" in dry_run(["--rdzv-conf=use_agent_store=no", "t.py"])
     assert "USE_AGENT_STORE=False\n" in dry_run(["t.py"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert "logs        <a new temporary folder>/<run id>_<random>/" in dry_run(["t.py"])

@@ -216,3 +216,20 @@ def test_an_invalid_field_is_rejected_with_this_message(fields, message) -> None
     with pytest.raises(ValueError, match=r".") as error:
         LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, **fields})
     assert str(error.value) == message
+
+
+def test_a_restart_policy_by_name() -> None:
+    """It is loaded where it is written, and an unknown name is refused there."""
+    from tenax.policy import BudgetPolicy
+
+    assert isinstance(LaunchConfig(1, 1, 1, restart_policy="budget").restart_policy, BudgetPolicy)
+    made = LaunchConfig(1, 1, 1, restart_policy="tenax.policy:BudgetPolicy")
+    assert isinstance(made.restart_policy, BudgetPolicy)
+    with pytest.raises(ValueError, match="unknown restart policy 'mine'; known: "):
+        LaunchConfig(1, 1, 1, restart_policy="mine")
+    with pytest.raises(ValueError, match="'budget:3' takes no argument"):
+        LaunchConfig(1, 1, 1, restart_policy="budget:3")
+    with pytest.raises(ValueError, match="could not load the restart policy 'nowhere:Own'"):
+        LaunchConfig(1, 1, 1, restart_policy="nowhere:Own")
+    with pytest.raises(ValueError, match="must return an object with a method 'decide'"):
+        LaunchConfig(1, 1, 1, restart_policy="builtins:dict")

@@ -81,6 +81,7 @@ TENAX_ONLY = {
     "preload",
     "dry_run",
     "report",
+    "restart_policy",
     "fatal_exit_codes",
     "fatal_errors",
     "notice_signals",

@@ -16,6 +16,7 @@ GROUPS = {
     "--logs-specs": "torchrun.logs_specs",
     "--metrics": "tenax.metric_handlers",
     "--event-log-handler": "tenax.event_handlers",
+    "--restart-policy": "tenax.restart_policies",
 }
 
 
@@ -33,8 +34,8 @@ def package(tmp_path: Path) -> Path:
     )
     (tmp_path / "extra.py").write_text(
         "def make(*args, **options):\n    raise KeyError('no key')\n"
-        "def nothing(argument):\n    return None\n"
-        "def unfit(argument):\n    return object()\n"
+        "def nothing(argument=''):\n    return None\n"
+        "def unfit(argument=''):\n    return object()\n"
     )
     (tmp_path / "train.py").write_text("print('never')\n")
     return tmp_path
@@ -44,8 +45,8 @@ WHY = {"missing": "ModuleNotFoundError: No module named 'nowhere'", "broken": "K
 CASES = [
     *((flag, name, why) for flag in GROUPS for name, why in WHY.items()),
     *(
-        (flag, name, f"handler '{name}' is {what}; its factory must return an object with a method '{method}'")
-        for flag, method in (("--metrics", "emit"), ("--event-log-handler", "record"))
+        (flag, name, f" '{name}' is {what}; its factory must return an object with a method '{method}'")
+        for flag, method in (("--metrics", "emit"), ("--event-log-handler", "record"), ("--restart-policy", "decide"))
         for name, what in (("nothing", "None"), ("unfit", "of type 'object'"))
     ),
 ]

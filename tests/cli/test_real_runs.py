@@ -169,6 +169,29 @@ def test_two_nodes_get_the_ranks_of_torchruns_flags(project, endpoint) -> None:
     assert sum(text.count("; only agents on this host can join") for text in stderrs) == 1
 
 
+POLICY = """
+from tenax.policy import BudgetPolicy, GiveUp, Restart
+
+class Twice(BudgetPolicy):
+    def decide(self, failure, history):
+        if history.earlier and failure.seen_at - history.earlier[0].seen_at < 3600:
+            return GiveUp(f"exit code {failure.exit_code} twice within an hour")
+        return Restart("once more")
+"""
+
+
+@pytest.mark.parametrize("code", ["", "import sys; sys.path.pop(0); from tenax.cli.main import main; sys.exit(main())"])
+def test_a_restart_policy_by_name(project, code: str) -> None:
+    """MODULE:CLASS of the current folder decides, also where that folder is not on the path."""
+    (project / "train.py").write_text("import sys; sys.exit(3)")
+    (project / "my_policies.py").write_text(POLICY)
+    words = ["--restart-policy", "my_policies:Twice", "train.py"]
+    done = tenax_run(["run", *words] if code else words, project, code)
+    assert done.returncode == 3
+    assert "generation 2 (once more)" in done.stderr
+    assert "exit code 3 twice within an hour" in done.stderr
+
+
 def test_a_fatal_exit_code_ends_the_job_on_every_node(project, endpoint) -> None:
     """Without a restart, although three are left."""
     (project / "secret").write_text("a secret of tests")

@@ -145,6 +145,10 @@ $ PET_FATAL_EXIT_CODES=SIGKILL train.py
 PET_FATAL_EXIT_CODES takes exit codes from 1 to 255 such as '2,64', not 'SIGKILL'
 $ --fatal-errors ValueError:3 train.py
 --fatal-errors takes names of exceptions such as 'ValueError,ConfigError', not 'ValueError:3'
+$ --restart-policy mine:Own --fatal-exit-codes 3 train.py
+--fatal-exit-codes is for the restart policy 'budget', and 'mine:Own' was chosen; use one of the two
+$ PET_RESTART_POLICY=mine:Own --fatal-errors ValueError train.py
+--fatal-errors is for the restart policy 'budget', and 'mine:Own' was chosen; use one of the two
 $ --shutdown-timeout -5 train.py
 --shutdown-timeout takes a whole number, at least 0, not '-5'
 $ PET_STANDALONE=maybe train.py

@@ -1,4 +1,4 @@
-"""Every test of a cluster gets one, which proves afterwards that nothing of it was left behind."""
+"""The fixture ``cluster``: a run of real agents. At the end it checks that no process is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.cluster import Cluster
 from kit.jobs import Bench
 
 if not sys.platform.startswith("linux"):
-    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+    collect_ignore_glob = ["test_*.py"]  # they inspect processes in /proc
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The worker of ``worker_main.py``, which also proves that no worker of another generation is alive when it starts.
 
-Each worker holds a lock on a file of its own for as long as it lives; the system releases it. Before it does anything
-else it tries the locks of all workers of other generations. What it finds is written down. Of two workers that are
-alive at the same time, the one that locked its file later sees the other.
+Each worker holds a lock on its own file until it exits. First it tries to lock the files of all workers of other
+generations, and writes those that are locked to the file ``overlaps``. Of two workers that are alive at the same time,
+the one that locked its file later sees the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ generation = os.environ["TENAX_GENERATION"]
 name = f"{generation}-{os.environ['RANK']}-{os.getpid()}"
 lock = os.open(ALIVE / f".{name}", os.O_CREAT | os.O_RDWR)
 fcntl.flock(lock, fcntl.LOCK_EX)
-os.rename(ALIVE / f".{name}", ALIVE / name)  # others see it only when it is locked
+os.rename(ALIVE / f".{name}", ALIVE / name)  # visible to others only once it is locked
 for other in os.listdir(ALIVE):
     if not other.startswith((".", f"{generation}-")):
         descriptor = os.open(ALIVE / other, os.O_RDWR)

@@ -1,7 +1,7 @@
-"""Freezes: agents are stopped with SIGSTOP for longer than a lease while something else happens, and continue.
+"""Stops agents with SIGSTOP for longer than a lease while something else happens, then continues them.
 
 After each freeze the run must have settled with all nodes, and no worker may have seen one of another generation alive
-(``exclusive_worker_main.py``). Workers are stopped with nobody: the keeper and the workers of a stopped agent run on.
+(``exclusive_worker_main.py``). Only agents are stopped: the keeper and the workers of a stopped agent keep running.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kit.cluster import Agent, Cluster, Worker
 
 NODES = 3
 _TAKES_OVER = "this node takes over"
-# What a worker says about itself.
+# The variables that a worker reports.
 _SHOWN = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE"
 _SHOWN += " MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID"
 _SHOWN += " TENAX_GENERATION TENAX_GENERATION_REASON"
 
 
 class Freezes:
-    """A run of three nodes, two of which are enough. ``KINDS`` names what may happen during a freeze."""
+    """A run of 2 to 3 nodes. ``KINDS`` are the events that can happen during a freeze."""
 
     def __init__(self, cluster: Cluster, lease_s: float, pause_s: float) -> None:
         self.cluster = cluster
@@ -38,7 +38,7 @@ class Freezes:
         self.workers = self.settle()
 
     def settle(self, after: int = 0) -> list[Worker]:
-        """The workers of a complete generation with all nodes that is later than ``after``."""
+        """Wait for a complete generation after ``after`` with all nodes, and return its workers."""
         desk = self.cluster.desk
         while True:
             groups: dict[int, list[Worker]] = {}
@@ -55,12 +55,12 @@ class Freezes:
 
     @property
     def overlaps(self) -> str:
-        """What workers wrote down about workers of other generations; empty: at no time were there two."""
+        """What workers wrote about live workers of other generations; empty: there were never two generations."""
         path = self.cluster.bench.notes / "overlaps"
         return path.read_text() if path.exists() else ""
 
     def freeze(self, kind: str) -> None:
-        """One freeze, until the run has settled again."""
+        """Do one freeze, and wait until the run has settled."""
         happens: Callable[[], bool] = getattr(self, f"_{kind}")
         if happens():
             self.workers = self.settle(after=self.generation)
@@ -71,7 +71,7 @@ class Freezes:
     KINDS = ("quiet", "failure", "death", "host", "recovery")
 
     def _quiet(self) -> bool:
-        """Nothing else: the workers go on."""
+        """Nothing else happens: the workers continue."""
         self._stop(self.server)
         assert not self.workers[0].is_heard_within(self.pause_s), self.cluster
         self._continue(self.server)
@@ -97,7 +97,7 @@ class Freezes:
         return True
 
     def _host(self) -> bool:
-        """All agents of a host are stopped: the one that serves and another. A worker of the third node fails."""
+        """All agents of a host are stopped: the serving one and another. A worker of the third node fails."""
         self._stop(self.server, self.others[0])
         self._worker_of(self.others[1]).tell("exit 3")
         self._wait()
@@ -117,7 +117,7 @@ class Freezes:
         return True
 
     def _successor(self, earlier: list[int]) -> Agent:
-        """The agent that takes over; ``earlier`` is how often each has done so before."""
+        """Return the agent that takes over; ``earlier`` is how often each has done so before."""
         while True:
             for agent, count in zip(self.others, earlier, strict=True):
                 if agent.text.count(_TAKES_OVER) > count:
@@ -131,7 +131,7 @@ class Freezes:
         return worker
 
     def _wait(self) -> None:
-        time.sleep(self.pause_s)  # this is what is tested, not a wait for something
+        time.sleep(self.pause_s)  # the pause is part of the test
 
     def _stop(self, *agents: Agent) -> None:
         for agent in agents:
@@ -143,12 +143,14 @@ class Freezes:
             agent.send(signal.SIGCONT)
 
     def start_intruder(self) -> None:
-        """A worker of a generation that was never formed, beside those of the last one."""
+        """Start a worker of a generation that was never formed, next to those of the current one."""
         desk = self.cluster.desk
-        numbers = {"RANK": "9", "TENAX_GENERATION": "999", "CLUSTER_DESK": desk.name, "CLUSTER_AGENT": "nobody"}
-        told = {name: "0" for name in _SHOWN.split()}
+        numbers = {"RANK": "9", "TENAX_GENERATION": "999", "CLUSTER_DESK": desk.name, "CLUSTER_AGENT": "none"}
+        variables = {name: "0" for name in _SHOWN.split()}
         script = self.cluster.told["script"]
-        intruder = subprocess.Popen([sys.executable, script], env={**self.cluster.bench.environ, **told, **numbers})
+        intruder = subprocess.Popen(
+            [sys.executable, script], env={**self.cluster.bench.environ, **variables, **numbers}
+        )
         worker = desk.next()
         worker.tell("exit 0")
         assert intruder.wait() == 0

@@ -1,4 +1,4 @@
-"""Real agents with real workers, and a member of the run that sends absurd values: the run does not notice."""
+"""A node that sends absurd values to real agents with real workers does not affect the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenax._engines.tcp import wire
 
 
 def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> None:
-    """Each closes its own connection. Workers go on in their generation, the status is answered, no line is forged."""
+    """Each value closes its connection. The generation continues, the status works, and no console line is forged."""
     agents = cluster.start_in_order(2)
     workers = cluster.desk.generation(2)
     info = {"node_id": "operator", "host": "host", "min_nodes": 2, "max_nodes": 2}
@@ -26,10 +26,10 @@ def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> No
         NodeJoined(NodeInfo(**info), generation=2, restarts_used=1 << 50),
     ]
     for message in absurd:
-        cluster.operate(wire.Word(message))
+        cluster.operate(wire.Message(message))
     assert {worker.ask("generation") for worker in workers} == {1}
     status = subprocess.run(
-        # At the endpoint: the control socket of an agent is opened a moment after its workers have started.
+        # At the endpoint: an agent opens its control socket shortly after its workers have started.
         [sys.executable, "-m", "tenax", "status", "--json", cluster.told["run_id"], "--endpoint", cluster.endpoint],
         env=cluster.bench.environ,
         capture_output=True,
@@ -38,8 +38,8 @@ def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> No
         check=False,
     )
     assert status.returncode == 0, status.stderr
-    told = json.loads(status.stdout)
-    assert (told["generation"], told["restarts_used"], len(told["nodes"])) == (1, 0, 2)
+    shown = json.loads(status.stdout)
+    assert (shown["generation"], shown["restarts_used"], len(shown["nodes"])) == (1, 0, 2)
     cluster.finish(workers, *agents)
     for agent in agents:
         assert "\ntenax: the run succeeded\n" not in agent.text.replace("tenax: the run succeeded: ", "")

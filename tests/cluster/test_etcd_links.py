@@ -1,4 +1,4 @@
-"""Links between agents that meet through etcd: their TLS, and their port."""
+"""Links between agents with etcd: TLS and the fixed port."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def leader_of(cluster: Cluster, etcd: EtcdCluster) -> Leader:
 
 
 def settled(cluster: Cluster, etcd: EtcdCluster) -> bool:
-    """Whether the present leader has seen every member of the generation."""
+    """Return whether all members of the generation are linked to the current leader."""
     return records_of(lambda path, body: etcd.ask(0, path, body), cluster.told["run_id"])[-1].before == ()
 
 
@@ -47,7 +47,7 @@ def in_one_line(text: str) -> str:
 
 
 def own_ports(count: int) -> list[int]:
-    """Ports of this test process, below those that the system gives to others."""
+    """Return ports for this test process, below the ephemeral range."""
     first = 17_000 + os.getpid() % 1000 * 15
     found: list[int] = []
     for port in range(first, first + 15):
@@ -60,7 +60,7 @@ def own_ports(count: int) -> list[int]:
 
 
 def let_lead(cluster: Cluster, etcd: EtcdCluster, heir: Agent, others: Sequence[Agent]) -> None:
-    """The others are stopped while the leader's key is deleted, so that ``heir`` is elected."""
+    """Make ``heir`` the leader: the others are stopped while the leader key is deleted."""
     for agent in others:
         agent.send(signal.SIGSTOP)
         os.waitid(os.P_PID, agent.process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -74,20 +74,20 @@ def let_lead(cluster: Cluster, etcd: EtcdCluster, heir: Agent, others: Sequence[
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
-def test_links_use_the_certificates_that_etcd_is_shown(cluster: Cluster, make_etcd: MakeEtcd) -> None:
-    """The leader speaks TLS with the certificate that it announced, and only with peers that show one."""
+def test_links_use_the_certificates_of_the_connections_to_etcd(cluster: Cluster, make_etcd: MakeEtcd) -> None:
+    """The leader shows the certificate it announced, and accepts only peers with a certificate."""
     etcd = make_etcd(1, tls="mutual")
     assert etcd.certificates is not None
     cluster.use_etcd(etcd)
     cluster.start(2)
     workers = cluster.desk.generation(2)
     leader = leader_of(cluster, etcd)
-    address = (leader.place.addr, leader.place.port)
+    address = (leader.address.addr, leader.address.port)
     context = ssl.create_default_context(cafile=etcd.certificates.ca)
     context.check_hostname = False
     with socket.create_connection(address, TIMEOUT_S) as sock, pytest.raises((ssl.SSLError, ConnectionError)):  # noqa: SIM117
         with context.wrap_socket(sock, server_hostname="leader") as bare:
-            bare.recv(1)  # TLS 1.3 refuses a missing certificate after the handshake
+            bare.recv(1)  # TLS 1.3 rejects a missing certificate after the handshake
     context.load_cert_chain(*etcd.certificates.client)
     with (
         socket.create_connection(address, TIMEOUT_S) as sock,
@@ -98,13 +98,13 @@ def test_links_use_the_certificates_that_etcd_is_shown(cluster: Cluster, make_et
         assert hashlib.sha256(shown).digest() == leader.certificate
     with socket.create_connection(address, TIMEOUT_S) as sock:
         sock.sendall(b"\0\0\0\2{}")
-        assert sock.recv(1) != b"\0", "no frame is answered outside TLS"
+        assert sock.recv(1) != b"\0", "frames outside TLS are not answered"
     cluster.finish(workers)
     assert not any(PLAIN in in_one_line(agent.text) for agent in cluster.agents)
 
 
-def test_links_without_tls_are_announced(cluster: Cluster, make_etcd: MakeEtcd) -> None:
-    """With ca_cert alone etcd is checked, and links are plain: one line says so, unless the user asked for that."""
+def test_unencrypted_links_are_reported(cluster: Cluster, make_etcd: MakeEtcd) -> None:
+    """With ca_cert alone only etcd is verified. A line says that links are not encrypted, unless link_tls=false."""
     etcd = make_etcd(1, tls="server")
     cluster.use_etcd(etcd)
     (one,) = cluster.start()
@@ -118,8 +118,10 @@ def test_links_without_tls_are_announced(cluster: Cluster, make_etcd: MakeEtcd) 
 
 
 @pytest.mark.parametrize("leads_with_tls", [True, False])
-def test_nodes_that_disagree_about_tls_do_not_link(cluster: Cluster, make_etcd: MakeEtcd, leads_with_tls: bool) -> None:
-    """Nobody falls back to a plain link: the second node is refused with the remedy."""
+def test_nodes_with_different_tls_settings_do_not_link(
+    cluster: Cluster, make_etcd: MakeEtcd, leads_with_tls: bool
+) -> None:
+    """There is no fallback to an unencrypted link: the second node is rejected with the remedy."""
     etcd = make_etcd(1, tls="server")
     assert etcd.certificates is not None
     cert, key = etcd.certificates.client
@@ -129,8 +131,8 @@ def test_nodes_that_disagree_about_tls_do_not_link(cluster: Cluster, make_etcd: 
     first.until_said(SERVES)
     (second,) = cluster.start(conf={} if leads_with_tls else files)
     assert second.wait() == REFUSED
-    said = "requires TLS" if leads_with_tls else "does not use TLS"
-    assert said in in_one_line(second.printed_report), second
+    expected = "requires TLS" if leads_with_tls else "does not use TLS"
+    assert expected in in_one_line(second.printed_report), second
     assert "ssl_cert, ssl_cert_key and ca_cert" in in_one_line(second.printed_report)
     first.send(signal.SIGTERM)
     assert first.wait() == 128 + signal.SIGTERM
@@ -139,26 +141,26 @@ def test_nodes_that_disagree_about_tls_do_not_link(cluster: Cluster, make_etcd: 
 # --- the port ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_listens_at_the_fixed_port_also_when_it_leads_again(cluster: Cluster, etcd: EtcdCluster) -> None:
-    """It led, another led, and it leads again, at the same port; the workers go on meanwhile."""
+def test_a_leader_uses_its_fixed_port_again_in_a_later_term(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """It leads, another node leads, and it leads again at the same port; the workers keep running."""
     cluster.use_etcd(etcd, **PATIENT)
     ports = own_ports(2)
     (first,) = cluster.start(conf={"link_port": ports[0]})
     first.until_said(SERVES)
     (second,) = cluster.start(conf={"link_port": ports[1]})
     workers = cluster.desk.generation(2)
-    assert leader_of(cluster, etcd).place.port == ports[0]
+    assert leader_of(cluster, etcd).address.port == ports[0]
     let_lead(cluster, etcd, second, [first])
     until(lambda: settled(cluster, etcd), "all members to be linked to the second")
-    assert leader_of(cluster, etcd).place.port == ports[1]
+    assert leader_of(cluster, etcd).address.port == ports[1]
     let_lead(cluster, etcd, first, [second])
     until(lambda: settled(cluster, etcd), "all members to be linked to the first again")
-    assert leader_of(cluster, etcd).place.port == ports[0]
+    assert leader_of(cluster, etcd).address.port == ports[0]
     cluster.finish(workers)
 
 
-def test_two_runs_with_the_same_fixed_port(cluster: Cluster, etcd: EtcdCluster) -> None:
-    """The second one ends with a message that names the port and the option."""
+def test_a_second_run_with_the_same_fixed_port_is_refused(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """The message names the port and the option."""
     (port,) = own_ports(1)
     conf: dict[str, Any] = {"link_port": port}
     cluster.use_etcd(etcd)
@@ -176,17 +178,17 @@ def test_two_runs_with_the_same_fixed_port(cluster: Cluster, etcd: EtcdCluster) 
     assert first.wait() == 128 + signal.SIGTERM
 
 
-# --- settings that have no effect -------------------------------------------------------------------------------------
+# --- settings without effect ------------------------------------------------------------------------------------------
 
 
-def test_settings_without_effect_are_announced(cluster: Cluster, etcd: EtcdCluster) -> None:
-    """A user of an etcd that has none, and options of torchrun that the engine does not read."""
+def test_settings_without_effect_are_reported(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """A user for an etcd without authentication, and options of torchrun that the engine does not use."""
     cluster.use_etcd(etcd)
     (agent,) = cluster.start(nodes=(1, 2), conf={"user": "me", "password": "unused", "etcd_prefix": "/mine"})
     agent.until_said(SERVES)
     agent.send(signal.SIGTERM)
     assert agent.wait() == 128 + signal.SIGTERM
-    said = in_one_line(agent.text)
-    assert "user=me has no effect, because authentication is not enabled in etcd" in said
-    assert "rendezvous options without effect with etcd: etcd_prefix" in said
-    assert "unused" not in said
+    printed = in_one_line(agent.text)
+    assert "user=me has no effect, because authentication is not enabled in etcd" in printed
+    assert "rendezvous options without effect with etcd: etcd_prefix" in printed
+    assert "unused" not in printed

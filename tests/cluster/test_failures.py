@@ -1,4 +1,4 @@
-"""Several nodes, and a worker that fails: one end for all, one charge for the run, one report."""
+"""A worker fails on one of several nodes: one end of the generation, one charged restart, one report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_one_failure_ends_the_generation_everywhere_and_is_charged_once(cluster:
     cluster.finish(second, *agents)
 
 
-def test_failures_on_two_nodes_at_once_are_one_restart(cluster: Cluster) -> None:
+def test_simultaneous_failures_on_two_nodes_cause_one_restart(cluster: Cluster) -> None:
     agents = cluster.start(2, max_restarts=1)
     first = cluster.desk.generation(2)
     for worker in first:
@@ -35,8 +35,8 @@ def test_failures_on_two_nodes_at_once_are_one_restart(cluster: Cluster) -> None
     cluster.finish(second, *agents)
 
 
-def test_the_budget_is_the_runs_and_not_each_nodes(cluster: Cluster) -> None:
-    """One restart: a failure on one node, then one on the other, and that is the end for both."""
+def test_the_restart_budget_belongs_to_the_run_and_not_to_each_node(cluster: Cluster) -> None:
+    """With one restart, a failure on one node and then one on the other end the run for both."""
     agents = cluster.start(2, max_restarts=1)
     first = cluster.desk.generation(2)
     first[0].tell("exit 5")
@@ -65,7 +65,7 @@ def test_the_report_is_the_same_on_every_node_and_names_the_first_cause(cluster:
         assert agent.printed_report.count("First cause") == 1
 
 
-def test_what_cannot_succeed_is_not_tried_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_syntax_error_is_not_restarted(cluster: Cluster, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("def broken(:\n")
     agents = cluster.start(2, workers=2, script=str(broken))
@@ -75,7 +75,7 @@ def test_what_cannot_succeed_is_not_tried_again(cluster: Cluster, tmp_path: Path
         assert "SyntaxError at startup is an error in the program itself" in agent.text.replace("\n", " "), agent
 
 
-def test_an_exit_code_that_is_fatal_is_not_tried_again(cluster: Cluster) -> None:
+def test_a_fatal_exit_code_is_not_restarted(cluster: Cluster) -> None:
     agents = cluster.start(2, fatal_exit_codes=[3])
     first = cluster.desk.generation(2)
     first[0].tell("exit 4")
@@ -87,8 +87,8 @@ def test_an_exit_code_that_is_fatal_is_not_tried_again(cluster: Cluster) -> None
         assert "exit code 3 is marked as fatal" in agent.printed_report.replace("\n", " "), agent
 
 
-def test_a_worker_that_is_deaf_delays_but_does_not_prevent_the_next_generation(cluster: Cluster) -> None:
-    """No generation is formed while a worker of the last one lives, on whatever node."""
+def test_a_worker_that_ignores_sigterm_only_delays_the_next_generation(cluster: Cluster) -> None:
+    """No generation starts while a worker of the last one is alive on any node."""
     agents = cluster.start(2, grace_s=1)
     first = cluster.desk.generation(2)
     assert first[0].ask("ignore") == "deaf"
@@ -98,7 +98,7 @@ def test_a_worker_that_is_deaf_delays_but_does_not_prevent_the_next_generation(c
     cluster.finish(second, *agents)
 
 
-def test_what_workers_left_behind_is_gone_before_the_next_generation(cluster: Cluster) -> None:
+def test_processes_left_by_workers_are_killed_before_the_next_generation(cluster: Cluster) -> None:
     from kit.processes import is_alive
 
     agents = cluster.start(2, grace_s=1)
@@ -112,7 +112,7 @@ def test_what_workers_left_behind_is_gone_before_the_next_generation(cluster: Cl
 
 
 @pytest.mark.parametrize("max_restarts", [0, 2])
-def test_a_program_that_does_not_exist_fails_everywhere_with_its_code(cluster: Cluster, max_restarts: int) -> None:
-    """The interpreter says so itself: exit code 2."""
+def test_a_script_that_does_not_exist_fails_on_every_node_with_exit_code_2(cluster: Cluster, max_restarts: int) -> None:
+    """It is the exit code of the Python interpreter."""
     agents = cluster.start(2, script="/no/such/script.py", max_restarts=max_restarts)
     told_alike(agents, 2)

@@ -1,4 +1,4 @@
-"""Nodes that come: in time, late, as spares, with other sizes and roles, with the wrong secret, or not at all."""
+"""Nodes that join: in time, late, as spares, with other sizes and roles, with the wrong secret, or not at all."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import pytest
 from kit.cluster import Cluster, told_alike
 
 
-def test_a_newcomer_is_let_in_at_once_and_nobody_is_charged(cluster: Cluster) -> None:
-    told = {"nodes": (2, 3), "workers": 2, "conf": {"last_call_timeout": 0}}
-    agents = cluster.start_in_order(2, **told)
+def test_a_new_node_joins_at_once_without_a_charged_restart(cluster: Cluster) -> None:
+    options = {"nodes": (2, 3), "workers": 2, "conf": {"last_call_timeout": 0}}
+    agents = cluster.start_in_order(2, **options)
     first = cluster.desk.generation(4)
-    agents += cluster.start(**told)
+    agents += cluster.start(**options)
     second = cluster.desk.generation(6, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"0"}
-    assert "joins" in second[0].env["TENAX_GENERATION_REASON"]
+    assert "joined" in second[0].env["TENAX_GENERATION_REASON"]
     old = {worker.agent: worker.env["GROUP_RANK"] for worker in first}
     new = {worker.agent: worker.env["GROUP_RANK"] for worker in second}
-    assert new == {**old, agents[2].name: "2"}, "who was there keeps its rank"
+    assert new == {**old, agents[2].name: "2"}, "members keep their ranks"
     cluster.finish(second, *agents)
     assert agents[0].report["membership_changes"] == 1
 
 
-def test_with_scale_up_restart_a_newcomer_waits_for_the_next_restart(cluster: Cluster) -> None:
-    told = {"nodes": (2, 3), "conf": {"scale_up": "restart", "last_call_timeout": 0}}
-    agents = cluster.start_in_order(2, **told)
+def test_with_scale_up_restart_a_new_node_waits_for_the_next_restart(cluster: Cluster) -> None:
+    options = {"nodes": (2, 3), "conf": {"scale_up": "restart", "last_call_timeout": 0}}
+    agents = cluster.start_in_order(2, **options)
     first = cluster.desk.generation(2)
-    agents += cluster.start(**told)
-    agents[2].until_said("generation 1 is running; this node will be in the next one")
+    agents += cluster.start(**options)
+    agents[2].until_said("generation 1 is running; this node will join the next one")
     assert {worker.ask("generation") for worker in first} == {1}
     first[0].tell("exit 5")
     second = cluster.desk.generation(3, number=2)
@@ -39,7 +39,7 @@ def test_with_scale_up_restart_a_newcomer_waits_for_the_next_restart(cluster: Cl
     cluster.finish(second, *agents)
 
 
-def test_a_node_too_many_is_a_spare_and_takes_the_place_of_one_that_is_lost(cluster: Cluster) -> None:
+def test_a_node_beyond_the_maximum_is_a_spare_and_replaces_a_lost_node(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2)
     first = cluster.desk.generation(2)
     agents += cluster.start()
@@ -51,7 +51,7 @@ def test_a_node_too_many_is_a_spare_and_takes_the_place_of_one_that_is_lost(clus
     cluster.finish(second, agents[0], agents[2])
 
 
-def test_a_spare_that_was_never_needed_ends_with_the_run(cluster: Cluster) -> None:
+def test_a_spare_that_was_not_needed_succeeds_with_the_run(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2)
     workers = cluster.desk.generation(2)
     agents += cluster.start()
@@ -59,7 +59,7 @@ def test_a_spare_that_was_never_needed_ends_with_the_run(cluster: Cluster) -> No
     cluster.finish(workers, *agents)
 
 
-def test_who_finishes_early_neither_ends_nor_delays_the_others(cluster: Cluster) -> None:
+def test_a_node_that_finishes_early_neither_ends_nor_delays_the_others(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2)
     workers = cluster.desk.generation(2)
     (early,) = cluster.workers_of(agents[0], workers)
@@ -72,7 +72,7 @@ def test_who_finishes_early_neither_ends_nor_delays_the_others(cluster: Cluster)
     told_alike(agents, 0)
 
 
-def test_a_failure_after_an_early_finish_takes_everybody_into_the_next_generation(cluster: Cluster) -> None:
+def test_a_failure_after_an_early_finish_restarts_all_nodes(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2)
     workers = cluster.desk.generation(2)
     cluster.workers_of(agents[0], workers)[0].tell("exit 0")
@@ -83,8 +83,7 @@ def test_a_failure_after_an_early_finish_takes_everybody_into_the_next_generatio
     cluster.finish(second, *agents)
 
 
-def test_the_death_of_an_early_finisher_is_no_loss(cluster: Cluster) -> None:
-    """What it had to do is done."""
+def test_the_death_of_a_node_that_finished_early_is_not_a_loss(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2)
     workers = cluster.desk.generation(2)
     (early,) = cluster.workers_of(agents[1], workers)
@@ -97,7 +96,7 @@ def test_the_death_of_an_early_finisher_is_no_loss(cluster: Cluster) -> None:
     cluster.finish([late], agents[0])
 
 
-def test_too_few_nodes_for_too_long_end_the_run_on_every_node_with_a_sentence(cluster: Cluster) -> None:
+def test_after_the_join_timeout_too_few_nodes_end_the_run_on_every_node_with_a_reason(cluster: Cluster) -> None:
     agents = cluster.start(2, nodes=(3, 3), conf={"join_timeout": 2})
     report = told_alike(agents, 71)
     assert report["why"].startswith("only 2 of at least 3 nodes joined within 2 s")
@@ -105,15 +104,15 @@ def test_too_few_nodes_for_too_long_end_the_run_on_every_node_with_a_sentence(cl
         assert "join_timeout=SECONDS" in agent.printed_report, agent
 
 
-def test_without_anybody_who_serves_a_node_gives_up_with_a_sentence(cluster: Cluster) -> None:
-    """An address that is nobody's, here or elsewhere."""
+def test_a_node_without_a_reachable_coordinator_gives_up_with_a_message(cluster: Cluster) -> None:
+    """At an address that no host has."""
     (agent,) = cluster.start(conf={"join_timeout": 1}, endpoint="192.0.2.1:29400")
     assert agent.wait() == 71
     assert "192.0.2.1:29400" in agent.printed_report
 
 
 def test_uneven_nodes_and_roles_are_numbered_as_torchelastic_does(cluster: Cluster) -> None:
-    """Sums over the nodes before, in the order of group ranks; within a role for the role's."""
+    """By sums over the nodes before, in the order of group ranks; role ranks within the role."""
     shapes = {"node0": ("trainer", 1), "node1": ("reader", 3), "node2": ("trainer", 2)}
     agents = [
         agent for role, count in shapes.values() for agent in cluster.start(nodes=(3, 3), role=role, workers=count)
@@ -129,7 +128,7 @@ def test_uneven_nodes_and_roles_are_numbered_as_torchelastic_does(cluster: Clust
             expected.append((first + local_rank, local_rank, group_rank, role, in_role[role] + local_rank))
         first += count
         in_role[role] += count
-    told = [
+    found = [
         (
             worker.rank,
             int(worker.env["LOCAL_RANK"]),
@@ -139,7 +138,7 @@ def test_uneven_nodes_and_roles_are_numbered_as_torchelastic_does(cluster: Clust
         )
         for worker in workers
     ]
-    assert told == expected
+    assert found == expected
     for worker in workers:
         role, count = shapes[worker.agent]
         assert worker.env["LOCAL_WORLD_SIZE"] == str(count)
@@ -148,14 +147,14 @@ def test_uneven_nodes_and_roles_are_numbered_as_torchelastic_does(cluster: Clust
     cluster.finish(workers, *agents)
 
 
-def test_node_ranks_that_are_asked_for_are_given(cluster: Cluster) -> None:
+def test_requested_node_ranks_are_assigned(cluster: Cluster) -> None:
     agents = [agent for rank in (2, 0, 1) for agent in cluster.start(nodes=(3, 3), conf={"rank": rank})]
     workers = cluster.desk.generation(3)
     assert [worker.agent for worker in workers] == [agents[1].name, agents[2].name, agents[0].name]
     cluster.finish(workers, *agents)
 
 
-def test_the_same_secret_from_a_file_from_the_environment_and_from_an_option(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_secret_works_from_a_file_from_the_environment_and_from_an_option(cluster: Cluster, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a swordfish of tests\n")
     token.chmod(0o600)
@@ -169,7 +168,9 @@ def test_the_same_secret_from_a_file_from_the_environment_and_from_an_option(clu
 
 
 @pytest.mark.parametrize("secret", [{}, {"token": "a guess of 16 bytes"}], ids=["none", "another"])
-def test_without_the_secret_nobody_gets_in_and_nobody_is_disturbed(cluster: Cluster, secret: dict[str, str]) -> None:
+def test_a_node_without_the_secret_is_rejected_and_the_run_is_not_affected(
+    cluster: Cluster, secret: dict[str, str]
+) -> None:
     agents = cluster.start_in_order(1, nodes=(1, 2), conf={"token": "a swordfish of tests", "last_call_timeout": 0})
     workers = cluster.desk.generation(1)
     (intruder,) = cluster.start(nodes=(1, 2), conf=secret)
@@ -180,7 +181,7 @@ def test_without_the_secret_nobody_gets_in_and_nobody_is_disturbed(cluster: Clus
 
 
 def test_another_run_on_the_same_endpoint_is_rejected(cluster: Cluster) -> None:
-    """Its message has the remedy, and not the name of the run that is there."""
+    """The message contains the remedy, but not the id of the run that is there."""
     agents = cluster.start_in_order(1, nodes=(1, 2), conf={"last_call_timeout": 0})
     workers = cluster.desk.generation(1)
     (other,) = cluster.start(nodes=(1, 2), run_id="other")
@@ -191,8 +192,7 @@ def test_another_run_on_the_same_endpoint_is_rejected(cluster: Cluster) -> None:
     cluster.finish(workers, *agents)
 
 
-def test_the_next_run_on_the_same_endpoint_begins_when_the_last_has_ended(cluster: Cluster) -> None:
-    """Nothing of the first is left that could be taken for the second's."""
+def test_the_next_run_on_the_same_endpoint_starts_when_the_last_has_ended(cluster: Cluster) -> None:
     for run_id in ("first", "second"):
         agents = cluster.start(2, run_id=run_id)
         workers = cluster.desk.all(len(cluster.desk.workers) + 2)[-2:]
@@ -201,11 +201,11 @@ def test_the_next_run_on_the_same_endpoint_begins_when_the_last_has_ended(cluste
         cluster.finish(workers, *agents)
 
 
-def test_a_node_that_is_asked_to_stop_while_it_waits_leaves_at_once(cluster: Cluster) -> None:
-    (waits,) = cluster.start(nodes=(2, 2))
-    waits.until_said("waiting for 1 more")
-    waits.send(signal.SIGTERM)
-    assert waits.wait() == 128 + signal.SIGTERM
+def test_a_waiting_node_leaves_at_once_on_sigterm(cluster: Cluster) -> None:
+    (waiting,) = cluster.start(nodes=(2, 2))
+    waiting.until_said("for 1 more")
+    waiting.send(signal.SIGTERM)
+    assert waiting.wait() == 128 + signal.SIGTERM
 
 
 def test_functions_return_their_values_under_global_ranks(cluster: Cluster) -> None:

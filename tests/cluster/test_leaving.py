@@ -1,4 +1,4 @@
-"""Nodes that leave: killed, asked to, or all of them; what the others do, and what the run is charged: nothing."""
+"""Nodes that are killed or drained, one or all of them: what the others do. No restart is charged."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tenax._engines.tcp import wire
 SIGTERMED = 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("who", ["the one that serves", "another one"])
-def test_the_others_go_on_without_an_agent_that_was_killed(cluster: Cluster, who: str) -> None:
-    """Its workers are gone within a second, and nobody is charged."""
+@pytest.mark.parametrize("who", ["the serving agent", "another agent"])
+def test_the_others_continue_without_a_killed_agent(cluster: Cluster, who: str) -> None:
+    """Its workers are gone within a second, and no restart is charged."""
     agents = cluster.start_in_order(3, nodes=(2, 3), workers=2)
     first = cluster.desk.generation(6)
-    victim = agents[0] if who == "the one that serves" else agents[1]
+    victim = agents[0] if who == "the serving agent" else agents[1]
     survivors = [agent for agent in agents if agent is not victim]
     cluster.kill(victim)
     second = cluster.desk.generation(4, number=2)
@@ -30,8 +30,8 @@ def test_the_others_go_on_without_an_agent_that_was_killed(cluster: Cluster, who
     assert victim.wait() == -signal.SIGKILL
 
 
-def test_several_that_are_killed_at_once_are_noticed_at_once(cluster: Cluster) -> None:
-    """Long before any lease is over: what the others are told of the first death, nobody reads at the second."""
+def test_several_agents_killed_together_are_detected_at_once(cluster: Cluster) -> None:
+    """Long before a lease expires, although messages about the first death are sent to agents that are dead too."""
     conf = {"keep_alive_interval": 30, "keep_alive_max_attempt": 10}
     agents = cluster.start_in_order(4, nodes=(1, 4), conf=conf)
     cluster.desk.generation(4)
@@ -43,8 +43,8 @@ def test_several_that_are_killed_at_once_are_noticed_at_once(cluster: Cluster) -
     cluster.finish(cluster.desk.workers[-1:], agents[0])
 
 
-def test_no_worker_of_an_old_generation_lives_when_the_next_begins(cluster: Cluster) -> None:
-    """Also when the survivors' workers are deaf and the dead agent's were."""
+def test_no_worker_of_an_old_generation_is_alive_when_the_next_starts(cluster: Cluster) -> None:
+    """Also if the workers of all agents ignore SIGTERM."""
     agents = cluster.start_in_order(3, nodes=(2, 3), grace_s=1)
     first = cluster.desk.generation(3)
     for worker in first:
@@ -55,7 +55,7 @@ def test_no_worker_of_an_old_generation_lives_when_the_next_begins(cluster: Clus
     cluster.finish(second, agents[0], agents[2])
 
 
-def test_an_agent_that_is_asked_to_leave_drains_and_the_others_go_on(cluster: Cluster) -> None:
+def test_an_agent_that_gets_sigterm_drains_and_the_others_continue(cluster: Cluster) -> None:
     agents = cluster.start_in_order(3, nodes=(2, 3))
     first = cluster.desk.generation(3)
     agents[1].send(signal.SIGTERM)
@@ -68,8 +68,8 @@ def test_an_agent_that_is_asked_to_leave_drains_and_the_others_go_on(cluster: Cl
     assert agents[0].report["drains"] == 1
 
 
-def test_the_others_work_on_until_a_leaving_nodes_workers_have_ended(cluster: Cluster) -> None:
-    """All may want to save their work together; every worker of every node sees the notice."""
+def test_the_others_keep_working_until_a_draining_nodes_workers_have_exited(cluster: Cluster) -> None:
+    """So all can save a checkpoint together; every worker of every node gets the notice."""
     agents = cluster.start_in_order(2, nodes=(1, 2), workers=2)
     workers = cluster.desk.generation(4)
     leaving = cluster.workers_of(agents[1], workers)
@@ -85,7 +85,7 @@ def test_the_others_work_on_until_a_leaving_nodes_workers_have_ended(cluster: Cl
         assert not notice["is_this_host"]
         assert notice["why"] == "its agent received SIGTERM"
         assert 0 < notice["left"] <= 30
-        assert worker.ask("generation") == 1, "it is still at work"
+        assert worker.ask("generation") == 1, "it is still working"
     for worker in leaving:
         worker.tell("exit 0")
     assert agents[1].wait() == SIGTERMED
@@ -93,7 +93,7 @@ def test_the_others_work_on_until_a_leaving_nodes_workers_have_ended(cluster: Cl
     cluster.finish(second, agents[0])
 
 
-def test_the_one_that_serves_stays_until_the_others_are_done(cluster: Cluster) -> None:
+def test_the_serving_agent_stays_until_the_others_are_done(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2, nodes=(1, 2))
     cluster.desk.generation(2)
     agents[0].send(signal.SIGTERM)
@@ -102,14 +102,14 @@ def test_the_one_that_serves_stays_until_the_others_are_done(cluster: Cluster) -
     agents[0].until_said("it stays until the other nodes are done; another signal (Ctrl-C) ends it at once")
     second[0].tell("exit 5")
     third = cluster.desk.generation(1, number=3)
-    assert third[0].env["TORCHELASTIC_RESTART_COUNT"] == "1", "it still keeps the ledger"
+    assert third[0].env["TORCHELASTIC_RESTART_COUNT"] == "1", "its coordinator still counts restarts"
     assert agents[0].is_running
     cluster.finish(third, agents[1])
     assert agents[0].wait() == SIGTERMED
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_one_that_serves_and_the_other_takes_its_place(
+def test_a_second_signal_ends_the_serving_agent_and_another_takes_over(
     cluster: Cluster, number: signal.Signals
 ) -> None:
     agents = cluster.start_in_order(2, nodes=(1, 2))
@@ -120,12 +120,11 @@ def test_a_second_signal_ends_the_one_that_serves_and_the_other_takes_its_place(
     agents[0].send(number)
     assert agents[0].wait() == SIGTERMED
     agents[1].until_said("this node takes over the coordinator")
-    assert second[0].ask("generation") == 2, "its worker was not touched"
+    assert second[0].ask("generation") == 2, "its worker was not restarted"
     cluster.finish(second, agents[1])
 
 
-def test_the_last_one_leaves_too(cluster: Cluster) -> None:
-    """Who served stays for the other; when that one leaves as well, both are gone."""
+def test_the_serving_agent_exits_when_the_last_other_node_leaves(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2, nodes=(1, 2))
     cluster.desk.generation(2)
     agents[0].send(signal.SIGTERM)
@@ -135,8 +134,8 @@ def test_the_last_one_leaves_too(cluster: Cluster) -> None:
     assert [agent.wait() for agent in agents] == [SIGTERMED] * 2
 
 
-def test_all_are_asked_at_once_and_all_leave(cluster: Cluster) -> None:
-    """As a scheduler does with a whole job."""
+def test_sigterm_to_all_agents_ends_the_run(cluster: Cluster) -> None:
+    """As a scheduler stops a whole job."""
     agents = cluster.start(3, nodes=(1, 3), workers=2)
     workers = cluster.desk.generation(6)
     for agent in agents:
@@ -145,7 +144,7 @@ def test_all_are_asked_at_once_and_all_leave(cluster: Cluster) -> None:
     assert gone([worker.pid for worker in workers], 0.0)
 
 
-def test_all_are_killed_at_once_and_nothing_is_left(cluster: Cluster) -> None:
+def test_no_process_is_left_when_all_agents_are_killed(cluster: Cluster) -> None:
     agents = cluster.start(3, nodes=(1, 3), workers=2)
     workers = cluster.desk.generation(6)
     for agent in agents:
@@ -154,7 +153,7 @@ def test_all_are_killed_at_once_and_nothing_is_left(cluster: Cluster) -> None:
     assert gone([worker.pid for worker in workers], 1.0)
 
 
-def test_a_fixed_size_run_waits_for_a_replacement_and_says_whom_it_misses(cluster: Cluster) -> None:
+def test_a_run_of_fixed_size_waits_for_a_replacement_and_names_the_lost_node(cluster: Cluster) -> None:
     agents = cluster.start_in_order(2, nodes=(2, 2))
     first = cluster.desk.generation(2)
     lost_rank = cluster.workers_of(agents[1], first)[0].rank
@@ -162,7 +161,7 @@ def test_a_fixed_size_run_waits_for_a_replacement_and_says_whom_it_misses(cluste
     agents[0].until_said("s for 1 more; lost: ")
     (replacement,) = cluster.start(nodes=(2, 2))
     second = cluster.desk.generation(2, number=2)
-    assert cluster.workers_of(replacement, second)[0].rank == lost_rank, "it fills the hole"
+    assert cluster.workers_of(replacement, second)[0].rank == lost_rank, "it gets the lost rank"
     cluster.finish(second, agents[0], replacement)
 
 
@@ -175,8 +174,8 @@ def test_an_operators_cancel_ends_every_node_with_the_same_verdict(cluster: Clus
     assert gone([worker.pid for worker in workers], 0.0)
 
 
-def test_workers_have_their_whole_grace_when_the_run_is_over(cluster: Cluster) -> None:
-    """Although whoever served is gone by then, and its lease with it."""
+def test_workers_get_their_full_grace_period_when_the_run_is_over(cluster: Cluster) -> None:
+    """Although the serving agent, and the lease with it, is gone by then."""
     agents = cluster.start_in_order(2, conf={"keep_alive_interval": 0.5, "keep_alive_max_attempt": 4})
     workers = cluster.desk.generation(2)
     (slow,) = cluster.workers_of(agents[1], workers)
@@ -184,7 +183,7 @@ def test_workers_have_their_whole_grace_when_the_run_is_over(cluster: Cluster) -
     cluster.operate(wire.Cancel("enough"))
     assert slow.hear() == "got SIGTERM"
     assert agents[0].wait(60) == 130
-    assert not slow.is_heard_within(2.5), "longer than the lease: nobody ends it"
-    assert slow.ask("generation") == 1, "it lives, and can still save its work"
+    assert not slow.is_heard_within(2.5), "longer than the lease: it is not killed"
+    assert slow.ask("generation") == 1, "it is alive and can still save its work"
     slow.tell("exit 0")
     assert agents[1].wait() == 130

@@ -1,6 +1,6 @@
-"""Shared by the tests of the core: where the scenarios lie, and how their answers are accepted.
+"""Shared by the tests of the core: the scenario folders, and the option that updates their answers.
 
-``pytest tests/core --rewrite-scenarios`` writes the machines' present answers into the files; the diff is for review.
+``pytest tests/core --rewrite-scenarios`` writes the machines' current answers into the files, for review.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from .policies import POLICIES
 SCENARIOS = Path(__file__).parent / "scenarios"  # of the agent machine
 RUNS = Path(__file__).parent / "runs"  # of the coordinator machine
 
-# The same examples on every machine: a test run is a fact, not a lottery. The random driver explores.
+# The same examples in every test run. Random search is the task of the simulator and the fuzzer.
 settings.register_profile(
     "core", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite-scenarios", action="store_true", help="accept what the machines answer now")
+    parser.addoption(
+        "--rewrite-scenarios", action="store_true", help="write the machines' current answers into the scenario files"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

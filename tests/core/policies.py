@@ -1,4 +1,4 @@
-"""Restart policies that the scenarios and property tests name, besides the budget policy."""
+"""Restart policies for scenarios and property tests, besides the budget policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GivesUpOn:
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         if failure.exit_code == self._exit_code:
-            return GiveUp(f"exit code {self._exit_code} says that trying again is useless")
+            return GiveUp(f"exit code {self._exit_code} is fatal")
         return BudgetPolicy().decide(failure, history)
 
 
@@ -38,7 +38,7 @@ class GivesUpOnRepetition:
 
 
 class Raises:
-    """Somebody's code."""
+    """A policy with a bug."""
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         raise KeyError(failure.global_rank)

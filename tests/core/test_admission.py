@@ -1,4 +1,4 @@
-"""Admission: a flood from one address evicts its own connections, and nobody else's."""
+"""Admission: a flood from one address evicts only connections of that address."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GROUPS = ("a", "b", "c", "d")
     steps=st.lists(st.tuples(st.sampled_from(GROUPS), st.booleans(), st.integers(0, 40)), max_size=80),
 )
 @settings(CORE, max_examples=400)
-def test_it_evicts_what_a_slow_and_simple_model_evicts(max_total: int, max_per_group: int, steps) -> None:
-    """Whatever comes and goes: the limits hold, a newcomer has a place, and who is evicted is the oldest of its own
-    group if that is full, else the oldest of a group that has most connections."""
+def test_admission_evicts_what_a_simple_model_evicts(max_total: int, max_per_group: int, steps) -> None:
+    """The limits hold, a new connection is admitted, and the evicted one is the oldest of the new connection's group if
+    that is full, else the oldest of a group with the most connections."""
     max_per_group = min(max_per_group, max_total)
     admission: Admission[int] = Admission(max_total, max_per_group)
     model: list[tuple[int, str]] = []
@@ -52,30 +52,30 @@ def test_it_evicts_what_a_slow_and_simple_model_evicts(max_total: int, max_per_g
         assert admission.expired(1e9, 0.0) == [key for key, _ in model]
 
 
-def test_a_flood_from_one_address_leaves_the_others_alone() -> None:
-    """An honest connection from another address outlives ten thousand of a flood."""
+def test_a_flood_from_one_address_does_not_evict_others() -> None:
+    """A connection from another address survives a flood of ten thousand."""
     admission: Admission[str] = Admission(max_total=64, max_per_group=64)
-    admission.admit("honest", "10.0.0.2", 0.0)
+    admission.admit("legitimate", "10.0.0.2", 0.0)
     closed = [key for number in range(10_000) for key in admission.admit(f"{number}", "10.0.0.66", 0.0)]
-    assert "honest" in admission
+    assert "legitimate" in admission
     assert len(admission) == 64
     assert len(closed) == admission.evicted == 10_000 - 63
 
 
-def test_an_honest_peer_of_the_flooding_address_has_a_place_for_as_long_as_the_group_is_large() -> None:
-    """From the same address the newest connections are kept, so that an honest one has time to authenticate."""
+def test_a_connection_of_a_flooding_address_is_kept_for_the_size_of_its_group() -> None:
+    """The newest connections of an address are kept, so that a legitimate one has time to authenticate."""
     admission: Admission[str] = Admission(max_total=64, max_per_group=32)
     for number in range(100):
         admission.admit(f"{number}", "10.0.0.66", 0.0)
-    admission.admit("honest", "10.0.0.66", 0.0)
+    admission.admit("legitimate", "10.0.0.66", 0.0)
     for number in range(100, 131):
         admission.admit(f"{number}", "10.0.0.66", 0.0)
-        assert "honest" in admission
-    assert admission.admit("last", "10.0.0.66", 0.0) == ["honest"]
+        assert "legitimate" in admission
+    assert admission.admit("last", "10.0.0.66", 0.0) == ["legitimate"]
 
 
-def test_only_what_is_too_old_has_expired() -> None:
-    """Connections expire by their age, the oldest first, and hold their place until they are released."""
+def test_connections_expire_by_age() -> None:
+    """The oldest come first, and they count until they are released."""
     admission: Admission[str] = Admission(8, 8)
     admission.admit("old", "a", 0.0)
     admission.admit("new", "b", 4.0)
@@ -87,8 +87,8 @@ def test_only_what_is_too_old_has_expired() -> None:
 
 
 @pytest.mark.parametrize(("total", "per_group"), [(0, 0), (4, 0), (4, 5)])
-def test_limits_without_a_meaning_are_rejected(total: int, per_group: int) -> None:
-    """A group can hold one connection at least, and not more than all groups together."""
+def test_invalid_limits_are_rejected(total: int, per_group: int) -> None:
+    """A group must hold at least one connection, and not more than all groups together."""
     with pytest.raises(ValueError, match="must hold"):
         Admission(total, per_group)
 
@@ -96,7 +96,7 @@ def test_limits_without_a_meaning_are_rejected(total: int, per_group: int) -> No
 @given(st.integers(0, (1 << 128) - 1), st.integers(0, (1 << 64) - 1))
 @settings(CORE)
 def test_addresses_of_one_ipv6_network_are_one_group(number: int, host: int) -> None:
-    """A host can choose the last 64 bits of its address as it likes: they do not make it another peer."""
+    """A host can choose the last 64 bits of its address, so they are ignored."""
     one = ipaddress.IPv6Address(number)
     other = ipaddress.IPv6Address((number >> 64 << 64) | host)
     if one.ipv4_mapped or other.ipv4_mapped:
@@ -106,15 +106,15 @@ def test_addresses_of_one_ipv6_network_are_one_group(number: int, host: int) -> 
     assert peer_group(str(one)) != peer_group(str(ipaddress.IPv6Address(number ^ (1 << 64))))
 
 
-def test_ipv4_addresses_are_groups_of_their_own() -> None:
-    """Also where a socket for both families prints them as IPv6."""
+def test_each_ipv4_address_is_its_own_group() -> None:
+    """Also if a dual-stack socket prints it as IPv6."""
     assert peer_group("10.0.0.1") == peer_group("::ffff:10.0.0.1") == "10.0.0.1"
     assert peer_group("127.0.0.1") != peer_group("127.0.0.2")
     assert peer_group("") == ""
 
 
-def test_from_the_middle_neither_the_oldest_nor_the_newest_of_a_flood_are_evicted() -> None:
-    """A connection that was idle before a flood outlasts it, and one that comes during it has time for half a group."""
+def test_from_middle_keeps_the_oldest_and_the_newest_connections() -> None:
+    """A connection from before a flood survives it, and one during the flood is kept for half a group."""
     admission: Admission[int] = Admission(8, 8, from_middle=True)
     evicted = [key for number in range(100) for key in admission.admit(number, "a", float(number))]
     assert [number in admission for number in range(4)] == [True] * 4
@@ -122,8 +122,8 @@ def test_from_the_middle_neither_the_oldest_nor_the_newest_of_a_flood_are_evicte
     assert evicted == list(range(4, 96))
 
 
-def test_a_connection_can_be_evicted_for_another_reason_than_the_limits() -> None:
-    """The caller has no descriptors left: one connection of the largest group gives up its place."""
+def test_a_connection_can_be_evicted_below_the_limits() -> None:
+    """If the caller has no descriptors left, one connection of the largest group is evicted."""
     admission: Admission[int] = Admission(8, 8)
     assert admission.evict_one() == []
     assert admission.oldest_since() is None
@@ -136,8 +136,8 @@ def test_a_connection_can_be_evicted_for_another_reason_than_the_limits() -> Non
 
 
 @pytest.mark.process
-def test_importing_it_imports_nothing_that_is_slow() -> None:
-    """The store's process imports it when the first worker connects, which waits for that."""
+def test_importing_it_imports_no_slow_module() -> None:
+    """The store process imports it while the first worker waits for its connection."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import tenax._core.admission; print('typing' in sys.modules)"
     command = [sys.executable, "-S", "-I", "-c", code, str(Path(tenax.__file__).parents[1])]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"

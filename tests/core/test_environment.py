@@ -28,7 +28,7 @@ SECOND_OF_TWO = Assignment(
 )
 
 
-def test_names_and_values() -> None:
+def test_the_variables_of_a_worker() -> None:
     """Exactly these variables, each a string in TorchElastic's format."""
     assert worker_environment(AGENT, SECOND_OF_TWO, local_rank=3, inherited={}) == {
         "RANK": "7",
@@ -53,14 +53,14 @@ def test_names_and_values() -> None:
     }
 
 
-def test_the_agent_store_flag_is_a_python_bool_in_words() -> None:
+def test_the_agent_store_flag_is_true_or_false_as_python_writes_it() -> None:
     """torch compares with the exact string "True"."""
     alone = worker_environment(AGENT, Assignment(1), 0, {})
     assert alone["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
-def test_what_belongs_to_the_generation_is_never_inherited() -> None:
-    """A launcher started inside a worker of another job passes none of that job's ranks on."""
+def test_variables_of_a_generation_are_never_inherited() -> None:
+    """A launcher that is started in a worker of another job does not pass on that job's ranks."""
     stale = dict.fromkeys(worker_environment(AGENT, SECOND_OF_TWO, 0, {}), "stale")
     fresh = worker_environment(AGENT, SECOND_OF_TWO, 0, inherited=stale)
     inherited = {name for name, value in fresh.items() if value == "stale"}
@@ -74,10 +74,10 @@ def test_what_belongs_to_the_generation_is_never_inherited() -> None:
     virtual=st.booleans(),
 )
 @settings(CORE, max_examples=50)
-def test_ranks_of_a_job_are_each_given_once(
+def test_every_rank_of_a_job_is_assigned_once(
     local_world_size: int, group_world_size: int, restarts_used: int, virtual: bool
 ) -> None:
-    """Over all nodes and slots, RANK and ROLE_RANK count from 0 to the world size without a hole."""
+    """Over all nodes and slots, RANK and ROLE_RANK count from 0 to the world size without a gap."""
     agent = AgentSettings("run", "trainer", local_world_size, 5)
     world_size = local_world_size * group_world_size
     workers = [
@@ -110,26 +110,26 @@ def test_ranks_of_a_job_are_each_given_once(
 
 
 @pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONFAULTHANDLER"])
-def test_what_the_user_chose_is_kept(name: str) -> None:
-    """A default of ours never overrides the user's own value, not even an empty one."""
+def test_values_of_the_user_are_kept(name: str) -> None:
+    """A default never replaces the user's value, not even an empty one."""
     for value in ("0", "", "3"):
         assert worker_environment(AGENT, SECOND_OF_TWO, 0, {name: value})[name] == value
 
 
-def test_omp_threads_are_set_only_where_nobody_has_chosen() -> None:
-    """Each worker gets its share; without shares, or with a value of the user's, the variable is left alone."""
+def test_omp_threads_are_set_only_if_the_user_has_not_set_them() -> None:
+    """Each worker gets its share. Without shares, or with a value of the user, the variable is not set."""
     shares = WorkerEnvironment(omp_num_threads=(3, 3, 2, 2))
-    said = [
+    threads = [
         worker_environment(AGENT, SECOND_OF_TWO, rank, {}, shares)["OMP_NUM_THREADS"]
         for rank in range(AGENT.local_world_size)
     ]
-    assert said == ["3", "3", "2", "2"]
+    assert threads == ["3", "3", "2", "2"]
     assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, {"OMP_NUM_THREADS": "8"}, shares)
     assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, {})
 
 
-def test_with_a_virtual_local_rank_every_worker_is_the_first_with_one_device() -> None:
-    """LOCAL_RANK is 0 for all; the device tells them apart; RANK stays what it is."""
+def test_with_a_virtual_local_rank_every_worker_has_local_rank_0_and_one_device() -> None:
+    """The workers differ by their device; RANK is unchanged."""
     options = WorkerEnvironment(virtual_local_rank=True)
     inherited = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     workers = [worker_environment(AGENT, SECOND_OF_TWO, rank, inherited, options) for rank in range(4)]
@@ -138,8 +138,8 @@ def test_with_a_virtual_local_rank_every_worker_is_the_first_with_one_device() -
     assert [worker["RANK"] for worker in workers] == ["4", "5", "6", "7"]
 
 
-def test_without_a_virtual_local_rank_the_devices_are_left_alone() -> None:
-    """CUDA_VISIBLE_DEVICES is not ours to set: the worker inherits it as it is."""
+def test_without_a_virtual_local_rank_the_devices_are_inherited() -> None:
+    """CUDA_VISIBLE_DEVICES is not set."""
     assert "CUDA_VISIBLE_DEVICES" not in worker_environment(AGENT, SECOND_OF_TWO, 0, {"CUDA_VISIBLE_DEVICES": "4,5"})
 
 
@@ -156,19 +156,19 @@ def test_without_a_virtual_local_rank_the_devices_are_left_alone() -> None:
         ("0,1,", 1, "1"),
     ],
 )
-def test_the_one_device(visible: str | None, local_rank: int, device: str) -> None:
-    """The local rank-th of the visible devices, by number or name; all are visible when nothing is said."""
+def test_the_device_of_a_worker(visible: str | None, local_rank: int, device: str) -> None:
+    """It is the visible device at the local rank's position, by number or name; all are visible by default."""
     assert only_device(visible, local_rank) == device
 
 
 @pytest.mark.parametrize(("visible", "local_rank"), [("", 0), ("0", 1), ("0,1", 2), (" , ", 0)])
-def test_too_few_devices_are_refused_in_one_sentence(visible: str, local_rank: int) -> None:
-    """The message says what is missing, where it was looked for, and what to do."""
+def test_too_few_devices_are_an_error(visible: str, local_rank: int) -> None:
+    """The message has what is missing, the variable that was read, and what to do."""
     with pytest.raises(ValueError, match=r"needs one device per worker, but CUDA_VISIBLE_DEVICES=.* start fewer"):
         only_device(visible, local_rank)
 
 
-def test_a_reason_that_no_variable_can_hold_is_still_told() -> None:
-    """Why a generation was formed may come from another host's words; a null byte in it stops no worker."""
-    told = worker_environment(AGENT, Assignment(1, why="a\0b was lost"), 0, {})
-    assert told["TENAX_GENERATION_REASON"] == "a b was lost"
+def test_a_null_byte_in_the_reason_is_replaced() -> None:
+    """The reason may come from another host; a null byte in it must not prevent a worker's start."""
+    environment = worker_environment(AGENT, Assignment(1, why="a\0b was lost"), 0, {})
+    assert environment["TENAX_GENERATION_REASON"] == "a b was lost"

@@ -1,4 +1,4 @@
-"""What people call a node stays with it, whoever leads: an operator who names one means that one."""
+"""A node keeps its label when the coordinator changes, so that operators can refer to it."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def run_of_three() -> CoordinatorMachine:
     return machine
 
 
-def test_a_successor_calls_nodes_as_the_record_does_in_whatever_order_they_come() -> None:
-    """Also if one comes first that was not there before: it takes no name from those that are still waited for."""
+def test_a_successor_uses_the_recorded_labels_in_any_order_of_joining() -> None:
+    """A new node that joins first does not get the label of a node that is still awaited."""
     record = record_of(run_of_three().state)
     successor = CoordinatorMachine(SETTINGS)
     successor.step(Opened(generation=1, record=record, return_s=30.0, recover_s=30.0, alone_s=30.0), 10.0)
     successor.step(Received("d", NodeJoined(node("d"))), 10.0)
     for node_id, rank in (("c", 2), ("b", 1), ("a", 0)):
-        back = NodeJoined(
+        rejoined = NodeJoined(
             node(node_id), 1, is_running=True, group_rank=rank, group_world_size=3, store=successor.state.store
         )
-        successor.step(Received(node_id, back), 11.0)
+        successor.step(Received(node_id, rejoined), 11.0)
     assert labels(successor) == {"d": "vm #4", "c": "vm #3", "b": "vm #2", "a": "vm"}
 
 
-def test_a_node_whose_link_had_broken_is_called_as_before_unless_another_is_meanwhile() -> None:
+def test_a_node_that_reconnects_keeps_its_label_unless_another_has_it() -> None:
     machine = run_of_three()
     for node_id in ("a", "b"):
-        machine.step(NodeLost(node_id, "its connection was closed"), 1.0)
+        machine.step(NodeLost(node_id, "connection closed"), 1.0)
     machine.step(Received("b", NodeJoined(node("b"))), 2.0)
     assert labels(machine)["b"] == "vm #2"
     machine.step(Received("e", NodeJoined(node("e"))), 3.0)

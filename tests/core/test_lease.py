@@ -12,36 +12,38 @@ CORE = settings.get_profile("core")
 delays = st.floats(0, 6)
 beats = st.lists(
     st.tuples(
-        st.floats(0.01, 3),  # how long after the one before it was sent
-        delays,  # how long it took to the coordinator
-        st.none() | delays,  # how long the answer took; None: it was lost
+        st.floats(0.01, 3),  # time since the last beat
+        delays,  # delay to the coordinator
+        st.none() | delays,  # delay of the answer; None: lost
     ),
     min_size=1,
     max_size=12,
 )
-looks = st.lists(st.floats(0, 40), max_size=4)  # when the node asks its system whether all has arrived
+checks = st.lists(st.floats(0, 40), max_size=4)  # when the node checks whether all data is acknowledged
 terms = st.builds(LeaseTerms, st.floats(0.1, 2), st.floats(0.5, 30))
 
 
-@given(terms=terms, beats=beats, cut_after=st.integers(0, 12), looks=looks, killing=st.floats(0, 1, exclude_max=True))
+@given(terms=terms, beats=beats, cut_after=st.integers(0, 12), checks=checks, killing=st.floats(0, 1, exclude_max=True))
 @settings(CORE, max_examples=400)
 def test_no_worker_of_a_node_that_was_cut_off_is_alive_when_the_others_start(
-    terms, beats, cut_after, looks, killing
+    terms, beats, cut_after, checks, killing
 ) -> None:
-    """The law: the node begins to kill at ``ends_at``, needs less than ``lease_s - fence_s``, and is done before the
-    coordinator, which counts from the last beat that it heard, may declare it dead; whatever was delayed or lost."""
+    """The node begins to kill its workers at ``ends_at`` and needs less than ``lease_s - fence_s``. The coordinator
+    declares it lost ``lease_s`` after the last beat it received, which is later, whatever was delayed or lost."""
     lease = Lease(terms, proven_at=0.0)
     sent_at = arrived_at = 0.0
-    arrivals: list[tuple[float, float]] = [(0.0, 0.0)]  # (sent, arrived); that we were accepted is the first
-    happenings: list[tuple[float, int, int]] = [(at, 2, 0) for at in looks]  # 0: send, 1: an answer, 2: a look
-    for number, (gap, to_it, to_us) in enumerate(beats, 1):
+    arrivals: list[tuple[float, float]] = [(0.0, 0.0)]  # (sent, arrived); the first is the accepted connection
+    steps: list[tuple[float, int, int]] = [(at, 2, 0) for at in checks]  # 0: beat, 1: answer, 2: check
+    for number, (gap, there_s, back_s) in enumerate(beats, 1):
         sent_at += gap
-        arrived_at = max(arrived_at, sent_at + to_it) if number <= cut_after else float("inf")  # a link keeps the order
+        arrived_at = (
+            max(arrived_at, sent_at + there_s) if number <= cut_after else float("inf")
+        )  # a link keeps the order
         arrivals.append((sent_at, arrived_at))
-        happenings.append((sent_at, 0, number))
-        if to_us is not None and number <= cut_after:
-            happenings.append((arrived_at + to_us, 1, number))
-    for now, what, number in sorted(happenings):
+        steps.append((sent_at, 0, number))
+        if back_s is not None and number <= cut_after:
+            steps.append((arrived_at + back_s, 1, number))
+    for now, what, number in sorted(steps):
         if now > lease.ends_at():
             break  # it has fenced itself
         if what == 0:
@@ -51,14 +53,14 @@ def test_no_worker_of_a_node_that_was_cut_off_is_alive_when_the_others_start(
         elif all(arrived <= now for sent, arrived in arrivals if sent <= now):
             lease.all_has_arrived()
     gone_at = lease.ends_at() + killing * (terms.lease_s - terms.fence_s)
-    last_heard_at = max(arrived for sent, arrived in arrivals if sent <= lease.ends_at() and arrived < float("inf"))
-    assert gone_at <= last_heard_at + terms.lease_s
+    last_received_at = max(arrived for sent, arrived in arrivals if sent <= lease.ends_at() and arrived < float("inf"))
+    assert gone_at <= last_received_at + terms.lease_s
 
 
 @given(terms=terms, gaps=st.lists(st.floats(0.01, 3), min_size=1, max_size=8), arrived=st.integers(0, 7))
 @settings(CORE)
-def test_what_the_other_host_has_acknowledged_counts(terms, gaps, arrived: int) -> None:
-    """A coordinator that is paused answers nothing. Its host has all that we sent, so we are not cut off."""
+def test_acknowledged_beats_extend_the_lease(terms, gaps, arrived: int) -> None:
+    """A suspended coordinator does not answer, but its host acknowledges what the node sends, so it is not cut off."""
     lease = Lease(terms, proven_at=0.0)
     now = 0.0
     sent = [now := now + gap for gap in gaps]
@@ -72,14 +74,14 @@ def test_what_the_other_host_has_acknowledged_counts(terms, gaps, arrived: int) 
     assert lease.ends_at() == proven + terms.fence_s
 
 
-def test_an_answer_proves_its_own_beat_and_none_after_it() -> None:
-    """It counts from when the beat was sent, not from when the answer came: the coordinator may have heard it then."""
+def test_an_answer_proves_its_own_beat_but_no_later_one() -> None:
+    """It counts from when the beat was sent, not from when the answer arrived."""
     lease = Lease(LeaseTerms(beat_s=1.0, lease_s=10.0), proven_at=0.0)
     first, second, third = lease.beat(1.0), lease.beat(2.0), lease.beat(3.0)
     assert lease.ends_at() == 8.6
     lease.answered(second)
     assert lease.proven_at == 2.0
-    lease.answered(first)  # late, and no news
+    lease.answered(first)  # late
     lease.answered(second)
     lease.answered(99)  # never sent
     assert lease.proven_at == 2.0
@@ -89,8 +91,8 @@ def test_an_answer_proves_its_own_beat_and_none_after_it() -> None:
 
 @given(numbers=st.lists(st.integers(-1, 8), max_size=20))
 @settings(CORE)
-def test_what_is_proven_stays_proven(numbers: list[int]) -> None:
-    """Answers in any order, told twice or made up, never shorten what we know."""
+def test_no_answer_shortens_the_lease(numbers: list[int]) -> None:
+    """Answers may arrive in any order, twice, or for beats that were never sent."""
     lease = Lease(LeaseTerms(), proven_at=5.0)
     for at in range(6, 12):
         lease.beat(float(at))
@@ -102,8 +104,8 @@ def test_what_is_proven_stays_proven(numbers: list[int]) -> None:
     assert proven <= 11.0
 
 
-def test_a_new_connection_goes_on_with_what_was_proven() -> None:
-    """Only ``proven_at`` outlives a connection: beats without an answer on the old one prove nothing on the new."""
+def test_a_new_connection_continues_from_the_last_proof() -> None:
+    """Only ``proven_at`` outlives a connection; its unanswered beats do not count on the next one."""
     old = Lease(LeaseTerms(), proven_at=1.0)
     old.answered(old.beat(2.0))
     old.beat(3.0)
@@ -112,14 +114,14 @@ def test_a_new_connection_goes_on_with_what_was_proven() -> None:
 
 
 def test_the_default_terms_survive_a_pause_of_three_seconds() -> None:
-    """A beat that was due just before the pause, three seconds of silence, and the next beat: still ours."""
+    """The time from one beat to the next is then ``beat_s`` + 3 s, which is less than the fence."""
     terms = LeaseTerms()
     assert terms.beat_s + 3.0 < terms.fence_s < terms.lease_s
 
 
-def test_an_acknowledgement_does_not_date_what_the_coordinator_sends() -> None:
-    """A link that stalls on the way to the node proves its beats by acknowledgements, and what arrives at last may be
-    older than a lease. Only an answer shows that what follows it on the link is recent."""
+def test_an_acknowledgement_does_not_prove_that_received_events_are_recent() -> None:
+    """If the link to the node stalls, its beats are acknowledged, but what finally arrives may be older than a lease.
+    Only an answer shows that what follows it on the link is recent."""
     lease = Lease(LeaseTerms(beat_s=1.0, lease_s=5.0), proven_at=0.0)
     for at in range(1, 8):
         lease.beat(float(at))
@@ -131,7 +133,7 @@ def test_an_acknowledgement_does_not_date_what_the_coordinator_sends() -> None:
 
 
 def test_an_answer_counts_after_later_beats_were_acknowledged() -> None:
-    """A coordinator that is slow to answer is not taken for one whose events are old."""
+    """Events of a coordinator that answers slowly are not taken as old."""
     lease = Lease(LeaseTerms(beat_s=1.0, lease_s=5.0), proven_at=0.0)
     for at in range(1, 10):
         lease.beat(float(at))

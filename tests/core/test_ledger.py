@@ -1,4 +1,4 @@
-"""The ledger: every second once, whatever the history; and what was lost (L1-L3 of ``tenax._core.ledger``)."""
+"""The ledger counts every second once, and what was lost (L1-L3 of ``tenax._core.ledger``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tenax._core.ledger import Goodput, Ledger, Mean, Spent
 from tenax._core.record import record_of
 from tenax.testing.run_invariants import RunChecker
 
-from .run_world import RunWorld
+from .random_run import RandomRun
 
 CORE = settings.get_profile("core")
 NAMES = Spent.__struct_fields__
@@ -30,36 +30,36 @@ def same(seconds: float) -> object:
 # --- random histories of the coordinator ------------------------------------------------------------------------------
 
 
-class Watched(CoordinatorMachine):
-    """Looks at its own ledger after every step, and again when nothing has happened for a while."""
+class LedgerChecked(CoordinatorMachine):
+    """Checks its ledger after every step, and for a time 7 s later without an event."""
 
     def step(self, event: run.AnyCoordinatorEvent, now: float) -> list[run.Send]:
         ledger = self.state.ledger
         before = ledger.spent(now)
-        says = super().step(event, now)
+        sends = super().step(event, now)
         after = ledger.spent(now)
         is_opened = isinstance(event, run.Opened) and event.record is not None
         is_progress = isinstance(event, run.Received) and isinstance(event.message, messages.NodeProgress)
-        is_hang = any(isinstance(say.event, events.HangFound) for say in says)
+        is_hang = any(isinstance(send.event, events.HangFound) for send in sends)
         if is_progress or is_hang:
-            # L2: what a script says of its steps moves seconds, and so does a hang; only between these three.
+            # L2: reported steps and a hang move seconds, but only between starting, training and lost.
             assert after.total_s == same(before.total_s)
             assert (after.waiting_s, after.stopping_s) == (same(before.waiting_s), same(before.stopping_s))
             assert after.lost_s >= before.lost_s - SAME
         elif not is_opened:
-            # L1: an event takes no time, so it moves none from one sum to another.
+            # L1: an event takes no time, so it moves no time between sums.
             assert [getattr(after, name) for name in NAMES] == [same(getattr(before, name)) for name in NAMES]
         later = ledger.spent(now + 7.0)
-        for name in NAMES:  # L2: while time passes, sums only grow
+        for name in NAMES:  # L2: sums only grow with time
             assert getattr(later, name) >= getattr(after, name) - SAME
         passed_s = 7.0 if ledger.began_at is not None and ledger.over_at is None else 0.0
         assert later.total_s == same(after.total_s + passed_s)
         assert len(ledger.entries) <= 100
-        return says
+        return sends
 
 
 def check_entries(ledger: Ledger) -> None:
-    """What is written down about generations is in order, one after the other, without a gap."""
+    """Check that the entries of generations are in order and without a gap."""
     stopped_at = ledger.began_at if not ledger.forgotten else None
     for entry in ledger.entries:
         times = [entry.formed_at, entry.running_at, entry.ended_at, entry.settled_at]
@@ -73,16 +73,16 @@ def check_entries(ledger: Ledger) -> None:
     assert numbers == sorted(set(numbers))
 
 
-def play(world: RunWorld) -> None:
-    """To the end. L1 is checked by ``RunChecker`` after every step, against what it has heard and seen itself."""
-    verdict = world.play()
-    ledger = world.machine.state.ledger
+def run_and_check(random_run: RandomRun) -> None:
+    """Run to the end and check the ledger. ``RunChecker`` checks L1 after every step."""
+    verdict = random_run.run()
+    ledger = random_run.machine.state.ledger
     check_entries(ledger)
     goodput = verdict.goodput
     if goodput is None:
-        pytest.fail("every verdict of a coordinator says what the time was spent on")
+        pytest.fail("the verdict has no goodput")
     assert goodput == ledger.goodput(ledger.over_at or 0.0)
-    assert goodput == ledger.goodput(1e9), "after the end no time passes"
+    assert goodput == ledger.goodput(1e9), "time counts after the end"
     assert goodput.lost_steps >= sum(entry.lost_steps for entry in ledger.entries)
     last = ledger.current
     if last is not None:
@@ -90,28 +90,28 @@ def play(world: RunWorld) -> None:
         assert last.settled_at <= (ledger.over_at or 0.0)
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_every_second_is_in_one_sum(lies: bool) -> None:
-    """L1 and L2 in random runs: nodes come and go, operators want restarts, coordinators are replaced."""
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_every_second_is_in_one_sum(invalid_events: bool) -> None:
+    """L1 and L2 hold in random runs, with joining and leaving nodes, requested restarts and replaced coordinators."""
     seen: set[str] = set()
     for seed in range(400):
-        world = RunWorld(random.Random(seed), lies=lies, make_machine=Watched)
-        play(world)
-        verdict = world.machine.state.verdict
+        random_run = RandomRun(random.Random(seed), invalid_events=invalid_events, make_machine=LedgerChecked)
+        run_and_check(random_run)
+        verdict = random_run.machine.state.verdict
         assert verdict is not None
         assert verdict.goodput is not None
         spent = verdict.goodput.spent
         seen |= {name for name in NAMES if getattr(spent, name) > 0}
-        seen |= {entry.ended_by for entry in world.machine.state.ledger.entries}
-    assert seen >= set(NAMES), "the world has become too tame"
+        seen |= {entry.ended_by for entry in random_run.machine.state.ledger.entries}
+    assert seen >= set(NAMES), "the runs do not reach every sum"
     assert seen >= {"failure", "loss", "drain", "join", "request", "succeeded", "cancelled"}
 
 
-@given(dice=st.randoms(use_true_random=False), lies=st.booleans())
+@given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
 @settings(CORE, max_examples=60)
-def test_every_second_is_in_one_sum_also_in_runs_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:
-    """As above, with dice that hypothesis loads, so that a failing history comes back as short as it can be."""
-    play(RunWorld(dice, lies=lies, make_machine=Watched))
+def test_every_second_is_in_one_sum_in_runs_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
+    """As above, with random numbers from hypothesis, which shortens a failing run."""
+    run_and_check(RandomRun(rng, invalid_events=invalid_events, make_machine=LedgerChecked))
 
 
 # --- any calls in any order -------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ calls = st.one_of(
 )
 
 
-@given(soup=st.lists(st.tuples(calls, st.floats(0, 20)), max_size=60))
+@given(calls_and_delays=st.lists(st.tuples(calls, st.floats(0, 20)), max_size=60))
 @settings(CORE, max_examples=300)
-def test_no_calls_whatsoever_spend_a_second_twice(soup: list[tuple[tuple, float]]) -> None:
-    """L1 and L2 hold as long as a generation is formed only when the one before has ended, which the coordinator sees
-    to (C2); whatever else is said, late or never, twice or of the future."""
+def test_no_order_of_calls_counts_a_second_twice(calls_and_delays: list[tuple[tuple, float]]) -> None:
+    """L1 and L2 hold if a generation is formed only after the last one has ended, which the coordinator ensures (C2);
+    other calls may be late, missing, repeated or about the future."""
     ledger, now, number = Ledger(), 0.0, 0
-    for (name, *arguments), later in soup:
+    for (name, *arguments), later in calls_and_delays:
         before = ledger.spent(now)
         now += later
         current = ledger.current
@@ -173,11 +173,11 @@ def test_no_calls_whatsoever_spend_a_second_twice(soup: list[tuple[tuple, float]
     assert ledger.spent(now + 50.0) == ledger.spent(now)
 
 
-# --- one thing after the other ----------------------------------------------------------------------------------------
+# --- single cases -----------------------------------------------------------------------------------------------------
 
 
-def test_old_generations_are_forgotten_and_their_sums_are_not() -> None:
-    """L3: more than a hundred generations."""
+def test_sums_of_dropped_generations_are_kept() -> None:
+    """L3: of more than a hundred generations, the oldest entries are dropped."""
     ledger = Ledger()
     ledger.begin(0.0)
     now = 0.0
@@ -196,33 +196,33 @@ def test_old_generations_are_forgotten_and_their_sums_are_not() -> None:
     assert ledger.goodput(now).to_recover.count == 249
 
 
-def test_more_than_a_hundred_generations_of_a_coordinator() -> None:
-    """L3, as the coordinator lives it: its state stays small, and the checker that counts the seconds is content."""
+def test_the_coordinators_ledger_keeps_at_most_a_hundred_generations() -> None:
+    """L3: its state stays small, and ``RunChecker`` still counts every second."""
     chosen = RunSettings("run", max_restarts=1000)
     machine, checker = CoordinatorMachine(chosen), RunChecker(chosen)
     now = 0.0
 
-    def hear(event: run.AnyCoordinatorEvent, at: float) -> None:
+    def step(event: run.AnyCoordinatorEvent, at: float) -> None:
         checker.check(machine.state, event, machine.step(event, at), at)
 
-    hear(run.Opened(), now)
-    hear(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a"))), now)
+    step(run.Opened(), now)
+    step(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a"))), now)
     for generation in range(130):
-        hear(run.Received("a", messages.NodeReady(generation)), now)
-        hear(run.Received("a", messages.WorkersRunning(generation + 1, (9,))), now + 1)
-        hear(run.RestartRequested("again"), now + 4)
+        step(run.Received("a", messages.NodeReady(generation)), now)
+        step(run.Received("a", messages.WorkersRunning(generation + 1, (9,))), now + 1)
+        step(run.RestartRequested("again"), now + 4)
         now += 5
     state = machine.state
     assert (state.generation, len(state.ledger.entries), state.ledger.forgotten) == (130, 100, 30)
-    hear(run.CancelRequested("enough"), now)
+    step(run.CancelRequested("enough"), now)
     assert state.verdict is not None
     assert state.verdict.goodput == Goodput(
         Spent(waiting_s=0.0, starting_s=130.0, training_s=390.0, stopping_s=130.0)
-    ), "a request is no failure: there is nothing to detect, and nothing to recover from"
+    ), "a request is not a failure that is detected or recovered from"
 
 
-def test_the_end_of_a_generation_is_written_down_once() -> None:
-    """Whoever says it again, later, changes nothing; the end of the run ends the generation, and settles it."""
+def test_the_end_of_a_generation_is_recorded_once() -> None:
+    """A later end changes nothing. The end of the run ends and settles the generation."""
     ledger = Ledger()
     ledger.formed(1, "first generation", 1, 1, 0.0)
     ledger.running(1.0)
@@ -245,8 +245,7 @@ def test_the_end_of_a_generation_is_written_down_once() -> None:
     assert ledger.to_detect == Mean(1, 2.0)
 
 
-def test_the_run_ends_while_workers_start() -> None:
-    """Those that were never seen to run were starting until the end."""
+def test_workers_that_never_ran_were_starting_until_the_end() -> None:
     ledger = Ledger()
     ledger.begin(0.0)
     ledger.formed(1, "first generation", 1, 1, 2.0)
@@ -256,16 +255,16 @@ def test_the_run_ends_while_workers_start() -> None:
     assert Spent().ratio is None
 
 
-def test_nobody_came() -> None:
-    """No time was spent, and there is no ratio of it."""
+def test_a_run_without_nodes_spent_no_time() -> None:
+    """There is no ratio either."""
     ledger = Ledger()
     ledger.over("broken", "only 0 nodes came", 600.0)
     assert ledger.goodput(600.0) == Goodput()
     assert ledger.goodput(600.0).to_recover.seconds is None
 
 
-def trained(ledger: Ledger, number: int, since: float, until: float, first: int, last: int) -> None:
-    """A generation that forms, runs and begins its first step at once, and does one step in each second."""
+def add_trained(ledger: Ledger, number: int, since: float, until: float, first: int, last: int) -> None:
+    """Add a generation that forms, runs and begins its first step at once, with one step per second."""
     ledger.formed(number, "why", 1, 1, since)
     ledger.running(since)
     ledger.stepped(first, since, last, since + last - first, until)
@@ -273,33 +272,33 @@ def trained(ledger: Ledger, number: int, since: float, until: float, first: int,
     ledger.settled(until)
 
 
-def test_steps_that_are_done_again_were_lost() -> None:
-    """Ten steps, a second each, and two seconds after the last of them."""
+def test_repeated_steps_were_lost() -> None:
+    """Ten steps of a second each, and two seconds after the last one."""
     ledger = Ledger()
-    trained(ledger, 1, 0.0, 102.0, 0, 100)
-    assert ledger.spent(102.0).lost_s == 0.0, "nobody knows yet"
+    add_trained(ledger, 1, 0.0, 102.0, 0, 100)
+    assert ledger.spent(102.0).lost_s == 0.0, "no step was repeated yet"
     ledger.formed(2, "why", 1, 1, 102.0)
     ledger.running(102.0)
     ledger.stepped(91, 102.0, 91, 102.0, 103.0)
     assert ledger.spent(103.0) == Spent(training_s=91.0, lost_s=12.0)
     assert ledger.lost_steps == 10
     ledger.stepped(91, 102.0, 110, 122.0, 122.0)
-    assert ledger.lost_steps == 10, "once"
+    assert ledger.lost_steps == 10, "counted twice"
 
 
-def test_steps_that_are_not_done_again_were_not_lost() -> None:
-    """A checkpoint of each step. What came after the last one is lost all the same: nobody has saved it."""
+def test_steps_that_are_not_repeated_were_not_lost() -> None:
+    """Every step is in a checkpoint. The time after the last step is lost, because it is not in one."""
     ledger = Ledger()
-    trained(ledger, 1, 0.0, 102.0, 0, 100)
-    trained(ledger, 2, 102.0, 112.0, 101, 111)
+    add_trained(ledger, 1, 0.0, 102.0, 0, 100)
+    add_trained(ledger, 2, 102.0, 112.0, 101, 111)
     assert ledger.lost_steps == 0
     assert ledger.spent(112.0) == Spent(training_s=110.0, lost_s=2.0)
 
 
-def test_a_worker_that_begins_even_earlier_shows_that_more_was_lost() -> None:
-    """Nodes tell their steps one after the other."""
+def test_a_worker_that_begins_at_an_earlier_step_increases_the_loss() -> None:
+    """Nodes report tsuccessor steps one after the other."""
     ledger = Ledger()
-    trained(ledger, 1, 0.0, 100.0, 0, 100)
+    add_trained(ledger, 1, 0.0, 100.0, 0, 100)
     ledger.formed(2, "why", 1, 1, 100.0)
     ledger.running(100.0)
     ledger.stepped(95, 101.0, 96, 102.0, 103.0)
@@ -312,13 +311,13 @@ def test_a_worker_that_begins_even_earlier_shows_that_more_was_lost() -> None:
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-def test_the_order_in_which_nodes_tell_their_steps_does_not_matter(is_reversed: bool) -> None:
-    words = [(3, 5.0, 20, 30.0), (4, 4.0, 21, 31.0), (3, 6.0, 21, 29.0)]
+def test_the_order_of_step_reports_does_not_matter(is_reversed: bool) -> None:
+    reports = [(3, 5.0, 20, 30.0), (4, 4.0, 21, 31.0), (3, 6.0, 21, 29.0)]
     ledger = Ledger()
     ledger.formed(1, "why", 1, 1, 0.0)
     ledger.running(1.0)
-    for said in reversed(words) if is_reversed else words:
-        ledger.stepped(*said, 40.0)
+    for report in reversed(reports) if is_reversed else reports:
+        ledger.stepped(*report, 40.0)
     entry = ledger.current
     assert entry is not None
     assert (entry.first_step, entry.first_step_at, entry.last_step, entry.last_step_at) == (3, 4.0, 21, 29.0)
@@ -326,21 +325,21 @@ def test_the_order_in_which_nodes_tell_their_steps_does_not_matter(is_reversed: 
 
 
 def test_no_more_is_lost_than_was_trained() -> None:
-    """Clocks of other hosts are known roughly, and a script may say what it likes."""
+    """Times of other hosts are approximate, and a script may report wrong steps."""
     ledger = Ledger()
     ledger.formed(1, "why", 1, 1, 0.0)
     ledger.running(5.0)
     ledger.stepped(0, -1e6, 10, 8.0, 8.0)
     ledger.ended("failure", "rank 0 failed", None, 10.0)
     ledger.settled(11.0)
-    trained(ledger, 2, 11.0, 12.0, 0, 1)
+    add_trained(ledger, 2, 11.0, 12.0, 0, 1)
     assert ledger.spent(12.0) == Spent(starting_s=5.0, training_s=1.0, stopping_s=1.0, lost_s=5.0)
 
 
-def test_steps_that_are_told_after_a_generation_has_settled_are_not_taken() -> None:
-    """Its sums are final but for what a later one does again: a record may have them."""
+def test_steps_reported_after_a_generation_has_settled_are_ignored() -> None:
+    """Its sums are final, except for steps that a later generation repeats: a record may contain them."""
     ledger = Ledger()
-    trained(ledger, 1, 0.0, 10.0, 0, 10)
+    add_trained(ledger, 1, 0.0, 10.0, 0, 10)
     before = msgspec.json.encode(ledger)
     ledger.stepped(0, 0.0, 99, 9.0, 11.0)
     assert msgspec.json.encode(ledger) == before
@@ -357,7 +356,7 @@ def work(generation: int) -> messages.NodeJoined:
 
 
 def first_coordinator() -> CoordinatorMachine:
-    """Its second generation runs since the 25th second; nine seconds of the first were training."""
+    """Return a coordinator whose second generation runs since second 25; the first trained for 9 s."""
     machine = CoordinatorMachine(RunSettings("run", max_restarts=3))
     for at, event in [
         (0.0, run.Opened()),
@@ -372,42 +371,42 @@ def first_coordinator() -> CoordinatorMachine:
     return machine
 
 
-def test_an_heir_goes_on_with_what_is_sure() -> None:
-    """What the record knows: all until the last generation was formed. An heir's clock has nothing to do with ours."""
+def test_a_successor_continues_the_recorded_sums() -> None:
+    """The record has the sums up to the last formed generation. The successor has another clock."""
     record = record_of(first_coordinator().state)
     assert record.cost.spent == Spent(waiting_s=2.0, starting_s=1.0, training_s=9.0, stopping_s=2.0)
-    heir, checker = CoordinatorMachine(RunSettings("run", max_restarts=3)), RunChecker(RunSettings("run"))
+    successor, checker = CoordinatorMachine(RunSettings("run", max_restarts=3)), RunChecker(RunSettings("run"))
     opened = run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0)
-    for at, event in [(7000.0, opened), (7003.0, run.Received("a", work(2))), (7003.0, run.Received("a", NEWS))]:
-        checker.check(heir.state, event, heir.step(event, at), at)
-    assert heir.state.phase is RunPhase.RUNNING
-    assert heir.state.requests == 1
-    heir.step(run.Received("a", messages.NodeSucceeded(2)), 7013.0)
-    verdict = heir.state.verdict
+    for at, event in [(7000.0, opened), (7003.0, run.Received("a", work(2))), (7003.0, run.Received("a", RUNNING))]:
+        checker.check(successor.state, event, successor.step(event, at), at)
+    assert successor.state.phase is RunPhase.RUNNING
+    assert successor.state.requests == 1
+    successor.step(run.Received("a", messages.NodeSucceeded(2)), 7013.0)
+    verdict = successor.state.verdict
     assert verdict is not None
     assert verdict.goodput is not None
     assert verdict.goodput.spent == Spent(waiting_s=5.0, starting_s=1.0, training_s=19.0, stopping_s=2.0)
-    (entry,) = heir.state.ledger.entries
+    (entry,) = successor.state.ledger.entries
     assert (entry.number, entry.why, entry.running_at) == (2, "formed by an earlier coordinator", 7003.0)
 
 
-NEWS = messages.WorkersRunning(2, (9,))
+RUNNING = messages.WorkersRunning(2, (9,))
 
 
-def test_an_heir_that_finds_nobody_has_waited() -> None:
-    """The time in which it recovers is in one sum, too: the members of the last generation are waited for."""
+def test_a_successor_without_nodes_counts_its_recovery_as_waiting() -> None:
+    """It waits for the members of the last generation."""
     record = record_of(first_coordinator().state)
-    heir = CoordinatorMachine(RunSettings("run", max_restarts=3))
-    heir.step(run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0), 100.0)
-    assert heir.state.phase is RunPhase.RECOVERING
-    assert heir.state.ledger.spent(130.0) == record.cost.spent + Spent(waiting_s=30.0)
-    heir.step(run.EarlierCoordinatorGone("a"), 140.0)
-    assert heir.state.phase is RunPhase.GATHERING
-    assert heir.state.ledger.spent(150.0) == record.cost.spent + Spent(waiting_s=50.0)
+    successor = CoordinatorMachine(RunSettings("run", max_restarts=3))
+    successor.step(run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0), 100.0)
+    assert successor.state.phase is RunPhase.RECOVERING
+    assert successor.state.ledger.spent(130.0) == record.cost.spent + Spent(waiting_s=30.0)
+    successor.step(run.EarlierCoordinatorGone("a"), 140.0)
+    assert successor.state.phase is RunPhase.GATHERING
+    assert successor.state.ledger.spent(150.0) == record.cost.spent + Spent(waiting_s=50.0)
 
 
-def test_a_coordinator_without_a_record_counts_from_where_it_begins() -> None:
-    """At an endpoint nothing is known of the time before; the nodes tell which generation is at work."""
+def test_a_coordinator_without_a_record_counts_from_its_start() -> None:
+    """It learns the running generation from the nodes, but not the time before."""
     machine = CoordinatorMachine(RunSettings("run"))
     machine.step(run.Opened(30.0, generation=2, store=STORE), 100.0)
     machine.step(run.Received("a", work(2)), 104.0)
@@ -415,14 +414,14 @@ def test_a_coordinator_without_a_record_counts_from_where_it_begins() -> None:
     assert machine.state.ledger.spent(110.0) == Spent(waiting_s=4.0, training_s=6.0)
 
 
-def test_steps_of_an_earlier_coordinators_time_date_the_rhythm_and_not_the_start() -> None:
-    """A generation that was found did its first steps before: it was never starting in our time."""
+def test_steps_before_a_successor_started_do_not_count_as_starting() -> None:
+    """A generation of an earlier coordinator made its first steps before, so it was never starting here."""
     ledger = Ledger()
     ledger.begin(100.0)
     ledger.found(2, 1, 1, 100.0)
     ledger.stepped(0, 0.0, 150, 150.0, 150.0)
     ledger.ended("failure", "rank 0 failed", None, 150.0)
     ledger.settled(150.0)
-    trained(ledger, 3, 150.0, 160.0, 141, 151)
+    add_trained(ledger, 3, 150.0, 160.0, 141, 151)
     assert ledger.spent(160.0) == Spent(training_s=50.0, lost_s=10.0)
     assert ledger.lost_steps == 10

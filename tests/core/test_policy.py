@@ -1,8 +1,9 @@
-"""The restart policy: the budget, to the last restart, and what is not worth one."""
+"""The restart policy: the budget, and failures that are not restarted."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,17 @@ from tenax._core import coordinator as run
 from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, RunDeadline, RunPhase, RunSettings, Send
 from tenax._core.model import Evidence, Failure, Outcome
-from tenax._core.policy import START_S, AnyDecision, BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax._core.policy import (
+    START_S,
+    AnyDecision,
+    BudgetPolicy,
+    GiveUp,
+    History,
+    Restart,
+    RestartPolicy,
+    Wait,
+    ask_policy,
+)
 
 from .policies import Pausing
 
@@ -24,7 +35,7 @@ FAILURE = Failure(generation=1, local_rank=0, global_rank=0, pid=100, exit_code=
 
 @pytest.mark.parametrize(("used", "allowed"), [(u, a) for a, u in itertools.product(range(8), range(8)) if u <= a])
 def test_the_budget_is_exact(used: int, allowed: int) -> None:
-    """A restart is granted while, and only while, fewer than ``max_restarts`` were used; the reason counts along."""
+    """A restart is granted if and only if fewer than ``max_restarts`` were used; the reason has the count."""
     history = History(restarts_used=used, max_restarts=allowed)
     assert history.restarts_left == allowed - used
     decision = BudgetPolicy().decide(FAILURE, history)
@@ -36,7 +47,7 @@ def test_the_budget_is_exact(used: int, allowed: int) -> None:
         assert decision == GiveUp("the only restart is used" if allowed == 1 else f"all {allowed} restarts are used")
 
 
-# --- what is not worth a restart -------------------------------------------------------------------------------------
+# --- failures that are not restarted ----------------------------------------------------------------------------------
 
 
 def failed(
@@ -50,12 +61,12 @@ def decide(failure: Failure, policy: BudgetPolicy | None = None, **more) -> AnyD
     return (policy or BudgetPolicy()).decide(failure, history)
 
 
-INCURABLE = ["SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError"]
+PROGRAM_ERRORS = ["SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError"]
 
 
-@pytest.mark.parametrize("kind", INCURABLE)
-def test_a_program_that_is_wrong_is_not_tried_again(kind: str) -> None:
-    """An error of the program itself, at its start: it would be there again."""
+@pytest.mark.parametrize("kind", PROGRAM_ERRORS)
+def test_a_program_error_at_the_start_is_not_restarted(kind: str) -> None:
+    """It would happen again."""
     assert decide(failed(kind)) == GiveUp(
         f"{kind} at startup is an error in the program itself; the remaining 3 restarts would not help"
     )
@@ -64,19 +75,19 @@ def test_a_program_that_is_wrong_is_not_tried_again(kind: str) -> None:
 @pytest.mark.parametrize(
     "more", [{"lived_s": START_S + 1}, {"longest_s": START_S + 1}, {"lived_s": START_S + 1, "longest_s": 1.0}]
 )
-@pytest.mark.parametrize("kind", INCURABLE)
-def test_what_ran_once_can_run_again(kind: str, more: dict[str, float]) -> None:
-    """The same error after the start, or after a generation that got beyond it, may be the world's fault."""
+@pytest.mark.parametrize("kind", PROGRAM_ERRORS)
+def test_a_program_error_after_the_start_is_restarted(kind: str, more: dict[str, float]) -> None:
+    """The error occurs after the start, or an earlier generation got beyond the start: it may have an outside cause."""
     assert decide(failed(kind), **more) == Restart("restart 2 of 4")
 
 
-def everybody(message: str, count: int = 2) -> tuple[Failure, ...]:
+def all_failed(message: str, count: int = 2) -> tuple[Failure, ...]:
     return tuple(failed(message=message, rank=rank) for rank in range(count))
 
 
-def test_everybody_with_the_same_error_twice_is_not_tried_a_third_time() -> None:
-    """All workers, at the start, with the error that was the first cause the time before."""
-    now = everybody("RuntimeError: boom")
+def test_the_same_error_of_all_workers_twice_is_not_restarted() -> None:
+    """All workers fail at the start with the error that was the first cause the last time."""
+    now = all_failed("RuntimeError: boom")
     why = "all 2 workers failed at startup with the same error as before"
     assert decide(now[0], failures=now, world_size=2, earlier=(failed(),)) == GiveUp(
         f"{why}; the remaining 3 restarts would not help"
@@ -89,36 +100,35 @@ def test_everybody_with_the_same_error_twice_is_not_tried_a_third_time() -> None
         {"earlier": ()},  # the first time
         {"earlier": (failed(message="RuntimeError: bang"),)},  # another error
         {"earlier": (failed(), failed(message="RuntimeError: bang"))},  # the same, but not the last time
-        {"world_size": 3},  # not everybody
-        {"failures": (failed(), failed(message="RuntimeError: bang", rank=1))},  # not the same for everybody
+        {"world_size": 3},  # not all workers
+        {"failures": (failed(), failed(message="RuntimeError: bang", rank=1))},  # not the same error in all workers
         {"lived_s": START_S + 1},  # not at the start
         {"longest_s": START_S + 1},  # a generation got further
-        {"failures": (failed(),), "world_size": 1},  # one worker alone: nobody to compare with
+        {"failures": (failed(),), "world_size": 1},  # a single worker: none to compare with
     ],
 )
-def test_anything_less_is_tried_again(more: dict[str, object]) -> None:
-    """Each of the conditions is needed."""
-    now = everybody("RuntimeError: boom")
-    whole: dict[str, object] = {"failures": now, "world_size": 2, "earlier": (failed(),), **more}
-    assert decide(now[0], **whole) == Restart("restart 2 of 4")
+def test_each_condition_is_needed_to_give_up(more: dict[str, object]) -> None:
+    now = all_failed("RuntimeError: boom")
+    conditions: dict[str, object] = {"failures": now, "world_size": 2, "earlier": (failed(),), **more}
+    assert decide(now[0], **conditions) == Restart("restart 2 of 4")
 
 
-def test_without_a_message_nobody_knows_whether_it_is_the_same() -> None:
-    """Killed by a signal twice is no proof of anything."""
+def test_errors_without_a_message_are_not_compared() -> None:
+    """Two deaths by a signal may have different causes."""
     now = tuple(failed("", "", rank) for rank in range(2))
     assert decide(now[0], failures=now, world_size=2, earlier=(failed("", ""),)) == Restart("restart 2 of 4")
 
 
-def test_a_long_error_is_the_same_error() -> None:
-    """What is kept of earlier failures, and of many at once, is cut: the cut ones are compared with each other."""
+def test_truncated_messages_are_compared() -> None:
+    """Messages of earlier failures, and of many at once, are truncated before they are stored."""
     long = "RuntimeError: " + "x" * 5_000
     now = (failed(message=long), failed(message=long, rank=1).brief())
     decision = decide(now[0], failures=now, world_size=2, earlier=(failed(message=long).brief(),))
     assert isinstance(decision, GiveUp)
 
 
-def test_what_the_user_knows_to_be_fatal() -> None:
-    """By exit code or by the name of the exception, with or without its module, whenever it happens."""
+def test_failures_that_the_user_marked_as_fatal_are_not_restarted() -> None:
+    """They are marked by exit code or by the exception's name, with or without its module."""
     policy = BudgetPolicy(fatal_exit_codes=(42, -11), fatal_errors=("ConfigError", "my.pkg.DataError"))
     late = {"lived_s": 1e6}
     assert decide(failed(code=42), policy, **late) == GiveUp(
@@ -152,10 +162,10 @@ failures = st.builds(
     longest_s=st.floats(0, 200),
 )
 @settings(CORE, max_examples=300)
-def test_the_budget_policy_never_grants_more_than_it_may(
+def test_the_budget_policy_never_exceeds_the_budget(
     failure, used, allowed, earlier, others, world_size, lived_s, longest_s
 ) -> None:
-    """Whatever happened: no restart beyond the budget, always a reason, and the same answer to the same question."""
+    """There is always a reason, and the same history gives the same decision."""
     history = History(used, allowed, tuple(earlier), (failure, *others), world_size, lived_s, longest_s)
     policy = BudgetPolicy(fatal_exit_codes=(3,), fatal_errors=("Fatal",))
     decision = policy.decide(failure, history)
@@ -167,71 +177,71 @@ def test_the_budget_policy_never_grants_more_than_it_may(
         assert failure.evidence.error_type != "x.Fatal"
 
 
-# --- how the coordinator asks -----------------------------------------------------------------------------------------
+# --- the coordinator and its policy -----------------------------------------------------------------------------------
 
 
 class Job:
-    """A run of one node with two workers that fail whenever they are told to."""
+    """A run of one node with two workers that fail on request."""
 
     def __init__(self, allowed: int, policy: RestartPolicy | None = None) -> None:
         self.machine = CoordinatorMachine(RunSettings("run", max_restarts=allowed), policy)
         self.now = 0.0
-        self.hear(run.Opened())
-        self.says = self.hear(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a", slots=2))))
+        self.step(run.Opened())
+        self.step(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a", slots=2))))
         self.ready()
 
-    def hear(self, event: run.AnyCoordinatorEvent) -> list[Send]:
-        self.says = self.machine.step(event, self.now)
-        return self.says
+    def step(self, event: run.AnyCoordinatorEvent) -> list[Send]:
+        self.sends = self.machine.step(event, self.now)
+        return self.sends
 
     def ready(self) -> None:
-        self.hear(run.Received("a", messages.NodeReady(self.machine.state.generation)))
+        self.step(run.Received("a", messages.NodeReady(self.machine.state.generation)))
 
-    def told(self) -> int:
-        """What the workers are told of restarts in the generation that was just formed."""
-        (say,) = self.says
-        assert isinstance(say.event, events.GenerationFormed)
-        return say.event.assignment.restarts_used
+    def restarts_used(self) -> int:
+        """Return the restart count in the assignment that was just sent."""
+        (send,) = self.sends
+        assert isinstance(send.event, events.GenerationFormed)
+        return send.event.assignment.restarts_used
 
     def fail(self, *failures: Failure) -> None:
         generation = self.machine.state.generation
-        self.hear(run.Received("a", messages.NodeStopped(generation, self.now, failures)))
+        self.step(run.Received("a", messages.NodeStopped(generation, self.now, failures)))
         self.ready()
 
 
 @pytest.mark.parametrize("allowed", range(6))
-def test_a_job_that_always_fails_starts_once_more_than_it_may_restart(allowed: int) -> None:
-    """C4: with the budget policy, N restarts mean N + 1 generations, and the workers are told 0, 1 ... N."""
+def test_a_job_that_always_fails_runs_one_generation_more_than_its_restarts(allowed: int) -> None:
+    """C4: with the budget policy, N restarts mean N + 1 generations, with the restart counts 0, 1 ... N."""
     job = Job(allowed)
-    told = []
+    counts = []
     while job.machine.state.phase is RunPhase.RUNNING:
-        told.append(job.told())
+        counts.append(job.restarts_used())
         job.now += 100
         job.fail(FAILURE)
     verdict = job.machine.state.verdict
     assert verdict is not None
     assert (verdict.outcome, verdict.restarts_used) == (Outcome.FAILED, allowed)
-    assert told == list(range(allowed + 1))
+    assert counts == list(range(allowed + 1))
 
 
 @pytest.mark.parametrize("allowed", range(1, 5))
-def test_a_pause_costs_a_restart_too(allowed: int) -> None:
-    """``Wait`` is paid for like ``Restart``: a policy that pauses is held to the same count."""
+def test_a_pause_is_charged_as_a_restart(allowed: int) -> None:
+    """``Wait`` is charged like ``Restart``."""
     job = Job(allowed, Pausing())
     for restart in range(allowed):
         job.fail(FAILURE)
         assert job.machine.state.deadlines == {RunDeadline.PAUSE: job.now + 5.0 * 2**restart}
         job.now = job.machine.state.deadlines[RunDeadline.PAUSE]
-        job.hear(run.Tick())
-        assert job.told() == restart + 1
+        job.step(run.Tick())
+        assert job.restarts_used() == restart + 1
     job.fail(FAILURE)
     verdict = job.machine.state.verdict
     assert verdict is not None
     assert (verdict.outcome, verdict.restarts_used) == (Outcome.FAILED, allowed)
 
 
-def test_more_restarts_than_the_history_keeps() -> None:
-    """The memory of earlier failures is bounded, the count of restarts is not."""
+def test_the_restart_count_is_unbounded_but_the_history_is_bounded() -> None:
+    """The last 100 failures are kept; 250 restarts are counted."""
     job = Job(250)
     while job.machine.state.phase is RunPhase.RUNNING:
         job.now += 100
@@ -243,35 +253,35 @@ def test_more_restarts_than_the_history_keeps() -> None:
     assert [failure.generation for failure in verdict.earlier] == list(range(151, 251))
 
 
-def test_the_policy_is_asked_once_per_failed_generation_with_all_that_is_known() -> None:
-    """It sees all failures, the first cause first with its evidence and host; how long it lived and the best one before
-    it lived; the count before this failure; and the first causes of old."""
-    asked: list[tuple[Failure, History]] = []
+def test_the_policy_is_called_once_per_failed_generation_with_the_whole_history() -> None:
+    """The history has all failures, the first cause first with its evidence and host; the durations of this and of the
+    longest earlier generation; the restart count before this failure; and the earlier first causes."""
+    calls: list[tuple[Failure, History]] = []
 
-    class Curious:
+    class Recording:
         def decide(self, failure: Failure, history: History) -> AnyDecision:
-            asked.append((failure, history))
+            calls.append((failure, history))
             return Restart("again")
 
-    job = Job(1, Curious())
+    job = Job(1, Recording())
     for generation, lived_s in ((1, 100.0), (2, 50.0), (3, 70.0)):
         job.now += lived_s
         seen = Failure(generation, 0, 0, 100, 1, job.now)
         cause = Failure(
             generation, 1, 1, 101, generation, job.now, evidence=Evidence("E", "E: boom", raised_at=job.now - 1)
         )
-        job.hear(run.Received("a", messages.FailureSeen(generation, seen, job.now)))
-        assert len(asked) == generation - 1, "not before every node has stopped"
+        job.step(run.Received("a", messages.FailureSeen(generation, seen, job.now)))
+        assert len(calls) == generation - 1, "called before every node has stopped"
         job.fail(seen, cause)
-        assert len(asked) == generation
-    first, second, third = (failure for failure, _ in asked)
+        assert len(calls) == generation
+    first, second, third = (failure for failure, _ in calls)
     assert [(each.generation, each.global_rank, each.exit_code, each.host) for each in (first, second, third)] == [
         (1, 1, 1, "host-a"),
         (2, 1, 2, "host-a"),
         (3, 1, 3, "host-a"),
     ]
     assert first.evidence.message == "E: boom"
-    histories = [history for _, history in asked]
+    histories = [history for _, history in calls]
     assert [[each.global_rank for each in history.failures] for history in histories] == [[1, 0]] * 3
     assert [(each.restarts_used, each.max_restarts, each.world_size) for each in histories] == [
         (0, 1, 2),
@@ -279,27 +289,80 @@ def test_the_policy_is_asked_once_per_failed_generation_with_all_that_is_known()
         (2, 1, 2),
     ]
     assert [history.earlier for history in histories] == [(), (first,), (first, second)]
+    assert [failure.lived_s for failure in (first, second, third)] == [99.0, 49.0, 69.0]
+    assert third.seen_at - first.seen_at == job.now - 100.0, "all times are on one clock"
     assert [history.lived_s for history in histories] == [99.0, 49.0, 69.0]
     assert [history.longest_s for history in histories] == [0.0, 100.0, 100.0]
 
 
-def test_a_policy_that_raises_ends_the_run_with_a_reason() -> None:
-    """A policy is somebody's code: what it throws is told to everybody, and no node is left waiting."""
+class Answers:
+    """Returns what it was given, or raises it."""
 
-    class Raises:
-        def decide(self, failure: Failure, history: History) -> AnyDecision:
-            raise ZeroDivisionError("oh")
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
 
-    job = Job(3, Raises())
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (ZeroDivisionError("oh"), "raised ZeroDivisionError: oh"),
+        (SystemExit(3), "raised SystemExit: 3"),
+        (ValueError("two\nlines"), "raised ValueError: two\\nlines"),
+        (None, "returned NoneType; expected Restart, Wait or GiveUp"),
+        ("restart", "returned str; expected Restart, Wait or GiveUp"),
+        (Restart, "returned StructMeta; expected Restart, Wait or GiveUp"),
+        (Restart(""), "returned an invalid Restart: Expected `str` of length >= 1 - at `$.why`"),
+        (GiveUp(None), "returned an invalid GiveUp: 'NoneType' object has no attribute 'isprintable'"),
+        (Wait("later", seconds=-1.0), "returned an invalid Wait: Expected `float` >= 0.0 - at `$.seconds`"),
+        (
+            Wait("later", seconds=float("inf")),
+            "returned an invalid Wait: Expected `float`, got `null` - at `$.seconds`",
+        ),
+        (
+            Wait("later", seconds=float("nan")),
+            "returned an invalid Wait: Expected `float`, got `null` - at `$.seconds`",
+        ),
+        (Wait("later", seconds=1e300), "returned an invalid Wait: Expected `float` <= 10000000000.0 - at `$.seconds`"),
+    ],
+)
+def test_a_policy_that_fails_ends_the_run_with_a_reason(answer: Any, why: str) -> None:
+    """A policy may be user code: an exception or a wrong answer ends the run, and the reason names both."""
+    job = Job(3, Answers(answer))
     job.fail(FAILURE)
     verdict = job.machine.state.verdict
     assert verdict is not None
-    assert verdict.why == "the restart policy Raises raised ZeroDivisionError: oh"
+    assert verdict.why == f"the restart policy Answers {why}"
     assert verdict.restarts_used == 0
 
 
+def test_a_reason_is_one_short_line() -> None:
+    decision = ask_policy(Answers(Restart("a\nb\0" + "x" * 10_000)), FAILURE, History(0, 1))
+    assert decision == Restart(("a\\nb\\x00" + "x" * 10_000)[:4096])
+
+
+@CORE
+@given(
+    answer=st.one_of(
+        st.none(),
+        st.builds(Restart, st.text()),
+        st.builds(GiveUp, st.text()),
+        st.builds(Wait, st.text(), seconds=st.one_of(st.floats(), st.integers(), st.text(), st.none())),
+        st.builds(ValueError, st.text()),
+    )
+)
+def test_any_answer_becomes_a_decision_that_can_be_stored(answer: Any) -> None:
+    decision = ask_policy(Answers(answer), FAILURE, History(0, 1))
+    assert decision.why
+    assert msgspec.json.decode(msgspec.json.encode(decision), type=AnyDecision) == decision
+
+
 @pytest.mark.parametrize("decision", [Restart("again"), Wait("later", seconds=2.5), GiveUp("enough")])
-def test_a_decision_can_be_written_down(decision: AnyDecision) -> None:
-    """The three answers survive JSON, and each says why."""
+def test_a_decision_survives_json(decision: AnyDecision) -> None:
+    """Each of the three decisions has a reason."""
     assert msgspec.json.decode(msgspec.json.encode(decision), type=AnyDecision) == decision
     assert decision.why

@@ -1,4 +1,4 @@
-"""What a node says on a new connection: all that a coordinator must know of it, from its state alone, and all true."""
+"""The messages of a node on a new connection: all that a coordinator must know, derived from the node's state."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
 from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
 from tenax._core.model import AgentSettings, Assignment
 
-from .test_every_cell import SITUATIONS, reach
-from .world import World
+from .random_node import RandomNode
+from .test_agent_transitions import SITUATIONS, reach
 
 NODE = messages.NodeInfo("a", "host-a", slots=2, min_nodes=2, max_nodes=2)
 PART = Assignment(1, group_rank=1, group_world_size=2, first_global_rank=2, coordinator_rank=0, restarts_used=3)
 
-# Kinds of words by situation; NodeJoined always comes first.
+# Types of messages by situation; NodeJoined is always the first.
 EXPECTED = {
     "new": [],
     "joining": [messages.NodeReady],
     "joining again": [messages.NodeStopped, messages.NodeReady],
-    "joining, called back": [messages.NodeReady],
+    "joining, generation ended": [messages.NodeReady],
     "starting": [],
     "running": [messages.WorkersRunning],
-    "running, one has succeeded": [messages.WorkersRunning],
-    "running, one is late": [messages.WorkersRunning],
-    "running, one that is late was asked": [messages.WorkersRunning],
+    "running, one worker succeeded": [messages.WorkersRunning],
+    "running, one scope expired": [messages.WorkersRunning],
+    "running, overdue worker signalled": [messages.WorkersRunning],
     "running, quiet": [messages.WorkersRunning, messages.NodeQuiet],
-    "running, stacks are wanted": [messages.WorkersRunning],
-    "running, a hang is told": [messages.WorkersRunning],
-    "stopping, one is late": [messages.FailureSeen],
-    "stopping, asked": [messages.FailureSeen],
+    "running, stacks requested": [messages.WorkersRunning],
+    "running, hang reported": [messages.WorkersRunning],
+    "stopping, one scope expired": [messages.FailureSeen],
+    "stopping, signalled": [messages.FailureSeen],
     "stopping, cancelled": [messages.NodeDraining],
     "stopping, clearing": [messages.FailureSeen],
     "stopping, killed": [messages.NodeDraining],
     "stopping, evidence awaited": [messages.FailureSeen],
-    "stopping, ended elsewhere": [],
+    "stopping, generation ended": [],
     "stopping, fenced": [],
     "stopping, refused": [],
-    "stopping, the run is over": [],
+    "stopping, run ended": [],
     "closing": [],
-    "closing, ended elsewhere": [],
+    "closing, generation ended": [],
     "closing, killed": [],
     "done": [],
     "ended": [],
@@ -51,17 +51,17 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_what_is_said_in_every_situation(situation: str) -> None:
-    """First who we are and what we are doing, then what happened; nothing is kept for the time without a connection."""
+def test_the_messages_in_every_situation(situation: str) -> None:
+    """The identity and state come first, then what happened. No message is queued while there is no connection."""
     machine = reach(situation)
-    words = messages_on_connecting(machine.state, NODE, 9.0)
-    assert isinstance(words[0], messages.NodeJoined)
-    assert [type(each) for each in words[1:]] == EXPECTED[situation]
-    assert words == messages_on_connecting(machine.state, NODE, 9.0), "asking changes nothing"
+    sent = messages_on_connecting(machine.state, NODE, 9.0)
+    assert isinstance(sent[0], messages.NodeJoined)
+    assert [type(each) for each in sent[1:]] == EXPECTED[situation]
+    assert sent == messages_on_connecting(machine.state, NODE, 9.0), "the call must not change the state"
 
 
-def test_a_node_says_which_part_it_has() -> None:
-    """A new coordinator learns from its nodes what an earlier one had decided."""
+def test_a_node_sends_its_assignment() -> None:
+    """A new coordinator learns the decisions of an earlier one from its nodes."""
     machine = AgentMachine(AgentSettings("run", "trainer", 2, 3))
     machine.step(events.RunRequested(), 0.0)
     machine.step(events.GenerationFormed(PART), 0.0)
@@ -78,8 +78,8 @@ def test_a_node_says_which_part_it_has() -> None:
     )
 
 
-def test_a_node_that_was_cut_off_says_so() -> None:
-    """What failed elsewhere may have failed because of us: the coordinator must not charge anybody for it."""
+def test_a_node_reports_that_it_was_cut_off() -> None:
+    """Failures on other nodes may be a consequence, so the coordinator must not charge them."""
     machine = reach("stopping, fenced")
     machine.step(events.NodeCleared(1), 5.0)
     assert machine.state.phase is Phase.JOINING
@@ -91,22 +91,22 @@ def test_a_node_that_was_cut_off_says_so() -> None:
     machine.step(events.GenerationEnded(2, "b joined"), 11.0)
     for rank in range(2):
         machine.step(events.WorkerExited(2, rank, -15), 11.0)
-    (told,) = [
+    (stopped,) = [
         command.message
         for command in machine.step(events.NodeCleared(2), 11.0)
         if isinstance(getattr(command, "message", None), messages.NodeStopped)
     ]
-    assert not told.was_cut_off, "the next generation was not"
+    assert not stopped.was_cut_off, "the next generation was not"
 
 
-def test_words_are_true_whenever_the_link_breaks() -> None:
-    """In thousands of random moments: ready and stopped only when clear, running only when processes may live."""
+def test_the_messages_are_true_whenever_the_link_breaks() -> None:
+    """After thousands of random steps: ready and stopped only if clear, running only if processes may be alive."""
     moments = set()
     for seed in range(400):
-        world = World(random.Random(seed))
-        world.play()
-        machine = AgentMachine(world.settings)
-        for event, now, _ in world.steps:
+        node = RandomNode(random.Random(seed))
+        node.run()
+        machine = AgentMachine(node.settings)
+        for event, now, _ in node.steps:
             machine.step(event, now)
             state = machine.state
             joined, *others = messages_on_connecting(state, NODE, now)
@@ -123,8 +123,8 @@ def test_words_are_true_whenever_the_link_breaks() -> None:
 
 
 @pytest.mark.parametrize("situation", [name for name in SITUATIONS if name not in ("new", "ended")])
-def test_a_coordinator_that_is_told_again_knows_no_more_and_no_less(situation: str) -> None:
-    """A link that breaks and is back at once changes nothing for a coordinator that has missed nothing."""
+def test_reconnecting_changes_nothing_for_a_coordinator_that_missed_nothing(situation: str) -> None:
+    """The link breaks and is back at once, without a lost message."""
     coordinator = CoordinatorMachine(RunSettings("run", min_nodes=2, max_nodes=2, max_restarts=3))
     machine = AgentMachine(AgentSettings("run", "trainer", 2, 3))
     coordinator.step(run.Opened(), 0.0)

@@ -1,4 +1,4 @@
-"""Taking over from a record: who is awaited, for how long, and what follows (C2, C4, C7)."""
+"""A successor's recovery from a record: which nodes it awaits, and for how long (C2, C4, C7)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tenax._core import coordinator as run
 from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
-from tenax._core.model import Outcome, Verdict
+from tenax._core.model import Evidence, Failure, Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord, mark_of, record_of
 from tenax.testing.run_invariants import RunChecker
 
@@ -18,12 +18,12 @@ STORE = "store:1"
 
 
 class Successor:
-    """A machine with its checker, opened from a record at the moment 0."""
+    """A machine with its checker, opened from a record at time 0."""
 
     def __init__(self, record: RunRecord) -> None:
         self.machine = CoordinatorMachine(SETTINGS)
         self._checker = RunChecker(SETTINGS)
-        self.said: list[tuple[tuple[str, ...], events.FromCoordinator]] = []
+        self.sent: list[tuple[tuple[str, ...], events.FromCoordinator]] = []
         self.step(
             run.Opened(
                 LEASE_S,
@@ -38,11 +38,11 @@ class Successor:
         )
 
     def step(self, event: run.AnyCoordinatorEvent, now: float = 0.0) -> None:
-        says = self.machine.step(event, now)
-        self._checker.check(self.machine.state, event, says, now)
-        self.said = [(say.to, say.event) for say in says]
+        sends = self.machine.step(event, now)
+        self._checker.check(self.machine.state, event, sends, now)
+        self.sent = [(send.to, send.event) for send in sends]
 
-    def comes(self, name: str, now: float = 0.0, generation: int = 1, *, is_running: bool = True) -> None:
+    def join(self, name: str, now: float = 0.0, generation: int = 1, *, is_running: bool = True) -> None:
         info = messages.NodeInfo(name, name, min_nodes=2, max_nodes=3)
         rank = {"a": 0, "b": 1, "c": 2}[name]
         joined = messages.NodeJoined(
@@ -57,8 +57,8 @@ class Successor:
         if not is_running:
             self.step(run.Received(name, messages.NodeReady(generation, "store", 2)), now)
 
-    def time_passes(self, until: float) -> None:
-        """Nothing happens before, and then what is due."""
+    def tick(self, until: float) -> None:
+        """Check that the next deadline is at this time, and handle it."""
         deadline = self.machine.state.next_deadline()
         assert deadline is not None
         assert deadline == until
@@ -71,115 +71,130 @@ class Successor:
 
 def record(names: str = "abc", **changes: object) -> RunRecord:
     members = tuple(RecordedMember(name, rank, f"host-{name}") for rank, name in enumerate(names))
-    made = RunRecord(1, members, world_size=len(names), store=STORE, restarts_used=1)
-    return msgspec.structs.replace(made, **changes)
+    record = RunRecord(1, members, world_size=len(names), store=STORE, restarts_used=1)
+    return msgspec.structs.replace(record, **changes)
 
 
-def test_when_all_are_back_nothing_has_happened() -> None:
-    made = Successor(record())
+def test_the_generation_continues_when_all_members_are_back() -> None:
+    successor = Successor(record())
     for name in "abc":
-        assert made.phase is RunPhase.RECOVERING
-        made.comes(name)
-    assert made.phase is RunPhase.RUNNING
-    assert not made.said
-    assert made.machine.state.generation == 1
+        assert successor.phase is RunPhase.RECOVERING
+        successor.join(name)
+    assert successor.phase is RunPhase.RUNNING
+    assert not successor.sent
+    assert successor.machine.state.generation == 1
 
 
-def test_who_does_not_come_back_is_awaited_since_the_first_did() -> None:
-    made = Successor(record())
-    made.comes("a", now=100.0)
-    made.comes("b", now=105.0)
-    made.time_passes(until=100.0 + RETURN_S)
-    assert made.phase is RunPhase.ENDING
-    assert made.machine.state.lost == {"host-c": "it did not reconnect after the coordinator was lost"}
-    made.step(run.Received("a", messages.NodeReady(1, "store", 2)), 110.0)
-    made.step(run.Received("b", messages.NodeReady(1, "store", 3)), 110.0)
-    assert made.phase is RunPhase.RUNNING
-    assert made.machine.state.generation == 2
-    assert made.machine.state.restarts_used == 1, "a loss is not charged"
+def test_a_missing_member_is_awaited_from_the_first_return_on() -> None:
+    successor = Successor(record())
+    successor.join("a", now=100.0)
+    successor.join("b", now=105.0)
+    successor.tick(until=100.0 + RETURN_S)
+    assert successor.phase is RunPhase.ENDING
+    assert successor.machine.state.lost == {"host-c": "it did not reconnect after the coordinator was lost"}
+    successor.step(run.Received("a", messages.NodeReady(1, "store", 2)), 110.0)
+    successor.step(run.Received("b", messages.NodeReady(1, "store", 3)), 110.0)
+    assert successor.phase is RunPhase.RUNNING
+    assert successor.machine.state.generation == 2
+    assert successor.machine.state.restarts_used == 1, "a loss is not charged"
 
 
-def test_a_generation_of_which_nobody_is_seen_is_left_to_those_who_may_be_in_it() -> None:
-    """Newcomers give up in the end, with a reason; there is no verdict, for the run may go on elsewhere."""
-    made = Successor(record())
-    made.step(run.Received("new", messages.NodeJoined(messages.NodeInfo("new", "new", min_nodes=2, max_nodes=3))), 1.0)
-    made.step(run.Received("new", messages.NodeReady(0)), 1.0)
-    made.time_passes(until=SETTINGS.join_timeout_s)
-    ((to, refused),) = made.said
+def test_new_nodes_are_refused_while_no_member_of_the_generation_is_back() -> None:
+    """There is no verdict, because the generation may still run elsewhere."""
+    successor = Successor(record())
+    successor.step(
+        run.Received("new", messages.NodeJoined(messages.NodeInfo("new", "new", min_nodes=2, max_nodes=3))), 1.0
+    )
+    successor.step(run.Received("new", messages.NodeReady(0)), 1.0)
+    successor.tick(until=SETTINGS.join_timeout_s)
+    ((to, refused),) = successor.sent
     assert to == ("new",)
     assert isinstance(refused, events.JoinRefused)
     assert "host-a, host-b, host-c" in refused.reason
-    assert made.machine.state.verdict is None
-    assert made.phase is RunPhase.RECOVERING
+    assert successor.machine.state.verdict is None
+    assert successor.phase is RunPhase.RECOVERING
 
 
-def test_the_one_member_of_a_generation_is_awaited_for_as_long_as_it_may_go_on() -> None:
-    made = Successor(record("a"))
-    made.time_passes(until=ALONE_S)
-    assert made.phase is RunPhase.GATHERING
-    assert made.machine.state.membership_changes == 1
+def test_a_single_member_is_awaited_for_as_long_as_it_may_continue_alone() -> None:
+    successor = Successor(record("a"))
+    successor.tick(until=ALONE_S)
+    assert successor.phase is RunPhase.GATHERING
+    assert successor.machine.state.membership_changes == 1
 
 
 def test_the_node_of_a_dead_leader_is_not_awaited() -> None:
-    made = Successor(record())
-    made.comes("a")
-    made.comes("b")
-    made.step(run.EarlierCoordinatorGone("c"), 1.0)
-    assert made.phase is RunPhase.ENDING
-    assert made.machine.state.lost == {"host-c": "its agent died"}
+    successor = Successor(record())
+    successor.join("a")
+    successor.join("b")
+    successor.step(run.EarlierCoordinatorGone("c"), 1.0)
+    assert successor.phase is RunPhase.ENDING
+    assert successor.machine.state.lost == {"host-c": "its agent died"}
 
 
-def test_a_dead_leader_that_was_a_spare_is_not_missed() -> None:
-    made = Successor(record())
-    made.step(run.EarlierCoordinatorGone("spare"))
+def test_a_dead_leader_that_was_a_spare_is_not_awaited() -> None:
+    successor = Successor(record())
+    successor.step(run.EarlierCoordinatorGone("spare"))
     for name in "abc":
-        made.comes(name, now=1.0)
-    assert made.phase is RunPhase.RUNNING
-    assert not made.said
+        successor.join(name, now=1.0)
+    assert successor.phase is RunPhase.RUNNING
+    assert not successor.sent
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_members_stop_when_no_leader_answers_them(others: int) -> None:
-    """If all that led before are dead, whoever is not here has stopped a lease later. If one may live: nothing."""
-    made = Successor(record())
-    made.step(run.EarlierCoordinatorGone("spare", others), 10.0)
-    made.time_passes(until=SETTINGS.join_timeout_s if others else 10.0 + LEASE_S)
-    assert made.phase is (RunPhase.RECOVERING if others else RunPhase.GATHERING)
+def test_members_without_a_leader_have_stopped_after_a_lease(others: int) -> None:
+    """If an earlier leader may be alive, members may follow it, and are awaited for longer."""
+    successor = Successor(record())
+    successor.step(run.EarlierCoordinatorGone("spare", others), 10.0)
+    successor.tick(until=SETTINGS.join_timeout_s if others else 10.0 + LEASE_S)
+    assert successor.phase is (RunPhase.RECOVERING if others else RunPhase.GATHERING)
 
 
-def test_a_member_that_never_heard_of_its_generation() -> None:
-    """It was decided, and the leader died before it could tell everybody: it ends, uncharged."""
-    made = Successor(record())
-    made.comes("a")
-    made.comes("b", generation=0, is_running=False)
-    made.comes("c")
-    assert made.phase is RunPhase.ENDING
-    assert made.machine.state.unstopped == {"a", "c"}
+def test_a_generation_ends_if_a_member_never_received_its_assignment() -> None:
+    """The leader died before it had sent all assignments. The end is uncharged."""
+    successor = Successor(record())
+    successor.join("a")
+    successor.join("b", generation=0, is_running=False)
+    successor.join("c")
+    assert successor.phase is RunPhase.ENDING
+    assert successor.machine.state.unstopped == {"a", "c"}
 
 
 def test_a_settled_generation_is_not_awaited_and_not_charged_again() -> None:
-    made = Successor(record(settled=1, next_why="rank 0 on host-a failed"))
-    assert made.phase is RunPhase.GATHERING
+    successor = Successor(record(settled=1, next_why="rank 0 on host-a failed"))
+    assert successor.phase is RunPhase.GATHERING
     for name in "abc":
-        made.comes(name, is_running=False)
-    assert made.machine.state.generation == 2
-    assert made.machine.state.restarts_used == 1
+        successor.join(name, is_running=False)
+    assert successor.machine.state.generation == 2
+    assert successor.machine.state.restarts_used == 1
 
 
-def test_after_the_verdict_everybody_who_comes_is_told() -> None:
-    made = Successor(record(verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
-    made.comes("a")
-    ((to, ended),) = made.said
+def test_a_node_that_joins_after_the_verdict_is_sent_it() -> None:
+    successor = Successor(record(verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
+    successor.join("a")
+    ((to, ended),) = successor.sent
     assert to == ("a",)
     assert isinstance(ended, events.RunEnded)
 
 
-def test_the_record_of_a_successor_is_the_same_again() -> None:
-    """What was inherited is handed on, and the mark tells that there is nothing new."""
-    old = record(membership_changes=2, drains=1, ranks_by_name={"n": 1}, longest_s=3.0)
-    made = Successor(old)
+def test_a_successor_writes_the_same_record() -> None:
+    """It keeps what it inherited, and its mark shows that nothing changed."""
+    old = record(membership_changes=2, drains=1, ranks_by_name={"n": 1}, longest_s=3.0, formed_at=-40.0)
+    successor = Successor(old)
     for name in "abc":
-        made.comes(name)
-    state = made.machine.state
+        successor.join(name)
+    state = successor.machine.state
     assert record_of(state) == old
     assert mark_of(state) == old.mark
+
+
+def test_a_record_is_moved_to_the_clock_of_another_host() -> None:
+    """All its times are shifted by the same amount, so a restart policy can still compare them."""
+    failure = Failure(1, 0, 0, 100, 1, 10.0, evidence=Evidence("E", raised_at=9.0), lived_s=4.0)
+    verdict = Verdict(Outcome.FAILED, "no", failures=(failure,), earlier=(failure,))
+    old = record(earlier=(failure,), formed_at=12.0, verdict=verdict)
+    moved = old.shifted(1000.0)
+    assert (moved.earlier[0].seen_at, moved.earlier[0].evidence.raised_at, moved.formed_at) == (1010.0, 1009.0, 1012.0)
+    assert moved.earlier[0].lived_s == 4.0
+    assert moved.verdict is not None
+    assert moved.verdict.failures == moved.verdict.earlier == moved.earlier
+    assert moved.shifted(-1000.0) == old

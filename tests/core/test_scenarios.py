@@ -1,4 +1,4 @@
-"""The scenario files: what the agent machine answers to each history, word for word."""
+"""The scenario files of the agent machine: the exact answers to each list of events."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from tenax.testing.scenario import ScenarioError, parse_event, play_scenario, sp
 from .conftest import SCENARIOS
 
 FILES = sorted(SCENARIOS.glob("*.txt"))
-CONVERSATIONS = [
+ALL_SCENARIOS = [
     pytest.param(scenario.text, id=f"{path.stem}: {scenario.title}")
     for path in FILES
     for scenario in split_scenarios(path.read_text())
 ]
 
 
-@pytest.mark.parametrize("text", CONVERSATIONS)
+@pytest.mark.parametrize("text", ALL_SCENARIOS)
 def test_the_machine_answers_as_written(text: str) -> None:
-    """The machine's answers are those that a reviewer accepted (``--rewrite-scenarios`` proposes new ones)."""
+    """``--rewrite-scenarios`` writes the current answers, for review."""
     assert play_scenario(text) == text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_conversation_of_a_file_ends_in_a_verdict(path: Path) -> None:
-    """No scenario stops in the middle: each leads to exactly one verdict, so it also shows what was remembered."""
+def test_every_scenario_ends_with_a_verdict(path: Path) -> None:
+    """Each has exactly one, which shows the failures and counts that were kept."""
     for scenario in split_scenarios(path.read_text()):
         assert len(re.findall(r"^    finish: ", scenario.text, re.MULTILINE)) == 1, scenario.title
 
 
 def test_titles_are_unique() -> None:
-    """A title names one scenario, so that a failing test names one place."""
+    """A failing test names one scenario."""
     titles = [scenario.title for path in FILES for scenario in split_scenarios(path.read_text())]
     assert sorted(titles) == sorted(set(titles))
 
 
-def test_splitting_loses_nothing() -> None:
-    """The conversations of a file, joined, are the file."""
+def test_splitting_keeps_all_text() -> None:
+    """The scenarios of a file, joined, are the file."""
     for path in FILES:
         text = path.read_text()
         assert "".join(scenario.text for scenario in split_scenarios(text)) == text
 
 
-def test_playing_writes_the_answers_below_the_facts() -> None:
-    """A script without answers comes back with them; what a reader wrote for readers stays."""
+def test_playing_writes_the_answers_below_the_events() -> None:
+    """A scenario without answers is returned with them; comments are kept."""
     script = "# why\n\nscenario short\nsettings workers=1 grace_s=4\n\nat 0 run requested\nat 1.5 signal SIGINT\n"
     played = play_scenario(script)
     assert played == (
@@ -61,7 +61,7 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "message"),
     [
         ("at 1 worker 0 vanished", "line 2: 'worker 0 vanished' is not an event"),
         ("at noon tick", "line 2: 'noon' is not a time"),
@@ -79,20 +79,20 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
         ("and then", "line 2: 'and then' is not part of a scenario"),
     ],
 )
-def test_a_line_that_cannot_be_understood_is_named(line: str, complaint: str) -> None:
-    """A mistake in a scenario is reported with its line number, what is wrong and what was expected."""
-    with pytest.raises(ScenarioError, match=complaint):
+def test_an_invalid_line_is_an_error_with_its_number(line: str, message: str) -> None:
+    """The message has the line number, what is wrong and what was expected."""
+    with pytest.raises(ScenarioError, match=message):
         play_scenario(f"scenario wrong\n{line}\n")
 
 
-def test_a_file_without_a_scenario_is_refused() -> None:
-    """A file that tests nothing does not pass for a test."""
+def test_a_file_without_a_scenario_is_an_error() -> None:
+    """Otherwise it would pass without testing anything."""
     with pytest.raises(ScenarioError, match="no scenario here"):
         split_scenarios("# nothing yet\n")
 
 
-def test_facts_mean_the_given_generation_unless_they_say_another() -> None:
-    """``of generation N`` makes a late echo; without it a fact is about now."""
+def test_events_are_of_the_current_generation_unless_they_name_another() -> None:
+    """``of generation N`` makes an event stale."""
     assert parse_event("worker 3 killed by SIGKILL", 7) == events.WorkerExited(7, 3, -9)
     assert parse_event("worker 3 of generation 2 killed by SIGKILL", 7) == events.WorkerExited(2, 3, -9)
     assert parse_event("node cleared of generation 2", 7) == events.NodeCleared(2)
@@ -100,8 +100,8 @@ def test_facts_mean_the_given_generation_unless_they_say_another() -> None:
     assert parse_event("leave noticed from b, in 30 s: x: y", 7) == events.LeaveNoticed(7, "b", "x: y", 30.0)
 
 
-def test_a_verdict_names_what_this_node_told_of() -> None:
-    """``run ended`` means what a coordinator would say that has heard this node only, on its own clock."""
+def test_a_verdict_has_the_failures_that_the_node_reported() -> None:
+    """``run ended`` is the verdict of a coordinator that has only this node, with its own clock."""
     script = "scenario s\nat 0 generation 1 up\nat 5 worker 0 exited 3\nat 6 run ended, sent at 1006: failed, enough\n"
     played = play_scenario(script + "at 7 worker 0 examined\nat 8 node cleared\n")
     assert "    finish: failed, enough\n        rank 0 (pid 100) failed: exited 3, seen at 5\n" in played

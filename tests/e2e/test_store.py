@@ -183,5 +183,5 @@ def test_another_user_of_the_host_cannot_use_the_store(bench: Bench) -> None:
     done = job.wait()
     assert done.code == 0
     messages = " ".join(done.err.split())
-    assert f"127.0.0.1 is a process of uid {NOBODY}, and the run belongs to uid 0" in messages
+    assert f"127.0.0.1 is a process of uid {NOBODY}, but the run belongs to uid 0" in messages
     assert "--rdzv-conf store_allow=127.0.0.1" in messages

@@ -100,7 +100,7 @@ def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: mess
             absurd.greet()
             if not isinstance(message, messages.NodeJoined):
                 absurd.say(joined())
-            body = msgspec.json.encode(wire.Word(message))  # an honest sender shortens texts
+            body = msgspec.json.encode(wire.Message(message))  # an honest sender shortens texts
             absurd.sock.sendall(len(body).to_bytes(4, "big") + body)
             assert absurd.is_closed_by_server()
         seen = status(member)

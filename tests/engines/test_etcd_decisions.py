@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorState, RunSettings, Send
 from tenax._core.events import GenerationEnded, GenerationFormed, Waiting
 from tenax._core.lease import LeaseTerms
-from tenax._core.model import Assignment, Outcome, Verdict
+from tenax._core.model import Assignment, Failure, Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 from tenax._engines.etcd.candidacy import Candidacy, Elected
 from tenax._engines.etcd.decisions import Decisions
@@ -139,7 +140,7 @@ def test_of_many_candidates_one_wins(bench: Bench) -> None:
     (winner,) = bench.won
     leader = bench.standing().leader
     assert leader is not None
-    assert leader.place.node_id == winner
+    assert leader.address.node_id == winner
 
 
 def test_a_decision_is_heard_when_it_is_written(bench: Bench) -> None:
@@ -152,6 +153,18 @@ def test_a_decision_is_heard_when_it_is_written(bench: Bench) -> None:
     assert bench.delivered == [formed(1), WAITING]
     assert bench.recorded().record.generation == 1
     assert bench.recorded().record.members == (RecordedMember("a", 0, "host"),)
+
+
+def test_times_are_recorded_on_the_wall_clock(bench: Bench) -> None:
+    """A successor on another host can compare them with its own."""
+    bench.elect("x")
+    decisions = bench.decisions("x")
+    now = bench.loop.now()
+    decisions.submit(formed(1), state(1, formed_at=now, earlier=[Failure(1, 0, 0, 9, 1, now - 3600)]))
+    bench.until(lambda: bench.delivered)
+    record = bench.recorded().record
+    assert abs(record.formed_at - time.time()) < PATIENCE_S
+    assert abs(record.formed_at - record.earlier[0].seen_at - 3600) < 0.001
 
 
 def test_what_is_no_decision_is_heard_at_once(bench: Bench) -> None:

@@ -62,7 +62,7 @@ class Seated:
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
-            say=self.said.append,
+            print_line=self.said.append,
         )
         engine.open(self.loop, self.loop.post, node)
 

@@ -31,7 +31,7 @@ class Answers:
         def reply(value: Any, error: str) -> None:
             self.heard.append((value, error))
 
-        self._server.thread.call(lambda: self._server.server.operator_api.ask(request, reply))
+        self._server.thread.call(lambda: self._server.server.operator_api.submit(request, reply))
 
     def until(self, count: int) -> list[tuple[Any, str]]:
         until(lambda: len(self.heard) >= count, "an answer", PATIENCE_S)
@@ -184,9 +184,9 @@ def test_who_asks_at_a_node_that_leaves_is_told_so() -> None:
         def take(value: Any, error: str) -> None:
             heard.append((value, error))
 
-        guest.thread.call(lambda: guest.engine.ask(StatusRequest(), take_mark))
+        guest.thread.call(lambda: guest.engine.submit(StatusRequest(), take_mark))
         until(lambda: mark, "a status", PATIENCE_S)
-        guest.thread.call(lambda: guest.engine.ask(StatusRequest(mark[0], 30.0), take))
+        guest.thread.call(lambda: guest.engine.submit(StatusRequest(mark[0], 30.0), take))
         guest.close()
         assert heard == [(None, "this node has left the run")]
 

@@ -66,7 +66,7 @@ def test_another_version_is_rejected_with_the_version_of_the_coordinator() -> No
 def test_another_run_is_rejected_as_another_secret_is() -> None:
     """The peer cannot tell which of them was wrong; the console of the serving node can."""
     said: list[str] = []
-    with served(secret=b"secret", run_id="ours", say=said.append) as server:
+    with served(secret=b"secret", run_id="ours", print_line=said.append) as server:
         with server.client(run_id="theirs") as client:
             client.send(client.proof(client.challenge()))
             wrong_run = refusal(client)
@@ -80,7 +80,7 @@ def test_rejections_are_counted_between_two_lines_on_the_console() -> None:
     """At most one line in 10 s says who was rejected last, and how many were since the line before."""
     said: list[str] = []
     ahead = 0.0
-    with served(secret=b"secret", say=said.append, clock=lambda: time.monotonic() + ahead) as server:
+    with served(secret=b"secret", print_line=said.append, clock=lambda: time.monotonic() + ahead) as server:
         for ahead in (0.0, 1.0, 2.0, 12.0):  # noqa: B007 - read by the clock
             with server.client(secret=b"guess") as client:
                 client.send(client.proof(client.challenge()))
@@ -143,11 +143,11 @@ def test_the_coordinators_own_proof_is_no_proof_of_an_agent() -> None:
 
 
 OUT_OF_PLACE: dict[str, list[wire.FromAgent]] = {
-    "a word before the greeting": [wire.Word(NodeLeft("bye"))],
+    "a word before the greeting": [wire.Message(NodeLeft("bye"))],
     "a proof before the greeting": [wire.Proof(b"x")],
     "a beat before the greeting": [wire.Beat(1)],
     "a cancel before the greeting": [wire.Cancel("because")],
-    "a word before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Word(NodeLeft("bye"))],
+    "a word before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Message(NodeLeft("bye"))],
     "a cancel before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Cancel("because")],
     "two greetings": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16)] * 2,
     "a short nonce": [wire.Hello(wire.VERSION, "run", "node", b"n")],

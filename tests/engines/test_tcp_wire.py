@@ -175,7 +175,7 @@ def test_every_word_of_a_node_round_trips(kind: type[Any]) -> None:
     @settings(CALM, max_examples=50)
     @given(any_of(kind))
     def check(message: Any) -> None:
-        assert wire.decode_from_agent(body_of(wire.Word(message))) == wire.Word(message)
+        assert wire.decode_from_agent(body_of(wire.Message(message))) == wire.Message(message)
 
     check()
 
@@ -197,7 +197,7 @@ def test_text_that_utf_8_does_not_have_travels_as_codes() -> None:
 
 
 HELLO = Hello(wire.VERSION, "run", "node", b"n" * wire.NONCE_BYTES)
-JOINED = wire.Word(NodeJoined(NodeInfo("node", "host")))
+JOINED = wire.Message(NodeJoined(NodeInfo("node", "host")))
 
 
 @CALM
@@ -327,7 +327,7 @@ def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
     failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, story) for rank in range(512)]
     stopped = tuple(Stopped(7, rank, 1, -15, "\x01" * 6007 if rank < 16 else "") for rank in range(512))
     word = NodeStopped(1, 1.0, truncate_failures(failures), stopped)
-    assert len(wire.encode(wire.Word(word))) < wire.MAX_BYTES
+    assert len(wire.encode(wire.Message(word))) < wire.MAX_BYTES
 
 
 def test_every_greeting_fits_into_what_a_stranger_may_send() -> None:

@@ -276,7 +276,7 @@ class Client:
         self.sock.sendall(wire.encode(frame))
 
     def say(self, message: FromNode) -> None:
-        self.send(wire.Word(message))
+        self.send(wire.Message(message))
 
     def receive(self) -> wire.FromServer | None:
         """Return the next frame, or None when the server has closed."""
@@ -522,7 +522,7 @@ class EngineNode:
             hold=self._on_hold,
             keep=lambda name, _: self._note(self.kept, name),
             release=lambda name: self._note(self.released, name),
-            say=self._on_said,
+            print_line=self._on_said,
         )
         self._is_open = True
         self.thread.call(lambda: self.engine.open(self.thread.loop, self._on_event, self._node))

@@ -153,7 +153,7 @@ class Agent:
             commands = machine.step(event, now)
             for command in commands:
                 if isinstance(command, command_types.SendMessage):
-                    wire.decode_from_agent(wire.encode(wire.Word(command.message))[4:])
+                    wire.decode_from_agent(wire.encode(wire.Message(command.message))[4:])
             list(lines_for(event, commands, machine.state))
             live_line(machine.state)
             plain = shortened_texts(msgspec.to_builtins(Step(now, event, commands)), MAX_TEXT)
@@ -245,7 +245,7 @@ class ErrorFiles:
             wall_to_agent_clock=random_.choice((0.0, -1e9)),
         )
         failure = Failure(1, 0, 0, 7, code, 1.0, evidence=evidence)
-        wire.decode_from_agent(wire.encode(wire.Word(FailureSeen(1, failure, 1.0)))[4:])
+        wire.decode_from_agent(wire.encode(wire.Message(FailureSeen(1, failure, 1.0)))[4:])
         report_on(Verdict(Outcome.FAILED, "why", (failure,)))
 
     def close(self) -> None:
@@ -266,8 +266,8 @@ class Timers:
         random_ = draw.random_
         dog = Watchdog(2)
         part = Assignment(1)
-        dog.heard(events.GenerationFormed(part), [command_types.StartWorkers(part)])
-        dog.heard(events.WorkerStarted(1, 0, 7), [])
+        dog.on_step(events.GenerationFormed(part), [command_types.StartWorkers(part)])
+        dog.on_step(events.WorkerStarted(1, 0, 7), [])
         now = 0.0
         for _ in range(random_.randrange(1, 20)):
             now += random_.choice((0.0, 1.0, 1e6))

@@ -173,7 +173,7 @@ class Follower:
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
-            say=lambda _: None,
+            print_line=lambda _: None,
             record_run=lambda _: lambda *_: None,
         )
         self._engine.open(self._loop, self._receive, node)

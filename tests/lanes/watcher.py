@@ -91,7 +91,7 @@ class Watcher:
             record, by = (written.record, written.by.addr) if written is not None else (None, "")
             self.records.append(Recorded(now, kv.mod_revision, record, by))
         elif kv.key == self._keys.leader:
-            self.leader = read_leader(kv).place.addr if exists else self.leader
+            self.leader = read_leader(kv).address.addr if exists else self.leader
             self.leaders.append((now, self.leader if exists else ""))
 
     def _on_trouble(self, error: EtcdError) -> None:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from core.test_every_cell import SITUATIONS, versions
-from core.world import World
+from core.random_node import RandomNode
+from core.test_agent_transitions import SITUATIONS, versions
 from tenax._core import events
 from tenax._core.agent import SIGTERM, AgentMachine
 from tenax._core.events import AnyEvent
@@ -288,13 +288,13 @@ def rows_of(group: str, name: str) -> list[str]:
     return found
 
 
-def play(seed: int, *, lies: bool) -> list[tuple[str, str, float]]:
+def play(seed: int, *, invalid_events: bool) -> list[tuple[str, str, float]]:
     """Return all metrics of one random history, checked on the way."""
-    world = World(random.Random(seed), lies=lies)
-    world.play()
-    machine, view = AgentMachine(world.settings), MetricView(world.settings, WALL)
+    node = RandomNode(random.Random(seed), invalid_events=invalid_events)
+    node.run()
+    machine, view = AgentMachine(node.settings), MetricView(node.settings, WALL)
     emitted = []
-    for event, now, commands in world.steps:
+    for event, now, commands in node.steps:
         assert machine.step(event, now) == commands
         for data in view.take(now, event, commands, machine.state):
             assert data.timestamp == WALL + now
@@ -302,12 +302,12 @@ def play(seed: int, *, lies: bool) -> list[tuple[str, str, float]]:
     return emitted
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_the_invariants_hold_in_any_history(lies: bool) -> None:
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_the_invariants_hold_in_any_history(invalid_events: bool) -> None:
     """V1-V3: no exception, no negative number, one end for each span, nothing twice at the end; all names are known."""
     seen = set()
     for seed in range(1_500):
-        emitted = play(seed, lies=lies)
+        emitted = play(seed, invalid_events=invalid_events)
         names = [name for _, name, _ in emitted]
         assert all(value >= 0 for _, _, value in emitted), f"seed {seed}"
         assert names.count("SimpleElasticAgent.run.duration.ms") == 1, f"seed {seed}"
@@ -322,7 +322,7 @@ def test_the_invariants_hold_in_any_history(lies: bool) -> None:
         seen |= {(group, name) for group, name, _ in emitted}
     rows = {name: rows_of(*name) for name in seen}
     assert [name for name, found in rows.items() if len(found) != 1] == []
-    if not lies:
+    if not invalid_events:
         never = {
             "SimpleElasticAgent._assign_worker_ranks.failure",  # it begins and ends in the same step
             "membership_change_ms",  # these histories have no membership changes

@@ -67,14 +67,14 @@ class QuietLogs:
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         reply(f"lines of {request.node} in generation {generation}", "")
 
-    def answer_the_last(self) -> None: ...
+    def answer_final_requests(self) -> None: ...
 
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         evidence = self.evidence.get(command.local_rank, Evidence())
         if evidence is not None:
             done(evidence)
 
-    def say(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False) -> None:
         self.printed.append(text)
         if after_output:
             self.printed_after_output.append(text)
@@ -438,7 +438,7 @@ class FakeControl:
 
     def cancel(self, why: str) -> None: ...
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
         self.asked.append(request)
         reply("asked", "")
 
@@ -592,7 +592,7 @@ def test_an_engine_can_limit_the_workers_print_and_announce_the_node(stage: Call
     def look() -> None:
         announced.extend(control.node.messages_on_connecting(info))
         control.node.hold(4.3)
-        control.node.say("the coordinator was lost\x1b[2J")
+        control.node.print_line("the coordinator was lost\x1b[2J")
         made._succeed()
 
     made.acts[1] = look
@@ -645,7 +645,7 @@ def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
     made = stage()
 
     def drain() -> None:
-        made.control.ask(DrainRequest("0", "maintenance"), lambda value, error: answers.append((value, error)))
+        made.control.submit(DrainRequest("0", "maintenance"), lambda value, error: answers.append((value, error)))
 
     answers: list[tuple[Any, str]] = []
     made.acts[1] = drain
@@ -661,7 +661,7 @@ def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
 def test_an_operator_restarts_the_workers(stage: Callable[..., Stage]) -> None:
     """Uncharged, even without restarts in the budget; the verdict counts the request."""
     made = stage(max_restarts=0)
-    made.acts[1] = lambda: made.control.ask(RestartRequest("new data"), lambda *_: None)
+    made.acts[1] = lambda: made.control.submit(RestartRequest("new data"), lambda *_: None)
     verdict = made.run()
     assert (verdict.outcome, verdict.generation) == (Outcome.SUCCEEDED, 2)
     assert (verdict.requests, verdict.restarts_used) == (1, 0)

@@ -180,7 +180,7 @@ def test_without_messages_only_the_workers_lines_are_shown(tmp_path: Path, capfd
     with leaving_nothing():
         logs.open()
         outputs = logs.prepare(1, {0: {}})
-        logs.say("tenax: a line of the story")
+        logs.print_line("tenax: a line of the story")
         say(outputs[0].stdout, "a worker's line\n")
         say(outputs[0].stderr, "")
         logs.close()

@@ -17,24 +17,24 @@ from tenax._processes.descendants import descendants, is_zombie, marked_processe
 pytestmark = on_linux
 __all__ = ["pipe"]
 
-# A tree: this process, a thread of it that forked a child, a grandchild in another session; each says its pid.
+# A tree: this process, a thread of it that forked a child, a grandchild in another session; each prints its pid.
 TREE = """
 import os, signal, threading
-def say():
+def print_pid():
     os.write(1, b"%d\\n" % os.getpid())
 def child():
     if os.fork() == 0:
         if os.fork() == 0:
             os.setsid()
-            say()
+            print_pid()
             while True:
                 signal.pause()
-        say()
+        print_pid()
         while True:
             signal.pause()
 thread = threading.Thread(target=lambda: (child(), threading.Event().wait()), daemon=True)
 thread.start()
-say()
+print_pid()
 while True:
     signal.pause()
 """

@@ -230,10 +230,10 @@ def test_auto_without_gpus_counts_cpus(host: Host) -> None:
 
 
 def test_the_message_without_gpus_names_the_searched_paths(host: Host) -> None:
-    with pytest.raises(ValueError, match="no GPU found") as caught:
+    with pytest.raises(ValueError, match="no GPU found") as raised:
         host.nproc("gpu")
-    assert f"{host.roots[0]}/nvidia0" in str(caught.value)
-    assert f"{host.roots[2]}/class/kfd" in str(caught.value)
+    assert f"{host.roots[0]}/nvidia0" in str(raised.value)
+    assert f"{host.roots[2]}/class/kfd" in str(raised.value)
 
 
 def test_the_message_for_hidden_gpus_names_the_variable(server: Host) -> None:
@@ -313,7 +313,7 @@ def test_gpus_without_device_nodes_are_counted_with_torch(host: Host, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("source", "message"),
     [
         ("class xpu:\n    device_count = staticmethod(lambda: 0)", "torch found no xpu device on this host"),
         ("xpu = None", "torch has no backend 'xpu'"),
@@ -325,9 +325,9 @@ def test_gpus_without_device_nodes_are_counted_with_torch(host: Host, tmp_path: 
         ("import no_such_module", r"No module named 'no_such_module'"),
     ],
 )
-def test_a_failure_of_torch_is_one_line(tmp_path: Path, source: str, sentence: str) -> None:
+def test_a_failure_of_torch_is_one_line(tmp_path: Path, source: str, message: str) -> None:
     """No device, no backend, a broken torch."""
-    with pytest.raises(ValueError, match=f"^--nproc-per-node=xpu: .*{sentence}"):
+    with pytest.raises(ValueError, match=f"^--nproc-per-node=xpu: .*{message}"):
         parse_nproc("xpu", fake_torch(tmp_path, source))
 
 

@@ -384,15 +384,15 @@ def test_threads_and_exit_handlers_finish_before_the_end(call: Caller) -> None:
 
 def test_exit_handlers_of_the_agent_do_not_run_in_its_workers(call: Caller) -> None:
     """A forked worker does not run the agent's cleanup."""
-    said = Pipe()
-    handler = functools.partial(os.write, said.writer, b"cleaned up")
+    output = Pipe()
+    handler = functools.partial(os.write, output.writer, b"cleaned up")
     atexit.register(handler)
     try:
         call(do_nothing)
     finally:
         atexit.unregister(handler)
-    assert said.rest() == ""
-    said.close()
+    assert output.rest() == ""
+    output.close()
 
 
 def print_to(stream: str) -> None:
@@ -467,12 +467,12 @@ def test_a_function_runs_in_a_clean_process(call: Caller, from_main_thread: bool
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join()
-    facts = answers[0].values[0]
-    held = facts.pop("descriptors")
+    found = answers[0].values[0]
+    held = found.pop("descriptors")
     inherited = before if call.method == "fork" else {0, 1, 2}
     strange = [number for number in held if number not in inherited]
     assert len(strange) <= 3, f"besides the result, the barrier and the listing itself: {strange}"
-    assert facts == {
+    assert found == {
         "session": True,
         "blocked": [],
         "sigint": True,

@@ -117,11 +117,11 @@ def output_below_an_agent(mood: str, argv: list[str], **variables: bytes) -> byt
     return done.stdout
 
 
-@pytest.mark.parametrize("word", [b"\xc3\xa4", b"\xe4"])
-def test_the_environment_survives_another_encoding(word: bytes) -> None:
+@pytest.mark.parametrize("value", [b"\xc3\xa4", b"\xe4"])
+def test_the_environment_survives_another_encoding(value: bytes) -> None:
     """Agent and keeper may decode bytes differently; the worker gets them unchanged."""
-    said = output_below_an_agent("calm", ["/usr/bin/printenv", "WORD"], WORD=word, PYTHONUTF8=b"0", LC_ALL=b"C")
-    assert said == word + b"\n"
+    output = output_below_an_agent("calm", ["/usr/bin/printenv", "WORD"], WORD=value, PYTHONUTF8=b"0", LC_ALL=b"C")
+    assert output == value + b"\n"
 
 
 def ignored_in(status: str) -> set[int]:

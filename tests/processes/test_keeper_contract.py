@@ -16,28 +16,28 @@ from tenax.testing.processes import FakeProcesses
 
 pytestmark = on_linux
 
-# A worker that does what it is told on its standard input, and says its pid first.
-OBEDIENT = """
+# A worker that prints its pid and then executes commands from its standard input.
+COMMANDED = """
 import os, signal, sys
 for number in map(int, sys.argv[1:]):
     signal.signal(number, signal.SIG_IGN)
 print(os.getpid(), flush=True)
-def leave_behind(own_session, deaf):
+def leave_behind(own_session, ignores_term):
     pid = os.fork()
     if pid == 0:
         os.close(0)
         if own_session:
             os.setsid()
-        if deaf:
+        if ignores_term:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(os.getpid(), flush=True)
         while True:
             signal.pause()
 for line in sys.stdin:
-    word, *rest = line.split()
-    if word == "exit":
+    command, *rest = line.split()
+    if command == "exit":
         os._exit(int(rest[0]))
-    leave_behind(rest[0] == "session", rest[1] == "deaf")
+    leave_behind(rest[0] == "session", rest[1] == "ignore")
 """
 
 
@@ -79,19 +79,19 @@ class World:
 class Real(World):
     def __init__(self) -> None:
         self.processes = self._keeper = KeeperProcess()
-        self._pipes: dict[int, tuple[int, Pipe]] = {}  # by rank: where its orders go, where its words come from
+        self._pipes: dict[int, tuple[int, Pipe]] = {}  # by rank: its standard input, its standard output
         self._left: list[int] = []
 
     def start(self, rank: int, generation: int = 1, ignores: tuple[int, ...] = ()) -> None:
         self._forget(rank)
-        orders, orders_in = os.pipe()
-        words = Pipe()
-        command = launch(python(OBEDIENT, *map(int, ignores)), descriptors={0: orders, 1: words.writer})
+        stdin, stdin_writer = os.pipe()
+        output = Pipe()
+        command = launch(python(COMMANDED, *map(int, ignores)), descriptors={0: stdin, 1: output.writer})
         self.processes.start(generation, rank, command)
-        os.close(orders)
-        words.close_writer()
-        self._pipes[rank] = (orders_in, words)
-        words.line()  # it is deaf to what it should be deaf to
+        os.close(stdin)
+        output.close_writer()
+        self._pipes[rank] = (stdin_writer, output)
+        output.line()  # from now on it ignores its signals
 
     def start_impossible(self, rank: int) -> None:
         self.processes.start(1, rank, launch(["/nowhere/program"]))
@@ -100,10 +100,10 @@ class Real(World):
         os.write(self._pipes[rank][0], b"exit %d\n" % code)
 
     def leave_behind(self, rank: int, *, in_group: bool, ignores_term: bool) -> None:
-        orders, words = self._pipes[rank]
-        order = f"leave {'group' if in_group else 'session'} {'deaf' if ignores_term else 'obedient'}\n"
-        os.write(orders, order.encode())
-        self._left.append(int(words.line()))
+        stdin, output = self._pipes[rank]
+        command = f"leave {'group' if in_group else 'session'} {'ignore' if ignores_term else 'default'}\n"
+        os.write(stdin, command.encode())
+        self._left.append(int(output.line()))
 
     def left_alive(self) -> int:
         return sum(not gone([pid], 0) for pid in self._left)
@@ -116,9 +116,9 @@ class Real(World):
 
     def _forget(self, rank: int) -> None:
         if rank in self._pipes:
-            orders, words = self._pipes.pop(rank)
-            os.close(orders)
-            words.close()
+            stdin, output = self._pipes.pop(rank)
+            os.close(stdin)
+            output.close()
 
     def close(self) -> None:
         super().close()

@@ -16,14 +16,14 @@ __all__ = ["program"]
 Start = Callable[..., Program]
 
 # Two workers that ignore what can be ignored, each with a daemon in a session of its own that ignores it too. The agent
-# holds them for a moment, stops itself, and when somebody continues it, tells what it hears.
+# holds them for a moment, stops itself, and when it is continued, prints the events it receives.
 AGENT = """
 import os, signal, sys
 from kit.processes import Hearing, Pipe, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
-NASTY = '''
+STUBBORN = '''
 import os, signal
 for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
     signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -37,11 +37,11 @@ while True:
 '''
 keeper = KeeperProcess()
 hearing = Hearing(keeper)
-words = Pipe()
+output = Pipe()
 for rank in range(2):
-    keeper.start(7, rank, launch(python(NASTY), descriptors={1: words.writer}))
+    keeper.start(7, rank, launch(python(STUBBORN), descriptors={1: output.writer}))
     hearing.take(events.WorkerStarted)
-print(keeper.pid, *words.numbers(4), flush=True)
+print(keeper.pid, *output.numbers(4), flush=True)
 keeper.hold(LEASE)
 os.kill(os.getpid(), signal.SIGSTOP)
 print("fenced", hearing.take(events.Fenced).generation, flush=True)
@@ -64,7 +64,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def test_a_stopped_agent_loses_its_workers_and_learns_of_it(program: Start) -> None:
-    """The keeper kills workers and daemons; the continued agent gets the event and goes on."""
+    """The keeper kills workers and daemons; the continued agent receives the event and continues."""
     agent = program(AGENT.replace("LEASE", "0.05") + THE_NEXT)
     keeper, *job = map(int, agent.pipe.line().split())
     until(lambda: is_stopped(agent.pid), "the agent that stops itself")
@@ -83,7 +83,7 @@ def test_an_agent_that_is_stopped_for_less_than_the_lease_keeps_its_workers(prog
     keeper, *job = map(int, agent.pipe.line().split())
     until(lambda: is_stopped(agent.pid), "the agent that stops itself")
     agent.send(signal.SIGCONT)
-    until(lambda: not is_stopped(agent.pid), "the agent that goes on")
+    until(lambda: not is_stopped(agent.pid), "the agent to continue")
     assert all(map(is_alive, [keeper, *job]))
     agent.send(signal.SIGKILL)
     agent.wait()
@@ -99,7 +99,7 @@ def test_the_lease_covers_functions(program: Start, method: str) -> None:
     from tenax._core import events
     from tenax._node.entrypoints import make_entrypoint
     from kit.processes import Hearing, Pipe
-    def nasty():
+    def stubborn():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
             os.setsid()
@@ -109,16 +109,16 @@ def test_the_lease_covers_functions(program: Start, method: str) -> None:
         while True:
             signal.pause()
     if __name__ == "__main__":
-        entrypoint = make_entrypoint(nasty, {0: ()}, sys.argv[1], "nasty")
+        entrypoint = make_entrypoint(stubborn, {0: ()}, sys.argv[1], "stubborn")
         keeper = entrypoint.keeper()
         hearing = Hearing(keeper)
-        words = Pipe()
+        output = Pipe()
         launch = entrypoint.launch(0, dict(os.environ))
-        launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: words.writer})
+        launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: output.writer})
         keeper.start(1, 0, launch)
         hearing.take(events.WorkerStarted)
         entrypoint.release(0)
-        print(*words.numbers(2), flush=True)
+        print(*output.numbers(2), flush=True)
         keeper.hold(0.05)
         print("fenced", hearing.take(events.Fenced).generation, hearing.take(events.WorkerExited).exit_code, flush=True)
         keeper.close()

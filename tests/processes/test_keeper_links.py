@@ -22,7 +22,7 @@ from kit.processes import Hearing, Pipe, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
-NASTY = '''
+STUBBORN = '''
 import os, signal
 for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
     signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -38,20 +38,20 @@ link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 keeper = KeeperProcess()
 hearing = Hearing(keeper)
 keeper.keep("link", link.fileno())
-words = Pipe()
+output = Pipe()
 for rank in range(4):
-    keeper.start(1, rank, launch(python(NASTY), descriptors={1: words.writer}))
+    keeper.start(1, rank, launch(python(STUBBORN), descriptors={1: output.writer}))
     hearing.take(events.WorkerStarted)
-print(keeper.pid, *words.numbers(8), flush=True)
+print(keeper.pid, *output.numbers(8), flush=True)
 """
 WAIT = "\nhearing.take(events.NodeCleared, timeout_s=600)\n"
 
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        made.settimeout(PATIENCE_S)
-        yield made
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        yield listener
 
 
 def linked(listener: socket.socket) -> socket.socket:
@@ -70,7 +70,7 @@ def test_the_link_of_a_killed_agent_closes_after_all_its_processes_are_dead(
         keeper, *job = map(int, agent.pipe.line().split())
         assert all(map(is_alive, job))
         if not is_read:
-            link.sendall(b"a word that a dead agent will not read")
+            link.sendall(b"data that a dead agent will not read")
         agent.send(signal.SIGKILL)
         assert link.recv(1) == b""
         assert gone(job, 0), "the link ended while workers lived"
@@ -141,13 +141,13 @@ def test_forked_functions_hold_no_copy_of_the_link(program: Start, listener: soc
         hearing = Hearing(keeper)
         link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
         keeper.keep("link", link.fileno())
-        words = Pipe()
+        output = Pipe()
         launch = entrypoint.launch(0, dict(os.environ))
-        launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: words.writer})
+        launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: output.writer})
         keeper.start(1, 0, launch)
         hearing.take(events.WorkerStarted)
         entrypoint.release(0)
-        print(*words.numbers(1), flush=True)
+        print(*output.numbers(1), flush=True)
         keeper.release("link")
         link.close()
         hearing.take(events.NodeCleared, timeout_s=600)

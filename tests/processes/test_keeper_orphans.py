@@ -26,7 +26,7 @@ from kit.processes import Hearing, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
-NASTY = '''
+STUBBORN = '''
 import os, signal
 for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
     signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -41,7 +41,7 @@ while True:
 keeper = KeeperProcess()
 hearing = Hearing(keeper)
 for rank in range(2):
-    keeper.start(1, rank, launch(python(NASTY), descriptors={1: 1}))
+    keeper.start(1, rank, launch(python(STUBBORN), descriptors={1: 1}))
 print(keeper.pid, flush=True)
 """
 WAIT = "\nhearing.take(events.NodeCleared, timeout_s=600)\n"
@@ -106,19 +106,19 @@ def test_functions_die_with_their_agent(program: Start, method: str) -> None:
     """With every start method, together with their daemons."""
     code = """
     import os, signal, sys
-    def nasty():
+    def stubborn():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
             os.setsid()
             if os.fork():
                 os._exit(0)
-        os.write(int(os.environ["WORDS"]), b"%d\\n" % os.getpid())
+        os.write(int(os.environ["PID_FD"]), b"%d\\n" % os.getpid())
         while True:
             signal.pause()
     if __name__ == "__main__":
         from tenax.agent.server import LocalElasticAgent, WorkerSpec
-        os.environ["WORDS"] = "1"
-        LocalElasticAgent(WorkerSpec(entrypoint=nasty), start_method=sys.argv[1]).run()
+        os.environ["PID_FD"] = "1"
+        LocalElasticAgent(WorkerSpec(entrypoint=stubborn), start_method=sys.argv[1]).run()
     """
     agent = program(code, method)
     pids = agent.pipe.numbers(2)

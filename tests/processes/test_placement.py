@@ -155,9 +155,9 @@ def test_exclusive_gives_remaining_cores_to_the_first_workers(tmp_path: Path) ->
 
 def test_exclusive_needs_a_core_for_each_worker(tmp_path: Path) -> None:
     """Hardware threads are not cores: five workers do not fit on four cores with eight threads."""
-    with pytest.raises(PlacementError) as caught:
+    with pytest.raises(PlacementError) as raised:
         plan(SERVER, tmp_path, EXCLUSIVE, SERVER.gpus[:1] * 5)
-    assert str(caught.value) == (
+    assert str(raised.value) == (
         "NUMA binding 'exclusive' is not possible here: NUMA node 0 has 4 usable cores (CPUs 0-3,16-19) for 5 workers; "
         "choose another binding, or none."
     )
@@ -243,9 +243,9 @@ def test_only_cpus_of_this_process_are_assigned(tmp_path: Path) -> None:
 
 def test_a_gpu_on_a_node_outside_the_cpuset_is_an_error(tmp_path: Path) -> None:
     """The message has the CPUs of the node and the allowed CPUs."""
-    with pytest.raises(PlacementError) as caught:
+    with pytest.raises(PlacementError) as raised:
         plan(SERVER, tmp_path, NODE, SERVER.gpus, allowed=parse_list("0-7"))
-    assert str(caught.value) == (
+    assert str(raised.value) == (
         "NUMA binding 'node' is not possible here: local ranks 4-5 would go to NUMA node 2 (CPUs 8-11,24-27), but this "
         "process may use only CPUs 0-7; choose another binding, or none."
     )
@@ -260,7 +260,7 @@ def test_the_fallback_binds_no_worker_and_gives_the_reason(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "machine", "sentence"),
+    ("mode", "device", "machine", "message"),
     [
         (NODE, "0000:99:00.0", LAPTOP, "/bus/pci/devices has no NUMA node for GPU 0000:99:00.0 of local rank 0"),
         (NODE, "0000:10:00.0", Machine(gpu_nodes=(9,)), "local rank 0 would go to NUMA node 9 (which has no CPU)"),
@@ -269,12 +269,12 @@ def test_the_fallback_binds_no_worker_and_gives_the_reason(tmp_path: Path) -> No
     ],
 )
 def test_information_missing_in_sysfs_is_an_error(
-    tmp_path: Path, mode: AffinityMode, device: str | None, machine: Machine, sentence: str
+    tmp_path: Path, mode: AffinityMode, device: str | None, machine: Machine, message: str
 ) -> None:
     """A binding is never guessed; the message names the missing information."""
-    with pytest.raises(PlacementError) as caught:
+    with pytest.raises(PlacementError) as raised:
         plan(machine, tmp_path, mode, (device,))
-    assert sentence in str(caught.value)
+    assert message in str(raised.value)
 
 
 def test_without_sysfs_a_binding_is_an_error(tmp_path: Path) -> None:

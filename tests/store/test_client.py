@@ -127,7 +127,7 @@ def test_after_a_lost_connection_reads_are_retried_and_changes_fail() -> None:
 
 def test_the_client_waits_for_a_server_that_starts_later() -> None:
     with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))  # nobody else can have the port now
+        place.bind(("127.0.0.1", 0))  # no other process can bind the port now
         port = place.getsockname()[1]
         with pytest.raises(StoreConnectionError, match="Connection refused"):
             TCPStore("127.0.0.1", port, timeout=0.05)
@@ -149,10 +149,10 @@ def test_the_client_waits_for_a_server_that_starts_later() -> None:
 class FakeServer:
     """Answers every connection with the same bytes."""
 
-    def __init__(self, words: bytes) -> None:
+    def __init__(self, data: bytes) -> None:
         self._listener = listen("127.0.0.1")
         self.port = self._listener.getsockname()[1]
-        self._words = words
+        self._data = data
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -163,7 +163,7 @@ class FakeServer:
             except OSError:
                 return
             with peer:
-                peer.sendall(self._words)
+                peer.sendall(self._data)
                 while peer.recv(1 << 16):
                     pass
 
@@ -271,12 +271,12 @@ def test_a_forked_process_does_not_keep_a_connection_or_a_server_open() -> None:
 def test_a_master_serves_until_its_last_clone_is_closed() -> None:
     with leaving_nothing():
         master = TCPStore("127.0.0.1", 0, is_master=True, timeout=60)
-        twin = master.clone()
+        clone = master.clone()
         master.set("k", "v")
         port = master.port
         master.close()
-        assert twin.get("k") == b"v"
-        twin.close()
+        assert clone.get("k") == b"v"
+        clone.close()
         with pytest.raises(StoreConnectionError):
             TCPStore("127.0.0.1", port, timeout=0.01)
 

@@ -44,7 +44,7 @@ class Makers:
 
     def _client_of_torch(self, kind: str) -> Store:
         server = torch_server(kind)
-        self._resources.callback(lambda _: None, server)  # it serves as long as somebody holds it
+        self._resources.callback(lambda _: None, server)  # it serves as long as there is a reference to it
         return self._resources.enter_context(TCPStore("127.0.0.1", server.port, timeout=TIMEOUT_S))
 
     def torch(self) -> Any:
@@ -66,7 +66,7 @@ class OurContract(StoreContract):
 
 def skip_unsupported_by_torchs_client(request: pytest.FixtureRequest) -> None:
     if request.function.__name__ == "test_every_pushed_value_goes_to_one_waiting_client":
-        pytest.skip("who waits in torch's client has an error when somebody else was faster")
+        pytest.skip("a waiting client of torch gets an error if another client was faster")
 
 
 class TestOurs(OurContract):

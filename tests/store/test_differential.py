@@ -24,7 +24,7 @@ class Conversation:
 
     Left out is what torch does wrong, or what no client does: two waits at once on one connection; a queue that is
     pushed to after it has ended a wait (torch keeps the client on its list, and ends its next wait as well); and a
-    COMPARE_SET of a key that somebody waits for (torch ends the wait even if nothing was stored).
+    COMPARE_SET of a key that a client waits for (torch ends the wait even if nothing was stored).
     """
 
     def __init__(self, seed: int, ours: int, torchs: int) -> None:
@@ -46,23 +46,23 @@ class Conversation:
                 peer.close()
 
     def go_on(self) -> None:
-        who = self._random.randrange(PEERS)
-        request = self._request(who)
-        for peer in self._peers[who]:
+        sender = self._random.randrange(PEERS)
+        request = self._request(sender)
+        for peer in self._peers[sender]:
             for piece in self._cut(request):
                 peer.send(piece)
-        self._compare(who, request)
+        self._compare(sender, request)
 
     def _cut(self, request: bytes) -> list[bytes]:
         cuts = sorted(self._random.choices(range(len(request) + 1), k=self._random.choice((0, 0, 1, 3))))
         return [request[start:end] for start, end in zip([0, *cuts], [*cuts, len(request)], strict=True)]
 
-    def _compare(self, who: int, request: bytes) -> None:
-        for index in sorted(range(PEERS), key=lambda index: index != who):  # first whoever asked
+    def _compare(self, sender: int, request: bytes) -> None:
+        for index in sorted(range(PEERS), key=lambda index: index != sender):  # the sender of the request first
             ours, torchs = (peer.answers() for peer in self._peers[index])
-            if request == ask.LIST_KEYS and index == who:
+            if request == ask.LIST_KEYS and index == sender:
                 ours, torchs = _sorted(ours), _sorted(torchs)
-            assert ours == torchs, f"connection {index}, after {request!r} on {who}"
+            assert ours == torchs, f"connection {index}, after {request!r} on {sender}"
             if ours is None:
                 self._waits.pop(index, None)
                 for peer in self._peers[index]:
@@ -71,7 +71,7 @@ class Conversation:
             elif index in self._waits and ours:
                 self._spent.update(self._waits.pop(index))
 
-    def _request(self, who: int) -> bytes:
+    def _request(self, sender: int) -> bytes:
         pick = self._random.choice
         key, other, value = pick(self._keys), pick(self._keys), self._value()
         queue = self._queue()
@@ -83,7 +83,7 @@ class Conversation:
             ask.push(queue, value),
             ask.CANCEL_WAIT,
         ]
-        if who not in self._waits:
+        if sender not in self._waits:
             if key not in self._awaited():
                 choices += [ask.compare_set(key, self._value(), value), ask.compare_set(key, b"", value)]
             keys = self._random.choices(self._keys, k=pick((0, 1, 3)))
@@ -106,7 +106,9 @@ class Conversation:
             ]
         request = pick(choices)
         if request[0] in (0x06, 0x12):
-            self._waits[who] = keys if request == ask.wait(*keys) else [queue] if request == ask.wait(queue) else [key]
+            self._waits[sender] = (
+                keys if request == ask.wait(*keys) else [queue] if request == ask.wait(queue) else [key]
+            )
         return request
 
     def _awaited(self) -> set[bytes]:

@@ -97,7 +97,7 @@ def retried(send: Callable[[], Any]) -> Any:
 
 def answer_lost_for_good(send: Callable[[], Any]) -> Any:
     send()
-    raise EtcdUnavailable("nobody answered")
+    raise EtcdUnavailable("no answer")
 
 
 def test_a_change_whose_answer_was_lost_happens_once(client: BlockingEtcd, prefix: str) -> None:
@@ -170,7 +170,7 @@ def test_a_change_that_raised_an_error_does_not_happen_after_the_next_one(
 
     def hold(send: Callable[[], Any]) -> Any:
         held.append(send)
-        raise EtcdUnavailable("nobody answered")
+        raise EtcdUnavailable("no answer")
 
     unlucky = FaultyClient(client, hold)
     bad = EtcdStore(unlucky, prefix)
@@ -423,9 +423,9 @@ def test_large_values_of_concurrent_writers_are_complete(client: BlockingEtcd, s
     seen: set[bytes] = set()
 
     def write(value: bytes) -> None:
-        twin = store.clone()
+        clone = store.clone()
         for _ in range(4):
-            twin.set("key", value)
+            clone.set("key", value)
 
     threads = [threading.Thread(target=write, args=(value,)) for value in values]
     for thread in threads:
@@ -492,7 +492,7 @@ def test_a_rejection_of_etcd_is_reported(make_etcd: Callable[..., EtcdCluster]) 
 
 
 def test_an_unreachable_etcd_is_reported() -> None:
-    class Nobody(BlockingEtcd):
+    class Unreachable(BlockingEtcd):
         def __init__(self) -> None:
             return
 
@@ -501,7 +501,7 @@ def test_an_unreachable_etcd_is_reported() -> None:
 
         wait_for_change = call  # type: ignore[assignment]
 
-    store = EtcdStore(Nobody(), "/run")
+    store = EtcdStore(Unreachable(), "/run")
     with pytest.raises(StoreConnectionError, match=r"the store under '/run/' in etcd: could not get the key 'a': e1"):
         store.get("a")
     with pytest.raises(StoreConnectionError, match=r"could not set 'a': e1:2379: connection refused\.$"):

@@ -54,9 +54,9 @@ class Agent:
         self.notices.append(text)
         self.loop.post(Tick())
 
-    def run_until(self, fact: Callable[[], bool]) -> None:
+    def run_until(self, condition: Callable[[], bool]) -> None:
         deadline = self.loop.now() + PATIENCE_S
-        while not fact():
+        while not condition():
             assert self.loop.next_event(lambda: deadline) is not None, "timed out"
 
     def run_while(self, function: Callable[[], T]) -> T:
@@ -241,8 +241,8 @@ def test_the_process_ignores_signals(agent: Agent) -> None:
 def test_invalid_clients_are_reported(agent: Agent) -> None:
     port = agent.store.bind(HERE)
     agent.store.serve(1)
-    with Peer(port, greets=False) as stranger:
-        stranger.send(b"hello?")
+    with Peer(port, greets=False) as peer:
+        peer.send(b"hello?")
         agent.run_until(lambda: bool(agent.notices))
     assert agent.notices == [
         "the workers' store closed one connection, the last because it did not send the greeting of a store client"

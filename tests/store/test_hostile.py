@@ -50,9 +50,9 @@ def test_clients_without_the_greeting_are_closed_at_once(resources: ExitStack) -
     honest = resources.enter_context(Peer(server.port))
     noise = random.Random(7)
     for number in range(300):
-        with Peer(server.port, greets=False) as stranger:
-            stranger.send(noise.choice([b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01", noise.randbytes(50)]) + b"\xff" * 5)
-            assert stranger.is_closed_by_the_server()
+        with Peer(server.port, greets=False) as peer:
+            peer.send(noise.choice([b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01", noise.randbytes(50)]) + b"\xff" * 5)
+            assert peer.is_closed_by_the_server()
         if number % 50 == 0:
             assert is_served(honest)
     assert server.counted("no_greeting") == 300
@@ -200,7 +200,7 @@ def test_the_largest_holder_is_dropped_at_the_memory_limit(resources: ExitStack)
             hog.send(ask.set_(b"/k", b"x" * (12 * MIB))[:-1])
         except (ConnectionResetError, BrokenPipeError):
             continue
-    until(lambda: server.counted("dropped_for_memory") >= 5, "the server to drop somebody")
+    until(lambda: server.counted("dropped_for_memory") >= 5, "the server to drop a client")
     assert is_served(honest)
     small.send(b"x")
     assert small.answers() == b""
@@ -251,8 +251,8 @@ def seconds_to_serve_a_torch_client(port: int) -> float:
 
     begin = time.monotonic()
     store = torch_client(port)
-    store.set("newcomer", "value")
-    assert store.get("newcomer") == b"value"
+    store.set("new client", "value")
+    assert store.get("new client") == b"value"
     return time.monotonic() - begin
 
 

@@ -57,15 +57,15 @@ def test_the_greeting_may_arrive_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "greeting",
     [b"GET / HTTP/1.1\r\n", ask.set_(b"/k", b"v"), b"\x00\x3c\x85\xf7\xce", b"\x00\xce\xf7\x85\x3d", b"\xff"],
     ids=["http", "a request", "big-endian", "wrong number", "noise"],
 )
-def test_a_wrong_greeting_is_refused_at_the_first_wrong_byte(words: bytes) -> None:
+def test_a_wrong_greeting_is_refused_at_the_first_wrong_byte(greeting: bytes) -> None:
     """P1, P2: later input is ignored."""
     table = KeyValues(Limits())
     session = Session(table)
-    for byte in words:
+    for byte in greeting:
         session.receive(bytes([byte]))
     assert session.fault
     assert session.receive(ask.GREETING + ask.set_(b"/k", b"v")) == b""

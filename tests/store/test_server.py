@@ -63,16 +63,16 @@ def test_rejected_connections_are_reported_in_one_line_at_most_once_per_interval
     serving.start()
     port = listener.getsockname()[1]
 
-    def strangers(count: int) -> None:
+    def send_garbage(count: int) -> None:
         for _ in range(count):
-            with Peer(port, greets=False) as stranger:
-                stranger.send(b"hello, is this a store?")
-                assert stranger.is_closed_by_the_server()
+            with Peer(port, greets=False) as peer:
+                peer.send(b"hello, is this a store?")
+                assert peer.is_closed_by_the_server()
 
-    strangers(10)
+    send_garbage(10)
     assert len(notices) == 1
     now[0] += NOTICE_EVERY_S
-    strangers(5)
+    send_garbage(5)
     server.stop()
     serving.join(PATIENCE_S)
     server.close()

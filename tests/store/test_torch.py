@@ -24,9 +24,9 @@ WORLD = """
         value = torch.tensor([float(rank + 1)])
         dist.all_reduce(value)
         assert value.item() == world_size * (world_size + 1) / 2
-        everybody = [None] * world_size
-        dist.all_gather_object(everybody, {"rank": rank})
-        assert everybody == [{"rank": other} for other in range(world_size)]
+        gathered = [None] * world_size
+        dist.all_gather_object(gathered, {"rank": rank})
+        assert gathered == [{"rank": other} for other in range(world_size)]
         pair = dist.new_group([0, 1])
         if rank < 2:
             dist.barrier(pair)

@@ -12,6 +12,6 @@ from kit.jobs import Bench
 
 @pytest.fixture
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
-    yield made
-    made.close()
+    bench = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield bench
+    bench.close()

@@ -22,13 +22,13 @@ class RecordingClient(TimerClient):
     """Records acquisitions and releases."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str, float]] = []
+        self.calls: list[tuple[str, str, float]] = []
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        self.told.append(("acquire", scope_id, expiration_time))
+        self.calls.append(("acquire", scope_id, expiration_time))
 
     def release(self, scope_id: str) -> None:
-        self.told.append(("release", scope_id, 0.0))
+        self.calls.append(("release", scope_id, 0.0))
 
 
 @pytest.fixture
@@ -44,17 +44,17 @@ def test_a_block_acquires_and_releases() -> None:
     notes = RecordingClient()
     before = time.time()
     with timer.expires(after=60, scope="step", client=notes):
-        ((verb, scope, expires_at),) = notes.told
+        ((verb, scope, expires_at),) = notes.calls
         assert (verb, scope) == ("acquire", "step")
         assert before + 60 <= expires_at <= time.time() + 60
-    assert notes.told[1] == ("release", "step", 0.0)
+    assert notes.calls[1] == ("release", "step", 0.0)
 
 
 def test_a_block_that_raises_is_released() -> None:
     notes = RecordingClient()
     with pytest.raises(ZeroDivisionError), timer.expires(1, "step", notes):
         raise ZeroDivisionError
-    assert [verb for verb, *_ in notes.told] == ["acquire", "release"]
+    assert [verb for verb, *_ in notes.calls] == ["acquire", "release"]
 
 
 def test_nested_blocks_with_one_name_keep_the_earliest_deadline() -> None:
@@ -63,9 +63,9 @@ def test_nested_blocks_with_one_name_keep_the_earliest_deadline() -> None:
     with timer.expires(60, "step", notes):
         with timer.expires(10, "step", notes):
             pass
-        outer, inner, again = (expires_at for _, _, expires_at in notes.told)
+        outer, inner, again = (expires_at for _, _, expires_at in notes.calls)
         assert inner < outer == again
-    assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "acquire", "release"]
+    assert [verb for verb, *_ in notes.calls] == ["acquire", "acquire", "acquire", "release"]
 
 
 def test_a_later_deadline_of_the_same_name_takes_effect_when_the_earlier_block_is_left() -> None:
@@ -74,20 +74,20 @@ def test_a_later_deadline_of_the_same_name_takes_effect_when_the_earlier_block_i
     first, second = timer.expires(10, "step", notes), timer.expires(60, "step", notes)
     first.__enter__()
     second.__enter__()
-    assert len(notes.told) == 1
+    assert len(notes.calls) == 1
     first.__exit__(None, None, None)
-    verb, _, expires_at = notes.told[-1]
+    verb, _, expires_at = notes.calls[-1]
     assert verb == "acquire"
-    assert expires_at > notes.told[0][2] + 40
+    assert expires_at > notes.calls[0][2] + 40
     second.__exit__(None, None, None)
-    assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "release"]
+    assert [verb for verb, *_ in notes.calls] == ["acquire", "acquire", "release"]
 
 
 def test_scopes_of_two_clients_are_independent() -> None:
     notes, others = RecordingClient(), RecordingClient()
     with timer.expires(60, "step", notes), timer.expires(60, "step", others):
-        assert len(notes.told) == len(others.told) == 1
-    assert notes.told[-1][0] == others.told[-1][0] == "release"
+        assert len(notes.calls) == len(others.calls) == 1
+    assert notes.calls[-1][0] == others.calls[-1][0] == "release"
 
 
 def test_a_block_whose_acquisition_failed_is_not_open() -> None:
@@ -96,7 +96,7 @@ def test_a_block_whose_acquisition_failed_is_not_open() -> None:
     class Refusing(RecordingClient):
         def acquire(self, scope_id: str, expiration_time: float) -> None:
             super().acquire(scope_id, expiration_time)
-            if len(self.told) == 1:
+            if len(self.calls) == 1:
                 raise BrokenPipeError
 
     notes = Refusing()
@@ -104,7 +104,7 @@ def test_a_block_whose_acquisition_failed_is_not_open() -> None:
         raise AssertionError("was entered")
     with timer.expires(60, "step", notes):
         pass
-    assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "release"]
+    assert [verb for verb, *_ in notes.calls] == ["acquire", "acquire", "release"]
 
 
 FORKS = """
@@ -112,11 +112,11 @@ import os, signal, threading
 from tenax.timer import TimerClient, api, expires
 
 class RecordingClient(TimerClient):
-    told = []
+    calls = []
     def acquire(self, scope_id, expiration_time):
-        self.told.append("acquire")
+        self.calls.append("acquire")
     def release(self, scope_id):
-        self.told.append("release")
+        self.calls.append("release")
 
 held, done = threading.Event(), threading.Event()
 def hold():
@@ -132,7 +132,7 @@ with expires(60, "step", RecordingClient()):
         signal.alarm(20)
         with expires(70, "step", RecordingClient()):
             pass
-        os._exit(RecordingClient.told != ["acquire", "acquire", "release"])
+        os._exit(RecordingClient.calls != ["acquire", "acquire", "release"])
     done.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
@@ -150,7 +150,7 @@ def test_without_a_name_a_block_is_named_by_file_and_line() -> None:
     line = sys._getframe().f_lineno + 1
     with timer.expires(after=1, client=notes):
         pass
-    assert notes.told[0][1] == f"{__file__}#{line}"
+    assert notes.calls[0][1] == f"{__file__}#{line}"
 
 
 def test_a_function_can_be_decorated() -> None:
@@ -159,9 +159,9 @@ def test_a_function_can_be_decorated() -> None:
 
     @timer.expires(after=1, scope="step", client=notes)
     def step() -> int:
-        return len(notes.told)
+        return len(notes.calls)
 
-    assert notes.told == []
+    assert notes.calls == []
     assert (step(), step()) == (1, 3)
 
 
@@ -170,7 +170,7 @@ def test_the_configured_client_is_used(no_client_is_configured) -> None:
     timer.configure(notes)
     with timer.expires(after=1):
         pass
-    assert len(notes.told) == 2
+    assert len(notes.calls) == 2
 
 
 def test_without_a_client_the_error_has_the_next_step(no_client_is_configured) -> None:

@@ -31,18 +31,18 @@ class Events:
     """Records the events that a server logs."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, str]] = []
+        self.received: list[tuple[str, str]] = []
         self._changed = threading.Condition()
 
     def __call__(self, name: str, request: FileTimerRequest | None) -> None:
         with self._changed:
-            self.heard.append((name, request.scope_id if request is not None else ""))
+            self.received.append((name, request.scope_id if request is not None else ""))
             self._changed.notify_all()
 
     def until(self, name: str, scope: str) -> None:
         with self._changed:
-            came = self._changed.wait_for(lambda: (name, scope) in self.heard, timeout=30)
-        assert came, f"{name!r} of {scope!r} did not come; there were {self.heard}"
+            has_arrived = self._changed.wait_for(lambda: (name, scope) in self.received, timeout=30)
+        assert has_arrived, f"{name!r} of {scope!r} was not received; received {self.received}"
 
 
 @pytest.fixture
@@ -53,17 +53,17 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def serve(path: str) -> Iterator[Callable[..., FileTimerServer]]:
     """Creates, starts and stops servers."""
-    made: list[FileTimerServer] = []
+    started: list[FileTimerServer] = []
 
     def make(max_interval: float = LONG_S, **options: object) -> FileTimerServer:
         server = FileTimerServer(path, "run", max_interval, **options)
-        made.append(server)
+        started.append(server)
         server.start()
         return server
 
     with leaving_nothing():
         yield make
-        for server in made:
+        for server in started:
             server.stop()
 
 
@@ -98,7 +98,7 @@ def test_a_process_that_does_not_leave_its_scope_is_killed(path: str, serve) -> 
     hanging = worker(path, HANGS)
     assert hanging.wait(30) == -signal.SIGKILL
     events.until("kill worker process", "step")
-    assert events.heard == [("watchdog started", ""), ("timer expired", "step"), ("kill worker process", "step")]
+    assert events.received == [("watchdog started", ""), ("timer expired", "step"), ("kill worker process", "step")]
 
 
 def test_each_process_is_ended_by_its_own_signal(path: str, serve) -> None:
@@ -133,7 +133,7 @@ def test_the_servers_own_process_is_never_signalled(path: str, serve, caplog: py
     events.until("timer expired", "own")
     until(lambda: not server._timers, "the timer to be forgotten")
     assert "own process" in caplog.text
-    assert ("kill worker process", "own") not in events.heard
+    assert ("kill worker process", "own") not in events.received
 
 
 def test_without_a_signal_an_expired_timer_is_only_logged(path: str, serve) -> None:

@@ -25,10 +25,10 @@ LONG_S = 3600.0
 
 @pytest.fixture
 def queue() -> Iterator[Any]:
-    made = SPAWN.Queue()
-    yield made
-    made.close()
-    made.join_thread()
+    queue = SPAWN.Queue()
+    yield queue
+    queue.close()
+    queue.join_thread()
 
 
 def hangs(queue: Any) -> None:
@@ -79,7 +79,7 @@ def test_the_servers_own_process_is_never_killed(queue: Any, caplog: pytest.LogC
     server = LocalTimerServer(queue)
     server.start()
     queue.put(TimerRequest(os.getpid(), "own", time.time() - 1))
-    until(lambda: "not reaped" in caplog.text, "a word about it")
+    until(lambda: "not reaped" in caplog.text, "the log line")
     until(lambda: not server._timers, "the timer to be forgotten")
     server.stop()
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax._core import commands
-from tenax._core import events as fact
+from tenax._core import commands, events
 from tenax._core.hang import Scopes
 from tenax._core.model import Assignment, Outcome, Verdict
 from tenax._core.watchdog import MAX_LINE, RequestLines, Watchdog
@@ -35,7 +34,7 @@ class Harness:
     """A watchdog with helpers for its events."""
 
     def __init__(self, workers: int = 2, generation: int = 1, *, are_started: bool = True) -> None:
-        self.dog = Watchdog(workers)
+        self.watchdog = Watchdog(workers)
         self.form(generation)
         if are_started:
             for rank in range(workers):
@@ -43,28 +42,28 @@ class Harness:
 
     def form(self, generation: int) -> None:
         assignment = Assignment(generation)
-        self.dog.heard(fact.GenerationFormed(assignment), [commands.StartWorkers(assignment)])
+        self.watchdog.on_step(events.GenerationFormed(assignment), [commands.StartWorkers(assignment)])
 
     def start(self, rank: int, generation: int = 1) -> None:
-        self.dog.heard(fact.WorkerStarted(generation, rank, 100 * generation + rank), [])
+        self.watchdog.on_step(events.WorkerStarted(generation, rank, 100 * generation + rank), [])
 
     def take(self, *lines: bytes, now: float = 0.0, wall: float | None = None) -> None:
-        self.dog.take(b"".join(lines), now, WALL + now if wall is None else wall)
+        self.watchdog.take(b"".join(lines), now, WALL + now if wall is None else wall)
 
     def late(self, now: float) -> list[tuple[int, str]]:
-        return [(expired.local_rank, expired.scope) for expired in self.dog.expired(now)]
+        return [(expired.local_rank, expired.scope) for expired in self.watchdog.expired(now)]
 
 
 def test_an_expired_scope_is_reported_once() -> None:
     """With all fields that the machine and the report need."""
     harness = Harness()
     harness.take(acquire(101, "step", 60.0, SIGTERM), now=0.25)
-    assert harness.dog.next_deadline() == pytest.approx(60.0)
+    assert harness.watchdog.next_deadline() == pytest.approx(60.0)
     assert harness.late(59.9) == []
-    (expired,) = harness.dog.expired(60.1)
-    assert expired == fact.ScopeExpired(1, 1, 101, "step", 59.75, WALL + 60, SIGTERM)
+    (expired,) = harness.watchdog.expired(60.1)
+    assert expired == events.ScopeExpired(1, 1, 101, "step", 59.75, WALL + 60, SIGTERM)
     assert harness.late(1e6) == []
-    assert harness.dog.next_deadline() is None
+    assert harness.watchdog.next_deadline() is None
 
 
 def test_a_released_scope_does_not_expire() -> None:
@@ -73,7 +72,7 @@ def test_a_released_scope_does_not_expire() -> None:
     harness.take(acquire(100, "a", 1.0))
     harness.take(release(100, "a"))
     harness.take(acquire(101, "b", 1.0), release(101, "b"))
-    assert harness.dog.next_deadline() is None
+    assert harness.watchdog.next_deadline() is None
     assert harness.late(1e6) == []
 
 
@@ -96,12 +95,12 @@ def test_entering_and_leaving_a_scope_count_as_progress() -> None:
     """W6: of live workers of this generation; an expired scope is not open."""
     harness = Harness()
     harness.take(acquire(100, "step", 9.0, signal=0), now=1.0)
-    harness.take(release(100, "step"), acquire(100, "step", 9.0, signal=0), acquire(999, "of nobody", 9.0), now=3.0)
-    assert harness.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=True)}
+    harness.take(release(100, "step"), acquire(100, "step", 9.0, signal=0), acquire(999, "of no worker", 9.0), now=3.0)
+    assert harness.watchdog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=True)}
     assert harness.late(10.0) == [(0, "step")]
-    assert harness.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=False)}
+    assert harness.watchdog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=False)}
     harness.form(2)
-    assert harness.dog.scopes() == {}
+    assert harness.watchdog.scopes() == {}
 
 
 def test_a_jump_of_the_wall_clock_after_the_request_has_no_effect() -> None:
@@ -115,12 +114,12 @@ def test_a_jump_of_the_wall_clock_after_the_request_has_no_effect() -> None:
 def test_a_request_that_arrives_too_late_expires_at_once() -> None:
     harness = Harness()
     harness.take(acquire(100, "step", -5.0))
-    (expired,) = harness.dog.expired(0.0)
+    (expired,) = harness.watchdog.expired(0.0)
     assert expired.after_s == 0.0
 
 
 @pytest.mark.parametrize(
-    ("after_s", "on_the_way_s", "said"),
+    ("after_s", "transit_s", "expected_s"),
     [
         (60, 0.09, 60.0),
         (0.5, 0.003, 0.5),
@@ -132,12 +131,12 @@ def test_a_request_that_arrives_too_late_expires_at_once() -> None:
         (60, 4.2, 55.8),
     ],
 )
-def test_the_message_has_the_requested_timeout(after_s: float, on_the_way_s: float, said: float) -> None:
+def test_the_message_has_the_requested_timeout(after_s: float, transit_s: float, expected_s: float) -> None:
     """Without the time that the request took to arrive."""
     harness = Harness()
-    harness.take(acquire(100, "step", after_s), now=on_the_way_s)
-    (expired,) = harness.dog.expired(after_s + 1)
-    assert expired.after_s == said
+    harness.take(acquire(100, "step", after_s), now=transit_s)
+    (expired,) = harness.watchdog.expired(after_s + 1)
+    assert expired.after_s == expected_s
 
 
 # --- whose ------------------------------------------------------------------------------------------------------------
@@ -148,9 +147,9 @@ def test_requests_of_other_processes_are_counted_and_ignored() -> None:
     harness = Harness()
     for pid in (4711, 1, 4712):
         harness.take(acquire(pid, "step", 0.0))
-    assert harness.dog.next_deadline() is None
-    assert harness.dog.unknown_senders == 3
-    (note,) = harness.dog.take_notes()
+    assert harness.watchdog.next_deadline() is None
+    assert harness.watchdog.unknown_senders == 3
+    (note,) = harness.watchdog.take_notes()
     assert "process 4711" in note
     assert "not a worker of this node" in note
 
@@ -160,32 +159,32 @@ def test_requests_before_the_workers_start_is_known_wait_for_it() -> None:
     harness = Harness(2, are_started=False)
     harness.take(acquire(100, "step", 10.0), acquire(101, "load", 10.0), release(101, "load"), now=0.0)
     harness.take(acquire(4711, "step", 0.0))
-    assert harness.dog.next_deadline() is None
+    assert harness.watchdog.next_deadline() is None
     harness.start(0)
-    assert harness.dog.next_deadline() == pytest.approx(10.0)
-    assert harness.dog.unknown_senders == 0
+    assert harness.watchdog.next_deadline() == pytest.approx(10.0)
+    assert harness.watchdog.unknown_senders == 0
     harness.start(1)
     assert harness.late(1e6) == [(0, "step")]
-    assert harness.dog.unknown_senders == 1
+    assert harness.watchdog.unknown_senders == 1
 
 
 def test_requests_do_not_wait_for_a_worker_that_could_not_be_started() -> None:
     harness = Harness(2, are_started=False)
     harness.start(0)
-    harness.dog.heard(fact.WorkerStartFailed(1, 1, "no such file"), [])
+    harness.watchdog.on_step(events.WorkerStartFailed(1, 1, "no such file"), [])
     harness.take(acquire(101, "step", 0.0))
-    assert harness.dog.unknown_senders == 1
+    assert harness.watchdog.unknown_senders == 1
 
 
 def test_the_timers_of_a_worker_end_with_it() -> None:
     """Its late requests are ignored without a warning."""
     harness = Harness()
     harness.take(acquire(100, "step", 1.0))
-    harness.dog.heard(fact.WorkerExited(1, 0, 0), [])
+    harness.watchdog.on_step(events.WorkerExited(1, 0, 0), [])
     harness.take(acquire(100, "step", 1.0))
     assert harness.late(1e6) == []
-    assert harness.dog.unknown_senders == 0
-    assert harness.dog.take_notes() == []
+    assert harness.watchdog.unknown_senders == 0
+    assert harness.watchdog.take_notes() == []
 
 
 @pytest.mark.parametrize(
@@ -202,9 +201,9 @@ def test_a_worker_that_is_being_stopped_is_not_watched(command: commands.AnyComm
     """Its expired scopes are not reported."""
     harness = Harness()
     harness.take(acquire(100, "step", 1.0))
-    harness.dog.heard(fact.Tick(), [command])
+    harness.watchdog.on_step(events.Tick(), [command])
     harness.take(acquire(101, "step", 1.0))
-    assert harness.dog.next_deadline() is None
+    assert harness.watchdog.next_deadline() is None
     assert harness.late(1e6) == []
 
 
@@ -218,7 +217,7 @@ def test_timers_end_with_their_generation() -> None:
     harness.start(1, 2)
     assert harness.late(1e6) == []
     harness.take(acquire(100, "step", 1.0), acquire(200, "step", 1.0))
-    (expired,) = harness.dog.expired(2.0)
+    (expired,) = harness.watchdog.expired(2.0)
     assert (expired.generation, expired.pid) == (2, 200)
 
 
@@ -239,7 +238,7 @@ def test_a_scope_without_a_signal_is_only_reported(signal: int) -> None:
     """The worker and its other scopes continue."""
     harness = Harness()
     harness.take(acquire(100, "soft", 1.0, signal), acquire(100, "hard", 2.0))
-    (soft,) = harness.dog.expired(1.0)
+    (soft,) = harness.watchdog.expired(1.0)
     assert (soft.scope, soft.signal) == ("soft", 0)
     assert harness.late(2.0) == [(0, "hard")]
 
@@ -247,11 +246,11 @@ def test_a_scope_without_a_signal_is_only_reported(signal: int) -> None:
 def test_the_time_of_the_last_request_is_kept_for_health_checks() -> None:
     """Only requests of workers count."""
     harness = Harness()
-    assert harness.dog.last_request_at is None
+    assert harness.watchdog.last_request_at is None
     harness.take(acquire(4711, "step", 1.0), now=1.0)
-    assert harness.dog.last_request_at is None
+    assert harness.watchdog.last_request_at is None
     harness.take(release(100, "step"), now=2.0)
-    assert harness.dog.last_request_at == WALL + 2.0
+    assert harness.watchdog.last_request_at == WALL + 2.0
 
 
 # --- garbage ----------------------------------------------------------------------------------------------------------
@@ -285,9 +284,9 @@ def test_an_invalid_line_is_ignored_alone(garbage: bytes) -> None:
     """W1: requests before and after it in the same read count."""
     harness = Harness()
     harness.take(acquire(101, "left", 1.0), garbage, release(101, "left"), GOOD)
-    assert harness.dog.malformed >= 1
+    assert harness.watchdog.malformed >= 1
     assert harness.late(1e6) == [(0, "step")]
-    (note,) = harness.dog.take_notes()
+    (note,) = harness.watchdog.take_notes()
     assert "invalid request" in note
 
 
@@ -297,13 +296,13 @@ def test_a_line_without_a_newline_does_not_damage_the_next_request(length: int) 
     harness.take(b"x" * length)
     harness.take(GOOD)
     assert harness.late(1e6) == [(0, "step")]
-    assert harness.dog.malformed == 1
+    assert harness.watchdog.malformed == 1
 
 
 def test_empty_lines_are_ignored() -> None:
     harness = Harness()
     harness.take(b"\n" * 65536, GOOD)
-    assert harness.dog.malformed == 0
+    assert harness.watchdog.malformed == 0
     assert harness.late(1e6) == [(0, "step")]
 
 
@@ -334,41 +333,41 @@ requests = st.one_of(
     st.binary(max_size=80),
     st.binary(max_size=80).map(lambda data: data + b"\n"),
 )
-events = st.one_of(
-    st.builds(fact.WorkerStarted, st.integers(0, 2), st.integers(0, 1), pids),
-    st.builds(fact.WorkerExited, st.integers(0, 2), st.integers(0, 1), st.just(0)),
+any_event = st.one_of(
+    st.builds(events.WorkerStarted, st.integers(0, 2), st.integers(0, 1), pids),
+    st.builds(events.WorkerExited, st.integers(0, 2), st.integers(0, 1), st.just(0)),
 )
 
 
-@given(st.lists(st.tuples(requests | events, st.floats(0, 5)), max_size=60))
+@given(st.lists(st.tuples(requests | any_event, st.floats(0, 5)), max_size=60))
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
-def test_invariants_hold_for_any_input(soup) -> None:
+def test_invariants_hold_for_any_input(inputs) -> None:
     """W2, W5: expired scopes belong to live workers, each worker is late once, and nothing raises."""
     harness = Harness(2, are_started=False)
     living: dict[int, set[int]] = {}  # by rank
     late: set[int] = set()
     now = 0.0
-    for thing, later in soup:
+    for thing, later in inputs:
         now += later
         if isinstance(thing, bytes):
             harness.take(thing, now=now)
         else:
-            harness.dog.heard(thing, [])
+            harness.watchdog.on_step(thing, [])
             if thing.generation == 1:
                 alive = living.setdefault(thing.local_rank, set())
-                if isinstance(thing, fact.WorkerStarted):
+                if isinstance(thing, events.WorkerStarted):
                     alive.add(thing.pid)
                 else:
                     alive.clear()
-        due = harness.dog.next_deadline()
-        for expired in harness.dog.expired(now):
+        due = harness.watchdog.next_deadline()
+        for expired in harness.watchdog.expired(now):
             assert due is not None
             assert due <= now
             assert expired.pid in living[expired.local_rank]
             assert expired.local_rank not in late
             if expired.signal:
                 late.add(expired.local_rank)
-        after = harness.dog.next_deadline()
+        after = harness.watchdog.next_deadline()
         assert after is None or after > now
 
 
@@ -380,25 +379,25 @@ def test_the_timers_of_one_worker_are_bounded() -> None:
     harness = Harness()
     harness.take(*(acquire(100, f"scope {number}", 50.0 + number) for number in range(1_000)))
     harness.take(acquire(101, "step", 1.0), acquire(100, "scope 0", 2.0))
-    assert harness.dog.too_many == 1_000 - 256
+    assert harness.watchdog.too_many == 1_000 - 256
     assert harness.late(2.0) == [(1, "step"), (0, "scope 0")]
-    assert len(harness.dog.take_notes()) == 1
+    assert len(harness.watchdog.take_notes()) == 1
 
 
 def test_requests_that_wait_for_a_start_are_bounded() -> None:
     harness = Harness(1, are_started=False)
     harness.take(*(acquire(7, f"scope {number}", 50.0) for number in range(1_000)))
-    assert harness.dog.unknown_senders == 1_000 - 256
+    assert harness.watchdog.unknown_senders == 1_000 - 256
 
 
 def test_expiries_without_a_signal_are_bounded() -> None:
     """A worker cannot fill the journal with warnings."""
     harness = Harness()
-    said = 0
+    reported = 0
     for number in range(1_000):
         harness.take(acquire(100, f"scope {number}", 0.0, 0))
-        said += len(harness.late(1.0))
-    assert said == 100
+        reported += len(harness.late(1.0))
+    assert reported == 100
 
 
 def test_an_unfinished_line_is_bounded() -> None:

@@ -33,19 +33,19 @@ SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM
 def pipe(tmp_path: Path) -> Iterator[WatchdogPipe]:
     """A pipe whose workers have the pids 100 and 101."""
     with leaving_nothing():
-        made = WatchdogPipe(2, str(tmp_path / "timers"))
-        made.make()
-        made.open(time.monotonic, lambda _: None)
-        begin(made)
-        yield made
-        made.close()
+        pipe = WatchdogPipe(2, str(tmp_path / "timers"))
+        pipe.make()
+        pipe.open(time.monotonic, lambda _: None)
+        begin(pipe)
+        yield pipe
+        pipe.close()
 
 
 def begin(pipe: WatchdogPipe, generation: int = 1) -> None:
     part = Assignment(generation)
-    pipe.heard(events.GenerationFormed(part), [commands.StartWorkers(part)])
+    pipe.on_step(events.GenerationFormed(part), [commands.StartWorkers(part)])
     for rank in range(2):
-        pipe.heard(events.WorkerStarted(generation, rank, 100 * generation + rank), [])
+        pipe.on_step(events.WorkerStarted(generation, rank, 100 * generation + rank), [])
 
 
 def write(path: str, *requests: FileTimerRequest | bytes) -> None:
@@ -92,7 +92,7 @@ def test_a_full_pipe_is_read_in_one_round(pipe: WatchdogPipe) -> None:
 
 def test_leftover_requests_do_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
     """Its workers may have the same pids."""
-    pipe.heard(events.Tick(), [commands.KillNode(1, "cut off")])
+    pipe.on_step(events.Tick(), [commands.KillNode(1, "cut off")])
     write(pipe.path, late(200), b"half a line")
     begin(pipe, 2)
     assert pipe.expired() == []
@@ -127,7 +127,7 @@ def test_a_path_is_in_use_from_its_creation(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="another process already reads from that pipe"):
             second.make()
         second.close()
-        write(path, FileTimerRequest(100, "step", time.time() + 60, 9))  # there is still somebody
+        write(path, FileTimerRequest(100, "step", time.time() + 60, 9))  # there is still a reader
         first.close()
         assert not os.path.exists(path)
 
@@ -198,7 +198,7 @@ class SilentLogs:
     """Implements ``interfaces.Logs``: records printed lines, and has no evidence."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def open(self) -> None: ...
 
@@ -221,15 +221,15 @@ class SilentLogs:
         return ()
 
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
-        reply(None, "nobody asks here")
+        reply(None, "not supported")
 
-    def answer_the_last(self) -> None: ...
+    def answer_final_requests(self) -> None: ...
 
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 
-    def say(self, text: str, *, after_output: bool = False) -> None:
-        self.said.append(text)
+    def print_line(self, text: str, *, after_output: bool = False) -> None:
+        self.lines.append(text)
 
     def live(self, text: str) -> None: ...
 
@@ -292,7 +292,7 @@ class Run:
         finally:
             self._loop.close()
 
-    def orders(self, kind: type) -> list[Any]:
+    def issued(self, kind: type) -> list[Any]:
         return [command for step in self.steps for command in step.commands if isinstance(command, kind)]
 
 
@@ -356,7 +356,7 @@ def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
     with leaving_nothing():
         run = Run(tmp_path, on)
         assert run.run().outcome is Outcome.SUCCEEDED
-        assert run.orders(commands.DumpStacks) == []
+        assert run.issued(commands.DumpStacks) == []
 
 
 def test_the_machine_gets_ticks_only_for_its_own_deadlines(tmp_path: Path) -> None:
@@ -379,11 +379,11 @@ def test_invalid_input_is_reported_once(tmp_path: Path) -> None:
     def on(run: Run, event: Any) -> None:
         if isinstance(event, events.WorkerStarted):
             for _ in range(10):
-                run.write(b"this is certainly not a request of anybody\n", late(1), late(2))
+                run.write(b"this is not a request\n", late(1), late(2))
             run.write(late(event.pid))
 
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1)
         run.run()
-        assert sum("invalid request" in line for line in run.logs.said) == 1
-        assert sum("not a worker of this node" in line for line in run.logs.said) == 1
+        assert sum("invalid request" in line for line in run.logs.lines) == 1
+        assert sum("not a worker of this node" in line for line in run.logs.lines) == 1

@@ -486,10 +486,10 @@ def test_an_agent_with_hooks_records_the_same_events(bench: Bench) -> None:
     done = bench.run(program=[sys.executable, bench.script(body)], env=ON)
     assert done.code == 0, done
     lines = [json.loads(line) for line in (bench.home / "events.jsonl").read_text().splitlines()]
-    told = [each for each in lines if each["metadata"]["state"] == "RUNNING"]
+    running = [each for each in lines if each["metadata"]["state"] == "RUNNING"]
     names = ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
-    assert [each["name"] for each in told] == names
-    nested = [json.loads(each["metadata"]["metadata"]) for each in told]
+    assert [each["name"] for each in running] == names
+    nested = [json.loads(each["metadata"]["metadata"]) for each in running]
     assert [each["watchdog_event"] for each in nested] == names
     assert [each.get("scope_id") for each in nested] == [None, "the step", "the step", None]
     assert [each.get("signal") for each in nested] == [None, 9, 9, None]
@@ -540,17 +540,17 @@ def test_a_prepared_worker_dumps_its_stacks_and_continues(tmp_path: Path) -> Non
     with leaving_nothing():
         keeper = KeeperProcess()
         hearing = Hearing(keeper)
-        words = Pipe()
-        orders, orders_in = os.pipe()
-        keeper.start(1, 0, launch(python(textwrap.dedent(code)), descriptors={0: orders, 1: words.writer}))
-        os.close(orders)
-        words.close_writer()
+        output = Pipe()
+        stdin, stdin_writer = os.pipe()
+        keeper.start(1, 0, launch(python(textwrap.dedent(code)), descriptors={0: stdin, 1: output.writer}))
+        os.close(stdin)
+        output.close_writer()
         hearing.take(events.WorkerStarted)
-        assert words.line() == "ready"
+        assert output.line() == "ready"
         keeper.dump_stacks(1, 0)
         until(lambda: "in <module>" in file.read_text(), "the stacks")
-        os.close(orders_in)
+        os.close(stdin_writer)
         assert hearing.take(events.WorkerExited).exit_code == 0
         assert not any(isinstance(event, events.StacksRefused) for event in hearing.events)
-        words.close()
+        output.close()
         keeper.close()

@@ -62,15 +62,15 @@ def test_the_macro_is_replaced_in_the_arguments_of_workers() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("said", "level"),
+    ("value", "level"),
     [(None, "WARNING"), ("", "WARNING"), ("DEBUG", "DEBUG"), ("info", "INFO"), ("40", "ERROR")],
 )
-def test_loglevel_sets_the_level(said: str | None, level: str) -> None:
+def test_loglevel_sets_the_level(value: str | None, level: str) -> None:
     """A name in any case or a number; the default is WARNING."""
     code = "import logging; from tenax.utils.logging import get_logger as g; print(logging.getLevelName(g('a').level))"
     env = {key: value for key, value in os.environ.items() if key != "LOGLEVEL"}
-    if said is not None:
-        env["LOGLEVEL"] = said
+    if value is not None:
+        env["LOGLEVEL"] = value
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == level
 

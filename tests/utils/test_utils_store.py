@@ -170,14 +170,14 @@ def test_too_few_members_time_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"is_server": True, "world_size": 2}, "other processes need the port"),
         ({"is_server": False}, "client needs the port"),
     ],
 )
-def test_a_port_is_required_if_other_processes_need_it(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_port_is_required_if_other_processes_need_it(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         create_c10d_store(server_addr="127.0.0.1", **options)
 
 
@@ -209,9 +209,9 @@ def test_torchelastics_helper_and_tenaxs_share_one_store() -> None:
     ):
         assert synchronize(store, b"ours", 0, 2, "meeting/") == [b"ours", b"theirs"]
         barrier(store, 2, "gate", rank=0)
-        said, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert said.strip() == "[b'ours', b'theirs']"
+    assert output.strip() == "[b'ours', b'theirs']"
 
 
 # Asks torch's function and ours, in a process that has imported torch, and prints what each raised.

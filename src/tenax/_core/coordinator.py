@@ -47,7 +47,16 @@ from tenax._core.model import (
     failure_began_at,
     truncate_failures,
 )
-from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
+from tenax._core.policy import (
+    AnyDecision,
+    BudgetPolicy,
+    GiveUp,
+    History,
+    RestartPolicy,
+    Wait,
+    ask_policy,
+    first_cause_first,
+)
 from tenax._core.ranks import Candidate, arrange, assign_ranks, choose
 from tenax._core.record import RunRecord
 from tenax._core.run_state import (
@@ -502,7 +511,7 @@ class CoordinatorMachine:
         state.membership_changes, state.drains = record.membership_changes, record.drains
         state.requests = record.requests
         state.ledger.inherit(record.cost)
-        state.earlier, state.longest_s = list(record.earlier), record.longest_s
+        state.earlier, state.longest_s, state.formed_at = list(record.earlier), record.longest_s, record.formed_at
         state.ranks_by_name = dict(record.ranks_by_name)
 
     def _await_recorded(self, record: RunRecord, opened: Opened, now: float) -> None:
@@ -587,7 +596,8 @@ class CoordinatorMachine:
         state.store = state.store or joined.store
         state.members[node_id] = record.last_rank = joined.group_rank
         state.gone.discard(node_id)
-        state.formed_at = now
+        if not state.is_recorded:
+            state.formed_at = now
         if joined.has_succeeded:
             record.phase = NodePhase.DONE
             state.done.add(node_id)
@@ -1059,7 +1069,7 @@ class CoordinatorMachine:
 
     def _after_failure(self, now: float) -> None:
         state = self.state
-        state.failures = sorted(state.failures, key=by_cause)
+        state.failures = first_cause_first(state.failures, state.formed_at)
         first = state.failures[0]
         history = History(
             state.restarts_used,
@@ -1067,7 +1077,7 @@ class CoordinatorMachine:
             tuple(state.earlier),
             tuple(state.failures),
             state.world_size,
-            failure_began_at(first) - state.formed_at,
+            first.lived_s,
             state.longest_s,
         )
         decision = state.decision = self._ask_policy(first, history)
@@ -1086,11 +1096,7 @@ class CoordinatorMachine:
             self._gather(decision.why, now)
 
     def _ask_policy(self, failure: Failure, history: History) -> AnyDecision:
-        """Call the policy, which may be user code: an exception ends the run with a reason, not the agent."""
-        try:
-            return self._policy.decide(failure, history)
-        except Exception as error:
-            return GiveUp(f"the restart policy {type(self._policy).__name__} raised {type(error).__name__}: {error}")
+        return ask_policy(self._policy, failure, history)
 
     # --- deadlines, and the end of the run ----------------------------------------------------------------------------
 

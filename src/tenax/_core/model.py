@@ -31,6 +31,7 @@ from tenax._core.bounds import (
     Rank,
     Signal,
     Slots,
+    SumSeconds,
     Text,
     Time,
     WorldSize,
@@ -163,6 +164,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     was_stopped: bool = False  # it failed before it was stopped; the exit code is that of its failure
     host: Label = ""  # where it ran
     was_late: bool = False  # it was ended because it did not leave a scope in time
+    lived_s: SumSeconds = 0.0  # how long its generation had run when it began; known of a first cause
 
     def shifted(self, by_s: float) -> Failure:
         """Return this failure with its times shifted to another node's clock."""
@@ -277,3 +279,11 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     drains: Count = 0  # ... because a node was drained: uncharged
     requests: Count = 0  # ... because an operator requested a restart: uncharged
     goodput: Goodput | None = None  # how the time was spent; None: this node left before the end
+
+    def shifted(self, by_s: float) -> Verdict:
+        """Return this verdict with its times shifted to another clock."""
+        return msgspec.structs.replace(
+            self,
+            failures=tuple(failure.shifted(by_s) for failure in self.failures),
+            earlier=tuple(failure.shifted(by_s) for failure in self.earlier),
+        )

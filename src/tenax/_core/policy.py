@@ -1,16 +1,23 @@
 """The restart policy: decides, from a failure and the history, whether the run restarts.
 
 The coordinator calls it once per failed generation, after every node is clear and the evidence is collected. The
-decision is a value with its reason. A policy is pure: the same failure and history give the same decision.
+decision is a value with its reason. A policy is pure: the same failure and history give the same decision. It may be
+user code: an exception, or an answer that is no decision, ends the run with that reason (``ask_policy``).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
-from tenax._core.model import Failure
+from tenax._core.bounds import MAX_REASON, Seconds
+from tenax._core.model import Failure, by_cause, failure_began_at
+from tenax._core.text import one_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # A generation that ran no longer than this failed at its start.
 START_S = 60.0
@@ -23,7 +30,7 @@ _INCURABLE = frozenset(
 class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="decision", omit_defaults=True):
     """Base of the three decisions."""
 
-    why: str
+    why: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Restart(Decision, frozen=True):
@@ -33,7 +40,7 @@ class Restart(Decision, frozen=True):
 class Wait(Decision, frozen=True, kw_only=True):
     """Form the next generation after a pause. Charges one restart."""
 
-    seconds: float
+    seconds: Seconds
 
 
 class GiveUp(Decision, frozen=True):
@@ -44,11 +51,14 @@ AnyDecision = Restart | Wait | GiveUp
 
 
 class History(msgspec.Struct, frozen=True):
-    """What happened before this failure, and the other failures of its generation."""
+    """What happened before this failure, and the other failures of its generation.
+
+    The times of all failures (``seen_at``) are on one clock. Compare them with each other: a policy has no clock.
+    """
 
     restarts_used: int
     max_restarts: int
-    # The first cause of each earlier failed generation, oldest first; limited in number.
+    # The first cause of each earlier generation that failed and was restarted, oldest first; at most the last 100.
     earlier: tuple[Failure, ...] = ()
     failures: tuple[Failure, ...] = ()  # all of this generation, on all nodes, first cause first
     world_size: int = 0
@@ -64,6 +74,37 @@ class RestartPolicy(Protocol):
     """The interface of a restart policy."""
 
     def decide(self, failure: Failure, history: History) -> AnyDecision: ...
+
+
+def ask_policy(
+    policy: RestartPolicy, failure: Failure, history: History, reraise: tuple[type[Exception], ...] = ()
+) -> AnyDecision:
+    """Return the policy's decision. Whatever the policy does, this is one, and it can be stored and sent."""
+    name = f"the restart policy {type(policy).__name__}"
+    try:
+        answer = policy.decide(failure, history)
+    except reraise:
+        raise
+    except (Exception, SystemExit) as error:
+        return GiveUp(_reason(f"{name} raised {type(error).__name__}: {error}"))
+    if not isinstance(answer, Decision):
+        return GiveUp(f"{name} returned {type(answer).__name__}; expected Restart, Wait or GiveUp")
+    try:
+        answer = msgspec.structs.replace(answer, why=_reason(answer.why))
+        checked: AnyDecision = msgspec.json.decode(msgspec.json.encode(answer), type=AnyDecision)
+        return checked
+    except Exception as error:
+        return GiveUp(_reason(f"{name} returned an invalid {type(answer).__name__}: {error}"))
+
+
+def first_cause_first(failures: Iterable[Failure], formed_at: float) -> list[Failure]:
+    """Sort the failures of a generation; the first cause gets how long the generation had run."""
+    first, *others = sorted(failures, key=by_cause)
+    return [msgspec.structs.replace(first, lived_s=max(0.0, failure_began_at(first) - formed_at)), *others]
+
+
+def _reason(text: str) -> str:
+    return one_line(text)[:MAX_REASON]
 
 
 class BudgetPolicy:

@@ -54,6 +54,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     cost: Goodput = Goodput()  # how the time was spent, of settled generations
     earlier: Failures = ()
     longest_s: SumSeconds = 0.0
+    formed_at: SumSeconds = 0.0  # when the generation was formed, on the clock of the failures' times
     ranks_by_name: dict[Name, NodeRank] = {}
     verdict: Verdict | None = None
 
@@ -67,6 +68,15 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """The value of ``mark_of`` for a state with this record."""
         count = len(self.members) if self.generation > self.settled else 0
         return self.generation, self.settled, self.restarts_used, self.verdict is not None, count, self.store
+
+    def shifted(self, by_s: float) -> RunRecord:
+        """Return this record with its times shifted to another clock."""
+        return msgspec.structs.replace(
+            self,
+            earlier=tuple(failure.shifted(by_s) for failure in self.earlier),
+            formed_at=self.formed_at + by_s,
+            verdict=self.verdict.shifted(by_s) if self.verdict is not None else None,
+        )
 
     def __post_init__(self) -> None:
         """Reject records that no coordinator writes."""
@@ -100,6 +110,7 @@ def record_of(state: CoordinatorState) -> RunRecord:
         cost=state.ledger.cost_so_far(),
         earlier=tuple(state.earlier),
         longest_s=state.longest_s,
+        formed_at=state.formed_at,
         ranks_by_name=dict(state.ranks_by_name),
         verdict=state.verdict,
     )

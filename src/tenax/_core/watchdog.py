@@ -132,7 +132,7 @@ class Watchdog:
 
     # --- live workers -------------------------------------------------------------------------------------------------
 
-    def heard(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
+    def on_step(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
         """Follow a step of the agent machine."""
         match event:
             case events.WorkerStarted(generation, local_rank, pid) if generation == self._generation:

@@ -43,7 +43,7 @@ class LocalEngine:
         settings = node.settings
         self._emit, self._loop = emit, loop
         if self._store_address is not None:
-            self._store_address.open(loop, node.say)
+            self._store_address.open(loop, node.print_line)
         run = RunSettings(
             self.run_id,
             max_restarts=settings.max_restarts,
@@ -53,7 +53,7 @@ class LocalEngine:
         )
         self._coordinator = CoordinatorHost(run, node.policy, loop, self._deliver, node.record_run(run))
         self._answer = node.answer
-        node.serves(self.operator_api)
+        node.set_operator_api(self.operator_api)
         info = NodeInfo(_NODE_ID, os.uname().nodename, settings.local_world_size, settings.role)
         self._coordinator.step(Opened())
         self._coordinator.step(Received(info.node_id, NodeJoined(info)))
@@ -92,8 +92,8 @@ class LocalEngine:
             )
         return self._operator_api
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
-        self.operator_api().ask(request, reply)
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
+        self.operator_api().submit(request, reply)
 
     @property
     def where(self) -> str:

@@ -188,7 +188,7 @@ class OperatorApi:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
         from tenax._core import requests
 
         if self._is_closed:

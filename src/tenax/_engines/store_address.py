@@ -42,12 +42,14 @@ class StoreAddress:
         self._own_addresses: Sequence[str] = ()
         self._host: StoreHost | None = None
 
-    def open(self, loop: EventLoop, say: Callable[[str], None]) -> None:
+    def open(self, loop: EventLoop, print_line: Callable[[str], None]) -> None:
         if self._in_agent:
             from tenax.store._host import StoreHost
 
             self._host = StoreHost(
-                lambda reason: say(f"the workers' store was lost: {reason}"), allow=self._allow, on_notice=say
+                lambda reason: print_line(f"the workers' store was lost: {reason}"),
+                allow=self._allow,
+                on_notice=print_line,
             )
             loop.watch(self._host)
 

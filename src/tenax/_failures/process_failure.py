@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tenax._core.model import Evidence
 from tenax._failures import error_file as error_files
 from tenax._failures import exit_text
 
@@ -41,6 +42,7 @@ class ProcessFailure:
     timestamp: int = field(init=False)
     host = ""  # not a field: TorchElastic's class has none
     is_consequence = False  # not a field either; whether it follows from another worker's failure
+    evidence = Evidence()  # nor this: what tenax found out, for a restart policy
 
     def __post_init__(self) -> None:
         found = error_files.read(self.error_file)
@@ -71,6 +73,7 @@ class ProcessFailure:
         this._set_timestamp(began - wall_to_agent_clock, this.timestamp if this.error_file != NOT_AVAILABLE else None)
         this.host = failure.host
         this.is_consequence = evidence.is_consequence
+        this.evidence = evidence
         if this.error_file == NOT_AVAILABLE:
             message = evidence.message or evidence.out_of_memory or failure.reason
             if not message and evidence.last_lines:

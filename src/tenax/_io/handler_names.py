@@ -49,6 +49,35 @@ def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, 
     return handlers
 
 
+def make_one(text: str, kind: str, own: Mapping[str, Any], group: str, method: str) -> Any:
+    """Create the handler ``NAME[:ARGUMENT]`` or ``MODULE:CLASS[:ARGUMENT]``. Raises ``UnknownHandler``.
+
+    Its factory gets the argument only if there is one. An object that has the method already is the handler.
+    """
+    name, _, argument = text.partition(":")
+    known = own if name in own else {**own, **_offered(group)}
+    expected = f"known: {', '.join(sorted(known))}, or MODULE:CLASS"
+    if name in known:
+        found: Any = _factory(name, kind, own, group)
+    elif argument:
+        attribute, _, argument = argument.partition(":")
+        try:
+            found = _imported(name, attribute)
+        except Exception as error:
+            raise UnknownHandler(f"could not load the {kind} {text!r} ({_format_error(error)}); {expected}") from error
+    else:
+        raise UnknownHandler(f"unknown {kind} {name!r}; {expected}")
+    if isinstance(found, type) or not hasattr(found, method):
+        try:
+            found = found(argument) if argument else found()
+        except Exception as error:
+            raise UnknownHandler(f"could not create the {kind} {text!r} ({_format_error(error)})") from error
+    elif argument:
+        raise UnknownHandler(f"the {kind} {text!r} takes no argument; leave out ':{argument}'")
+    _check_method(found, text, kind, method)
+    return found
+
+
 def check_names(text: str, kind: str, own: Mapping[str, Factory], group: str) -> None:
     """Raise ``UnknownHandler`` if a name is unknown or its factory cannot be loaded. Creates no handlers."""
     for name, _ in parse_names(text):
@@ -86,12 +115,26 @@ def _check_method(handler: object, name: str, kind: str, method: str) -> None:
     raise UnknownHandler(f"the {kind} {name!r} is {found}; its factory must return an object with a method {method!r}")
 
 
+def _offered(group: str) -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def _imported(module: str, attribute: str) -> Any:
+    import importlib
+    import os
+    import sys
+
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for a console script the path has only its own folder
+    return getattr(importlib.import_module(module), attribute)
+
+
 def _factory(name: str, kind: str, own: Mapping[str, Factory], group: str) -> Factory:
     if name in own:
         return own[name]
-    from importlib.metadata import entry_points
-
-    offered = {entry.name: entry for entry in entry_points(group=group)}
+    offered = _offered(group)
     if name not in offered:
         known = ", ".join(sorted({*own, *offered}))
         raise UnknownHandler(

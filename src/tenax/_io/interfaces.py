@@ -110,9 +110,9 @@ class Processes(Watchable, Protocol):
 class ScopeWatch(Watchable, Protocol):
     """Watches the scopes that workers must leave in time."""
 
-    def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None: ...
+    def open(self, now: Callable[[], float], print_line: Callable[[str], None]) -> None: ...
 
-    def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+    def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
 
     def next_deadline(self) -> float | None: ...
@@ -156,7 +156,7 @@ class Control(Protocol):
     def cancel(self, why: str) -> None:
         """End the run for every node, for an operator. Call it in any thread. Does nothing after the end of the run."""
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
         """Forward an operator's request to the coordinator. ``reply`` is called exactly once, in the loop."""
 
     @property
@@ -169,7 +169,7 @@ class Control(Protocol):
     def close(self) -> None: ...
 
 
-class OperatorApi(Protocol):
+class OperatorService(Protocol):
     """Answers operators' requests in the process that runs the coordinator."""
 
     def watch(self, on_step: Callable[[], None]) -> None: ...
@@ -178,7 +178,7 @@ class OperatorApi(Protocol):
 
     def status(self) -> RunStatus: ...
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None: ...
+    def submit(self, request: AnyRequest, reply: Reply) -> None: ...
 
 
 class ControlledNode(msgspec.Struct, frozen=True):
@@ -191,11 +191,11 @@ class ControlledNode(msgspec.Struct, frozen=True):
     hold: Callable[[float], None]  # kill the workers in that many seconds unless called again, even without the agent
     keep: Callable[[str, int], None]  # hold a copy of a connection until every process that this agent started is gone
     release: Callable[[str], None]
-    say: Callable[[str], None]  # print a line on the console
+    print_line: Callable[[str], None]  # on the console
     record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # journal of a coordinator here
     answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node accepts no requests")
     # Called when the coordinator starts in this process, with a factory for its operator API; with None when it stops.
-    serves: Callable[[Callable[[], OperatorApi] | None], None] = lambda _: None
+    set_operator_api: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -222,7 +222,7 @@ class Logs(Watchable, Protocol):
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         """Answer a request for log lines. ``generation`` is the current one."""
 
-    def answer_the_last(self) -> Callable[[], float] | None:
+    def answer_final_requests(self) -> Callable[[], float] | None:
         """Answer all followers of log lines for the last time: the run is over. Does not wait.
 
         Return None if there were no requests, else a function that returns for how many more seconds followers may
@@ -231,7 +231,7 @@ class Logs(Watchable, Protocol):
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
-    def say(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False) -> None:
         """Print a line of the agent; with ``after_output``, after all output of the workers."""
 
     def live(self, text: str) -> None: ...

@@ -151,9 +151,9 @@ class Node:
                         loop, logs, self._step_observer(views, logs, steps, observe), steps.enable
                     )
                     if plan.show_messages:
-                        sinks.redirect_console(lambda line: loop.soon(lambda: logs.say(line)))
+                        sinks.redirect_console(lambda line: loop.soon(lambda: logs.print_line(line)))
                     for location in sinks.locations:
-                        logs.say(f"tenax: {location}")
+                        logs.print_line(f"tenax: {location}")
                     self._open_health(loop, logs)
                     self._open_sockets(logs)
                     verdict = supervisor.run()
@@ -216,7 +216,7 @@ class Node:
     def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
         health = self._plan.health
         if health is not None:
-            health.open(warn=lambda line: self._warn(line, logs), inform=lambda text: logs.say(f"tenax: {text}"))
+            health.open(warn=lambda line: self._warn(line, logs), inform=lambda text: logs.print_line(f"tenax: {text}"))
             health.watch(loop)
             if self.scopes is not None:
                 health.ask_watchdog(self.scopes.last_progress_time)
@@ -232,12 +232,12 @@ class Node:
             import shlex
 
             command = shlex.join(["tenax", "ask", self._sockets.folder])
-            logs.say(f"tenax: to query workers that use worker_main: {command}")
+            logs.print_line(f"tenax: to query workers that use worker_main: {command}")
 
     def _warn(self, line: str, logs: WorkerLogs) -> None:
         """Report a lost feature, on stderr if messages are off."""
         if self._plan.show_messages:
-            logs.say(f"tenax: {line}")
+            logs.print_line(f"tenax: {line}")
         else:
             _warn_on_stderr(line)
 
@@ -252,13 +252,15 @@ class Node:
         self._warn_about_journal = lambda line: self._warn(line, logs)
         journal = self._open_journal()
         self._notice.directory = self.log_dir
-        logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
+        logs.print_line(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
-            logs.say(f"tenax: note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}")
+            logs.print_line(
+                f"tenax: note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}"
+            )
         for note in plan.placements.notes:
-            logs.say(f"tenax: {note}")
+            logs.print_line(f"tenax: {note}")
         if self._cold_reason:
-            logs.say(f"tenax: workers start cold: {self._cold_reason}")
+            logs.print_line(f"tenax: workers start cold: {self._cold_reason}")
         if plan.watchdog is not None:
             self._open_scopes(plan.watchdog)
         elif note := watchdog_note(os.environ):
@@ -281,7 +283,7 @@ class Node:
             log_dir=self.log_dir,
             has_control_socket=True,
             enable_progress=enable_progress,
-            serves=self._observers.serves if self._observers is not None else lambda _: None,
+            set_operator_api=self._observers.set_operator_api if self._observers is not None else lambda _: None,
         )
 
     def _open_scopes(self, watchdog: WatchdogPlan) -> None:
@@ -323,7 +325,7 @@ class Node:
         standbys = plan.settings.local_world_size if plan.keep_standbys else 0
         template = template_of(first, launches, plan.preload, [*late, *_SET_AT_START], standbys)
         if isinstance(template, Template):
-            self._keeper.prepare(template, lambda message: logs.say(f"tenax: {message}"))
+            self._keeper.prepare(template, lambda message: logs.print_line(f"tenax: {message}"))
         else:
             self._cold_reason = template
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tenax._core.agent import AgentState
     from tenax._core.hang import Scopes
-    from tenax._io.interfaces import OperatorApi
+    from tenax._io.interfaces import OperatorService
     from tenax._io.loop import Loop
     from tenax._node.journal import Step
     from tenax._node.node import NodePlan
@@ -68,7 +68,7 @@ class Observers:
                 self._sampler = None
                 self._print(f"stopped sampling workers for hangs: {type(error).__name__}: {error}")
 
-    def serves(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
+    def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
         """Open the dashboard and the trace if this process now serves the coordinator; close them if it stopped."""
         self._close_served()
         if make_operator_api is None:
@@ -82,8 +82,8 @@ class Observers:
         self,
         flag: str,
         value: str,
-        open_it: Callable[[Callable[[], OperatorApi]], None],
-        make_operator_api: Callable[[], OperatorApi],
+        open_it: Callable[[Callable[[], OperatorService]], None],
+        make_operator_api: Callable[[], OperatorService],
     ) -> None:
         try:
             open_it(make_operator_api)
@@ -94,13 +94,13 @@ class Observers:
                 raise RequestRefused(failure) from error
             self._print(f"{failure}; the job continues without it")
 
-    def _open_dashboard(self, make_operator_api: Callable[[], OperatorApi]) -> None:
+    def _open_dashboard(self, make_operator_api: Callable[[], OperatorService]) -> None:
         from tenax._observe.dashboard.live import Dashboard
 
         self._dashboard = Dashboard(self._plan.dashboard, make_operator_api(), self._loop, self._print)
         self._print(f"dashboard: {self._dashboard.link}")
 
-    def _open_trace(self, make_operator_api: Callable[[], OperatorApi]) -> None:
+    def _open_trace(self, make_operator_api: Callable[[], OperatorService]) -> None:
         from tenax._observe.tracing.run_trace import RunTrace
 
         self._trace = RunTrace(self._plan.trace, make_operator_api(), self._print)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Entrypoint,
         Launch,
         Logs,
-        OperatorApi,
+        OperatorService,
         Processes,
         RecordRun,
         Reply,
@@ -69,7 +69,7 @@ class Supervisor:
         run_journal: Callable[[], RunJournal] | None = None,
         observe: Callable[[Step, AgentState], None] = lambda *_: None,
         scopes: ScopeWatch | None = None,
-        serves: Callable[[Callable[[], OperatorApi] | None], None] = lambda _: None,
+        set_operator_api: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None,
         log_dir: str = "",
         has_control_socket: bool = False,
         enable_progress: Callable[[], bool] = lambda: False,
@@ -90,7 +90,7 @@ class Supervisor:
         self._observe = observe
         self._scopes = scopes  # None: scopes are not watched
         self._verdict: Verdict | None = None
-        self._serves = serves  # called when this process starts or stops serving the coordinator
+        self._set_operator_api = set_operator_api  # called when this process starts or stops serving the coordinator
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
@@ -123,7 +123,7 @@ class Supervisor:
                     self._step(event)
                 else:
                     self._on_deadline()
-            followed_for = self._logs.answer_the_last()  # first: other nodes may wait for these answers
+            followed_for = self._logs.answer_final_requests()  # first: other nodes may wait for these answers
             if self._stay_for_others():
                 self._stay_for_followers(followed_for)
         finally:
@@ -158,7 +158,7 @@ class Supervisor:
                 self._loop.post(expired)
 
     def _print(self, text: str, *, after_output: bool = False) -> None:
-        self._logs.say(f"tenax: {harmless(text)}", after_output=after_output)
+        self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output)
 
     def _node(self) -> ControlledNode:
         return ControlledNode(
@@ -168,10 +168,10 @@ class Supervisor:
             hold=self._processes.hold,
             keep=self._processes.keep,
             release=self._processes.release,
-            say=self._print,
+            print_line=self._print,
             record_run=self._record_run,
             answer=self._answer_of_node,
-            serves=self._on_serving,
+            set_operator_api=self._on_serving,
         )
 
     # --- operators ----------------------------------------------------------------------------------------------------
@@ -186,9 +186,9 @@ class Supervisor:
         self._control_socket = ControlSocket(self._answer, self._print)
         self._control_socket.open(self._loop)
 
-    def _on_serving(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
+    def _on_serving(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
         self._is_coordinator = make_operator_api is not None
-        self._serves(make_operator_api)
+        self._set_operator_api(make_operator_api)
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""
@@ -197,9 +197,9 @@ class Supervisor:
         if isinstance(request, AgentRequest):
             reply(self._agent_info(), "")
         elif isinstance(request, StatusRequest) and self._enable_progress():
-            self._loop.soon(lambda: answer_safely(self._control.ask, request, reply))  # after the progress is sent
+            self._loop.soon(lambda: answer_safely(self._control.submit, request, reply))  # after the progress is sent
         else:
-            self._control.ask(request, reply)
+            self._control.submit(request, reply)
 
     def _agent_info(self) -> dict[str, object]:
         state = self.machine.state
@@ -287,12 +287,12 @@ class Supervisor:
         def on_status(status: object, error: str) -> None:
             nodes = status.nodes if isinstance(status, RunStatus) else ()
             if own := [node.node_id for node in nodes if node.is_coordinator]:
-                self._control.ask(LogsRequest(own[0], last=0), reply)
+                self._control.submit(LogsRequest(own[0], last=0), reply)
             else:
                 reply(None, error)
 
         if self._is_coordinator:
-            self._control.ask(StatusRequest(), on_status)
+            self._control.submit(StatusRequest(), on_status)
         else:
             reply(None, "")
 
@@ -328,7 +328,7 @@ class Supervisor:
             if line.important:
                 self._print(line.text, after_output=is_end)
         if self._scopes is not None:
-            self._scopes.heard(event, issued)
+            self._scopes.on_step(event, issued)
         for command in issued:
             self._execute(command)
         self._observe(Step(now, event, issued), state)

@@ -192,7 +192,7 @@ class WorkerLogs:
             self._queries = LogQueries(self._writer, self.generations)
         self._queries.answer(request, reply)
 
-    def answer_the_last(self) -> Callable[[], float] | None:
+    def answer_final_requests(self) -> Callable[[], float] | None:
         """Send the last lines to log followers, marked as the last. Does not wait.
 
         Returns a function that returns for how many seconds a follower may still be connected; None: no log query was
@@ -255,7 +255,7 @@ class WorkerLogs:
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
-    def say(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False) -> None:
         """Print a line of the agent. With ``after_output``, all workers are gone and their output is written first."""
         if after_output:
             self._end_streams()

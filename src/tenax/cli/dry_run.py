@@ -18,7 +18,7 @@ from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TI
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.cli.flags import UsageError
-from tenax.cli.host_checks import decide_placements, rendezvous_parameters
+from tenax.cli.host_checks import decide_placements, load_restart_policy, rendezvous_parameters
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.script import entrypoint_of
@@ -228,6 +228,10 @@ def _tls(options: Options) -> str:
 
 
 def _restarts(options: Options) -> Iterable[str]:
+    if options.restart_policy != "budget":
+        load_restart_policy(options.restart_policy)
+        yield f"decided by {options.restart_policy}, given --max-restarts {options.max_restarts} (--restart-policy)"
+        return
     if options.max_restarts == 0:
         yield "none: the first failure ends the job (--max-restarts)"
         return

@@ -160,6 +160,16 @@ FLAGS = (
         least=0,
     ),
     Flag(
+        "--restart-policy",
+        STOPPING,
+        "text",
+        "budget",
+        "Policy that decides what follows a failure: 'budget' (restart until --max-restarts are used), the name of an "
+        "installed one, or MODULE:CLASS. The policy of the coordinator's node decides for the whole job.",
+        value="NAME",
+        ours=True,
+    ),
+    Flag(
         "--fatal-exit-codes",
         STOPPING,
         "text",

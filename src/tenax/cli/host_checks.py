@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tenax._core.policy import RestartPolicy
     from tenax._logs.specs import LogsSpecs
     from tenax._node.placements import Placements
     from tenax.cli.options import Options
@@ -166,6 +167,16 @@ def load_logs_specs_class(name: str | None) -> type[LogsSpecs]:
         return load_logs_specs(name)
     except ValueError as error:
         raise UsageError(f"--logs-specs {name}: {str(error).rstrip('.')}") from error
+
+
+def load_restart_policy(name: str) -> RestartPolicy:
+    """Return the restart policy of this name. Raises ``UsageError``."""
+    from tenax.policy import load_policy
+
+    try:
+        return load_policy(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _check_devices(options: Options, environ: Mapping[str, str]) -> None:

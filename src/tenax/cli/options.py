@@ -69,6 +69,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     nproc_per_node: int = 1
     nproc_as_written: str = "1"
     max_restarts: int = 0
+    restart_policy: str = "budget"
     fatal_exit_codes: tuple[int, ...] = ()
     fatal_errors: tuple[str, ...] = ()
     shutdown_timeout_s: int = DEFAULT_SHUTDOWN_TIMEOUT_S
@@ -154,6 +155,7 @@ def decide(
         nproc_per_node=workers,
         nproc_as_written=str(values["nproc_per_node"]),
         max_restarts=values["max_restarts"],
+        restart_policy=values.get("restart_policy") or "budget",
         fatal_exit_codes=fatal_exit_codes,
         fatal_errors=fatal_errors,
         shutdown_timeout_s=_shutdown_timeout(values["shutdown_timeout"], environ),
@@ -545,6 +547,10 @@ def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
             f"{flags.name('fatal_errors')} takes names of exceptions such as 'ValueError,ConfigError', "
             f"not {flags['fatal_errors']!r}"
         )
+    policy = flags.values.get("restart_policy") or "budget"
+    if (codes or errors) and policy != "budget":
+        given = flags.name("fatal_exit_codes" if codes else "fatal_errors")
+        raise UsageError(f"{given} is for the restart policy 'budget', and {policy!r} was chosen; use one of the two")
     return tuple(dict.fromkeys(map(int, codes))), tuple(dict.fromkeys(errors))
 
 

@@ -96,7 +96,7 @@ def _page(header: Header, replayed: Replayed, footer: Footer | None, steps: int)
         f"grace period {format_seconds(settings.grace_s)}, tenax {one_line(header.tenax)}",
         "",
     ]
-    lines += [f"{line.after_s:>10.3f} s  {one_line(line.text)}" for line in replayed.story]
+    lines += [f"{line.after_s:>10.3f} s  {one_line(line.text)}" for line in replayed.lines]
     lines.append("")
     lines += _ending(footer, replayed.differences, steps)
     return "\n".join(lines) + "\n"

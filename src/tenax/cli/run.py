@@ -12,7 +12,14 @@ from contextlib import suppress
 
 from tenax.cli.arguments import HelpRequested, parse
 from tenax.cli.flags import UsageError
-from tenax.cli.host_checks import check_files, check_host, current_folder, load_logs_specs_class, numa_options
+from tenax.cli.host_checks import (
+    check_files,
+    check_host,
+    current_folder,
+    load_logs_specs_class,
+    load_restart_policy,
+    numa_options,
+)
 from tenax.cli.script import entrypoint_of
 from tenax.launcher._config import LaunchConfig
 
@@ -151,6 +158,8 @@ def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, 
 
 
 def _restart_policy(options: Options) -> RestartPolicy | None:
+    if options.restart_policy != "budget":
+        return load_restart_policy(options.restart_policy)
     if not options.fatal_exit_codes and not options.fatal_errors:
         return None
     from tenax._core.policy import BudgetPolicy

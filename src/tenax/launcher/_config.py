@@ -78,8 +78,8 @@ class LaunchConfig:
 
     TorchElastic has none of the following fields:
 
-    ``restart_policy``: decides what follows a failure. None: restart at once while restarts are left. With several
-    nodes, the policy of the coordinator's node decides for all.
+    ``restart_policy``: decides what follows a failure: a policy, or its name as for ``--restart-policy``. None: restart
+    at once while restarts are left. With several nodes, the policy of the coordinator's node decides for all.
     ``notice_signals``: names of the signals with which a scheduler announces that it will take this node.
     ``notice_s``: how many seconds after the notice it does. None: unknown.
     ``preload``: modules imported once on each node, ``"torch,numpy"``, in a template that workers are forked from.
@@ -121,7 +121,7 @@ class LaunchConfig:
         duplicate_stderr_filters: list[str] | None = None,
         virtual_local_rank: bool = False,
         shutdown_timeout: int | None = None,
-        restart_policy: RestartPolicy | None = None,
+        restart_policy: RestartPolicy | str | None = None,
         notice_signals: str = "",
         notice_s: float | None = None,
         preload: str = "none",
@@ -153,7 +153,7 @@ class LaunchConfig:
         self.duplicate_stderr_filters = duplicate_stderr_filters
         self.virtual_local_rank = virtual_local_rank
         self.shutdown_timeout = shutdown_timeout
-        self.restart_policy = restart_policy
+        self.restart_policy: Any = restart_policy
         self.notice_signals = notice_signals
         self.notice_s = notice_s
         self.preload = preload
@@ -172,6 +172,10 @@ class LaunchConfig:
         else:
             self.rdzv_configs.setdefault("timeout", _DEFAULT_RENDEZVOUS_TIMEOUT_S)
         self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
+        if isinstance(self.restart_policy, str):
+            from tenax.policy import load_policy
+
+            self.restart_policy = load_policy(self.restart_policy)
 
     def _check(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -84,7 +84,9 @@ class InvariantChecker:
         self._check_ladder(state)
         self._check_deadlines(state)
         if state.cleared == self._occupied:
-            raise InvariantBroken(f"A1: after {event} the node is believed {'' if state.cleared else 'not '}clear")
+            raise InvariantBroken(
+                f"A1: after {event} the state says that the node is {'' if state.cleared else 'not '}clear"
+            )
         if state.phase is Phase.ENDED:
             self._check_verdict(state.verdict)
         elif state.verdict is not None:
@@ -119,7 +121,7 @@ class InvariantChecker:
                 if generation <= self._started:
                     raise InvariantBroken(f"A2: generation {generation} starts after {self._started}")
                 if generation != formed:
-                    raise InvariantBroken(f"A2: generation {generation} starts and was not formed")
+                    raise InvariantBroken(f"A2: generation {generation} starts, but was not formed")
                 self._started = generation
                 self._occupied = True
                 self._clearing = False
@@ -137,7 +139,7 @@ class InvariantChecker:
                 self._is_hang_reported = not self._is_hang_reported
             case command_types.EndWorker(generation, local_rank):
                 if generation != self._started or local_rank not in self._late:
-                    raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
+                    raise InvariantBroken(f"A10: {command}, but no scope of that worker has expired")
             case command_types.ClearNode() | command_types.KillNode():
                 self._clearing = True
             case command_types.SendMessage(message):
@@ -189,7 +191,7 @@ class InvariantChecker:
                 f"A7: {state.phase.value} awaits {_names(awaited)}, but has deadlines for {_names(state.deadlines)}"
             )
         if state.phase is Phase.STOPPING and not awaited:
-            raise InvariantBroken("A7: stopping, and nothing is awaited")
+            raise InvariantBroken("A7: stopping, but nothing is awaited")
 
     def _check_verdict(self, verdict: Verdict | None) -> None:
         if verdict is None:
@@ -202,7 +204,7 @@ class InvariantChecker:
             raise InvariantBroken("A6: the first cause does not come first")
         both = {f.global_rank for f in verdict.failures} & {s.global_rank for s in verdict.stopped}
         if both:
-            raise InvariantBroken(f"A6: ranks {sorted(both)} both failed and stopped by us")
+            raise InvariantBroken(f"A6: ranks {sorted(both)} both failed and were stopped")
         if verdict.outcome is Outcome.SUCCEEDED and verdict.failures:
             raise InvariantBroken("A6: succeeded, but a worker failed")
 

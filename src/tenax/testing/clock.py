@@ -27,7 +27,7 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         """Move the clock forward."""
         if seconds < 0:
-            raise ValueError(f"time does not go back, and {seconds:g} s is negative")
+            raise ValueError(f"cannot advance by {seconds:g} s: time does not go back")
         self._now += seconds
 
     def selector(self) -> selectors.BaseSelector:

@@ -36,8 +36,8 @@ class FakeWorker:
         self.pid = pid
         self.launch = launch
         self.is_alive = True
-        self.was_asked = False  # signalled together with all workers
-        self.was_ended = False  # signalled alone
+        self.was_stopped = False  # signalled together with all workers
+        self.was_signalled = False  # signalled alone
         self.shows_stacks = True
         self.dumps = 0  # how often it wrote its stacks
         self.signals: list[int] = []  # received, in order
@@ -146,7 +146,7 @@ class FakeProcesses:
     def signal(self, generation: int, number: int) -> None:
         for worker in self._of(generation):
             if worker.is_alive:
-                worker.was_asked = True
+                worker.was_stopped = True
                 self._deliver(worker, number)
 
     def dump_stacks(self, generation: int, local_rank: int) -> None:
@@ -161,13 +161,13 @@ class FakeProcesses:
     def end(self, generation: int, local_rank: int, number: int) -> None:
         worker = self.workers.get((generation, local_rank))
         if worker is not None and worker.is_alive:
-            worker.was_ended = True
+            worker.was_signalled = True
             self._deliver(worker, number)
 
     def clear(self, generation: int) -> None:
         self._clearing = generation
         for worker in self._of(generation):
-            if worker.was_asked:
+            if worker.was_stopped:
                 worker.children = [child for child in worker.children if not child.in_group or child.ignores_term]
         self._settle()
 
@@ -234,8 +234,8 @@ class FakeProcesses:
     def _end(self, worker: FakeWorker, exit_code: int) -> None:
         assert worker.is_alive, f"the worker with local rank {worker.local_rank} is dead already"
         worker.is_alive = False
-        was_ours = worker.was_asked or worker.was_ended
-        self._queue(events.WorkerExited(worker.generation, worker.local_rank, exit_code, before_stop=not was_ours))
+        by_agent = worker.was_stopped or worker.was_signalled
+        self._queue(events.WorkerExited(worker.generation, worker.local_rank, exit_code, before_stop=not by_agent))
 
     def _fence(self) -> None:
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):
@@ -244,7 +244,7 @@ class FakeProcesses:
         for worker in self.workers.values():
             worker.children.clear()
             if worker.is_alive:
-                worker.was_asked = True
+                worker.was_stopped = True
                 self._deliver(worker, signal.SIGKILL)
         self._settle()
 
@@ -253,7 +253,7 @@ class FakeProcesses:
         if not self._clearing:
             return
         for worker in self.workers.values():
-            is_spared = worker.was_asked and not self._killing
+            is_spared = worker.was_stopped and not self._killing
             worker.children = [child for child in worker.children if is_spared and child.in_group]
             if worker.is_alive and not is_spared:
                 self._deliver(worker, signal.SIGKILL)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenax._node.journal import Footer, Header, Step
 
 
-class StoryLine(msgspec.Struct, frozen=True):
+class ReplayLine(msgspec.Struct, frozen=True):
     """One line of the description, with the time since the start of the run."""
 
     after_s: float
@@ -30,7 +30,7 @@ class StoryLine(msgspec.Struct, frozen=True):
 class Replayed(msgspec.Struct, frozen=True):
     """The result of a replay."""
 
-    story: list[StoryLine]
+    lines: list[ReplayLine]
     differences: list[str]
     verdict: Verdict | None
     is_complete: bool  # the journal has its footer, and no step is missing
@@ -40,22 +40,22 @@ def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed
     """Repeat the steps of a journal."""
     machine = AgentMachine(header.settings)
     checker = InvariantChecker(machine.state)
-    story: list[StoryLine] = []
+    lines: list[ReplayLine] = []
     differences: list[str] = []
     for number, step in enumerate(steps, 1):
         commands = machine.step(step.event, step.at)
         if commands != step.commands:
             differences.append(
-                f"step {number}, {type(step.event).__name__}: the journal says {_names(step.commands)}, "
-                f"this tenax decides {_names(commands)}"
+                f"step {number}, {type(step.event).__name__}: the journal has {_names(step.commands)}, "
+                f"this version of tenax decides {_names(commands)}"
             )
         try:
             checker.check(machine.state, step.event, commands)
         except InvariantBroken as broken:
-            differences.append(f"step {number}, {type(step.event).__name__}: a promise is broken: {broken}")
-        story += [StoryLine(step.at - header.at, line.text) for line in lines_for(step.event, commands, machine.state)]
+            differences.append(f"step {number}, {type(step.event).__name__}: invariant broken: {broken}")
+        lines += [ReplayLine(step.at - header.at, line.text) for line in lines_for(step.event, commands, machine.state)]
     is_complete = footer is not None and footer.steps_not_written == 0
-    return Replayed(story, differences, machine.state.verdict, is_complete)
+    return Replayed(lines, differences, machine.state.verdict, is_complete)
 
 
 def _names(commands: Sequence[msgspec.Struct]) -> str:

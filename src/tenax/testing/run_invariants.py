@@ -56,11 +56,11 @@ class _Generation:
         self.is_opened = False  # it ended to admit a node
         self.is_requested = False  # an operator's restart ended it
         self.is_recorded = False  # an earlier coordinator formed it, and left a record of its members
-        self.is_unheard = False  # a member did not receive its assignment before that coordinator was lost
+        self.has_missed_assignment = False  # a member did not receive its assignment before that coordinator was lost
 
     @property
     def is_uncharged(self) -> bool:
-        is_broken = self.is_unheard if self.is_recorded else self.is_broken
+        is_broken = self.has_missed_assignment if self.is_recorded else self.is_broken
         return self.is_lost or is_broken or self.is_drained or self.is_opened or self.is_requested
 
     @property
@@ -145,9 +145,7 @@ class RunChecker:
             self._check_progress(state)
         self._check_deadlines(state)
         if state.generation != self._latest:
-            raise InvariantBroken(
-                f"C1: the last generation is {self._latest}, and is believed to be {state.generation}"
-            )
+            raise InvariantBroken(f"C1: the last generation is {self._latest}, but the state has {state.generation}")
         self._phase = state.phase
         self._ledger = _ledger(state)
         if self._is_thorough and not self._is_written_before:
@@ -202,12 +200,12 @@ class RunChecker:
             if send.to != (newcomer,) or not (is_the_same or isinstance(sent, events.JoinRefused)):
                 raise InvariantBroken(f"C6: {sent} was sent after the end")
         if newcomer and not sends:
-            raise InvariantBroken(f"C6: {newcomer} joined after the end and was not sent the verdict")
+            raise InvariantBroken(f"C6: {newcomer} joined after the end, but was not sent the verdict")
 
     def _check_resumed(self, state: CoordinatorState, sends: list[Send], now: float | None) -> None:
         """Check that nothing is decided or sent, and that deadlines for nodes are a full period away."""
         if sends or state.phase is not self._phase:
-            raise InvariantBroken(f"C10: resumed, and at once {state.phase.value}: {sends}")
+            raise InvariantBroken(f"C10: resumed, but at once {state.phase.value}: {sends}")
         self._check_deadlines(state)
         settings = self._settings
         periods = {
@@ -218,7 +216,7 @@ class RunChecker:
         }
         for deadline, at in state.deadlines.items():
             if now is not None and at < now + periods.get(deadline, 0.0):
-                raise InvariantBroken(f"C10: resumed, and {deadline.value} is due in {at - now:g} s")
+                raise InvariantBroken(f"C10: resumed, but {deadline.value} is due in {at - now:g} s")
         if self._is_thorough and not self._is_written_before:
             self._written = _encode(state)
 
@@ -262,7 +260,7 @@ class RunChecker:
                 case events.StacksRequested():
                     at_work = {each for each in last.ranks if last.has(each)} - last.done if last is not None else set()
                     if self._settings.on_hang == "off" or not at_work <= self._quiet or set(send.to) != at_work:
-                        raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
+                        raise InvariantBroken(f"H5: a hang is suspected, but {_names(at_work - self._quiet)} are busy")
                 case events.HangFound(report=report) if self._settings.on_hang == "restart":
                     if last is not None:  # rank 0 if an adopted member has not replied
                         self._note_failures(last, {report.locations[0].ranks[0] if report.locations else 0})
@@ -365,7 +363,7 @@ class RunChecker:
             self._store = joined.store
         if self._phase is RunPhase.RECOVERING and self._last is not None and self._last.is_recorded:
             is_behind = joined.generation < self._last.number and node_id in self._last.ranks
-            self._last.is_unheard |= is_behind and node_id not in self._last.gone
+            self._last.has_missed_assignment |= is_behind and node_id not in self._last.gone
         if self._phase is RunPhase.RECOVERING and joined.generation == self._latest > 0:
             self._adopt(joined)
         elif joined.is_running or joined.has_succeeded:
@@ -468,7 +466,7 @@ class RunChecker:
 
     def _check_notified_node(self, node_id: str, generation: int, sends: list[Send]) -> None:
         if node_id not in _notified_of_end(sends, generation) and not _is_over(sends):
-            raise InvariantBroken(f"C5: {node_id} works on generation {generation} and is not sent its end")
+            raise InvariantBroken(f"C5: {node_id} runs workers of generation {generation}, but is not sent its end")
 
     def _await_latecomer(self, node_id: str, group_rank: int) -> None:
         """Wait for a member of the last generation that was unknown or counted as lost."""
@@ -487,7 +485,7 @@ class RunChecker:
             return
         if events.GenerationFormed(last.parts[node_id]) not in [send.event for send in sends if node_id in send.to]:
             raise InvariantBroken(
-                f"C7: {node_id} has no assignment in generation {last.number} and is not sent it again"
+                f"C7: {node_id} has no assignment in generation {last.number}, but is not sent it again"
             )
         if last.is_ended and node_id not in _notified_of_end(sends, last.number):
             raise InvariantBroken(f"C5: {node_id} is sent generation {last.number} but not its end")
@@ -534,7 +532,7 @@ class RunChecker:
         members = {each for each in members if self._known[each] == last.number} - last.away
         unnotified = members - _notified_of_end(sends, last.number)
         if unnotified:
-            raise InvariantBroken(f"C5: generation {last.number} ended and {_names(unnotified)} were not notified")
+            raise InvariantBroken(f"C5: generation {last.number} ended, but {_names(unnotified)} were not notified")
 
     def _check_ledger(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
         """Check that each ended generation is counted once: as a restart, a membership change, a drain or a request."""
@@ -551,22 +549,20 @@ class RunChecker:
             return
         last = self._last
         if last is None or not last.is_ended or last.is_counted:
-            raise InvariantBroken(f"C4: the ledger goes to {now} and no generation ended")
+            raise InvariantBroken(f"C4: the ledger goes to {now}, but no generation ended")
         self._check_stopped()
         last.is_counted = True
         if charged and (last.is_uncharged or not last.failed):
             raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which is uncharged")
         if drained and (last.is_lost or not last.is_drained):
-            raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, and was none")
+            raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, but was not one")
         if wanted and (last.is_lost or last.is_drained or not last.is_requested):
-            raise InvariantBroken(f"C9: generation {last.number} was counted as a request, and was none")
-        is_broken = last.is_broken or last.is_unheard
+            raise InvariantBroken(f"C9: generation {last.number} was counted as a request, but was not one")
+        is_broken = last.is_broken or last.has_missed_assignment
         is_other = last.is_drained or last.is_requested
         is_change = last.is_lost or (not is_other and (last.is_opened or is_broken or not last.failed))
         if changed and not is_change:
-            raise InvariantBroken(
-                f"C4: generation {last.number} was counted as a change of the membership, and was none"
-            )
+            raise InvariantBroken(f"C4: generation {last.number} was counted as a membership change, but was not one")
 
     def _check_time(self, state: CoordinatorState, event: AnyCoordinatorEvent, now: float) -> None:
         """Check that the sums of the ledger add up to the time since the first node joined."""
@@ -580,7 +576,7 @@ class RunChecker:
         passed_s = self._inherited_s + (now - self._came_at if self._came_at is not None else 0.0)
         spent = state.ledger.spent(now)
         if abs(spent.total_s - passed_s) > _SAME_S + 1e-12 * abs(now):
-            raise InvariantBroken(f"L1: {passed_s:.9g} s have passed, and the ledger has {spent}")
+            raise InvariantBroken(f"L1: {passed_s:.9g} s have passed, but the ledger has {spent}")
         if min(spent.waiting_s, spent.starting_s, spent.training_s, spent.stopping_s, spent.lost_s) < 0:
             raise InvariantBroken(f"L1: a sum is negative: {spent}")
 
@@ -596,7 +592,7 @@ class RunChecker:
             if isinstance(send.event, events.GenerationFormed) and (again is None or send.event.assignment != again):
                 for node_id in send.to:
                     if node_id in parts or len(send.to) != 1:
-                        raise InvariantBroken(f"C1: {_names(set(send.to))} got more than one part, or the same")
+                        raise InvariantBroken(f"C1: {_names(set(send.to))} got more than one assignment, or share one")
                     parts[node_id] = send.event.assignment
         return parts
 
@@ -612,7 +608,7 @@ class RunChecker:
             raise InvariantBroken(f"C1: generation {number} was formed of {len(parts)} nodes")
         if self._last is not None and not self._last.is_counted:
             raise InvariantBroken(
-                f"C4: generation {number} was formed and what ended {self._last.number} was not counted"
+                f"C4: generation {number} was formed, but the end of generation {self._last.number} was not counted"
             )
         not_clear = set(parts) - (self._clear & self._here.keys())
         if not_clear:
@@ -633,7 +629,7 @@ class RunChecker:
     def _check_stopped(self) -> None:
         """Check that no connected node runs workers of any generation."""
         if self._at_work:
-            raise InvariantBroken(f"C2: {_names(set(self._at_work))} have not stopped and the others continue")
+            raise InvariantBroken(f"C2: the run continues, but {_names(set(self._at_work))} have not stopped")
 
     def _check_numbers(self, parts: _Parts, state: CoordinatorState) -> None:
         arranged = sorted(parts, key=lambda node_id: parts[node_id].group_rank)
@@ -646,7 +642,7 @@ class RunChecker:
             got = (part.group_rank, part.first_global_rank, part.first_role_rank, part.role_world_size)
             in_role = sum(each.slots for each in infos if each.role == info.role)
             if got != (group_rank, first, first_in_role[info.role], in_role):
-                raise InvariantBroken(f"C3: {node_id} got {part}, and is node {group_rank} with ranks from {first}")
+                raise InvariantBroken(f"C3: {node_id} got {part}, expected node {group_rank} with ranks from {first}")
             first += info.slots
             first_in_role[info.role] += info.slots
             common = (part.group_world_size, part.world_size, part.restarts_used, part.coordinator_rank)
@@ -663,7 +659,7 @@ class RunChecker:
         node_id = self._newly_clear if state.phase is not RunPhase.ENDING else ""
         notified = {each for send in sends if isinstance(send.event, events.Waiting) for each in send.to}
         if node_id in self._clear and node_id not in notified:
-            raise InvariantBroken(f"C7: {node_id} waits and was not sent a reason")
+            raise InvariantBroken(f"C7: {node_id} waits, but was not sent a reason")
 
     def _check_deadlines(self, state: CoordinatorState) -> None:
         awaited = set(_DEADLINES.get(state.phase, set()))
@@ -678,31 +674,31 @@ class RunChecker:
             awaited |= state.deadlines.keys() & _OF_HANGS
         if state.deadlines.keys() != awaited:
             has, needs = (sorted(deadline.value for deadline in each) for each in (state.deadlines, awaited))
-            raise InvariantBroken(f"C7: {state.phase.value} needs deadlines for {needs}, and has them for {has}")
+            raise InvariantBroken(f"C7: {state.phase.value} needs deadlines for {needs}, but has {has}")
 
     def _check_progress(self, state: CoordinatorState) -> None:
         last, settings, count = self._last, self._settings, len(self._clear)
         if state.phase is RunPhase.GATHERING:
             is_first = self._latest == 0 or RunDeadline.LAST_CALL in state.deadlines
             if count >= settings.max_nodes or (count >= settings.min_nodes and not is_first):
-                raise InvariantBroken(f"C7: {count} nodes ready and no generation is formed")
+                raise InvariantBroken(f"C7: {count} nodes are ready, but no generation is formed")
         elif state.phase is RunPhase.ENDING:
             members = {each for each in last.ranks if each in self._here} if last is not None else set()
             if not (members | self._at_work.keys()) - self._clear:
                 raise InvariantBroken("C7: ending, but no node is awaited")
         elif state.phase is RunPhase.RUNNING:
             if last is None or last.is_ended:
-                raise InvariantBroken("C5: running, and the generation has ended")
+                raise InvariantBroken("C5: running, but the generation has ended")
             if last.is_complete and last.done.issuperset(last.ranks):
-                raise InvariantBroken("C7: all members are done and the run continues")
+                raise InvariantBroken("C7: all members are done, but the run continues")
 
     def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         verdict = state.verdict
         if verdict is None or state.phase is not RunPhase.OVER:
-            raise InvariantBroken(f"C6: {state.phase.value}, and the verdict is {verdict}")
+            raise InvariantBroken(f"C6: {state.phase.value}, but the verdict is {verdict}")
         notified = [each for send in sends if isinstance(send.event, events.RunEnded) for each in send.to]
         if sorted(notified) != sorted(self._here):
-            raise InvariantBroken(f"C6: {sorted(self._here)} are here, and {sorted(notified)} were sent the end")
+            raise InvariantBroken(f"C6: {sorted(self._here)} are connected, but {sorted(notified)} were sent the end")
         if any(isinstance(send.event, events.RunEnded) and send.event.verdict != verdict for send in sends):
             raise InvariantBroken("C6: not all nodes were sent the same verdict")
         self._check_outcome(state, verdict, event)
@@ -713,11 +709,11 @@ class RunChecker:
         last = self._last
         counted = (verdict.restarts_used, verdict.membership_changes, verdict.drains, verdict.requests)
         if not verdict.why or counted != _ledger(state):
-            raise InvariantBroken(f"C4: the verdict {verdict} is not what the ledger sends: {_ledger(state)}")
+            raise InvariantBroken(f"C4: the verdict {verdict} contradicts the ledger: {_ledger(state)}")
         match verdict.outcome:
             case Outcome.SUCCEEDED:
                 if last is None or last.is_ended or not last.is_complete or not last.done.issuperset(last.ranks):
-                    raise InvariantBroken("C6: succeeded, and not every member has")
+                    raise InvariantBroken("C6: succeeded, but not every member has")
             case Outcome.FAILED:
                 if last is None or not last.is_ended or last.is_uncharged or not isinstance(state.decision, GiveUp):
                     raise InvariantBroken(
@@ -747,7 +743,7 @@ class RunChecker:
         else:
             is_right = failed <= self._failed
         if not is_right:
-            raise InvariantBroken(f"C5: {verdict.outcome.value}, and the report names {sorted(failed)}")
+            raise InvariantBroken(f"C5: {verdict.outcome.value}, but the report has {sorted(failed)}")
 
 
 def _notified_of_end(sends: list[Send], generation: int) -> set[str]:

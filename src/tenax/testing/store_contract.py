@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreContract"]
 
-PATIENCE_S = 60.0  # for what must happen, even on a busy machine
-_SOON = timedelta(milliseconds=50)  # for what must not happen
+TIMEOUT_S = 60.0  # maximum time for an operation, even on a busy machine
+_SHORT = timedelta(milliseconds=50)  # timeout for operations that must time out
 _THREADS = 4
 
 
@@ -76,14 +76,14 @@ class StoreContract:
 
     def test_get_waits_until_another_client_sets_the_value(self) -> None:
         store = self.make_store()
-        twin = store.clone()
-        with _Threads([lambda: twin.get("late")]) as waiting:
+        clone = store.clone()
+        with _Threads([lambda: clone.get("late")]) as waiting:
             store.set("late", "here")
         assert waiting.results == [b"here"]
 
     def test_get_times_out(self) -> None:
         store = self.make_store()
-        store.set_timeout(_SOON)
+        store.set_timeout(_SHORT)
         with _raises(self.timeout_error):
             store.get("never")
 
@@ -125,14 +125,14 @@ class StoreContract:
             with _raises(self.error):
                 store.add("n", 1)
 
-    def test_no_count_is_lost_when_many_count_at_once(self) -> None:
+    def test_concurrent_adds_lose_no_count(self) -> None:
         store = self.make_store()
-        twins = [store.clone() for _ in range(_THREADS)]
+        clones = [store.clone() for _ in range(_THREADS)]
 
-        def count(twin: Any) -> list[int]:
-            return [twin.add("n", 1) for _ in range(50)]
+        def count(clone: Any) -> list[int]:
+            return [clone.add("n", 1) for _ in range(50)]
 
-        with _Threads([_bind(count, twin) for twin in twins]) as counting:
+        with _Threads([_bind(count, clone) for clone in clones]) as counting:
             pass
         counted = [number for numbers in counting.results for number in numbers]
         assert sorted(counted) == list(range(1, 50 * _THREADS + 1))
@@ -159,17 +159,17 @@ class StoreContract:
 
     def test_compare_set_wakes_waiting_clients(self) -> None:
         store = self.make_store()
-        twin = store.clone()
-        with _Threads([lambda: twin.get("key")]) as waiting:
+        clone = store.clone()
+        with _Threads([lambda: clone.get("key")]) as waiting:
             store.compare_set("key", "", "value")
         assert waiting.results == [b"value"]
 
-    def test_one_of_many_wins_a_compare_set(self) -> None:
+    def test_one_of_many_concurrent_compare_sets_wins(self) -> None:
         store = self.make_store()
-        twins = [store.clone() for _ in range(_THREADS)]
+        clones = [store.clone() for _ in range(_THREADS)]
 
         def claim(number: int) -> bytes:
-            return bytes(twins[number].compare_set("leader", "", str(number)))
+            return bytes(clones[number].compare_set("leader", "", str(number)))
 
         with _Threads([_bind(claim, number) for number in range(_THREADS)]) as claiming:
             pass
@@ -188,9 +188,9 @@ class StoreContract:
 
     def test_wait_returns_when_the_last_key_exists(self) -> None:
         store = self.make_store()
-        twin = store.clone()
+        clone = store.clone()
         store.set("a", "1")
-        with _Threads([lambda: twin.wait(["a", "b", "c", "b"], timedelta(seconds=PATIENCE_S))]) as waiting:
+        with _Threads([lambda: clone.wait(["a", "b", "c", "b"], timedelta(seconds=TIMEOUT_S))]) as waiting:
             store.set("b", "2")
             store.add("c", 3)
         assert waiting.results == [None]
@@ -199,10 +199,10 @@ class StoreContract:
         store = self.make_store()
         store.set("a", "1")
         with _raises(self.timeout_error):
-            store.wait(["a", "never"], _SOON)
+            store.wait(["a", "never"], _SHORT)
         assert store.get("a") == b"1"
-        store.wait(["a"], timedelta(seconds=PATIENCE_S))
-        store.wait([], timedelta(seconds=PATIENCE_S))
+        store.wait(["a"], timedelta(seconds=TIMEOUT_S))
+        store.wait([], timedelta(seconds=TIMEOUT_S))
 
     def test_multi_get_returns_values_in_the_order_of_the_keys(self) -> None:
         store = self.make_store()
@@ -214,8 +214,8 @@ class StoreContract:
 
     def test_multi_get_waits_for_all_keys(self) -> None:
         store = self.make_store()
-        twin = store.clone()
-        with _Threads([lambda: twin.multi_get(["a", "b"])]) as waiting:
+        clone = store.clone()
+        with _Threads([lambda: clone.multi_get(["a", "b"])]) as waiting:
             store.set("b", "2")
             store.set("a", "1")
         assert waiting.results == [[b"1", b"2"]]
@@ -253,7 +253,7 @@ class StoreContract:
         store = self._store_with_queues()
         with _raises(self.queue_empty_error):
             store.queue_pop("queue", False)
-        store.set_timeout(_SOON)
+        store.set_timeout(_SHORT)
         with _raises(self.timeout_error):
             store.queue_pop("queue")
 
@@ -262,7 +262,7 @@ class StoreContract:
         before = store.num_keys()
         store.queue_push("queue", "value")
         assert store.check(["queue"])
-        store.wait(["queue"], timedelta(seconds=PATIENCE_S))
+        store.wait(["queue"], timedelta(seconds=TIMEOUT_S))
         assert store.num_keys() == before
         assert store.list_keys() == []
         store.queue_pop("queue")
@@ -270,8 +270,8 @@ class StoreContract:
 
     def test_every_pushed_value_goes_to_one_waiting_client(self) -> None:
         store = self._store_with_queues()
-        twins = [store.clone() for _ in range(_THREADS)]
-        with _Threads([_bind(twin.queue_pop, "queue") for twin in twins]) as waiting:
+        clones = [store.clone() for _ in range(_THREADS)]
+        with _Threads([_bind(clone.queue_pop, "queue") for clone in clones]) as waiting:
             for number in range(_THREADS):
                 store.queue_push("queue", str(number))
         assert sorted(waiting.results) == [str(number).encode() for number in range(_THREADS)]
@@ -284,29 +284,29 @@ class StoreContract:
             pytest.skip("this store has no queues")
         return self.make_store()
 
-    # --- together -----------------------------------------------------------------------------------------------------
+    # --- barriers -----------------------------------------------------------------------------------------------------
 
     def test_a_barrier_opens_when_the_last_client_arrives(self) -> None:
         store = self.make_store()
-        twins = [store.clone() for _ in range(_THREADS)]
-        with _Threads([_bind(twin.barrier, "all here", _THREADS + 1) for twin in twins]) as waiting:
-            store.barrier("all here", _THREADS + 1, timedelta(seconds=PATIENCE_S))
+        clones = [store.clone() for _ in range(_THREADS)]
+        with _Threads([_bind(clone.barrier, "barrier", _THREADS + 1) for clone in clones]) as waiting:
+            store.barrier("barrier", _THREADS + 1, timedelta(seconds=TIMEOUT_S))
         assert waiting.results == [None] * _THREADS
 
     def test_a_client_that_timed_out_at_a_barrier_stays_counted(self) -> None:
         store = self.make_store()
         with _raises(self.timeout_error):
-            store.barrier("two", 2, _SOON)
-        store.barrier("two", 2, timedelta(seconds=PATIENCE_S))
+            store.barrier("two", 2, _SHORT)
+        store.barrier("two", 2, timedelta(seconds=TIMEOUT_S))
 
     # --- the store itself ---------------------------------------------------------------------------------------------
 
     def test_a_clone_is_the_same_store(self) -> None:
         store = self.make_store()
-        twin = store.clone()
+        clone = store.clone()
         store.set("key", "value")
-        assert twin.get("key") == b"value"
-        twin.set("key", "new")
+        assert clone.get("key") == b"value"
+        clone.set("key", "new")
         assert store.get("key") == b"new"
 
     def test_the_timeout_is_what_was_set(self) -> None:
@@ -340,9 +340,9 @@ class _Threads:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         if kind is None:
-            assert not any(thread.is_alive() for thread in self._threads), "a thread still waits"
+            assert not any(thread.is_alive() for thread in self._threads), "a thread is still waiting"
             if self._errors:
                 raise self._errors[0]
 
@@ -357,7 +357,7 @@ class _raises:
         return
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        assert kind is not None, f"nothing was raised, expected was {self._kind}"
+        assert kind is not None, f"nothing was raised, expected {self._kind}"
         return issubclass(kind, self._kind)
 
 

@@ -104,10 +104,10 @@ class WatchdogPipe:
 
     # --- interfaces.ScopeWatch ----------------------------------------------------------------------------------------
 
-    def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+    def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         if any(isinstance(command, command_types.StartWorkers) for command in commands):
             self._empty()
-        self.watchdog.heard(event, commands)
+        self.watchdog.on_step(event, commands)
         if isinstance(event, events.ScopeExpired):
             self._on_event("timer expired", event)
         for command in commands:

@@ -85,7 +85,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
                 dashboard.close()
                 loop.close()
 
-            found = Server(("127.0.0.1", port), "tenax page")
+            found = Server(("127.0.0.1", port), "tenax dashboard")
         yield found
         close()
 

@@ -191,7 +191,7 @@ def test_all_followers_get_all_lines_at_the_end_of_the_run(node: Node) -> None:
     for descriptor in node.outputs.values():
         os.close(descriptor)
     node.outputs = {}
-    followed_for = node.logs.answer_the_last()
+    followed_for = node.logs.answer_final_requests()
     assert followed_for is not None
     assert followed_for() > 0
     received: list[str] = []
@@ -209,10 +209,10 @@ def test_all_followers_get_all_lines_at_the_end_of_the_run(node: Node) -> None:
 
 def test_the_node_waits_only_for_followers(node: Node) -> None:
     """Not if there was no request, or only one for existing lines."""
-    assert node.logs.answer_the_last() is None
+    assert node.logs.answer_final_requests() is None
     node.begin(1, [0])
     node.answer()
-    followed_for = node.logs.answer_the_last()
+    followed_for = node.logs.answer_final_requests()
     assert followed_for is not None
     assert followed_for() == 0
 

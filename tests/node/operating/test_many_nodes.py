@@ -179,7 +179,7 @@ def test_invalid_input_from_an_operator_does_not_affect_the_run(operator: Operat
     workers = operator.cluster.desk.generation(2)
     endpoint = operator.cluster.endpoint
     nodes = {node.node_id for node in operator.until_status(serving, working).nodes}
-    joined = wire.Word(NodeJoined(NodeInfo("intruder", "intruder")))
+    joined = wire.Message(NodeJoined(NodeInfo("intruder", "intruder")))
     for frame in (joined, wire.Beat(1), wire.Cancel("by force"), wire.Answer(1), greeting("run"), wire.Proof(b"")):
         line = line_to(endpoint, b"a secret of tests")
         line.send_frame(frame)

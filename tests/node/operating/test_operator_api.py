@@ -63,7 +63,7 @@ class Harness:
     def ask(self, request: Any) -> Any:
         """Return the immediate answer, or None."""
         before = len(self.answers)
-        self.api.ask(request, lambda value, error: self.answers.append((self.clock() - 1000.0, value, error)))
+        self.api.submit(request, lambda value, error: self.answers.append((self.clock() - 1000.0, value, error)))
         return self.answers[-1][1:] if len(self.answers) > before else None
 
     def wait_until(self, moment: float) -> None:
@@ -156,7 +156,7 @@ def test_a_restart_needs_a_generation_that_runs(api: Harness) -> None:
 def test_a_restart_is_rejected_if_too_few_nodes_would_stay(api: Harness) -> None:
     api.run()
     api.host.step(Received("a", NodeDraining(1, 30.0, "Ctrl-C")))
-    assert api.ask(RestartRequest("new data")) == (None, "generation 1 is ending already: a was drained")
+    assert api.ask(RestartRequest("new data")) == (None, "generation 1 is already ending: a is draining")
     api.node("c")  # a spare, which takes its place
     assert api.ask(RestartRequest("new data")) == ("stopping generation 1; the next one follows", "")
 

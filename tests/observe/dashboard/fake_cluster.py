@@ -237,7 +237,7 @@ class CountingOperatorApi:
         self.watchers = 0
         self.statuses = 0
         self.cpu_s = 0.0
-        self.ask = wrapped.ask
+        self.submit = wrapped.submit
 
     def watch(self, on_step: Callable[[], None]) -> None:
         self.watchers += 1

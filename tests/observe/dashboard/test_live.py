@@ -168,7 +168,7 @@ def test_invalid_actions_are_rejected(start_cluster: Callable[..., FakeCluster])
     assert ask(cluster, "/do", "POST", b"x" * 5000, X_Tenax_Key=cluster.key).status == 413
     refused = ask(cluster, "/do", "POST", b'{"do": "drain", "node": "unknown"}', X_Tenax_Key=cluster.key)
     assert (refused.status, refused.json()) == (409, {"error": ANY})
-    assert "there is no node 'unknown'" in refused.json()["error"]
+    assert "no node 'unknown'; known nodes" in refused.json()["error"]
     assert ask(cluster, f"/logs?node=id-0&last=many&key={cluster.key}").status == 400
 
 
@@ -291,7 +291,7 @@ def test_an_error_of_the_status_is_reported_once_and_does_not_affect_the_run(
         def status(self) -> RunStatus:
             raise RuntimeError("no")
 
-        def ask(self, request: object, reply: object) -> None:
+        def submit(self, request: object, reply: object) -> None:
             raise RuntimeError("no")
 
     errors: list[str] = []

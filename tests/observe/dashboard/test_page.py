@@ -65,7 +65,7 @@ def test_the_page_shows_the_run(start_cluster: Callable[..., FakeCluster], page:
     assert "Generation 1" in row
     assert "training" in row
     assert "Began: first generation" in row
-    assert "has started its 4 workers" in page.text("events")
+    assert "started its 4 workers" in page.text("events")
     assert "running · train-large" in page.driver.title
     assert page.browser_errors() == []
 
@@ -243,7 +243,7 @@ def test_a_rejected_action_is_shown(start_cluster: Callable[..., FakeCluster], p
     cluster.lose(2)
     until(lambda: len(cluster.status.nodes) == 2, "the loss")
     page.click("#ask-yes")
-    assert "Rejected: there is no node 'id-2'" in page.until_text("ask-answer", "Rejected")
+    assert "Rejected: no node 'id-2'" in page.until_text("ask-answer", "Rejected")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -86,7 +86,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 class FakeOperatorApi:
-    """Implements ``ports.OperatorApi`` with a machine that the test feeds with events and times."""
+    """Implements ``interfaces.OperatorService`` with a machine that the test feeds with events and times."""
 
     def __init__(self, run_id: str = "job", max_restarts: int = 1) -> None:
         self.machine = CoordinatorMachine(RunSettings(run_id, max_restarts=max_restarts))
@@ -113,7 +113,7 @@ class FakeOperatorApi:
         self.status_count += 1
         return status_of(self.machine.state, (), self.machine.describe_activity(self.now), self.now, WALL)
 
-    def ask(self, request: AnyRequest, reply: Any) -> None:
+    def submit(self, request: AnyRequest, reply: Any) -> None:
         raise AssertionError("unexpected request")
 
     # --- events that every test needs ---------------------------------------------------------------------------------

@@ -16,6 +16,6 @@ if not sys.platform.startswith("linux"):
 
 @pytest.fixture
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
-    yield made
-    made.close()
+    bench = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield bench
+    bench.close()

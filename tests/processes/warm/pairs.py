@@ -43,14 +43,14 @@ class Kind:
 
     def __init__(
         self,
-        *words: str,
+        *arguments: str,
         env: dict[str, str] | None = None,
         prepare: Callable[[Path], None] = lambda _: None,
         terminal: bool = False,
         heavy: bool = False,
     ) -> None:
-        """``words``: the arguments between ``tenax run`` and the script's arguments."""
-        self.words = words
+        """``arguments``: the arguments between ``tenax run`` and the script's arguments."""
+        self.arguments = arguments
         self.env = {**({"SIGHT_HEAVY": "1"} if heavy else {}), **(env or {})}
         self.prepare = prepare
         self.terminal = terminal
@@ -113,21 +113,21 @@ def _furnish(home: Path) -> None:
         path = home / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(textwrap.dedent(source))
-    shutil.copy(HERE / "sight_main.py", home)
+    shutil.copy(HERE / "observe_main.py", home)
     (home / "seen").mkdir()
     (home / "input").write_text("what stands in the file\n")
 
 
 def _begin(bench: Bench, kind: Kind, modules: str) -> Any:
-    words = ["--nproc-per-node", str(WORKERS), "--max-restarts", "1", "--rdzv-id", "job", "--log-dir", "logs"]
-    words += ["--preload", modules, *kind.words, "seen", "--local-rank=${local_rank}", "two words", ""]
+    arguments = ["--nproc-per-node", str(WORKERS), "--max-restarts", "1", "--rdzv-id", "job", "--log-dir", "logs"]
+    arguments += ["--preload", modules, *kind.arguments, "seen", "--local-rank=${local_rank}", "two words", ""]
     env = {"PYTHONPATH": f"{bench.home}/lib", **kind.env}
     if kind.terminal:
-        terminal = bench.terminal(*words, env=env)
+        terminal = bench.terminal(*arguments, env=env)
         terminal.type(b"what is typed\n\x04" * ATTEMPTS)  # each attempt reads as far as the next end of input
         return terminal
     with open(bench.home / "input") as file:
-        return bench.start(*words, env=env, stdin=file)
+        return bench.start(*arguments, env=env, stdin=file)
 
 
 def _findings(bench: Bench, begun: Any) -> dict[str, Any]:

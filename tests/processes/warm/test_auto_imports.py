@@ -51,9 +51,13 @@ class Project:
         """Scan in a separate process, with the script's folder first on the path, as in a template."""
         place = self.home / script
         folder = first or (self.home if module else place if place.is_dir() else place.resolve().parent)
-        words = [FOLDER, str(folder), str(self.packages), script, "module" if module else "file"]
+        arguments = [FOLDER, str(folder), str(self.packages), script, "module" if module else "file"]
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", LOOK, *words], cwd=self.home, capture_output=True, text=True, check=False
+            [sys.executable, "-I", "-S", "-c", LOOK, *arguments],
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return list(json.loads(done.stdout))
@@ -225,7 +229,7 @@ def test_packages_in_any_folder_are_recognized_by_their_metadata(project: Projec
     project.packages = project.home / "vendored"
     for name, source in PACKAGES.items():
         project.write(name, source, project.packages)
-    assert project.finds_in("import small, big") == []  # the user's own, as far as anybody can see
+    assert project.finds_in("import small, big") == []  # they look like the user's own modules
     (project.packages / "small-1.0.dist-info").mkdir()
     assert project.finds_in("import small") == ["small"]
 

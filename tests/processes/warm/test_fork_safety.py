@@ -22,7 +22,7 @@ from .family import Family
 
 MARKED = "import os\nIMPORTED_IN = os.getpid()\n"
 
-# A module's source, and what is said of it.
+# A module's source, and the expected message.
 LEFT_OUT = {
     "thread": (
         "import threading\nthreading.Thread(target=threading.Event().wait, name='watcher', daemon=True).start()",
@@ -224,8 +224,8 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
     seen = []
     try:
         for modules in (",".join(preloaded), "none"):
-            words = ["--nproc-per-node", "2", "--preload", modules, script, ",".join(imported), json.dumps(looks)]
-            done = bench.run(*words, env={"PYTHONPATH": "/a/folder", "CHANGED": "a", "GONE": "b"})
+            arguments = ["--nproc-per-node", "2", "--preload", modules, script, ",".join(imported), json.dumps(looks)]
+            done = bench.run(*arguments, env={"PYTHONPATH": "/a/folder", "CHANGED": "a", "GONE": "b"})
             assert done.code == 0, done
             seen.append(Sight(done, [json.loads((bench.notes / str(rank)).read_text()) for rank in range(2)]))
         seen[0].cold = seen[1]
@@ -238,8 +238,8 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
 def test_an_unsafe_module_is_left_out_with_a_reason(sight: Sight, name: str) -> None:
     why = LEFT_OUT[name][1]
     begin = f"left_{name} is not preloaded: "
-    (sentence,) = [line for line in sight.done.said if line.startswith(begin)] or ["nobody said anything"]
-    assert re.fullmatch(re.escape(begin) + why + "; each worker imports it itself", sentence), sentence
+    (message,) = [line for line in sight.done.said if line.startswith(begin)] or ["no such line"]
+    assert re.fullmatch(re.escape(begin) + why + "; each worker imports it itself", message), message
 
 
 @pytest.mark.parametrize("name", [name for name in LEFT_OUT if name not in NOT_FOR_WORKERS])
@@ -290,8 +290,8 @@ def test_a_module_that_initialises_cuda_is_left_out(bench: Bench) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_hanging_import_does_not_delay_the_end_of_the_run(bench: Bench, number: signal.Signals) -> None:
     bench.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
-    words = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "slow_kit", "--shutdown-timeout", "5"]
-    running = bench.start(*words, bench.script("import slow_kit"))
+    arguments = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "slow_kit", "--shutdown-timeout", "5"]
+    running = bench.start(*arguments, bench.script("import slow_kit"))
     bench.note("importing")
     running.send(number)
     assert running.wait().code == 128 + number
@@ -432,10 +432,10 @@ def _installed(bench: Bench, name: str, source: str) -> dict[str, str]:
     return {"PYTHONPATH": str(bench.home / "site-packages")}
 
 
-def _both(bench: Bench, script: str, env: dict[str, str], *words: str) -> tuple[Done, Done]:
+def _both(bench: Bench, script: str, env: dict[str, str], *arguments: str) -> tuple[Done, Done]:
     flags = ("--nproc-per-node", "2", "--max-restarts", "1")
-    cold = bench.run(*flags, "--preload", "none", script, *words, env=env)
-    warm = bench.run(*flags, "--preload", "auto", script, *words, env=env)
+    cold = bench.run(*flags, "--preload", "none", script, *arguments, env=env)
+    warm = bench.run(*flags, "--preload", "auto", script, *arguments, env=env)
     assert (cold.code, warm.code) == (0, 0), (cold, warm)
     return cold, warm
 

@@ -30,47 +30,47 @@ import pytest
 
 from kit.jobs import Bench, Done
 
-from . import sight_main
+from . import observe_main
 from .pairs import ATTEMPTS, WORKERS, Kind, Pair, Seen, pair
 
 
 def _as_folder(home: Path) -> None:
     (home / "program").mkdir()
-    shutil.move(home / "sight_main.py", home / "program" / "__main__.py")
+    shutil.move(home / "observe_main.py", home / "program" / "__main__.py")
     for name in ("tiny_kit", "late_kit.py"):
         shutil.move(home / name, home / "program")
 
 
 def _as_link(home: Path) -> None:
     (home / "place").mkdir()
-    for name in ("sight_main.py", "tiny_kit", "late_kit.py"):
+    for name in ("observe_main.py", "tiny_kit", "late_kit.py"):
         shutil.move(home / name, home / "place")
-    (home / "link.py").symlink_to("place/sight_main.py")
+    (home / "link.py").symlink_to("place/observe_main.py")
 
 
 def _as_submodule(home: Path) -> None:
     (home / "outer").mkdir()
     (home / "outer" / "__init__.py").touch()
-    shutil.move(home / "sight_main.py", home / "outer" / "sight_main.py")
+    shutil.move(home / "observe_main.py", home / "outer" / "observe_main.py")
 
 
 KINDS = {
-    "plain": Kind("sight_main.py", heavy=True),
-    "module": Kind("-m", "outer.sight_main", prepare=_as_submodule, heavy=True),
+    "plain": Kind("observe_main.py", heavy=True),
+    "module": Kind("-m", "outer.observe_main", prepare=_as_submodule, heavy=True),
     "folder": Kind("program", prepare=_as_folder),
     "link": Kind("link.py", prepare=_as_link),
-    "redirected": Kind("--redirects", "3", "sight_main.py"),
-    "teed": Kind("--tee", "3", "sight_main.py"),
-    "terminal": Kind("sight_main.py", terminal=True),
+    "redirected": Kind("--redirects", "3", "observe_main.py"),
+    "teed": Kind("--tee", "3", "observe_main.py"),
+    "terminal": Kind("observe_main.py", terminal=True),
     "placed": Kind(
         "--virtual-local-rank",
         "--numa-binding",
         "exclusive",
-        "sight_main.py",
+        "observe_main.py",
         env={"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "1"},
     ),
     "odd": Kind(
-        "sight_main.py",
+        "observe_main.py",
         env={
             "PYTHONHASHSEED": "7",
             "PYTHONFAULTHANDLER": "0",
@@ -125,13 +125,13 @@ def _differences(cold: dict[str, Any], warm: dict[str, Any]) -> Iterator[str]:
 # --- every property ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sight_main.SAME)
+@pytest.mark.parametrize("name", observe_main.SAME)
 def test_a_property_is_the_same_as_in_a_cold_worker(runs: Pair, name: str) -> None:
     cold, warm = _by_worker(runs.cold, name), _by_worker(runs.warm, name)
     assert warm == cold, "\n".join(_differences(cold, warm))
 
 
-@pytest.mark.parametrize("name", sight_main.OWN)
+@pytest.mark.parametrize("name", observe_main.OWN)
 def test_a_property_differs_between_workers(runs: Pair, name: str) -> None:
     for seen in (runs.cold, runs.warm):
         values = seen.every(name)
@@ -146,8 +146,8 @@ def test_the_run_ends_in_the_same_way(runs: Pair) -> None:
 
 def test_every_worker_was_warm(runs: Pair) -> None:
     """Otherwise nothing was compared."""
-    said = runs.warm.err or runs.warm.out
-    assert "workers are forked warm: numpy, json, tiny_kit" in said
+    output = runs.warm.err or runs.warm.out
+    assert "workers are forked warm: numpy, json, tiny_kit" in output
     assert len(set(runs.warm.every("imported_in"))) == 1
     assert len(set(runs.cold.every("imported_in"))) == WORKERS * ATTEMPTS
 
@@ -214,8 +214,8 @@ class Ends:
         source += "globals()[f'end_{attempt}']()\n"
         (bench.home / "ends.py").write_text(source)
         restarts = str(len(ENDS) - 1)
-        words = ["--max-restarts", restarts, "--redirects", "3", "--log-dir", "logs", "--rdzv-id", "job"]
-        done = bench.run(*words, "--preload", modules, "ends.py", timeout_s=60)
+        arguments = ["--max-restarts", restarts, "--redirects", "3", "--log-dir", "logs", "--rdzv-id", "job"]
+        done = bench.run(*arguments, "--preload", modules, "ends.py", timeout_s=60)
         assert done.code == 0, done
         folder = bench.run_dir()
         journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
@@ -231,8 +231,8 @@ class Ends:
                 del message["extraInfo"]["timestamp"], message["extraInfo"]["timestamp_s"]
             text = json.dumps([exits[number]["exit_code"], (place / "stdout.log").read_text(), stderr, message])
             self.found[name] = json.loads(text.replace(str(bench.home), "HOME"))
-        self.said = [line for line in done.said if not line.startswith("workers are forked warm")]
-        self.said = [re.sub(r"pid \d+|job_\w+", "N", line) for line in self.said]
+        self.console = [line for line in done.said if not line.startswith("workers are forked warm")]
+        self.console = [re.sub(r"pid \d+|job_\w+", "N", line) for line in self.console]
         self.was_warm = "workers are forked warm" in done.err
 
 
@@ -257,18 +257,18 @@ def test_a_warm_worker_ends_as_a_cold_one(ends: dict[str, Ends], name: str) -> N
 
 def test_the_console_shows_the_same_messages(ends: dict[str, Ends]) -> None:
     """Except for the durations."""
-    stories = [[line for line in ends[way].said if " was training" not in line] for way in ("warm", "cold")]
-    assert stories[0] == stories[1]
-    assert stories[0] != ends["warm"].said
+    consoles = [[line for line in ends[way].console if " was training" not in line] for way in ("warm", "cold")]
+    assert consoles[0] == consoles[1]
+    assert consoles[0] != ends["warm"].console
 
 
 # --- what runs at the start of every interpreter ----------------------------------------------------------------------
 
 
-def _both_ways(bench: Bench, modules: str, *words: str, **env: str) -> tuple[Done, Done]:
+def _both_ways(bench: Bench, modules: str, *arguments: str, **env: str) -> tuple[Done, Done]:
     """Run cold, then warm; the notes of the warm run are kept."""
-    cold = bench.run("--nproc-per-node", "2", "--preload", "none", *words, env=env)
-    warm = bench.run("--nproc-per-node", "2", "--preload", modules, *words, env=env)
+    cold = bench.run("--nproc-per-node", "2", "--preload", "none", *arguments, env=env)
+    warm = bench.run("--nproc-per-node", "2", "--preload", modules, *arguments, env=env)
     assert cold.code == 0, cold
     assert warm.code == 0, warm
     assert "workers are forked warm" in warm.err
@@ -285,11 +285,11 @@ def test_a_profiler_started_by_sitecustomize_sees_every_worker(bench: Bench) -> 
             name = os.path.basename(frame.f_code.co_filename)
             if event == "call" and name in ("train.py", "counted_kit.py"):
                 counted["main" if name == "train.py" else "kit"] += 1
-        def tell():
+        def write_count():
             print("counted", counted["main"], counted["kit"] > 0)
         if "RANK" in os.environ:
             sys.setprofile(count)
-            atexit.register(tell)
+            atexit.register(write_count)
         """,
         "lib/sitecustomize.py",
     )
@@ -396,8 +396,8 @@ def test_preloaded_torch_works_as_if_each_worker_had_imported_it(bench: Bench) -
     seen: dict[str, list[Any]] = {}
     short = tempfile.mkdtemp(dir="/tmp")  # torch's loaders make sockets there, whose paths must be short
     for modules, attempts in (("none", 1), ("auto", 2)):
-        words = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules]
-        done = bench.run(*words, script, str(attempts), timeout_s=100, env={"TMPDIR": short})
+        arguments = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules]
+        done = bench.run(*arguments, script, str(attempts), timeout_s=100, env={"TMPDIR": short})
         assert done.code == 0, done
         seen[modules] = [
             json.loads(bench.note("seen", rank, attempt)) for attempt in range(attempts) for rank in (0, 1)

@@ -1,4 +1,4 @@
-"""The model is a package at the root of the repository, which an installed tenax does not bring along."""
+"""Make the package ``model`` importable: it is at the root of the repository and is not installed."""
 
 from __future__ import annotations
 

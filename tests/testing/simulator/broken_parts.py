@@ -1,6 +1,6 @@
-"""Machines that break their promises. Each stands for a mistake that the simulator must see from the outside.
+"""Machines with bugs that the simulator must detect from the outside.
 
-The first ones are made up; those at the end were real once, and the comment in ``seeds.txt`` tells their story.
+The first ones are invented. The bugs at the end were real: ``seeds.txt`` describes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tenax.testing.simulator import Parts
 
 
 def parts_with(part: type) -> Parts:
-    """The machines under test, with one of them broken, and watched only from the outside."""
+    """Return the machines under test with one broken machine, without their own invariant checkers."""
     if issubclass(part, AgentMachine):
         return Parts(make_agent=part, are_checked_inside=False)
     if issubclass(part, Lease):
@@ -26,7 +26,7 @@ def parts_with(part: type) -> Parts:
 
 
 class FencesTooLate(LeaseTerms, frozen=True):
-    """Gives itself more time than the coordinator gives it."""
+    """Has a fence that is longer than the lease."""
 
     @property
     def fence_s(self) -> float:
@@ -38,16 +38,16 @@ class NeverFences(AgentMachine):
         pass
 
 
-class IsReadyBeforeItIsClear(AgentMachine):
-    """Is content when its workers are gone; what they left behind may stay."""
+class ReportsReadyBeforeClear(AgentMachine):
+    """Does not wait for processes that its workers left behind."""
 
     def _clear(self, now: float) -> None:
         super()._clear(now)
         self._on_node_cleared(now)
 
 
-class StartsAgain(AgentMachine):
-    """Does not end its workers when its generation ends elsewhere: starts them anew."""
+class RestartsWorkersOfEndedGeneration(AgentMachine):
+    """Starts its workers again when the coordinator ends its generation."""
 
     def _on_generation_ended(self, *details) -> None:
         if self.state.phase is Phase.RUNNING and self.state.assignment.group_rank > 0:
@@ -55,23 +55,23 @@ class StartsAgain(AgentMachine):
         super()._on_generation_ended(*details)
 
 
-class CallsFailureSuccess(AgentMachine):
-    """Does not look at exit codes."""
+class ReportsFailureAsSuccess(AgentMachine):
+    """Ignores exit codes."""
 
     def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
         super()._on_worker_ended(local_rank, 0, "", now, **more)
 
 
-class WaitsForNobody(CoordinatorMachine):
-    """Forms the next generation as soon as enough are ready, whoever has not stopped."""
+class FormsWhileWorkersRun(CoordinatorMachine):
+    """Forms the next generation as soon as enough nodes are ready, while others have live workers."""
 
     def _on_ready(self, record, ready, now: float) -> None:
         self.state.unstopped = set()
         super()._on_ready(record, ready, now)
 
 
-class CountsFromOne(CoordinatorMachine):
-    """Knows nothing of the past."""
+class ForgetsEarlierGenerations(CoordinatorMachine):
+    """Numbers its generations from 1, whatever an earlier coordinator or a node reports."""
 
     def _on_opened(self, opened, now: float) -> None:
         super()._on_opened(msgspec.structs.replace(opened, generation=0, store=""), now)
@@ -80,22 +80,22 @@ class CountsFromOne(CoordinatorMachine):
         pass
 
 
-class GivesARankTwice(CoordinatorMachine):
+class AssignsARankTwice(CoordinatorMachine):
     def _form(self, now: float) -> None:
         super()._form(now)
-        formed = [say for say in self._outbox if isinstance(say.event, events.GenerationFormed)]
+        formed = [send for send in self._outbox if isinstance(send.event, events.GenerationFormed)]
         if len(formed) > 1:
             part = msgspec.structs.replace(formed[-1].event.assignment, first_global_rank=0)
             self._outbox[self._outbox.index(formed[-1])] = Send(formed[-1].to, events.GenerationFormed(part))
 
 
-class TellsEverybodyAnotherCount(CoordinatorMachine):
+class SendsDifferentRestartCounts(CoordinatorMachine):
     def _form(self, now: float) -> None:
         super()._form(now)
-        for index, say in enumerate(self._outbox):
-            if isinstance(say.event, events.GenerationFormed):
-                part = msgspec.structs.replace(say.event.assignment, restarts_used=index)
-                self._outbox[index] = Send(say.to, events.GenerationFormed(part))
+        for index, send in enumerate(self._outbox):
+            if isinstance(send.event, events.GenerationFormed):
+                part = msgspec.structs.replace(send.event.assignment, restarts_used=index)
+                self._outbox[index] = Send(send.to, events.GenerationFormed(part))
 
 
 class ChargesTwice(CoordinatorMachine):
@@ -114,7 +114,7 @@ class ChargesNothing(CoordinatorMachine):
 class NeverGivesUp(CoordinatorMachine):
     def _ask_policy(self, failure, history):
         decision = super()._ask_policy(failure, history)
-        return Restart("once more") if isinstance(decision, GiveUp) else decision
+        return Restart("try again") if isinstance(decision, GiveUp) else decision
 
 
 class NamesTheLastCause(CoordinatorMachine):
@@ -130,81 +130,81 @@ class NamesTheLastCause(CoordinatorMachine):
         super()._after_failure(now)
 
 
-class GoesOnAfterTheEnd(CoordinatorMachine):
-    """Takes it back when somebody comes late."""
+class ContinuesAfterTheVerdict(CoordinatorMachine):
+    """Withdraws its verdict when a node joins late."""
 
     def _on_joined(self, joined, now: float) -> None:
         if self.state.phase is RunPhase.OVER:
             self.state.verdict = None
-            self._gather("once more", now)
+            self._gather("a node joined", now)
         super()._on_joined(joined, now)
 
 
-class IsDeafToLosses(CoordinatorMachine):
+class IgnoresLostNodes(CoordinatorMachine):
     def step(self, event, now: float):
         return [] if isinstance(event, NodeLost) else super().step(event, now)
 
 
-class TellsNobodyOfTheEnd(CoordinatorMachine):
-    """Keeps it to itself that a generation has ended."""
+class DoesNotSendGenerationEnded(CoordinatorMachine):
+    """Does not notify the members when a generation ends."""
 
     def _end_generation(self, kind: Ending, why: str, now: float) -> None:
         super()._end_generation(kind, why, now)
-        self._outbox = [say for say in self._outbox if not isinstance(say.event, events.GenerationEnded)]
+        self._outbox = [send for send in self._outbox if not isinstance(send.event, events.GenerationEnded)]
 
 
-# --- what was true once -----------------------------------------------------------------------------------------------
+# --- bugs that were real ----------------------------------------------------------------------------------------------
 
 
-class ChargesForTheCutOff(CoordinatorMachine):
+class ChargesForFencedNodes(CoordinatorMachine):
     def _on_received(self, node_id: str, message: messages.FromNode, now: float) -> None:
         if isinstance(message, messages.NodeStopped):
             message = msgspec.structs.replace(message, was_cut_off=False)
         super()._on_received(node_id, message, now)
 
 
-class RemembersEveryName(CoordinatorMachine):
+class KeepsEveryName(CoordinatorMachine):
     def _remember_ranks(self) -> None:
         for node_id, rank in self.state.members.items():
             if self.state.nodes[node_id].info.name:
                 self.state.ranks_by_name[self.state.nodes[node_id].info.name] = rank
 
 
-class DoesNotWaitForTheSuperseded(CoordinatorMachine):
+class DoesNotWaitForSupersededNodes(CoordinatorMachine):
     def _wait_for_superseded(self, old, now: float) -> None:
-        self._on_gone(old.info.node_id, "its new self took its place", now, is_loss=True)
+        self._on_gone(old.info.node_id, "replaced by a new agent", now, is_loss=True)
 
 
-class LetsTheSupersededBackIn(CoordinatorMachine):
+class ReadmitsSupersededNodes(CoordinatorMachine):
     def _on_joined(self, joined, now: float) -> None:
         self.state.superseded = []
         super()._on_joined(joined, now)
 
 
-class ForgetsWhatHadEndedIt(CoordinatorMachine):
+class ForgetsWhyAGenerationEnded(CoordinatorMachine):
     def _adopt(self, record, joined, now: float) -> None:
         super()._adopt(record, msgspec.structs.replace(joined, is_uncharged=False), now)
 
 
-class ConfusesNamesakes(CoordinatorMachine):
+class ConfusesGenerationsOfOneNumber(CoordinatorMachine):
     def _drop_colliding_generation(self, joined, now: float):
         return joined
 
 
-class DoesNotWaitForTheStale(CoordinatorMachine):
+class DoesNotWaitForStaleNodes(CoordinatorMachine):
     def _stale(self) -> set[str]:
         return set()
 
     def _await_stale(self, record, now: float) -> None:
-        """Only told to stop."""
+        """Do not wait: the node was only sent a stop."""
 
 
-class DoesNotWaitForTheRefused(CoordinatorMachine):
+class DoesNotWaitForRefusedNodes(CoordinatorMachine):
     def _await_refused(self, joined, now: float) -> None:
-        """Only refused."""
+        """Do not wait: the node was only refused."""
 
 
-class EndsTheRecoveryEarly(CoordinatorMachine):
+class EndsRecoveryEarly(CoordinatorMachine):
     def _on_greater_generation(self, joined, now: float) -> None:
         super()._on_greater_generation(joined, now)
         self.state.is_renumbered = False
@@ -215,12 +215,12 @@ class ForgetsTheVerdict(CoordinatorMachine):
         super()._on_opened(msgspec.structs.replace(opened, verdict=None), now)
 
 
-class DatesAnEndWhenItHearsOfIt(AgentMachine):
+class DatesExitsOnReceipt(AgentMachine):
     def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
         super()._on_worker_ended(local_rank, exit_code, fault, now, **{**more, "ended_at": now})
 
 
-class RemembersEveryBeat(Lease):
+class KeepsEveryBeat(Lease):
     def all_has_arrived(self) -> None:
         sent = dict(self._sent)
         super().all_has_arrived()

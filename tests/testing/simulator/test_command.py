@@ -1,4 +1,4 @@
-"""The command: what it prints, and how it ends."""
+"""The command ``python -m tenax.testing.simulator``: its output and exit code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from tenax.testing.simulator.__main__ import main
 
 
-def test_many_seeds_end_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_seeds_print_one_summary_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "5", "--start", "3"]) == 0
     assert capsys.readouterr().out.startswith("5 seeds, 0 broken: ")
 
 
-def test_seeds_are_fresh_unless_the_first_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first one is printed, and with it the same histories come again."""
+def test_the_first_seed_is_random_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first seed is printed, and repeats the same simulations when passed to --start."""
     assert main(["--seeds", "2"]) == 0
     first, summary = capsys.readouterr().out.splitlines()
     found = re.fullmatch(r"first seed: (\d+) \(--start \1 repeats this\)", first)
@@ -28,28 +28,28 @@ def test_seeds_are_fresh_unless_the_first_is_given(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.process
-def test_several_processes_play_the_same_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_processes_simulate_the_same_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "6", "--start", "3"]) == 0
     alone = capsys.readouterr().out
     assert main(["--seeds", "6", "--start", "3", "--jobs", "2"]) == 0
     assert capsys.readouterr().out.rpartition(" in ")[0] == alone.rpartition(" in ")[0]
 
 
-def test_one_seed_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "3", "--tell"]) == 0
+def test_history_prints_the_history_of_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--history"]) == 0
     out = capsys.readouterr().out
     assert "host0/coord   Opened() -> " in out
     assert "seed 3: every property holds\n" in out
 
 
-def test_nodes_hours_and_mode_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "8", "--tell", "--nodes", "9", "--hours", "0.005", "--mode", "liveness"]) == 0
+def test_nodes_hours_and_mode_replace_what_the_seed_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "8", "--history", "--nodes", "9", "--hours", "0.005", "--mode", "liveness"]) == 0
     out = capsys.readouterr().out
     assert "/n9 " in out
     assert "    18.0000  CALM          the faults stop" in out
 
 
-def test_a_crowd_is_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crowd_prints_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--nodes", "30", "--hours", "0.2", "--deaths-per-minute", "1", "--spares", "2"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("30 nodes and 2 spares, 0.2 h, ")

@@ -1,4 +1,4 @@
-"""A history is a function of its seed."""
+"""The same seed gives the same history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 from tenax.testing.simulator import draw, simulate
 for seed in range(1, 81):
-    sys.stdout.write(simulate(draw(seed), tell=True).history)
+    sys.stdout.write(simulate(draw(seed), record_history=True).history)
 """
 
 
@@ -26,24 +26,24 @@ def histories(hash_seed: str) -> bytes:
 
 @pytest.mark.parametrize("seed", [3, 5, 8, 20])
 def test_the_same_seed_gives_the_same_history(seed: int) -> None:
-    first, second = (simulate(draw(seed), tell=True) for _ in range(2))
+    first, second = (simulate(draw(seed), record_history=True) for _ in range(2))
     assert first.history == second.history
     assert first == second
 
 
-def test_telling_a_history_does_not_change_it() -> None:
-    told, untold = simulate(draw(20), tell=True), simulate(draw(20))
-    assert untold.history == ""
-    assert (told.counts, told.seconds) == (untold.counts, untold.seconds)
+def test_recording_a_history_does_not_change_it() -> None:
+    recorded, unrecorded = simulate(draw(20), record_history=True), simulate(draw(20))
+    assert unrecorded.history == ""
+    assert (recorded.counts, recorded.seconds) == (unrecorded.counts, unrecorded.seconds)
 
 
 @pytest.mark.process
-def test_no_order_comes_from_the_interpreter() -> None:
-    """Sets of texts have another order in every process: nothing that is decided or said may show it."""
+def test_a_history_does_not_depend_on_hash_order() -> None:
+    """The order of a set of strings differs between processes; it must not affect a decision or a message."""
     first, second = histories("1"), histories("2")
     assert first == second
     assert len(first.splitlines()) > 10_000
 
 
 def test_another_seed_gives_another_history() -> None:
-    assert simulate(draw(3), tell=True).history != simulate(draw(4), tell=True).history
+    assert simulate(draw(3), record_history=True).history != simulate(draw(4), record_history=True).history

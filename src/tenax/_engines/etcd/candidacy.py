@@ -129,7 +129,7 @@ class Candidacy:
         if past is not None and record.is_at_work:
             before, longest = (*past.before, past.by), past.longest.longest(self._terms)
         fit = past.fit if past is not None else self._fit
-        written = Written(record, self._leader.place, before, longest, fit)
+        written = Written(record, self._leader.address, before, longest, fit)
         put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
         put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
         guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(state.recorded_at))

@@ -14,6 +14,7 @@ the record. Invariants:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import msgspec
@@ -132,7 +133,8 @@ class Decisions:
             self._decide(state)
 
     def _decide(self, state: CoordinatorState) -> None:
-        self._waiting.append(_Decision(record_of(state)))
+        to_wall_clock = time.time() - self._client.loop.now()  # a successor on another host has another clock
+        self._waiting.append(_Decision(record_of(state).shifted(to_wall_clock)))
         if len(self._waiting) == 1:
             self._write()
 

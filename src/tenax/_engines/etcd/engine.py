@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 
 import msgspec
 
@@ -148,7 +149,7 @@ class EtcdEngine(LinkedEngine):
     @property
     def _host_for_tls(self) -> str:
         """Required by TLS, but not compared with the certificate."""
-        return self._leader.place.addr if self._leader is not None else "leader"
+        return self._leader.address.addr if self._leader is not None else "leader"
 
     @property
     def _trusts_acknowledgements(self) -> bool:
@@ -209,9 +210,9 @@ class EtcdEngine(LinkedEngine):
 
     def _find_coordinator(self) -> None:
         if self._etcd.unused:
-            self._node.say(f"note: rendezvous options without effect with etcd: {', '.join(self._etcd.unused)}")
+            self._node.print_line(f"note: rendezvous options without effect with etcd: {', '.join(self._etcd.unused)}")
         if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
-            self._node.say(
+            self._node.print_line(
                 "the links between agents are not encrypted, because TLS needs a certificate on every node; add "
                 "ssl_cert, ssl_cert_key and ca_cert to --rdzv-conf on every node (link_tls=false hides this "
                 "message)"
@@ -219,7 +220,7 @@ class EtcdEngine(LinkedEngine):
         if self._etcd.managed is not None:
             from tenax._io.etcd.managed import ManagedMember
 
-            self._member = ManagedMember(self._loop, self._etcd.managed, self._node.say, self._refused)
+            self._member = ManagedMember(self._loop, self._etcd.managed, self._node.print_line, self._refused)
             self._member.start()
         self._client = EtcdClient(self._loop, self._etcd.etcd)
         if self._settings.local_addr:
@@ -267,7 +268,7 @@ class EtcdEngine(LinkedEngine):
         elif not isinstance(error, EtcdUnavailable):
             if self._loop.now() >= self._report_refusal_at:
                 self._report_refusal_at = self._loop.now() + _REPORT_TROUBLE_EVERY_S
-                self._node.say(f"no generation can start: {error.message}")
+                self._node.print_line(f"no generation can start: {error.message}")
         elif not self._is_troubled:
             self._is_troubled = True
             self._set_timer("trouble", _TROUBLE_S, self._report_trouble)
@@ -279,14 +280,14 @@ class EtcdEngine(LinkedEngine):
         if trouble:
             self._set_timer("trouble", _REPORT_TROUBLE_EVERY_S if was_reported else _TROUBLE_S, self._report_trouble)
             goes_on = "workers keep running, but " if self._assignment is not None and self._holds_lease() else ""
-            self._node.say(f"cannot reach etcd ({trouble}); {goes_on}no generation can start until it is back")
+            self._node.print_line(f"cannot reach etcd ({trouble}); {goes_on}no generation can start until it is back")
         elif was_reported:
-            self._node.say("etcd can be reached again")
+            self._node.print_line("etcd can be reached again")
 
     def _on_followed(self, answer: RangeAnswer) -> None:
         if self._node_lease is None:
             if self._client.token.is_without_users:
-                self._node.say(
+                self._node.print_line(
                     f"user={self._etcd.etcd.user} has no effect, because authentication is not enabled in etcd: "
                     "every client can read and write; enable it with: etcdctl auth enable"
                 )
@@ -345,7 +346,7 @@ class EtcdEngine(LinkedEngine):
         if self._is_finished or leader is None or self._link is not None or self._connecting is not None:
             return
         term = self._term
-        self._linked_host = leader.place.host
+        self._linked_host = leader.address.host
         if why := self._tls_mismatch(leader):
             if self._is_refusal_final:
                 self._refused(why)
@@ -366,7 +367,7 @@ class EtcdEngine(LinkedEngine):
             self._connecting = None
             self._retry(f"cannot reach {self._where}: {why}", self._backoff_s(), self._connect_and_query)
 
-        self._connecting = LeaderProbe(self._loop, leader.place, connected, dead, away)
+        self._connecting = LeaderProbe(self._loop, leader.address, connected, dead, away)
         self._connecting.start()
 
     def _tls_mismatch(self, leader: Leader) -> str:
@@ -483,7 +484,7 @@ class EtcdEngine(LinkedEngine):
         patience_s = min(_PORT_TAKEN_S, self._settings.join_timeout_s)
         if is_taken and self._port_taken_at is None:
             self._port_taken_at = self._loop.now()
-            self._node.say(f"{why}; retrying for {patience_s:g} s")
+            self._node.print_line(f"{why}; retrying for {patience_s:g} s")
         may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
         if not self._was_ever_linked and not may_wait:
             self._refused(why)
@@ -588,7 +589,7 @@ class EtcdEngine(LinkedEngine):
         if listener.getsockname() not in [sock.getsockname() for sock in self._kept_listeners]:
             self._kept_listeners.append(listener.dup())
         self._node.keep(f"endpoint {elected.term}", listener.fileno())
-        self._node.say(self._leading_message(elected))
+        self._node.print_line(self._leading_message(elected))
         leadership.open(self._opened(elected))
         self._connect()
 
@@ -606,7 +607,7 @@ class EtcdEngine(LinkedEngine):
 
     def _opened(self, elected: Elected) -> Opened:
         """Return what is known of the run: the record, or if etcd has lost it, this node's assignment."""
-        record, assignment = elected.written.record, self._assignment
+        record, assignment = elected.written.record.shifted(self._loop.now() - time.time()), self._assignment
         terms = elected.written.longest.longest(self._etcd.authority)  # of any leader that may still answer nodes
         if record.generation == 0 and record.verdict is None:
             if assignment is not None:
@@ -636,7 +637,7 @@ class EtcdEngine(LinkedEngine):
         self._leader, self._term = None, 0
         self._last_record = leadership.last_record or self._last_record
         leadership.close()
-        self._node.say(f"this node no longer serves the coordinator: {why}")
+        self._node.print_line(f"this node no longer serves the coordinator: {why}")
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 
@@ -656,7 +657,7 @@ class EtcdEngine(LinkedEngine):
         leadership, candidacy = self._leadership, self._candidacy
         if leadership is not None:
             if not leadership.server.is_over:
-                self._node.say("this node no longer serves the coordinator: it is leaving the run")
+                self._node.print_line("this node no longer serves the coordinator: it is leaving the run")
                 self._leadership, self._server = None, None
             leadership.resign(self._unregister_node)
         elif candidacy is not None:

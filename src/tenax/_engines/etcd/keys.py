@@ -36,7 +36,7 @@ MAX_TERM_S = 1e9
 
 
 class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
-    place: LeaderAddress
+    address: LeaderAddress
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
     certificate: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # its SHA-256 digest; empty: links without TLS
 

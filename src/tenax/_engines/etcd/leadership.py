@@ -68,7 +68,7 @@ class Leadership:
         self._node_id = node_id
         self._on_change = on_change
         self._record_run = node.record_run(run)
-        self._serves = node.serves
+        self._set_operator_api = node.set_operator_api
         self._authority = Authority(terms, candidacy.lease.proven_at)
         candidacy.lease.on_proven = self._prove
         candidacy.record_lease.on_proven = self._keep_record
@@ -105,7 +105,7 @@ class Leadership:
         self._probe_later: Cancellable | None = None
 
     def open(self, opened: Opened) -> None:
-        self._serves(lambda: self.server.operator_api)
+        self._set_operator_api(lambda: self.server.operator_api)
         self.server.open(opened)
         if self.elected.written.before and not self._unconfirmed:
             self.server.coordinator.step(EarlierCoordinatorGone(""))
@@ -219,5 +219,5 @@ class Leadership:
             self._probing.close()
         if self._probe_later is not None:
             self._probe_later.cancel()
-        self._serves(None)
+        self._set_operator_api(None)
         self.server.close()

@@ -43,7 +43,7 @@ def connect_through_etcd(settings: EtcdEngineSettings) -> OperatorConnection:
 
 
 def _connect_to_leader(leader: Leader, settings: EtcdEngineSettings) -> OperatorConnection:
-    address = leader.place
+    address = leader.address
     if is_loopback(address.addr) and address.machine != this_machine():
         raise Unreachable(
             f"its coordinator on {address.host} listens at {address.addr}, which only that host can reach"
@@ -60,13 +60,13 @@ def _tls(leader: Leader, settings: EtcdEngineSettings) -> ssl.SSLContext | None:
     if not leader.certificate:
         if settings.tls is not None:
             raise AccessDenied(
-                f"its coordinator on {leader.place.host} does not use TLS, but this command has TLS files; if that "
+                f"its coordinator on {leader.address.host} does not use TLS, but this command has TLS files; if that "
                 "is intended, add link_tls=false to --rdzv-conf"
             )
         return None
     if settings.tls is None:
         raise AccessDenied(
-            f"its coordinator on {leader.place.host} requires TLS; add ssl_cert, ssl_cert_key and ca_cert to "
+            f"its coordinator on {leader.address.host} requires TLS; add ssl_cert, ssl_cert_key and ca_cert to "
             "--rdzv-conf"
         )
     from tenax._engines.etcd.link_tls import follower_context

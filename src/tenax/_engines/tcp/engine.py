@@ -74,7 +74,7 @@ class TcpEngine(LinkedEngine):
     def _stays_while_others_run(self) -> bool:
         if self._linger_until is None:
             self._linger_until = 0.0
-            self._node.say(
+            self._node.print_line(
                 "this node has left the run, but it serves the coordinator: it stays until the other nodes are "
                 "done; another signal (Ctrl-C) ends it at once and leaves them without a coordinator"
             )
@@ -198,13 +198,13 @@ class TcpEngine(LinkedEngine):
             on_node_gone=self._on_node_gone,
             on_change=self._write_marker,
             on_tick=self._touch_marker,
-            say=self._node.say,
+            print_line=self._node.print_line,
         )
         for index, listener in enumerate(listeners):  # keeps the port taken until everything started here has exited
             self._node.keep(f"endpoint {index}", listener.fileno())
         self._announce_serving(is_successor)
         server = self._server
-        self._node.serves(lambda: server.operator_api)
+        self._node.set_operator_api(lambda: server.operator_api)
         self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_successor else 0.0))
         return True
 
@@ -223,15 +223,17 @@ class TcpEngine(LinkedEngine):
     def _announce_serving(self, is_successor: bool) -> None:
         run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
         if is_successor:
-            self._node.say(f"this node takes over {run} and waits for the nodes of the last generation to reconnect")
+            self._node.print_line(
+                f"this node takes over {run} and waits for the nodes of the last generation to reconnect"
+            )
         elif self._endpoint.is_loopback:
-            self._node.say(
+            self._node.print_line(
                 f"this node serves {run}; only agents on this host can join, because that is a loopback address"
             )
         else:
-            self._node.say(f"this node serves {run}")
+            self._node.print_line(f"this node serves {run}")
         if not self._secret:
-            self._node.say(
+            self._node.print_line(
                 f"warning: any process that reaches {self._endpoint} can join this run, because it has no secret; give "
                 "every node the same one with --rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN"
             )

@@ -193,7 +193,7 @@ class LinkedEngine(ABC):
         )
         self._lost_since = loop.now()
         self._lease = Lease(settings.terms, loop.now())
-        self._store_address.open(loop, node.say)
+        self._store_address.open(loop, node.print_line)
         try:  # check the user's settings here: the coordinator would close the connection without a reason
             msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
         except msgspec.ValidationError as error:
@@ -218,10 +218,10 @@ class LinkedEngine(ABC):
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def ask(self, request: AnyRequest, reply: Reply) -> None:
+    def submit(self, request: AnyRequest, reply: Reply) -> None:
         """Answer here if this process hosts the coordinator, else forward it over this node's authenticated link."""
         if self._server is not None:
-            self._server.operator_api.ask(request, reply)
+            self._server.operator_api.submit(request, reply)
         elif self._link is None or not self._is_linked:
             reply(None, f"this node is not connected to {self._where}; try again")
         elif len(self._pending) >= _MAX_PENDING_REQUESTS:
@@ -281,7 +281,7 @@ class LinkedEngine(ABC):
             link.finish(1.0)
         self._fail_requests("this node has left the run")
         if self._server is not None:
-            self._node.serves(None)
+            self._node.set_operator_api(None)
             self._server.close()
         self._store_address.close()
 
@@ -330,7 +330,7 @@ class LinkedEngine(ABC):
         if now - self._reported_at >= _REPORT_EVERY_S and waited > 0.5:
             self._reported_at = now
             left = self._settings.join_timeout_s - waited
-            self._node.say(f"{why}; retrying for up to {left:.0f} s")
+            self._node.print_line(f"{why}; retrying for up to {left:.0f} s")
         return True
 
     def _refused(self, reason: str) -> None:
@@ -461,7 +461,7 @@ class LinkedEngine(ABC):
                 self._refused(self._store_address.why_not(error))
                 return
         if self._link is not None:
-            self._link.send(wire.encode(wire.Word(message)))
+            self._link.send(wire.encode(wire.Message(message)))
 
     def _own_addresses(self) -> tuple[str, ...]:
         """Return this host's addresses. The link's local address comes first: other hosts most likely see that one."""
@@ -511,7 +511,7 @@ class LinkedEngine(ABC):
             is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers have just been killed
             has_workers = self._assignment is not None and is_in_time
             goes_on = "; workers keep running while this node reconnects" if has_workers else ""
-            self._node.say(f"lost {self._where}: {why}{goes_on}")
+            self._node.print_line(f"lost {self._where}: {why}{goes_on}")
         unreachable = f"cannot reach {self._where}: {why}"
         if not was_linked and (why.startswith(INVALID_FRAME) or why == _NO_HANDSHAKE):
             unreachable = (

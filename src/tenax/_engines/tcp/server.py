@@ -150,14 +150,14 @@ class CoordinatorServer:
         hold_back: HoldBack | None = None,
         handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S,
         accepts_operators: bool = True,
-        say: Callable[[str], None] = lambda _: None,
+        print_line: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Create a server that is not open yet. Without a secret no operator is accepted.
 
         ``counts``: whether answers to beats renew the nodes' leases.
         ``hold_back``: gets each message, and calls ``deliver`` later.
         ``on_change``: called before a new generation or the verdict is sent.
-        ``say``: prints a line on this node's console.
+        ``print_line``: prints a line on this node's console.
         """
         self._listeners = listeners
         self._settings = settings
@@ -172,7 +172,7 @@ class CoordinatorServer:
         self._hold_back = hold_back
         self._handshake_timeout_s = handshake_timeout_s
         self._accepts_operators = accepts_operators and bool(secret)
-        self._say = say
+        self._print_line = print_line
         self._report_at = -_REPORT_EVERY_S  # when the next rejection may be shown
         self._unreported = 0
         self._noted = (0, False)  # generation and whether the run is over, at the last call of on_change
@@ -393,14 +393,14 @@ class CoordinatorServer:
         more = f" ({self._unreported} rejections since the last report)" if self._unreported > 1 else ""
         self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
         kind = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
-        self._say(f"rejected {kind} from {peer.address or 'this host'}: {why}{more}")
+        self._print_line(f"rejected {kind} from {peer.address or 'this host'}: {why}{more}")
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
         match frame:
             case wire.Ask(number, request):
-                self.operator_api.ask(request, lambda value, error: self._answer(peer, number, value, error))
+                self.operator_api.submit(request, lambda value, error: self._answer(peer, number, value, error))
             case _ if peer.is_operator:
                 raise wire.WireError("operators may only send requests")
             case wire.Answer(number, value, error):
@@ -412,7 +412,7 @@ class CoordinatorServer:
                 peer.clocks.compare(at, peer.received_at)
                 peer.answer(number, seen, self._loop.now())
                 self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
-            case wire.Word(message):
+            case wire.Message(message):
                 if isinstance(message, NodeJoined):
                     self._check_joined(peer, message)
                 if isinstance(message, NodeReady):

@@ -9,7 +9,7 @@ first:
                                             <-  Challenge(nonce)             or Refused (another version)
     Proof(proof)                            ->
                                             <-  Accepted(proof, terms)       or Refused
-    Word(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
+    Message(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
     Ask(n, ...)                             <-> Answer(n, ...)               both ways: see ``_core/requests.py``
 
 So an unauthenticated peer receives nothing that depends on the secret or on the run. A wrong run and a wrong secret get
@@ -62,7 +62,7 @@ class Proof(Frame, frozen=True):
     proof: bytes
 
 
-class Word(Frame, frozen=True):
+class Message(Frame, frozen=True):
     """A message from a node to the coordinator."""
 
     message: FromNode
@@ -125,7 +125,7 @@ class Answer(Frame, frozen=True):
     error: LongText = ""  # the reason if there is no value
 
 
-FromAgent = Hello | Proof | Word | Beat | Cancel | Ask | Answer
+FromAgent = Hello | Proof | Message | Beat | Cancel | Ask | Answer
 FromServer = Challenge | Accepted | Refused | Event | BeatAnswer | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
@@ -138,9 +138,9 @@ def encode(frame: FromAgent | FromServer) -> bytes:
         body = _encoder.encode(frame)
     except UnicodeEncodeError:  # a worker's output may contain any bytes
         body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
-    limit = MAX_TEXT if isinstance(frame, Word) else MAX_LONG_TEXT
+    limit = MAX_TEXT if isinstance(frame, Message) else MAX_LONG_TEXT
     if len(body) > limit:  # a text in it may be longer than the peer accepts
-        plain = encodable(msgspec.to_builtins(frame)) if isinstance(frame, Word | Event) else None
+        plain = encodable(msgspec.to_builtins(frame)) if isinstance(frame, Message | Event) else None
         body = _encoder.encode(shortened_texts(plain, limit)) if plain is not None else body
     return len(body).to_bytes(4, "big") + body
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from tenax._core.requests import AnyRequest
-    from tenax._io.interfaces import Cancellable, EventLoop, OperatorApi
+    from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
     from tenax._view.status import RunStatus
 
 _COALESCE_S = 0.03  # wait this long for further changes
@@ -95,7 +95,7 @@ class Dashboard:
     def __init__(
         self,
         address: str,
-        operators: OperatorApi,
+        operators: OperatorService,
         loop: EventLoop,
         on_error: Callable[[str], None],
         *,
@@ -198,7 +198,7 @@ class Dashboard:
         def reply(value: Any, error: str) -> None:
             self._server.soon(lambda: later.respond(_made(_answered, (value, error))))
 
-        self._in_loop(later, lambda: self._operators.ask(request, reply))
+        self._in_loop(later, lambda: self._operators.submit(request, reply))
 
     def _in_loop(self, later: DeferredResponse, call: Callable[[], None]) -> None:
         """Call a function in the loop's thread. An exception becomes the answer."""
@@ -218,7 +218,7 @@ class Dashboard:
 
         def give() -> None:
             # A request shares recent statuses (D2). The response is built in the server's thread.
-            self._operators.ask(StatusRequest(), reply)
+            self._operators.submit(StatusRequest(), reply)
 
         def reply(status: Any, error: str) -> None:
             found = text(INTERNAL_ERROR, error) if error else None

@@ -50,7 +50,7 @@ class Logs(Protocol):
 
     def progress(self) -> tuple[WorkerProgress, ...]: ...
 
-    def say(self, text: str) -> None: ...
+    def print_line(self, text: str) -> None: ...
 
 
 class Step(Protocol):
@@ -126,7 +126,7 @@ class Sampler:
             if self._is_quiet:
                 self._loop.post(events.MovementSeen(self._generation))
             self._is_quiet, self._is_broken = False, True
-            self._logs.say(f"tenax: hang detection stopped on this node: {type(error).__name__}: {error}")
+            self._logs.print_line(f"tenax: hang detection stopped on this node: {type(error).__name__}: {error}")
             return
         self._timer = self._loop.at(now + self._interval_s, self._on_timer)
 

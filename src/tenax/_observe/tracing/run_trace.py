@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from tenax._io.interfaces import OperatorApi
+    from tenax._io.interfaces import OperatorService
     from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
 
     Value = str | int | float | bool
@@ -77,7 +77,7 @@ class RunTrace:
     def __init__(
         self,
         spec: str,
-        operators: OperatorApi,
+        operators: OperatorService,
         on_error: Callable[[str], None],
         *,
         env: Mapping[str, str] | None = None,

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 import warnings
@@ -16,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tenax._core.model import Failure
-from tenax._core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait
+from tenax._core.model import Evidence, Failure
+from tenax._core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait, ask_policy, first_cause_first
 from tenax._logs.std import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.agent.server._self_report import SelfReport, measured, measured_as
@@ -44,6 +45,7 @@ __all__ = [
 
 _EXCHANGE_TIMEOUT_S = 300.0  # for the nodes of a group to exchange their roles
 _POLL_INTERVAL_S = 1.0
+_MAX_EARLIER = 100  # failures in the history of a restart policy
 DEFAULT_ROLE = "default"
 
 
@@ -256,6 +258,8 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._policy = restart_policy or BudgetPolicy()
         self._earlier: list[Failure] = []
+        self._generations = 0
+        self._formed_at = self._longest_s = 0.0  # of the current generation; of the longest earlier one
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - one role
         return self._worker_group
@@ -450,10 +454,11 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         group = self._worker_group
         spec = group.spec
         self._report_health("the other nodes")
-        self._initialize_workers(group)
+        self._start_generation(self._initialize_workers, 0.0)
         while True:
             time.sleep(spec.monitor_interval)  # these hooks can only be polled
             result = self._monitor_workers(group)
+            ran_s = time.monotonic() - self._formed_at
             group.state = result.state
             self._report_health("" if result.state is WorkerState.HEALTHY else "the other nodes")
             self._record_poll(result.state.value)
@@ -466,39 +471,73 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                         self._stop_workers(group)
                         group.state = WorkerState.FAILED
                         return RunResult(WorkerState.FAILED, failures=result.failures)
-                    self._restart_workers(group)
+                    self._start_generation(self._restart_workers, ran_s)
                 case WorkerState.HEALTHY:
                     if self._handler(spec).num_nodes_waiting() > 0:
                         self._report_health("the other nodes")
-                        self._restart_workers(group)
+                        self._start_generation(self._restart_workers, ran_s)
                 case _:
                     raise RuntimeError(f"[{spec.role}] unexpected state of the workers: {result.state.value}")
+
+    def _start_generation(self, hook: Callable[[WorkerGroup], None], last_ran_s: float) -> None:
+        self._longest_s = max(self._longest_s, last_ran_s)
+        hook(self._worker_group)
+        self._generations += 1
+        self._formed_at = time.monotonic()
 
     def _report_health(self, waits_for: str = "") -> None:
         """Report to the health check that the loop makes progress, or is about to wait for ``waits_for``."""
 
     def _may_restart(self, result: RunResult) -> bool:
-        """Call the restart policy, and count the restart that it grants."""
+        """Call the restart policy with what is known on this node, and count the restart that it grants."""
         spec = self._worker_group.spec
-        failure = _as_core_failure(result)
-        history = History(spec.max_restarts - self._remaining_restarts, spec.max_restarts, tuple(self._earlier))
-        decision = self._policy.decide(failure, history)
+        failures = first_cause_first(_as_core_failures(result, self._generations), self._formed_at)
+        history = History(
+            spec.max_restarts - self._remaining_restarts,
+            spec.max_restarts,
+            tuple(self._earlier),
+            tuple(failures),
+            self._worker_group.workers[0].world_size,
+            failures[0].lived_s,
+            self._longest_s,
+        )
+        decision = ask_policy(self._policy, failures[0], history, reraise=(SignalException,))
         if isinstance(decision, GiveUp):
+            if type(self._policy) is not BudgetPolicy:
+                self._warn(f"giving up: {decision.why}")
             return False
         if isinstance(decision, Wait):
             time.sleep(decision.seconds)
         self._remaining_restarts -= 1
-        self._earlier.append(failure)
+        self._earlier = [*self._earlier[-_MAX_EARLIER + 1 :], failures[0].brief()]
         return True
 
 
-def _as_core_failure(result: RunResult) -> Failure:
-    """Return the first failure of a result in the form that policies take."""
+def _as_core_failures(result: RunResult, generation: int) -> list[Failure]:
+    """Return the failures of a result in the form that policies take."""
+    from tenax._failures.evidence import gather
+
+    now, here = time.monotonic(), os.uname().nodename
+    to_agent_clock = now - time.time()
     if not result.failures:
-        return Failure(0, 0, 0, 0, 1, time.monotonic(), reason="the workers are unhealthy")
-    rank = min(result.failures, key=lambda each: result.failures[each].timestamp)
-    first = result.failures[rank]
-    return Failure(0, first.local_rank, rank, first.pid, first.exitcode, time.monotonic())
+        return [Failure(generation, 0, 0, 0, 1, now, reason="the workers are unhealthy", host=here)]
+    found = []
+    for rank, each in result.failures.items():  # torch's own class has fewer attributes
+        evidence = getattr(each, "evidence", Evidence())
+        if evidence == Evidence():
+            evidence = gather(
+                pid=each.pid,
+                exit_code=each.exitcode,
+                error_file=each.error_file,
+                wall_to_agent_clock=to_agent_clock,
+                seen_at=now,
+            )
+        seen_at = min(now, getattr(each, "raised_at", each.timestamp) + to_agent_clock)
+        host = getattr(each, "host", "") or here
+        found.append(
+            Failure(generation, each.local_rank, rank, each.pid, each.exitcode, seen_at, evidence=evidence, host=host)
+        )
+    return found
 
 
 def _get_fq_hostname() -> str:

@@ -1,7 +1,7 @@
 """The cluster simulator: runs of many nodes with faults, in simulated time, from one seed.
 
     python -m tenax.testing.simulator --seeds 1000
-    python -m tenax.testing.simulator --seed 1234 --tell
+    python -m tenax.testing.simulator --seed 1234 --history
     python -m tenax.testing.simulator --seed 1234 --shrink
     python -m tenax.testing.simulator --nodes 10000 --hours 24 --deaths-per-minute 1
 

@@ -79,8 +79,8 @@ class AgentProcess(Process):
         self._disconnected_since = self.clock()
         self._saw_close = False
         self._suspended_since = 0.0
-        self._formed: events.GenerationFormed | None = None  # read, and not taken yet
-        self._stores: list[int] = []  # that were offered since the last generation
+        self._formed: events.GenerationFormed | None = None  # read, but not accepted yet
+        self._stores: list[int] = []  # ports that were offered since the last generation
         self._beat_plan: Plan | None = None
         self._lease_plan: Plan | None = None
         self._deadline_plan: Plan | None = None
@@ -197,22 +197,22 @@ class AgentProcess(Process):
             self.cluster.network.connect(self, self.cluster.hosts[ENDPOINT], self._attempt)
 
     def _retry(self) -> None:
-        lonely_s = self.clock() - self._disconnected_since
-        if lonely_s > self.cluster.setup.engine.give_up_s:
-            self.step(events.JoinRefused(f"no coordinator at the endpoint for {lonely_s:.0f} s"))
+        disconnected_s = self.clock() - self._disconnected_since
+        if disconnected_s > self.cluster.setup.engine.give_up_s:
+            self.step(events.JoinRefused(f"no coordinator at the endpoint for {disconnected_s:.0f} s"))
         if self._wants_connection:
-            self.later(0.1 + 0.2 * self.cluster.dice.random(), self._connect)
+            self.later(0.1 + 0.2 * self.cluster.rng.random(), self._connect)
 
     def on_unanswered(self, attempt: int) -> None:
         if attempt == self._attempt and self._end is None:
             self._attempt += 1  # ignore a later answer to this attempt
             self._retry()
 
-    def on_refused(self, attempt: int, asked_at: float) -> None:
+    def on_refused(self, attempt: int, attempted_at: float) -> None:
         if attempt != self._attempt or not self._wants_connection:
             return
         # There was no coordinator when the connection was refused, so the next one starts after this attempt.
-        self._prove(asked_at + self.host.offset)
+        self._prove(attempted_at + self.host.offset)
         if self.host.index == ENDPOINT:
             self._serve_if_unserved()
         self._retry()
@@ -270,23 +270,23 @@ class AgentProcess(Process):
         """Handle an event. A generation read together with the end of the run is not started (``Supervisor.run``)."""
         if isinstance(event, events.GenerationFormed):
             self._formed = event
-            self.later(0.0, self._take_formed)
+            self.later(0.0, self._accept_formed)
             return
         if isinstance(event, events.RunEnded | events.JoinRefused):
             self._formed = None
-        self._take_formed()
+        self._accept_formed()
         self.step(event)
 
-    def _take_formed(self) -> None:
+    def _accept_formed(self) -> None:
         event, self._formed = self._formed, None
         if event is not None and self._holds_lease():
             self.step(event)
         elif event is not None:
-            self._note(f"{describe(event)} comes after the lease has run out")
+            self._note(f"{describe(event)} arrives after the lease has expired")
             self._drop_connection()
 
     def _holds_lease(self) -> bool:
-        if self._serves or not self.cluster.setup.engine.judges_before_reading:
+        if self._serves or not self.cluster.setup.engine.checks_lease_before_reading:
             return True
         return self.lease.ends_at() > self.clock() and self.lease.is_answered(self.clock())
 
@@ -347,17 +347,17 @@ class AgentProcess(Process):
         if self.lease.ends_at() > self.clock():
             return
         if not self.state.cleared:
-            why = f"nothing was heard from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
+            why = f"no answer from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
             self.cluster.checks.on_disturbance()
             self.step(events.Fenced(self.state.generation, why))
         if end is not None and end is self._end:
-            patience = self._established_at + self.cluster.setup.terms.fence_s
-            if patience <= self.clock() + 1e-6:
+            drop_at = self._established_at + self.cluster.setup.terms.fence_s
+            if drop_at <= self.clock() + 1e-6:
                 self._note("drops its connection")
                 self._drop_connection()
             else:
                 self._lease_plan = self.cluster.schedule.at(
-                    patience - self.host.offset + 1e-6, self._lease_may_have_ended
+                    drop_at - self.host.offset + 1e-6, self._lease_may_have_ended
                 )
 
     def suspend(self) -> None:
@@ -369,14 +369,14 @@ class AgentProcess(Process):
         self._note("resumes")
         if self.server is not None:
             self.server.on_resumed(self.clock() - self._suspended_since)
-        if self.cluster.setup.engine.judges_before_reading and not self.has_left:
+        if self.cluster.setup.engine.checks_lease_before_reading and not self.has_left:
             self._check_lease()
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
     def _serve_if_unserved(self) -> None:
         host, engine = self.host, self.cluster.setup.engine
-        if host.server is not None or (engine.waits_for_earlier_self and host.clearing):
+        if host.server is not None or (engine.waits_until_predecessor_cleared and host.clearing):
             return
         part = self.state.assignment
         marker = host.marker
@@ -406,7 +406,7 @@ class AgentProcess(Process):
             return -1
         return part.coordinator_rank if part.coordinator_rank != part.group_rank else -1
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- exit ---------------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
         """Die by SIGKILL."""
@@ -422,7 +422,7 @@ class AgentProcess(Process):
 
     def on_cleared(self) -> None:
         """The keeper has ended all processes and exits."""
-        self._note("its processes are all gone")
+        self._note("all its processes have exited")
         self.host.clearing.pop(self.serial, None)
         if self._end is not None:
             self._end.close()

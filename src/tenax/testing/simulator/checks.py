@@ -95,7 +95,7 @@ class Checks:
     def opened(self, server: Server) -> None:
         """Check that the coordinator is at the endpoint, where only one process can listen."""
         if server.agent.host.index != ENDPOINT:
-            raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, which is not the endpoint")
+            raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, not at the endpoint")
 
     def stepped(self, server: Server, event: AnyCoordinatorEvent, sends: list[Send], now: float) -> None:
         if isinstance(event, RestartRequested):
@@ -139,7 +139,9 @@ class Checks:
     def _check_number(self, server: Server, formation: Formation) -> None:
         highest = max((each.number for each in self.formations[self._floor :]), default=0)
         if formation.number <= server.known_generation:
-            raise PropertyBroken("S10", f"{formation} is formed, and {server.known_generation} was known")
+            raise PropertyBroken(
+                "S10", f"{formation} is formed, but generation {server.known_generation} was already known"
+            )
         server.known_generation = formation.number
         if formation.number > highest:
             return
@@ -166,9 +168,11 @@ class Checks:
         for node_id, part in formation.parts.items():
             seen = (part.generation, part.world_size, (part.master_addr, part.master_port), part.restarts_used)
             if seen != (formation.number, formation.world_size, formation.master, formation.restarts_used):
-                raise PropertyBroken("S3", f"{node_id} got another generation than its peers: {part}")
+                raise PropertyBroken("S3", f"{node_id} has another assignment than its peers: {part}")
             if part.group_world_size != len(formation.parts):
-                raise PropertyBroken("S3", f"{node_id} got {part.group_world_size} nodes of {len(formation.parts)}")
+                raise PropertyBroken(
+                    "S3", f"{node_id} got group world size {part.group_world_size}, expected {len(formation.parts)}"
+                )
             by_rank[part.group_rank] = node_id
         if sorted(by_rank) != list(range(len(formation.parts))):
             raise PropertyBroken("S3", f"the group ranks of {formation} are {sorted(by_rank)}")
@@ -177,32 +181,34 @@ class Checks:
             node_id = by_rank[group_rank]
             if formation.parts[node_id].first_global_rank != first:
                 raise PropertyBroken(
-                    "S3", f"{node_id} begins at {formation.parts[node_id].first_global_rank}, not {first}"
+                    "S3", f"{node_id} has first rank {formation.parts[node_id].first_global_rank}, expected {first}"
                 )
             first += self.cluster.slots[node_id]
         if first != formation.world_size:
-            raise PropertyBroken("S3", f"{formation} has {first} workers and sends {formation.world_size}")
+            raise PropertyBroken("S3", f"{formation} has {first} workers, but world size {formation.world_size}")
 
     def _check_budget(self, server: Server, formation: Formation) -> None:
-        used, most = formation.restarts_used, self.cluster.setup.max_restarts
-        if used > most:
-            raise PropertyBroken("S5", f"{formation} is restart {used} of {most}")
+        used, limit = formation.restarts_used, self.cluster.setup.max_restarts
+        if used > limit:
+            raise PropertyBroken("S5", f"{formation} is restart {used} of at most {limit}")
         before = self.formations[-1] if len(self.formations) > self._floor else None
         known = before.restarts_used if before else self._restarts_floor
         known = max(known, server.known_restarts) if self.has_lost_memory else known
         if used < known:
-            self._fail_unless_memory_lost("S5", f"{formation} is sent to be restart {used} after restart {known}")
+            self._fail_unless_memory_lost("S5", f"{formation} counts {used} restarts after {known}")
         elif used == known and before is not None:
             is_same = before.parts.keys() == formation.parts.keys() and formation.number == before.number + 1
             if before.failed and is_same and self._disturbed_at < before.formed_at:
-                raise PropertyBroken("S5", f"{formation} costs nothing, and {before} has only failed by itself")
+                raise PropertyBroken("S5", f"{formation} is uncharged, but {before} failed by itself")
         elif used > known and before is not None:
             if used > known + 1:
-                raise PropertyBroken("S5", f"{formation} costs {used - known} restarts")
-            if not before.failed and not self._has_forgotten_failed(formation.number - 1):
-                raise PropertyBroken("S5", f"{formation} costs a restart, and no worker failed by itself in {before}")
+                raise PropertyBroken("S5", f"{formation} is charged {used - known} restarts")
+            if not before.failed and not self._has_forgotten_failure(formation.number - 1):
+                raise PropertyBroken(
+                    "S5", f"{formation} is charged a restart, but no worker failed by itself in {before}"
+                )
 
-    def _has_forgotten_failed(self, number: int) -> bool:
+    def _has_forgotten_failure(self, number: int) -> bool:
         """Whether a worker failed in the generation of that number, which a coordinator may learn of late."""
         return self.has_lost_memory and any(each.failed for each in self.formations if each.number == number)
 
@@ -231,13 +237,13 @@ class Checks:
         if verdict.outcome is Outcome.SUCCEEDED:
             last = self.formations[-1] if self.formations else None
             if last is None or last.alive or last.failed:
-                raise PropertyBroken("S6", f"a success is sent, and {last} was none")
+                raise PropertyBroken("S6", f"success was sent, but {last} did not succeed")
 
     def _check_cause(self, server: Server, failure: Failure) -> None:
-        of_that_number = [each for each in self.formations[self._floor :] if each.number == failure.generation]
-        if not of_that_number:
+        matching = [each for each in self.formations[self._floor :] if each.number == failure.generation]
+        if not matching:
             return  # formed before the memory was lost
-        formation = of_that_number[-1]
+        formation = matching[-1]
         failed = formation.failed
         named = next((each.failed_at for each in formation.workers if each.global_rank == failure.global_rank), None)
         named = {rank: at for at, rank in failed}.get(failure.global_rank, named)
@@ -263,14 +269,14 @@ class Checks:
                     return formation
                 break
         raise PropertyBroken(
-            "S1", f"{agent.label} starts workers of generation {assignment.generation} without a grant"
+            "S1", f"{agent.label} starts workers of generation {assignment.generation} without an assignment"
         )
 
     def served(self, agent: AgentProcess, assignment: Assignment, ports: list[int]) -> None:
         """Check that rank 0 serves the store whose address the others got."""
         if assignment.group_rank == 0 and assignment.master_port not in ports:
             store = f"{assignment.master_addr}:{assignment.master_port}"
-            raise PropertyBroken("S3", f"the store is at {store}, and {agent.label} serves only {ports}")
+            raise PropertyBroken("S3", f"the store is at {store}, but {agent.label} serves only {ports}")
 
     def began(self, worker: Worker) -> None:
         formation = worker.formation
@@ -281,10 +287,10 @@ class Checks:
         for other in self._alive.values():
             if other is not formation:
                 alive = next(each for each in other.workers if each.is_alive)
-                raise PropertyBroken("S1", f"{worker} starts, and {alive} is alive")
+                raise PropertyBroken("S1", f"{worker} starts while {alive} is alive")
         left = worker.keeper.leftovers
         if left is not None and left is not formation:
-            raise PropertyBroken("S2", f"{worker} starts beside what {left} has left behind")
+            raise PropertyBroken("S2", f"{worker} starts while processes of {left} are alive")
         if self.verdict is not None:
             # The assignment may have been sent before the verdict, which is then still in transit to this agent.
             late_s = self.cluster.schedule.now - self._verdict_at
@@ -315,39 +321,41 @@ class Checks:
     def left(self, agent: AgentProcess, verdict: Verdict) -> None:
         was_sent = self._outcomes_sent.get(agent.info.node_id) is verdict.outcome
         if verdict.outcome is Outcome.SUCCEEDED and not was_sent:
-            raise PropertyBroken("S6", f"{agent.label} leaves with a success that was not sent")
+            raise PropertyBroken("S6", f"{agent.label} leaves with success, which was not sent")
         if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
             alive = [worker for worker in agent.keeper.workers.values() if worker.is_alive]
             if alive or agent.keeper.leftovers is not None:
-                raise PropertyBroken("S2", f"{agent.label} leaves, and {alive[0] if alive else 'something'} is alive")
+                raise PropertyBroken(
+                    "S2", f"{agent.label} leaves while {alive[0] if alive else 'a leftover process'} is alive"
+                )
 
     def bounded(self, agent: AgentProcess) -> None:
         terms = self.cluster.setup.terms
         unanswered = len(agent.lease._sent)
         if unanswered > 4 * terms.lease_s / terms.beat_s + 4:
-            raise PropertyBroken("S12", f"{agent.label} remembers {unanswered} beats")
+            raise PropertyBroken("S12", f"{agent.label} remembers {unanswered} unanswered beats")
 
     def _check_bounds(self, server: Server) -> None:
-        state, most = server.state, self.cluster.setup.max_nodes
+        state, max_nodes = server.state, self.cluster.setup.max_nodes
         nodes = len(state.nodes)
         # After a memory loss, members of two generations with the same number cannot be distinguished.
-        members = self.cluster.max_nodes_seen if self.has_lost_memory else most
+        members = self.cluster.max_nodes_seen if self.has_lost_memory else max_nodes
         sizes = {
             "nodes": (nodes, self.cluster.max_nodes_seen),
             "ready": (len(state.ready), nodes),
             "members": (len(state.members), members),
-            "done": (len(state.done), most),
+            "done": (len(state.done), max_nodes),
             "gone": (len(state.gone), members),
             "unstopped": (len(state.unstopped), nodes),
             "lost": (len(state.lost), 2 * members),
-            "drained": (len(state.drained), most),
+            "drained": (len(state.drained), max_nodes),
             "failures": (len(state.failures), self.cluster.max_workers),
             "stopped": (len(state.stopped), _MAX_STOPPED),
             "earlier": (len(state.earlier), _MAX_EARLIER),
             "superseded": (len(state.superseded), _MAX_EARLIER),
-            "ranks_by_name": (len(state.ranks_by_name), most),
+            "ranks_by_name": (len(state.ranks_by_name), max_nodes),
             "deadlines": (len(state.deadlines), 5),
         }
         for name, (size, limit) in sizes.items():
             if size > limit:
-                raise PropertyBroken("S12", f"the coordinator remembers {size} {name}, and {limit} can be")
+                raise PropertyBroken("S12", f"the coordinator remembers {size} {name}, at most {limit} expected")

@@ -1,6 +1,6 @@
 """A simulated cluster: hosts, agents, one coordinator at a time, a network, and one clock.
 
-``Cluster(setup).play()`` runs a whole simulation; ``simulate(setup)`` returns its outcome. A simulation is a function
+``Cluster(setup).run()`` runs a whole simulation; ``simulate(setup)`` returns its outcome. A simulation is a function
 of its setup: all randomness comes from its seed, and nothing depends on an order that Python does not define.
 """
 
@@ -79,16 +79,16 @@ class Pausing:
 class Cluster:
     """A whole cluster."""
 
-    def __init__(self, setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> None:
+    def __init__(self, setup: Setup, parts: Parts | None = None, *, record_history: bool = False) -> None:
         self.setup = setup
-        self.habits = setup.habits
+        self.behaviour = setup.behaviour
         self.parts = parts or Parts()
         self.schedule = Scheduler()
-        self.history = History(self.schedule) if tell else None
-        self.dice = random.Random(f"history {setup.seed}")  # noqa: S311 - a simulation must repeat itself
+        self.history = History(self.schedule) if record_history else None
+        self.rng = random.Random(f"history {setup.seed}")  # noqa: S311 - a simulation must repeat itself
         self.counts: Counter[str] = Counter()
-        self.network = Network(self.schedule, self.dice, setup.delays)
-        self.hosts = [Host(index, self.dice.randint(0, 10**6) / 8) for index in range(setup.hosts)]
+        self.network = Network(self.schedule, self.rng, setup.delays)
+        self.hosts = [Host(index, self.rng.randint(0, 10**6) / 8) for index in range(setup.hosts)]
         self.policy: RestartPolicy = Pausing(setup.pause_s) if setup.pause_s else BudgetPolicy()
         self.checks = Checks(self)
         self.has_faults = True  # faults are still being injected
@@ -112,7 +112,7 @@ class Cluster:
 
     def draw_success(self) -> float:
         """Draw when the workers of a generation formed now will succeed."""
-        return self.schedule.now + self.habits.generation_s * (0.5 + self.dice.random())
+        return self.schedule.now + self.behaviour.generation_s * (0.5 + self.rng.random())
 
     @property
     def max_nodes_seen(self) -> int:
@@ -136,7 +136,7 @@ class Cluster:
 
     def add(self, plan: NodePlan) -> Node:
         while plan.host >= len(self.hosts):
-            self.hosts.append(Host(len(self.hosts), self.dice.randint(0, 10**6) / 8))
+            self.hosts.append(Host(len(self.hosts), self.rng.randint(0, 10**6) / 8))
         node = Node(plan)
         self.nodes.append(node)
         self.start_later(node, 0.0)
@@ -153,7 +153,7 @@ class Cluster:
         if not host.is_up or not node.is_wanted or (old is not None and old.is_alive):
             node.is_starting = False
             return
-        if self.setup.engine.waits_for_earlier_self and old is not None and old.serial in host.clearing:
+        if self.setup.engine.waits_until_predecessor_cleared and old is not None and old.serial in host.clearing:
             self.schedule.after(0.05, self._start, node)
             return
         node.is_starting = False
@@ -172,7 +172,7 @@ class Cluster:
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def play(self) -> None:
+    def run(self) -> None:
         """Run the whole simulation. Raises ``PropertyBroken``, or the error of a machine's own checker."""
         for node in self.nodes:
             self.start_later(node, node.plan.start_at)
@@ -194,12 +194,12 @@ class Cluster:
         )
 
 
-def simulate(setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> Outcome:
+def simulate(setup: Setup, parts: Parts | None = None, *, record_history: bool = False) -> Outcome:
     """Run a setup and return its outcome."""
-    cluster = Cluster(setup, parts, tell=tell)
+    cluster = Cluster(setup, parts, record_history=record_history)
     broken = name = ""
     try:
-        cluster.play()
+        cluster.run()
     except AssertionError as error:
         broken = str(error)
         name = error.name if isinstance(error, PropertyBroken) else broken.partition(":")[0]

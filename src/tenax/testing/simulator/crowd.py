@@ -65,11 +65,11 @@ class _Node:
 
 
 class Crowd:
-    """Plays a setup; ``play`` raises ``PropertyBroken``."""
+    """Simulates a setup; ``run`` raises ``PropertyBroken``."""
 
     def __init__(self, setup: CrowdSetup) -> None:
         self._setup = setup
-        self._dice = random.Random(setup.seed)  # noqa: S311 - a simulation must repeat itself
+        self._rng = random.Random(setup.seed)  # noqa: S311 - a simulation must repeat itself
         self._settings = RunSettings(
             "run", min_nodes=max(1, setup.nodes // 2), max_nodes=setup.nodes, max_restarts=3, join_timeout_s=600.0
         )
@@ -85,22 +85,22 @@ class Crowd:
         self._latest = 0
         self.events = self.sent = self.generations = self.deaths = 0
 
-    # --- a day --------------------------------------------------------------------------------------------------------
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def play(self) -> None:
+    def run(self) -> None:
         setup = self._setup
         self._step(Opened())
         for number in range(setup.nodes + setup.spares):
-            self._arrive(f"node-{number}" if self._dice.random() < setup.named_share else "")
+            self._arrive(f"node-{number}" if self._rng.random() < setup.named_share else "")
         if self.machine.state.phase is not RunPhase.RUNNING:
-            raise PropertyBroken("L2", f"all nodes have joined, and the run is {self.machine.state.phase.value}")
+            raise PropertyBroken("L2", f"all nodes have joined, but the run is {self.machine.state.phase.value}")
         every_s = 60.0 / setup.deaths_per_minute
         until = self._now + setup.hours * 3600
         while self._now + every_s < until:
             begins = self._now
             name = self._kill_node()
             self._settle()
-            self._now = max(self._now, begins + every_s * (0.1 + 0.4 * self._dice.random()))
+            self._now = max(self._now, begins + every_s * (0.1 + 0.4 * self._rng.random()))
             self._arrive(name)
             self._settle()
             self._now = max(self._now, begins + every_s)
@@ -129,22 +129,22 @@ class Crowd:
     def _kill_node(self) -> str:
         """Kill a node that runs workers; return its name."""
         members = [node_id for node_id, node in self._nodes.items() if node.works]
-        node_id = self._dice.choice(members or list(self._nodes))
+        node_id = self._rng.choice(members or list(self._nodes))
         return self._lose(node_id)
 
     def _lose(self, node_id: str) -> str:
         node = self._nodes.pop(node_id)
         self._working -= node.works
         self.deaths += 1
-        self._step(NodeLost(node_id, "its connection was closed"))
+        self._step(NodeLost(node_id, "connection closed"))
         return node.info.name
 
     def _settle(self) -> None:
         """Stop all nodes that were sent the end of their generation, in random order."""
         while self._to_stop:
             stopping, self._to_stop = self._to_stop, []
-            self._dice.shuffle(stopping)
-            victim = self._dice.choice(stopping) if self._dice.random() < 0.02 else ""
+            self._rng.shuffle(stopping)
+            victim = self._rng.choice(stopping) if self._rng.random() < 0.02 else ""
             for node_id in stopping:
                 self._now += 0.0001
                 if node_id == victim:
@@ -184,7 +184,7 @@ class Crowd:
                 nodes = self._nodes
                 self._to_stop += [each for each in send.to if each in nodes and nodes[each].works]
             elif isinstance(event, events.RunEnded | events.JoinRefused):
-                raise PropertyBroken("S6", f"the run was not ended, and {send.to[0]} was sent {event}")
+                raise PropertyBroken("S6", f"the run continues, but {send.to[0]} was sent {event}")
         if parts:
             self._form(parts)
 
@@ -201,7 +201,9 @@ class Crowd:
     def _check_formed(self, parts: dict[str, Assignment]) -> None:
         first = next(iter(parts.values()))
         if self._working:
-            raise PropertyBroken("S1", f"generation {first.generation} forms, and {self._working} nodes are at work")
+            raise PropertyBroken(
+                "S1", f"generation {first.generation} forms while {self._working} nodes have live workers"
+            )
         if first.generation <= self._latest:
             raise PropertyBroken("S10", f"generation {first.generation} forms after {self._latest}")
         self._latest = first.generation
@@ -210,13 +212,13 @@ class Crowd:
             raise PropertyBroken("S4", f"generation {first.generation} has an old store")
         self._stores.add(store)
         if first.restarts_used:
-            raise PropertyBroken("S5", f"{first.restarts_used} restarts were charged, and no worker has failed")
+            raise PropertyBroken("S5", f"{first.restarts_used} restarts were charged, but no worker has failed")
         count = len(parts)
         common = (first.generation, count, count * _SLOTS, store)
         is_taken = bytearray(count)
         for node_id, part in parts.items():
             if node_id not in self._nodes:
-                raise PropertyBroken("S1", f"{node_id} is a member and dead")
+                raise PropertyBroken("S1", f"{node_id} is dead, but a member")
             seen = (part.generation, part.group_world_size, part.world_size, (part.master_addr, part.master_port))
             if seen != common or part.first_global_rank != part.group_rank * _SLOTS or is_taken[part.group_rank]:
                 raise PropertyBroken("S3", f"{node_id} got {part}")
@@ -225,17 +227,19 @@ class Crowd:
     def _check_settled(self) -> None:
         state, setup = self.machine.state, self._setup
         if state.phase is not RunPhase.RUNNING or self._working != min(setup.nodes, len(self._nodes)):
-            raise PropertyBroken("L2", f"{state.phase.value}, and {self._working} of {len(self._nodes)} nodes work")
+            raise PropertyBroken(
+                "L2", f"{state.phase.value}; {self._working} of {len(self._nodes)} nodes have live workers"
+            )
         if len(state.nodes) != len(self._nodes) or len(state.ranks_by_name) > setup.nodes:
             raise PropertyBroken("S12", f"{len(state.nodes)} nodes and {len(state.ranks_by_name)} names are remembered")
 
 
-def play_crowd(setup: CrowdSetup, make_crowd: Callable[[CrowdSetup], Crowd] = Crowd) -> CrowdOutcome:
+def simulate_crowd(setup: CrowdSetup, make_crowd: Callable[[CrowdSetup], Crowd] = Crowd) -> CrowdOutcome:
     """Run a crowd simulation and return its outcome."""
     crowd = make_crowd(setup)
     broken = ""
     try:
-        crowd.play()
+        crowd.run()
     except PropertyBroken as error:
         broken = str(error)
     state_bytes = len(msgspec.json.encode(crowd.machine.state))

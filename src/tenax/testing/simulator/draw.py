@@ -9,7 +9,7 @@ import random
 
 from tenax._core.lease import LeaseTerms
 from tenax.testing.simulator.liveness import DISTURBANCES
-from tenax.testing.simulator.setup import ENDPOINT, Delays, Engine, Fault, Habits, NodePlan, Setup
+from tenax.testing.simulator.setup import ENDPOINT, Delays, Engine, Fault, NodePlan, Setup, WorkerBehaviour
 
 # For each kind of fault: how often per minute it happens if it is not omitted, and its minimum and maximum duration.
 KINDS: dict[str, tuple[float, float, float]] = {
@@ -37,48 +37,49 @@ KINDS: dict[str, tuple[float, float, float]] = {
 
 def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | None = None) -> Setup:
     """Return the setup of a seed. Parameters that are not given are drawn."""
-    dice = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
+    rng = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
     rare = random.Random(f"rare {seed}")  # noqa: S311 - what it draws leaves the other draws as they are
-    is_patient = rare.random() < 0.15
-    count = nodes or dice.choice((2, 3, 3, 4, 4, 5, 6))
-    is_calm = dice.random() < 0.5 if liveness is None else liveness
-    rough_s = seconds or dice.choice((20.0, 60.0, 60.0, 180.0))
-    plans = _nodes(dice, count)
-    least = dice.choice((1, 1, 2, count, max(1, count - 1)))
-    most = count if any(plan.rank >= 0 for plan in plans) else max(least, dice.choice((count, count, count - 1, 2)))
+    has_long_grace = rare.random() < 0.15
+    count = nodes or rng.choice((2, 3, 3, 4, 4, 5, 6))
+    is_calm = rng.random() < 0.5 if liveness is None else liveness
+    faults_s = seconds or rng.choice((20.0, 60.0, 60.0, 180.0))
+    plans = _nodes(rng, count)
+    min_nodes = rng.choice((1, 1, 2, count, max(1, count - 1)))
+    are_ranked = any(plan.rank >= 0 for plan in plans)
+    max_nodes = count if are_ranked else max(min_nodes, rng.choice((count, count, count - 1, 2)))
     return Setup(
         seed=seed,
         nodes=plans,
-        seconds=rough_s + ((120.0, 400.0)[is_patient] if is_calm else 0.0),
-        min_nodes=min(least, most),
-        max_nodes=most,
-        max_restarts=dice.choice((0, 2, 10, 100, 100)),
-        pause_s=dice.choice((0.0, 0.0, 0.0, 1.5)),
-        join_timeout_s=dice.choice((15.0, 40.0, 60.0)),
-        last_call_s=dice.choice((0.2, 1.0, 3.0)),
-        scale_up=dice.random() < 0.8,
-        grace_s=(dice.choice((0.5, 2.0, 3.0)), 40.0)[is_patient],  # 40 s: a new coordinator recovers sooner
-        abandon_s=dice.choice((2.0, 5.0)),
+        seconds=faults_s + ((120.0, 400.0)[has_long_grace] if is_calm else 0.0),
+        min_nodes=min(min_nodes, max_nodes),
+        max_nodes=max_nodes,
+        max_restarts=rng.choice((0, 2, 10, 100, 100)),
+        pause_s=rng.choice((0.0, 0.0, 0.0, 1.5)),
+        join_timeout_s=rng.choice((15.0, 40.0, 60.0)),
+        last_call_s=rng.choice((0.2, 1.0, 3.0)),
+        scale_up=rng.random() < 0.8,
+        grace_s=(rng.choice((0.5, 2.0, 3.0)), 40.0)[has_long_grace],  # 40 s: a new coordinator recovers sooner
+        abandon_s=rng.choice((2.0, 5.0)),
         terms=LeaseTerms(),
-        delays=Delays(jitter_s=dice.choice((0.0005, 0.002, 0.02)), slow_s=dice.choice((0.02, 0.1, 0.4))),
-        habits=_habits(dice),
+        delays=Delays(jitter_s=rng.choice((0.0005, 0.002, 0.02)), slow_s=rng.choice((0.02, 0.1, 0.4))),
+        behaviour=_behaviour(rng),
         engine=Engine(give_up_s=60.0),
-        faults=_faults(dice, rough_s, any(plan.name for plan in plans)),
-        calm_at=rough_s if is_calm else 0.0,
-        disturbance=dice.choice(DISTURBANCES) if is_calm else "",
+        faults=_faults(rng, faults_s, any(plan.name for plan in plans)),
+        calm_at=faults_s if is_calm else 0.0,
+        disturbance=rng.choice(DISTURBANCES) if is_calm else "",
     )
 
 
-def _nodes(dice: random.Random, count: int) -> tuple[NodePlan, ...]:
-    are_named, are_ranked = dice.random() < 0.4, dice.random() < 0.1
-    are_ordered = dice.random() < 0.1
-    at_endpoint = dice.choice((1, 1, 2))
-    spread_s = dice.choice((0.0, 0.5, 6.0))
+def _nodes(rng: random.Random, count: int) -> tuple[NodePlan, ...]:
+    are_named, are_ranked = rng.random() < 0.4, rng.random() < 0.1
+    are_ordered = rng.random() < 0.1
+    at_endpoint = rng.choice((1, 1, 2))
+    spread_s = rng.choice((0.0, 0.5, 6.0))
     return tuple(
         NodePlan(
             host=ENDPOINT if number < at_endpoint else number - at_endpoint + 1,
-            start_at=spread_s * dice.random(),
-            slots=dice.choice((1, 1, 2)),
+            start_at=spread_s * rng.random(),
+            slots=rng.choice((1, 1, 2)),
             name=f"node-{number}" if are_named else "",
             rank=number if are_ranked else -1,
             order=f"rack-{number}" if are_ordered else "",
@@ -87,33 +88,33 @@ def _nodes(dice: random.Random, count: int) -> tuple[NodePlan, ...]:
     )
 
 
-def _habits(dice: random.Random) -> Habits:
-    return Habits(
-        start_s=dice.choice((0.005, 0.05, 0.3)),
-        generation_s=dice.choice((6.0, 30.0, 1e6, 1e6)),
-        fails=dice.choice((0.0, 0.0, 0.1, 0.3)),
-        fails_within_s=dice.choice((1.0, 20.0)),
-        collateral=dice.choice((0.0, 0.6, 1.0)),
-        collateral_s=dice.choice((0.1, 1.0)),
-        ignores_term=dice.choice((0.0, 0.1, 0.5)),
-        ends_within_s=dice.choice((0.002, 0.3)),
-        leaves_behind=dice.choice((0.0, 0.2)),
-        stuck=dice.choice((0.0, 0.0, 0.0, 0.01)),
-        kill_s=dice.choice((0.02, 0.4)),
+def _behaviour(rng: random.Random) -> WorkerBehaviour:
+    return WorkerBehaviour(
+        start_s=rng.choice((0.005, 0.05, 0.3)),
+        generation_s=rng.choice((6.0, 30.0, 1e6, 1e6)),
+        fails=rng.choice((0.0, 0.0, 0.1, 0.3)),
+        fails_within_s=rng.choice((1.0, 20.0)),
+        collateral=rng.choice((0.0, 0.6, 1.0)),
+        collateral_s=rng.choice((0.1, 1.0)),
+        ignores_term=rng.choice((0.0, 0.1, 0.5)),
+        ends_within_s=rng.choice((0.002, 0.3)),
+        leaves_behind=rng.choice((0.0, 0.2)),
+        stuck=rng.choice((0.0, 0.0, 0.0, 0.01)),
+        kill_s=rng.choice((0.02, 0.4)),
     )
 
 
-def _faults(dice: random.Random, seconds: float, has_names: bool) -> tuple[Fault, ...]:
-    kinds = [kind for kind in KINDS if dice.random() < 0.3 and (has_names or kind != "replace")]
-    often = dice.choice((0.5, 1.0, 1.0, 3.0))
+def _faults(rng: random.Random, seconds: float, has_names: bool) -> tuple[Fault, ...]:
+    kinds = [kind for kind in KINDS if rng.random() < 0.3 and (has_names or kind != "replace")]
+    often = rng.choice((0.5, 1.0, 1.0, 3.0))
     faults: list[Fault] = []
     for kind in kinds:
-        per_minute, least_s, most_s = KINDS[kind]
+        per_minute, min_s, max_s = KINDS[kind]
         per_minute *= often if kind != "cancel" else 1.0
-        at = dice.expovariate(per_minute / 60)
+        at = rng.expovariate(per_minute / 60)
         while at < seconds:
-            lasts = least_s + (most_s - least_s) * dice.random() ** 2
-            b = dice.choice((0, 0, 1, 2, 3)) if kind == "kill_coordinator" else dice.randrange(6)
-            faults.append(Fault(at, kind, dice.randrange(64), b, lasts))
-            at += dice.expovariate(per_minute / 60)
+            lasts = min_s + (max_s - min_s) * rng.random() ** 2
+            b = rng.choice((0, 0, 1, 2, 3)) if kind == "kill_coordinator" else rng.randrange(6)
+            faults.append(Fault(at, kind, rng.randrange(64), b, lasts))
+            at += rng.expovariate(per_minute / 60)
     return tuple(sorted(faults, key=lambda fault: fault.at))

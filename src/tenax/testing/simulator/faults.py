@@ -214,7 +214,7 @@ class Faults:
         host.boots += 1
         for node in self.cluster.nodes:
             if node.plan.host == host.index and node.is_wanted:
-                self.cluster.start_later(node, 0.5 + self.cluster.dice.random())
+                self.cluster.start_later(node, 0.5 + self.cluster.rng.random())
 
     # --- workers and operators ----------------------------------------------------------------------------------------
 
@@ -260,16 +260,14 @@ class Faults:
     def _cancel(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.on_operator_request, CancelRequested("an operator ended the run"))
+            server.agent.do(server.on_operator_request, CancelRequested("no longer needed"))
 
     def _restart_request(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.on_operator_request, RestartRequested("an operator wants a restart"))
+            server.agent.do(server.on_operator_request, RestartRequested("new data"))
 
     def _drain_request(self, fault: Fault) -> None:
         server, agent = self.cluster.server, self._agent(fault.a)
         if server is not None and agent is not None:
-            server.agent.do(
-                server.on_operator_request, DrainRequested(agent.info.node_id, "an operator wants it to leave")
-            )
+            server.agent.do(server.on_operator_request, DrainRequested(agent.info.node_id, "maintenance"))

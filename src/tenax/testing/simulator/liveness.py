@@ -57,7 +57,7 @@ class Liveness:
 
     def conclude(self) -> None:
         if self.cluster.setup.calm_at and not self.is_done and not self.cluster.is_over:
-            raise PropertyBroken(self._limit_name or "L2", f"not settled when the history ended: {self._summary()}")
+            raise PropertyBroken(self._limit_name or "L2", f"not settled when the simulation ended: {self._summary()}")
 
     # --- calm ---------------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Liveness:
             if node.agent is not None:
                 node.agent.resume()
             if node.is_wanted:
-                cluster.start_later(node, 0.5 * cluster.dice.random())
+                cluster.start_later(node, 0.5 * cluster.rng.random())
         self._fill_up()
         # One lease to detect lost nodes, one to recover, and the time to stop workers.
         limit = 2 * setup.terms.lease_s + 2 * self._stopping_s + setup.pause_s + setup.last_call_s + 10
@@ -93,7 +93,7 @@ class Liveness:
     @property
     def _stopping_s(self) -> float:
         setup = self.cluster.setup
-        return setup.grace_s + (setup.abandon_s if setup.habits.stuck else 0.0) + 2.0  # evidence may take as long
+        return setup.grace_s + (setup.abandon_s if setup.behaviour.stuck else 0.0) + 2.0  # evidence may take as long
 
     def _note(self, text: str) -> None:
         if self.cluster.history is not None:
@@ -177,7 +177,7 @@ class Liveness:
     def _pick_agent(self, wanted: Callable[[AgentProcess], bool]) -> int:
         """Return the number of a random agent that matches; -1: there is none."""
         numbers = [number for number, agent in enumerate(self.cluster.agents) if wanted(agent)]
-        return self.cluster.dice.choice(numbers) if numbers else -1
+        return self.cluster.rng.choice(numbers) if numbers else -1
 
     def _pick_member(self) -> int:
         return self._pick_agent(lambda agent: agent.state.phase is Phase.RUNNING)
@@ -235,8 +235,8 @@ class Liveness:
         number = self._pick_agent(lambda agent: agent.host.index != ENDPOINT)
         if number < 0:
             return self._finish()
-        seconds = self.cluster.dice.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.dice.random()
-        ways = self.cluster.faults.ways(self.cluster.agents[number].host.index, self.cluster.dice.randrange(3))
+        seconds = self.cluster.rng.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.rng.random()
+        ways = self.cluster.faults.ways(self.cluster.agents[number].host.index, self.cluster.rng.randrange(3))
         for way in ways:
             self.cluster.network.cut(way)
 
@@ -251,13 +251,13 @@ class Liveness:
 
     def _pause(self) -> None:
         number = self._pick_agent(lambda _: True)
-        seconds = self.cluster.dice.choice((2.0, 5.0, 20.0)) + self.cluster.dice.random()
+        seconds = self.cluster.rng.choice((2.0, 5.0, 20.0)) + self.cluster.rng.random()
         self._inject("pause", number, seconds)
         within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
         self.cluster.schedule.after(seconds, self._expect, "L4", within, self.has_settled, self._finish)
 
     def _kill_coordinator(self) -> None:
-        seconds = 0.2 + self.cluster.dice.random()
+        seconds = 0.2 + self.cluster.rng.random()
         self._inject("kill_coordinator", seconds=seconds)
         within = seconds + self.cluster.setup.terms.lease_s + 5 + self._stopping_s
         self.cluster.schedule.after(0.0, self._expect, "L5", within, self.has_settled, self._finish)
@@ -274,5 +274,5 @@ class Liveness:
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
-        server.agent.do(server.on_operator_request, CancelRequested("an operator ended the run"))
+        server.agent.do(server.on_operator_request, CancelRequested("no longer needed"))
         self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)

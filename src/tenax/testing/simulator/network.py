@@ -31,7 +31,7 @@ Payload = tuple[str, Any]
 FIN: Payload = ("closed", None)
 RESET: Payload = ("reset", None)
 MAX_SLOWNESS = 8.0
-_SYN_PATIENCE_S = 1.0  # how long an agent waits for a connection to be established
+_CONNECT_TIMEOUT_S = 1.0  # how long an agent waits for a connection to be established
 
 
 class Host:
@@ -196,12 +196,12 @@ class Stream:
 class Network:
     """Paths between hosts. Each direction is cut and healed separately; a path heals when all its cuts have."""
 
-    def __init__(self, schedule: Scheduler, dice: random.Random, delays: Delays) -> None:
+    def __init__(self, schedule: Scheduler, rng: random.Random, delays: Delays) -> None:
         self.schedule = schedule
         self.delays = delays
         self.slowness = 1.0
         self.slow_until = 0.0
-        self._dice = dice.random
+        self._rng = rng
         self.cuts: dict[tuple[int, int], int] = {}
         self.held: dict[Stream, None] = {}
         self.unacknowledged: dict[Stream, None] = {}
@@ -210,10 +210,10 @@ class Network:
     def delay(self, way: tuple[int, int]) -> float:
         if way[0] == way[1]:
             return 0.00005
-        delays, dice = self.delays, self._dice
-        seconds = delays.least_s + delays.jitter_s * dice()
-        if dice() < delays.slow_share:
-            seconds += delays.slow_s * dice()
+        delays, random = self.delays, self._rng.random
+        seconds = delays.min_s + delays.jitter_s * random()
+        if random() < delays.slow_share:
+            seconds += delays.slow_s * random()
         return seconds * self.slowness
 
     def is_open(self, source: Host, sink: Host) -> bool:
@@ -249,7 +249,7 @@ class Network:
     def _resume(self, way: tuple[int, int]) -> None:
         """Send queued segments a little later: kernels retransmit at growing intervals."""
         for stream in [stream for stream in self.held if stream.way == way]:
-            self.schedule.after(0.4 * self._dice(), stream.flush)
+            self.schedule.after(0.4 * self._rng.random(), stream.flush)
         back = (way[1], way[0])
         for stream in [stream for stream in self.unacknowledged if stream.way == back]:
             del self.unacknowledged[stream]
@@ -271,25 +271,29 @@ class Network:
 
     def connect(self, agent: AgentProcess, endpoint: Host, attempt: int) -> None:
         """Connect. One of the agent's ``on_established``, ``on_refused`` and ``on_unanswered`` is called later."""
-        patience = agent.later(_SYN_PATIENCE_S, agent.on_unanswered, attempt)
+        timeout = agent.later(_CONNECT_TIMEOUT_S, agent.on_unanswered, attempt)
         if self.is_open(agent.host, endpoint):
             way = (agent.host.index, endpoint.index)
-            self.schedule.after(self.delay(way), self._asked, agent, endpoint, attempt, self.schedule.now, patience)
+            self.schedule.after(
+                self.delay(way), self._on_connect_request, agent, endpoint, attempt, self.schedule.now, timeout
+            )
 
-    def _asked(self, agent: AgentProcess, endpoint: Host, attempt: int, asked_at: float, patience: Any) -> None:
+    def _on_connect_request(
+        self, agent: AgentProcess, endpoint: Host, attempt: int, attempted_at: float, timeout: Any
+    ) -> None:
         if not endpoint.is_up or not self.is_open(endpoint, agent.host):
             return
         back = self.delay((endpoint.index, agent.host.index))
         if endpoint.server is None:
-            self.schedule.after(back, self._answered, agent, patience, agent.on_refused, attempt, asked_at)
+            self.schedule.after(back, self._finish_connect, agent, timeout, agent.on_refused, attempt, attempted_at)
             return
         theirs = endpoint.server.accept(agent.info.node_id, attempt)
         ours = End(agent.host, agent, agent.on_payload)
         Stream(self, ours, theirs)
         Stream(self, theirs, ours)
-        self.schedule.after(back, self._answered, agent, patience, agent.on_established, attempt, ours)
+        self.schedule.after(back, self._finish_connect, agent, timeout, agent.on_established, attempt, ours)
 
     @staticmethod
-    def _answered(agent: AgentProcess, patience: Any, call: Callable[..., None], attempt: int, what: Any) -> None:
-        cancel(patience)
+    def _finish_connect(agent: AgentProcess, timeout: Any, call: Callable[..., None], attempt: int, what: Any) -> None:
+        cancel(timeout)
         agent.do(call, attempt, what)

@@ -68,11 +68,11 @@ class Process:
         self.on_resumed()
         for call, arguments in calls:
             self.do(call, *arguments)
-        if not self.cluster.setup.engine.reads_before_judging:
+        if not self.cluster.setup.engine.reads_before_checking_leases:
             self._fire_all(due)
             due = []
         ends = list(payloads)
-        self.cluster.dice.shuffle(ends)
+        self.cluster.rng.shuffle(ends)
         for end in ends:
             for payload in payloads[end]:
                 self.receive(end, payload)

@@ -57,7 +57,7 @@ class Server:
         self.on_killed: Callable[[], None] = lambda: None
         self._ends: dict[str, End] = {}
         self._all_ends: list[End] = []
-        self._heard_at: dict[str, float] = {}
+        self._last_received_at: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self._clocks: dict[str, Clocks] = {}
         self._clock_errors_s: dict[int, float] = {}  # by generation
@@ -161,7 +161,7 @@ class Server:
         kind, what = payload
         node_id = end.node_id
         if node_id and self._ends.get(node_id) is end:
-            self._heard_at[node_id] = self.agent.clock()
+            self._last_received_at[node_id] = self.agent.clock()
         if kind == "beat":
             number, sent_at = what
             self._clocks.setdefault(node_id, Clocks()).compare(self.agent.clock(), sent_at)
@@ -182,7 +182,7 @@ class Server:
     def _with_time(self, end: End, message: messages.FromNode) -> messages.FromNode:
         if (
             not isinstance(message, messages.FailureSeen | messages.NodeStopped)
-            or not self.cluster.setup.engine.dates_messages
+            or not self.cluster.setup.engine.timestamps_messages
         ):
             return message
         clocks = self._clocks.get(end.node_id)
@@ -205,8 +205,8 @@ class Server:
             return False
         self._ends[node_id] = end
         self._attempts[node_id] = end.attempt
-        is_new = node_id not in self._heard_at
-        self._heard_at[node_id] = self.agent.clock()
+        is_new = node_id not in self._last_received_at
+        self._last_received_at[node_id] = self.agent.clock()
         if old is not None and old is not end:
             old.abort()
         if is_new and node_id != self.agent.info.node_id:  # the node in this process has no lease
@@ -222,14 +222,14 @@ class Server:
             return
         del self._ends[node_id]
         if how is FIN or self.cluster.setup.engine.reset_means_death:
-            self._lose(node_id, "its connection was closed")
+            self._lose(node_id, "connection closed")
 
     def _check_lease_of(self, node_id: str) -> None:
         """Check the lease of a node. Pending input is read before: see ``Process.resume``."""
-        heard_at = self._heard_at.get(node_id)
-        if heard_at is None or not self.is_open:
+        received_at = self._last_received_at.get(node_id)
+        if received_at is None or not self.is_open:
             return
-        left_s = heard_at + self.cluster.setup.terms.lease_s - self.agent.clock()
+        left_s = received_at + self.cluster.setup.terms.lease_s - self.agent.clock()
         if left_s > 1e-6:
             self.agent.later(left_s, self._check_lease_of, node_id)
             return
@@ -240,31 +240,31 @@ class Server:
 
     def on_resumed(self, seconds: float) -> None:
         """Extend leases after a suspension, as the real server does (``_engines/tcp/server.py``)."""
-        if not self.cluster.setup.engine.reads_before_judging:
+        if not self.cluster.setup.engine.reads_before_checking_leases:
             return
         now = self.agent.clock()
         if seconds > self.cluster.setup.terms.freeze_s:
             self._step(Resumed(seconds))
             seconds = float("inf")
-        self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
+        self._last_received_at = {node_id: min(now, at + seconds) for node_id, at in self._last_received_at.items()}
 
     def on_own_agent_left(self) -> None:
         """Remove the node in this process, which has no lease."""
-        if self.is_open and self.agent.info.node_id in self._heard_at:
-            self._lose(self.agent.info.node_id, "it has left")
+        if self.is_open and self.agent.info.node_id in self._last_received_at:
+            self._lose(self.agent.info.node_id, "left")
 
     def _lose(self, node_id: str, why: str) -> None:
-        del self._heard_at[node_id]
+        del self._last_received_at[node_id]
         self._clocks.pop(node_id, None)
         self.cluster.checks.on_disturbance()
         self._step(NodeLost(node_id, why))
         self._leave_if_done()
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- exit ---------------------------------------------------------------------------------------------------------
 
     @property
     def _has_others(self) -> bool:
-        return bool(self._heard_at.keys() - {self.agent.info.node_id})
+        return bool(self._last_received_at.keys() - {self.agent.info.node_id})
 
     def must_stay(self) -> bool:
         """Whether other nodes need this coordinator: until the run has ended and they have received the verdict."""

@@ -35,13 +35,13 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 class Delays(msgspec.Struct, frozen=True):
     """How long segments take to arrive."""
 
-    least_s: float = 0.0002
+    min_s: float = 0.0002
     jitter_s: float = 0.002
     slow_share: float = 0.02  # of the segments ...
     slow_s: float = 0.1  # ... are late by up to this: queues, retransmissions
 
 
-class Habits(msgspec.Struct, frozen=True):
+class WorkerBehaviour(msgspec.Struct, frozen=True):
     """How workers behave. Shares are probabilities."""
 
     start_s: float = 0.05  # maximum time to start one
@@ -67,9 +67,9 @@ class Engine(msgspec.Struct, frozen=True):
     reset_means_death: bool = False
     # A coordinator that was suspended reads pending input before it checks leases, and adds the time of its suspension
     # to them.
-    reads_before_judging: bool = True
+    reads_before_checking_leases: bool = True
     # An agent that was suspended checks its lease before it reads, and accepts no generation under an expired lease.
-    judges_before_reading: bool = True
+    checks_lease_before_reading: bool = True
     # The keeper ends the workers when the lease expires, also while the agent is suspended.
     keeper_enforces_lease: bool = True
     # Every "ready" message offers a store that was never offered before ...
@@ -79,10 +79,10 @@ class Engine(msgspec.Struct, frozen=True):
     # The marker at the endpoint contains the generation, the restarts used and the verdict before they are sent.
     marker_remembers: bool = True
     # A new agent joins, or replaces a dead coordinator, only when no process of the dead agent is alive.
-    waits_for_earlier_self: bool = True
+    waits_until_predecessor_cleared: bool = True
     # Beats carry the sender's clock. A message is dated with the smallest recent difference of the two clocks, so that
     # its delay does not matter.
-    dates_messages: bool = True
+    timestamps_messages: bool = True
     # How long an agent looks for a coordinator before it gives up.
     give_up_s: float = 120.0
 
@@ -104,7 +104,7 @@ class Setup(msgspec.Struct, frozen=True):
     abandon_s: float = 5.0
     terms: LeaseTerms = LeaseTerms()
     delays: Delays = Delays()
-    habits: Habits = Habits()
+    behaviour: WorkerBehaviour = WorkerBehaviour()
     engine: Engine = Engine()
     faults: tuple[Fault, ...] = ()
     # When faults stop, after which liveness is checked; 0: never.

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.setup import Setup
 
 
-def shrink(broken: Outcome, parts: Parts | None = None, *, most: int = 400) -> Outcome:
-    """Return the smallest broken outcome found in ``most`` tries."""
+def shrink(broken: Outcome, parts: Parts | None = None, *, max_tries: int = 400) -> Outcome:
+    """Return the smallest broken outcome found in ``max_tries`` tries."""
     best = broken
     tries = 0
     is_better = True
-    while is_better and tries < most:
+    while is_better and tries < max_tries:
         is_better = False
         for setup in _smaller(best):
             tries += 1
@@ -30,7 +30,7 @@ def shrink(broken: Outcome, parts: Parts | None = None, *, most: int = 400) -> O
             if outcome.property == broken.property:
                 best, is_better = outcome, True
                 break
-            if tries >= most:
+            if tries >= max_tries:
                 break
     return best
 
@@ -54,13 +54,13 @@ def _smaller(outcome: Outcome) -> Iterator[Setup]:
             yield replace(setup, nodes=nodes)
     if setup.disturbance:
         yield replace(setup, disturbance="")
-    habits = setup.habits
+    behaviour = setup.behaviour
     for calmer in (
-        replace(habits, fails=0.0),
-        replace(habits, collateral=0.0),
-        replace(habits, ignores_term=0.0),
-        replace(habits, leaves_behind=0.0),
-        replace(habits, stuck=0.0),
+        replace(behaviour, fails=0.0),
+        replace(behaviour, collateral=0.0),
+        replace(behaviour, ignores_term=0.0),
+        replace(behaviour, leaves_behind=0.0),
+        replace(behaviour, stuck=0.0),
     ):
-        if calmer != habits:
-            yield replace(setup, habits=calmer)
+        if calmer != behaviour:
+            yield replace(setup, behaviour=calmer)

@@ -36,9 +36,9 @@ class Worker:
         self.global_rank = assignment.first_global_rank + local_rank
         self.pid = pid
         self.is_alive = False
-        self.was_asked = False
-        self.is_doomed = False  # a peer has died, which may make this one fail
-        self.is_genuine = False  # it failed by itself
+        self.was_signalled = False
+        self.has_lost_peer = False  # a peer has died, which may make this one fail
+        self.failed_by_itself = False
         self.failed_at: float | None = None  # when its error was raised
         self.wrote_error = False
         self.is_stuck = False
@@ -88,7 +88,7 @@ class Keeper:
         self._starting = []
         at = cluster.schedule.now
         for local_rank in range(self.agent.plan.slots):
-            at += 0.001 + cluster.dice.random() * cluster.habits.start_s
+            at += 0.001 + cluster.rng.random() * cluster.behaviour.start_s
             worker = Worker(self, formation, assignment, local_rank, cluster.new_pid())
             self.workers[local_rank] = worker
             self._starting.append(cluster.schedule.at(at, self._begin, worker))
@@ -103,20 +103,20 @@ class Keeper:
 
     def kill(self, generation: int) -> None:
         self._is_clearing = generation
-        self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
+        self._in_turn(self._killed, generation, within=self.cluster.behaviour.kill_s)
 
     def fence(self) -> None:
         """Kill the workers: the lease has expired and the agent is suspended."""
-        why = "this node was disconnected from the coordinator for too long"
+        why = "disconnected from the coordinator for too long"
         generation = self.agent.state.generation
         self._emit(events.Fenced(generation, why))
-        self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
+        self._in_turn(self._killed, generation, within=self.cluster.behaviour.kill_s)
 
     def agent_died(self) -> None:
         for plan in self._starting:
             cancel(plan)
         self._free_at = 0.0
-        self._in_turn(self._after_agent_death, within=self.cluster.habits.kill_s)
+        self._in_turn(self._after_agent_death, within=self.cluster.behaviour.kill_s)
 
     def vanish(self) -> None:
         """Disappear with the host's power."""
@@ -127,15 +127,15 @@ class Keeper:
         self.leftovers = None
 
     def _in_turn(self, call: object, *arguments: object, within: float = 0.002) -> None:
-        at = max(self.cluster.schedule.now, self._free_at) + within * self.cluster.dice.random()
+        at = max(self.cluster.schedule.now, self._free_at) + within * self.cluster.rng.random()
         self.cluster.schedule.at(at, call, *arguments)  # type: ignore[arg-type]
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _begin(self, worker: Worker) -> None:
-        cluster, habits, dice = self.cluster, self.cluster.habits, self.cluster.dice
-        if cluster.has_faults and dice.random() < habits.fails * 0.05:
-            worker.is_genuine, worker.failed_at = True, cluster.schedule.now
+        cluster, behaviour, rng = self.cluster, self.cluster.behaviour, self.cluster.rng
+        if cluster.has_faults and rng.random() < behaviour.fails * 0.05:
+            worker.failed_by_itself, worker.failed_at = True, cluster.schedule.now
             cluster.checks.failed(worker)
             at = cluster.schedule.now + self.agent.host.offset
             self._emit(events.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
@@ -143,20 +143,20 @@ class Keeper:
             return
         worker.is_alive, worker.began_at = True, cluster.schedule.now
         cluster.checks.began(worker)
-        if dice.random() < habits.leaves_behind:
+        if rng.random() < behaviour.leaves_behind:
             self.leftovers = worker.formation
-        worker.is_stuck = cluster.has_faults and dice.random() < habits.stuck
+        worker.is_stuck = cluster.has_faults and rng.random() < behaviour.stuck
         self._emit(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
-        ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * dice.random()
+        ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * rng.random()
         cluster.schedule.at(ends_at, self._succeed, worker)
-        if cluster.has_faults and dice.random() < habits.fails:
-            cluster.schedule.after(habits.fails_within_s * dice.random(), self._fail_while_rough, worker)
+        if cluster.has_faults and rng.random() < behaviour.fails:
+            cluster.schedule.after(behaviour.fails_within_s * rng.random(), self._fail_unless_calm, worker)
 
     def _succeed(self, worker: Worker) -> None:
         if worker.failed_at is None:
             self._exit(worker, 0)
 
-    def _fail_while_rough(self, worker: Worker) -> None:
+    def _fail_unless_calm(self, worker: Worker) -> None:
         if self.cluster.has_faults:
             self.fail(worker)
 
@@ -164,14 +164,14 @@ class Keeper:
         """Let the worker fail by itself: raise, exit or crash."""
         if not worker.is_alive or worker.failed_at is not None or not self._is_reachable:
             return
-        worker.is_genuine = True
+        worker.failed_by_itself = True
         worker.failed_at = self.cluster.schedule.now
         self.cluster.checks.failed(worker)
-        dice = self.cluster.dice
-        kind = dice.random()
+        rng = self.cluster.rng
+        kind = rng.random()
         if kind < 0.5:
             worker.wrote_error = True
-            self.cluster.schedule.after(dice.choice((0.01, 1.0)) * dice.random(), self._exit, worker, 1)
+            self.cluster.schedule.after(rng.choice((0.01, 1.0)) * rng.random(), self._exit, worker, 1)
             self._spread(worker)
         else:
             self._exit(worker, 3 if kind < 0.8 else -_SEGV)
@@ -180,8 +180,8 @@ class Keeper:
         """Let the worker fail because a peer is gone."""
         if worker.is_alive and worker.failed_at is None:
             worker.failed_at = self.cluster.schedule.now
-            worker.wrote_error = self.cluster.dice.random() < 0.7
-            self.cluster.schedule.after(0.05 * self.cluster.dice.random(), self._exit, worker, 1)
+            worker.wrote_error = self.cluster.rng.random() < 0.7
+            self.cluster.schedule.after(0.05 * self.cluster.rng.random(), self._exit, worker, 1)
 
     def _exit(self, worker: Worker, exit_code: int) -> None:
         if not worker.is_alive:
@@ -192,7 +192,7 @@ class Keeper:
                 worker.generation,
                 worker.local_rank,
                 exit_code,
-                before_stop=not worker.was_asked,
+                before_stop=not worker.was_signalled,
                 wrote_error=worker.wrote_error,
                 ended_at=self.cluster.schedule.now + self.agent.host.offset,
             )
@@ -207,41 +207,41 @@ class Keeper:
 
     def _spread(self, worker: Worker) -> None:
         """Let some peers fail as a consequence; the others wait for it forever."""
-        dice, habits = self.cluster.dice, self.cluster.habits
+        rng, behaviour = self.cluster.rng, self.cluster.behaviour
         for peer in worker.formation.workers:
-            if peer.is_alive and not peer.is_doomed and peer is not worker:
-                peer.is_doomed = True
-                if dice.random() < habits.collateral:
-                    seconds = 0.005 + habits.collateral_s * dice.random()
+            if peer.is_alive and not peer.has_lost_peer and peer is not worker:
+                peer.has_lost_peer = True
+                if rng.random() < behaviour.collateral:
+                    seconds = 0.005 + behaviour.collateral_s * rng.random()
                     self.cluster.schedule.after(seconds, peer.keeper._fail_after_peer, peer)
 
     def _signalled(self, signal: int) -> None:
-        dice, habits = self.cluster.dice, self.cluster.habits
+        rng, behaviour = self.cluster.rng, self.cluster.behaviour
         for worker in self.workers.values():
             if worker.is_alive:
-                worker.was_asked = True
-                if dice.random() >= habits.ignores_term:
-                    code = dice.choice((-signal, 128 + signal, 1, 0))
+                worker.was_signalled = True
+                if rng.random() >= behaviour.ignores_term:
+                    code = rng.choice((-signal, 128 + signal, 1, 0))
                     if worker.failed_at is not None and code == 0:
                         code = -signal  # it was exiting with an error
-                    self.cluster.schedule.after(habits.ends_within_s * dice.random(), self._exit, worker, code)
+                    self.cluster.schedule.after(behaviour.ends_within_s * rng.random(), self._exit, worker, code)
 
-    def _is_of(self, generation: int) -> bool:
+    def _has_workers_of(self, generation: int) -> bool:
         return any(worker.generation == generation for worker in self.workers.values())
 
     def _clear_after_signal(self, generation: int) -> None:
-        if not self._is_of(generation):
+        if not self._has_workers_of(generation):
             return  # done already
-        if self.leftovers is not None and self.cluster.dice.random() < 0.5:
+        if self.leftovers is not None and self.cluster.rng.random() < 0.5:
             return  # they ignore SIGTERM
         self.leftovers = None
         self._report_if_clear()
 
     def _killed(self, generation: int) -> None:
-        if not self._is_of(generation):
+        if not self._has_workers_of(generation):
             return  # done already
         for worker in self.workers.values():
-            worker.was_asked = True
+            worker.was_signalled = True
             if worker.is_alive and worker.is_stuck:
                 self._has_stuck = True
                 self._ends(worker)
@@ -269,11 +269,11 @@ class Keeper:
 
     def examine(self, command: ExamineFailure) -> None:
         """Look for an error file and the last lines."""
-        worker, dice = self.workers[command.local_rank], self.cluster.dice
+        worker, rng = self.workers[command.local_rank], self.cluster.rng
         if worker.wrote_error and worker.failed_at is not None:
-            what = f"RuntimeError: rank {worker.global_rank} {'failed' if worker.is_genuine else 'lost a peer'}"
+            what = f"RuntimeError: rank {worker.global_rank} {'failed' if worker.failed_by_itself else 'lost a peer'}"
             evidence = Evidence("RuntimeError", what, raised_at=worker.failed_at + self.agent.host.offset)
-        elif self.cluster.has_faults and dice.random() < 0.1:
+        elif self.cluster.has_faults and rng.random() < 0.1:
             return  # the disk does not answer
         else:
             evidence = Evidence(last_lines=("the end",))
@@ -286,9 +286,9 @@ class Keeper:
     def _emit(self, event: AnyEvent, within: float = 0.003) -> None:
         """Send an event to the agent through a pipe: in order, with a short delay."""
         agent = self.agent
-        at = max(self.cluster.schedule.now + within * self.cluster.dice.random(), agent.last_event_at)
+        at = max(self.cluster.schedule.now + within * self.cluster.rng.random(), agent.last_event_at)
         if isinstance(event, events.FailureExamined):
-            at = self.cluster.schedule.now + within * self.cluster.dice.random()
+            at = self.cluster.schedule.now + within * self.cluster.rng.random()
         else:
             agent.last_event_at = at
         self.cluster.schedule.at(at, agent.do, agent.step, event)

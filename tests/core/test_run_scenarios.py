@@ -1,4 +1,4 @@
-"""The run scenario files: what the coordinator machine says to its nodes in each history, word for word."""
+"""The scenario files of the coordinator machine: the exact answers to each list of events."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from .conftest import RUNS
 from .policies import POLICIES
 
 FILES = sorted(RUNS.glob("*.txt"))
-CONVERSATIONS = [
+ALL_SCENARIOS = [
     pytest.param(scenario.text, id=f"{path.stem}: {scenario.title}")
     for path in FILES
     for scenario in split_scenarios(path.read_text())
 ]
 
 
-@pytest.mark.parametrize("text", CONVERSATIONS)
+@pytest.mark.parametrize("text", ALL_SCENARIOS)
 def test_the_coordinator_answers_as_written(text: str) -> None:
-    """Its answers are those that a reviewer accepted (``--rewrite-scenarios`` proposes new ones); C1-C9 hold after
-    every step, and its state survives being written down before every step."""
+    """``--rewrite-scenarios`` writes the current answers, for review. C1-C10 hold after every step, and the state
+    survives JSON before every step."""
     assert play_run_scenario(text, POLICIES) == text
 
 
-@pytest.mark.parametrize("text", CONVERSATIONS)
-def test_every_run_comes_to_an_end(text: str) -> None:
-    """No scenario stops in the middle: each leads to the end of the run, so it also shows what the ledger says."""
+@pytest.mark.parametrize("text", ALL_SCENARIOS)
+def test_every_scenario_ends_the_run(text: str) -> None:
+    """So each shows the restart counts of its verdict."""
     assert len(re.findall(r"-> over$", text, re.MULTILINE)) == 1
 
 
 def test_titles_are_unique() -> None:
-    """A title names one scenario, so that a failing test names one place."""
+    """A failing test names one scenario."""
     titles = [scenario.title for path in FILES for scenario in split_scenarios(path.read_text())]
     assert sorted(titles) == sorted(set(titles))
 
 
-def test_playing_writes_the_answers_below_the_facts() -> None:
-    """A script without answers comes back with them; what a reader wrote for readers stays."""
+def test_playing_writes_the_answers_below_the_events() -> None:
+    """A scenario without answers is returned with them; comments are kept."""
     script = "# why\n\nscenario short\nsettings nodes=1\n\nat 0 node a up with 2 slots\nat 1.5 node a succeeded\n"
     played = play_run_scenario(script)
     assert played == (
@@ -57,7 +57,7 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "message"),
     [
         ("at 1 node a vanished", "line 2: 'vanished' is not an event"),
         ("at 1 a ready", "line 2: 'a ready' is not an event"),
@@ -74,21 +74,29 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
         ("and then", "line 2: 'and then' is not part of a scenario"),
     ],
 )
-def test_a_line_that_cannot_be_understood_is_named(line: str, complaint: str) -> None:
-    """A mistake in a scenario is reported with its line number, what is wrong and what was expected."""
-    with pytest.raises(ScenarioError, match=complaint):
+def test_an_invalid_line_is_an_error_with_its_number(line: str, message: str) -> None:
+    """The message has the line number, what is wrong and what was expected."""
+    with pytest.raises(ScenarioError, match=message):
         play_run_scenario(f"scenario wrong\n{line}\n", POLICIES)
 
 
-def test_what_is_said_can_be_told_to_a_person() -> None:
-    """Every kind of word of the coordinator has a sentence."""
+def test_every_message_of_the_coordinator_has_a_description() -> None:
+    """Every type occurs in a scenario."""
     machine = CoordinatorMachine(RunSettings("run"))
-    says = machine.step(run.Opened(), 0.0) + machine.step(run.CancelRequested("enough"), 1.0)
-    assert says == []
+    sends = machine.step(run.Opened(), 0.0) + machine.step(run.CancelRequested("enough"), 1.0)
+    assert sends == []
     text = "".join(path.read_text() for path in FILES)
-    sentences = ("formed, node", "ended: ", "run ended: ", "refused: ", "waiting: ", "will leave", "leave requested: ")
-    for sentence in sentences:
-        assert re.search(rf"^    send to .*{sentence}", text, re.MULTILINE), sentence
+    descriptions = (
+        "formed, node",
+        "ended: ",
+        "run ended: ",
+        "refused: ",
+        "waiting: ",
+        "will leave",
+        "leave requested: ",
+    )
+    for description in descriptions:
+        assert re.search(rf"^    send to .*{description}", text, re.MULTILINE), description
     assert describe_send(run.Send(("a", "b"), run.events.Waiting("why")), machine.state) == [
         "send to a, b: waiting: why"
     ]

@@ -3,7 +3,7 @@
 It is copied next to the modules that the tests preload, and runs in real workers. The tests import it for the names.
 It needs only the standard library and numpy, and does not import tenax.
 
-Usage: sight_main.py FOLDER [more arguments]. Each worker writes FOLDER/<rank>.<attempt>.json. Rank 0 fails in the
+Usage: observe_main.py FOLDER [more arguments]. Each worker writes FOLDER/<rank>.<attempt>.json. Rank 0 fails in the
 first attempt when all files are written, so that there is a second attempt.
 """
 
@@ -56,10 +56,10 @@ def _status(*names: str) -> dict[str, str]:
     return {name: value.strip() for name, value in pairs if name in names}
 
 
-def _child(code: str, *words: str, **options: object) -> object:
+def _child(code: str, *arguments: str, **options: object) -> object:
     import subprocess
 
-    command = [sys.executable, "-c", code, *words]
+    command = [sys.executable, "-c", code, *arguments]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, **options).stdout)  # type: ignore
 
 
@@ -543,11 +543,11 @@ def signal_wakeup() -> object:
 def a_signal_is_handled() -> object:
     import signal
 
-    heard = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
     os.kill(os.getpid(), signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before)
-    return heard
+    return received
 
 
 # --- what it can do ---------------------------------------------------------------------------------------------------

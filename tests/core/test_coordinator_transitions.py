@@ -1,4 +1,4 @@
-"""The coordinator is a table of phases and events too: point at a cell, and there is an answer."""
+"""The coordinator machine handles every event in every phase."""
 
 from __future__ import annotations
 
@@ -61,33 +61,33 @@ FAILED = run.Received("b", messages.FailureSeen(1, FAILURE, 8.0))
 STOPPED = [run.Received("b", messages.NodeStopped(1, 8.0, (FAILURE,))), ready("b", 1)]
 RECOVERING = run.Opened(recover_s=30.0)
 
-# How each situation is reached. Some phases have several: who is waited for is a part of the cell.
+# The events that lead to each situation. A phase has several if the machine waits for different nodes in it.
 SITUATIONS: dict[str, tuple[RunPhase, list[AnyCoordinatorEvent]]] = {
-    "nobody is here": (RunPhase.GATHERING, [OPENED]),
-    "one is here": (RunPhase.GATHERING, [OPENED, joined("a")]),
-    "one is ready": (RunPhase.GATHERING, [OPENED, joined("a"), ready("a")]),
+    "no node": (RunPhase.GATHERING, [OPENED]),
+    "one node joined": (RunPhase.GATHERING, [OPENED, joined("a")]),
+    "one node ready": (RunPhase.GATHERING, [OPENED, joined("a"), ready("a")]),
     "running": (RunPhase.RUNNING, UP),
     "running, with a spare": (RunPhase.RUNNING, [*UP, *SPARE]),
-    "running, one has started": (RunPhase.RUNNING, [*UP, run.Received("a", messages.WorkersRunning(1, (9,)))]),
-    "running, one is done": (RunPhase.RUNNING, [*UP, run.Received("a", messages.NodeSucceeded(1))]),
-    "running, one drains": (RunPhase.RUNNING, [*UP, run.Received("a", messages.NodeDraining(1, 30.0, "asked"))]),
-    "running, one is quiet": (RunPhase.RUNNING, [*UP, quiet("a")]),
-    "running, all are quiet": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b")]),
-    "running, one tells where it is": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b"), stacks("a", 0)]),
-    "running, a hang is found": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b"), stacks("a", 0), stacks("b", 1)]),
-    "ending, a failure": (RunPhase.ENDING, [*UP, FAILED]),
-    "ending, one has stopped": (RunPhase.ENDING, [*UP, FAILED, *STOPPED]),
-    "ending, a loss": (RunPhase.ENDING, [*UP, run.NodeLost("a", "gone")]),
-    "ending, a request": (RunPhase.ENDING, [*UP, run.RestartRequested("new data")]),
-    "ending, a drain": (RunPhase.ENDING, [*UP, run.Received("a", messages.NodeLeft("asked"))]),
+    "running, one node started": (RunPhase.RUNNING, [*UP, run.Received("a", messages.WorkersRunning(1, (9,)))]),
+    "running, one node done": (RunPhase.RUNNING, [*UP, run.Received("a", messages.NodeSucceeded(1))]),
+    "running, one node drains": (RunPhase.RUNNING, [*UP, run.Received("a", messages.NodeDraining(1, 30.0, "SIGTERM"))]),
+    "running, one node quiet": (RunPhase.RUNNING, [*UP, quiet("a")]),
+    "running, all nodes quiet": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b")]),
+    "running, one node sent its stacks": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b"), stacks("a", 0)]),
+    "running, hang found": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b"), stacks("a", 0), stacks("b", 1)]),
+    "ending, failure": (RunPhase.ENDING, [*UP, FAILED]),
+    "ending, one node stopped": (RunPhase.ENDING, [*UP, FAILED, *STOPPED]),
+    "ending, loss": (RunPhase.ENDING, [*UP, run.NodeLost("a", "gone")]),
+    "ending, request": (RunPhase.ENDING, [*UP, run.RestartRequested("new data")]),
+    "ending, drain": (RunPhase.ENDING, [*UP, run.Received("a", messages.NodeLeft("SIGTERM"))]),
     "gathering again": (RunPhase.GATHERING, [*UP, run.NodeLost("a", "gone"), ready("b", 1)]),
     "paused": (RunPhase.PAUSED, [*UP, FAILED, *STOPPED, ready("a", 1)]),
-    "recovering, nobody is back": (RunPhase.RECOVERING, [RECOVERING]),
-    "recovering, one is back": (RunPhase.RECOVERING, [RECOVERING, of("a", 0, is_running=True)]),
-    "recovering, one is done": (RunPhase.RECOVERING, [RECOVERING, of("a", 0, has_succeeded=True)]),
-    "recovering, one has stopped": (RunPhase.RECOVERING, [RECOVERING, of("a", 0), ready("a", 1)]),
+    "recovering, no node back": (RunPhase.RECOVERING, [RECOVERING]),
+    "recovering, one node back": (RunPhase.RECOVERING, [RECOVERING, of("a", 0, is_running=True)]),
+    "recovering, one node done": (RunPhase.RECOVERING, [RECOVERING, of("a", 0, has_succeeded=True)]),
+    "recovering, one node stopped": (RunPhase.RECOVERING, [RECOVERING, of("a", 0), ready("a", 1)]),
     "recovered": (RunPhase.RUNNING, [RECOVERING, of("a", 0, is_running=True), of("b", 1, is_running=True)]),
-    "ending, not complete": (RunPhase.ENDING, [RECOVERING, of("a", 0, is_running=True), of("b", 1)]),
+    "ending, incomplete": (RunPhase.ENDING, [RECOVERING, of("a", 0, is_running=True), of("b", 1)]),
     "ending, a latecomer": (RunPhase.ENDING, [OPENED, of("b", 1, is_running=True)]),
     "over": (RunPhase.OVER, [*UP, run.CancelRequested("enough")]),
     "over before": (RunPhase.OVER, [run.Opened(verdict=Verdict(Outcome.SUCCEEDED, "all succeeded"))]),
@@ -95,43 +95,43 @@ SITUATIONS: dict[str, tuple[RunPhase, list[AnyCoordinatorEvent]]] = {
 
 
 def versions(kind: type) -> list[AnyCoordinatorEvent]:
-    """An event of this kind in all the ways that could matter: of a member, a spare, a stranger; of now and of then."""
+    """Return events of this type: of a member, a spare and an unknown node; of current and other generations."""
     nodes, generations = ("a", "b", "c", "x"), (0, 1, 2)
     cells = list(itertools.product(nodes, generations))
     match kind:
         case messages.NodeJoined:
             fresh = [joined(node_id) for node_id in nodes]
-            back = [joined("x", generation=each, group_rank=1, group_world_size=2) for each in generations]
-            strange = [
+            returning = [joined("x", generation=each, group_rank=1, group_world_size=2) for each in generations]
+            unusual = [
                 run.Received("x", messages.NodeJoined(node("x", rank=0))),
                 run.Received("x", messages.NodeJoined(node("x", rank=7))),
                 run.Received("x", messages.NodeJoined(messages.NodeInfo("x", "host-a", min_nodes=1, max_nodes=9))),
                 joined("x", generation=3, is_running=True, group_world_size=1, group_rank=0, restarts_used=2),
                 joined("x", generation=1, has_succeeded=True, group_world_size=2, group_rank=1),
             ]
-            return [*fresh, *back, *strange]
+            return [*fresh, *returning, *unusual]
         case messages.NodeReady:
             return [ready(*cell) for cell in cells]
         case messages.WorkersRunning:
-            return [run.Received(who, kind(generation, (100,))) for who, generation in cells]
+            return [run.Received(node_id, kind(generation, (100,))) for node_id, generation in cells]
         case messages.NodeProgress:
             steps = messages.WorkerProgress(0, 3, 9, 1.0, 2.0)
-            said: tuple[tuple[messages.WorkerProgress, ...], ...]
-            said = ((), (steps,), (messages.WorkerProgress(0, -1, -1, 0.0, 0.0, "checkpoint"),))
+            reports: tuple[tuple[messages.WorkerProgress, ...], ...]
+            reports = ((), (steps,), (messages.WorkerProgress(0, -1, -1, 0.0, 0.0, "checkpoint"),))
             return [
-                run.Received(who, kind(generation, sent_at, workers))
-                for (who, generation), sent_at, workers in itertools.product(cells, (-1e6, 9.0, 1e6), said)
+                run.Received(node_id, kind(generation, sent_at, workers))
+                for (node_id, generation), sent_at, workers in itertools.product(cells, (-1e6, 9.0, 1e6), reports)
             ]
         case messages.FailureSeen:
-            return [run.Received(who, kind(generation, FAILURE, 1e6)) for who, generation in cells]
+            return [run.Received(node_id, kind(generation, FAILURE, 1e6)) for node_id, generation in cells]
         case messages.NodeStopped:
             ends = (((), ()), ((FAILURE,), (Stopped(0, 0, 9, -15),)))
             return [
-                run.Received(who, kind(generation, -1e6, *end, cut_off))
-                for (who, generation), end, cut_off in itertools.product(cells, ends, (False, True))
+                run.Received(node_id, kind(generation, -1e6, *end, cut_off))
+                for (node_id, generation), end, cut_off in itertools.product(cells, ends, (False, True))
             ]
         case messages.NodeQuiet:
-            return [run.Received(who, kind(generation, 1e6, 1e3, "no step")) for who, generation in cells]
+            return [run.Received(node_id, kind(generation, 1e6, 1e3, "no step")) for node_id, generation in cells]
         case messages.StacksTaken:
             locations = (
                 (),
@@ -139,21 +139,21 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
             )
             numbers = (1, 2)
             return [
-                run.Received(who, kind(generation, number, told))
-                for (who, generation), number, told in itertools.product(cells, numbers, locations)
+                run.Received(node_id, kind(generation, number, taken))
+                for (node_id, generation), number, taken in itertools.product(cells, numbers, locations)
             ]
         case messages.NodeSucceeded | messages.NodeBusy:
-            return [run.Received(who, kind(generation)) for who, generation in cells]
+            return [run.Received(node_id, kind(generation)) for node_id, generation in cells]
         case messages.NodeDraining:
-            return [run.Received(who, kind(generation, 30.0, "asked")) for who, generation in cells]
+            return [run.Received(node_id, kind(generation, 30.0, "SIGTERM")) for node_id, generation in cells]
         case messages.NodeWillLeave:
-            return [run.Received(who, kind(generation, "soon")) for who, generation in cells]
+            return [run.Received(node_id, kind(generation, "soon")) for node_id, generation in cells]
         case messages.NodeLeft:
-            return [run.Received(who, kind("asked", is_clear)) for who in nodes for is_clear in (False, True)]
+            return [run.Received(node_id, kind("SIGTERM", is_clear)) for node_id in nodes for is_clear in (False, True)]
         case run.NodeLost:
-            return [kind(who, "gone") for who in nodes]
+            return [kind(node_id, "gone") for node_id in nodes]
         case run.DrainRequested:
-            return [kind(who, "asked") for who in nodes]
+            return [kind(node_id, "SIGTERM") for node_id in nodes]
         case run.CancelRequested | run.RestartRequested:
             return [kind("enough")]
         case run.Resumed:
@@ -178,20 +178,20 @@ def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_cell_has_an_answer(situation: str, kind: type) -> None:
-    """Whatever is heard in whatever phase: it is answered, the promises hold, and the state can be written down."""
+def test_every_event_is_handled_in_every_situation(situation: str, kind: type) -> None:
+    """The machine returns messages, keeps its invariants, and its state survives JSON."""
     for event in versions(kind):
         for now in (8.0, 1e6):
             machine, checker = reach(situation)
-            says = machine.step(event, now)
-            assert all(isinstance(say, Send) for say in says)
-            checker.check(machine.state, event, says, now)
+            sends = machine.step(event, now)
+            assert all(isinstance(send, Send) for send in sends)
+            checker.check(machine.state, event, sends, now)
             assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_a_restart_that_is_wanted_is_free_in_every_cell(situation: str) -> None:
-    """C9: a generation that runs ends, a pause is cut short, and nowhere else it means anything; no budget is used."""
+def test_a_requested_restart_is_uncharged_in_every_situation(situation: str) -> None:
+    """C9: it ends a running generation or a pause, and has no effect in other phases."""
     machine, _ = reach(situation)
     before = machine.state.phase
     used = machine.state.restarts_used
@@ -202,16 +202,15 @@ def test_a_restart_that_is_wanted_is_free_in_every_cell(situation: str) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_from_every_cell_an_operator_can_end_the_run(situation: str) -> None:
-    """One word is enough, and everybody who is here hears it."""
+def test_an_operator_can_end_the_run_in_every_situation(situation: str) -> None:
+    """One request ends the run, and every connected node is sent the end."""
     machine, _ = reach(situation)
-    here = set(machine.state.nodes)
+    connected = set(machine.state.nodes)
     was_over = machine.state.phase is RunPhase.OVER
-    says = machine.step(run.CancelRequested("enough"), 9.0)
+    sends = machine.step(run.CancelRequested("enough"), 9.0)
     assert machine.state.phase is RunPhase.OVER
-    assert {node_id for say in says for node_id in say.to} == (set() if was_over else here)
+    assert {node_id for send in sends for node_id in send.to} == (set() if was_over else connected)
 
 
-def test_the_table_is_complete() -> None:
-    """Every phase has its rows."""
+def test_every_phase_has_a_situation() -> None:
     assert {phase for phase, _ in SITUATIONS.values()} == set(RunPhase)

@@ -1,6 +1,6 @@
 """The agent machine against tens of thousands of random histories.
 
-A failing history is a function of its seed: ``World(random.Random(seed), lies=...).play()``.
+A failing history is a function of its seed: ``RandomNode(random.Random(seed), invalid_events=...).run()``.
 """
 
 from __future__ import annotations
@@ -20,55 +20,54 @@ from tenax._core.messages import HangReport, WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.testing.agent_invariants import InvariantChecker
 
-from .world import MAX_STEPS, World, tell
+from .random_node import MAX_STEPS, RandomNode, format_steps
 
 CORE = settings.get_profile("core")
 
 
-def play(seed: int, *, lies: bool) -> World:
-    world = World(random.Random(seed), lies=lies)
+def run(seed: int, *, invalid_events: bool) -> RandomNode:
+    node = RandomNode(random.Random(seed), invalid_events=invalid_events)
     try:
-        world.play()
+        node.run()
     except AssertionError as error:
-        pytest.fail(f"seed {seed}, lies={lies}: {error}\n{tell(world.steps)}")
-    return world
+        pytest.fail(f"seed {seed}, invalid_events={invalid_events}: {error}\n{format_steps(node.steps)}")
+    return node
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
 @pytest.mark.parametrize("block", range(4))
-def test_promises_hold_in_random_histories(block: int, lies: bool) -> None:
-    """A1-A9 hold after every step, and every world that answers is led to a verdict in a bounded number of steps.
+def test_invariants_hold_in_random_histories(block: int, invalid_events: bool) -> None:
+    """A1-A11 hold after every step, and every history ends with a verdict in a bounded number of steps.
 
-    The honest world also compares each order with the truth about its processes. The lying one tells duplicates, facts
-    of other generations, of workers that do not exist, and some that are plainly wrong: promises hold all the same.
+    Without invalid events, each command is also compared with the state of the processes. Invalid events are
+    duplicates, events of other generations or of workers that do not exist, and wrong ones.
     """
     size = 2_500
     outcomes = set()
     for seed in range(block * size, (block + 1) * size):
-        verdict = play(seed, lies=lies).machine.state.verdict
+        verdict = run(seed, invalid_events=invalid_events).machine.state.verdict
         assert verdict is not None
         outcomes.add(verdict.outcome)
-    assert outcomes == set(Outcome), "the world has become too tame to reach every outcome"
+    assert outcomes == set(Outcome), "the histories do not reach every outcome"
 
 
-def test_the_random_world_visits_every_phase_and_event() -> None:
-    """The histories above mean something: together they tell every kind of fact, in every phase."""
+def test_random_histories_have_every_event_in_every_phase() -> None:
     seen = set()
     for seed in range(2_500):
-        world = World(random.Random(seed), lies=True)
-        machine = AgentMachine(world.settings)
-        world.play()
-        for event, now, _ in world.steps:
+        node = RandomNode(random.Random(seed), invalid_events=True)
+        machine = AgentMachine(node.settings)
+        node.run()
+        for event, now, _ in node.steps:
             seen.add((machine.state.phase, type(event)))
             machine.step(event, now)
     assert seen == {(phase, kind) for phase in Phase for kind in AnyEvent.__args__}
 
 
-@given(dice=st.randoms(use_true_random=False), lies=st.booleans())
+@given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
 @settings(CORE, max_examples=150)
-def test_promises_hold_in_histories_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:
-    """As above, with dice that hypothesis loads, so that a failing history comes back as short as it can be."""
-    World(dice, lies=lies).play()
+def test_invariants_hold_in_histories_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
+    """As above, with random numbers from hypothesis, which shortens a failing history."""
+    RandomNode(rng, invalid_events=invalid_events).run()
 
 
 ranks = st.integers(-1, 2)
@@ -130,67 +129,67 @@ any_event = st.one_of(
 
 
 @given(
-    soup=st.lists(st.tuples(any_event, st.floats(0, 20)), max_size=40),
+    events_and_delays=st.lists(st.tuples(any_event, st.floats(0, 20)), max_size=40),
     workers=st.integers(1, 2),
     running=st.booleans(),
 )
 @settings(CORE, max_examples=300)
-def test_promises_hold_for_any_events_in_any_order(soup, workers, running) -> None:
-    """No list of events whatsoever, however absurd, makes the machine raise or break a promise."""
+def test_invariants_hold_for_any_events_in_any_order(events_and_delays, workers, running) -> None:
+    """No list of events makes the machine raise or break an invariant."""
     machine = AgentMachine(AgentSettings("run", "trainer", workers, 0))
     checker = InvariantChecker(machine.state)
     opening: list[tuple[AnyEvent, float]] = []
     if running:
         opening = [(events.RunRequested(), 0.0), (events.GenerationFormed(Assignment(1)), 0.0)]
     now = 0.0
-    for event, later in [*opening, *soup]:
+    for event, later in [*opening, *events_and_delays]:
         now += later
         checker.check(machine.state, event, machine.step(event, now))
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
-def test_a_history_has_one_answer(lies: bool) -> None:
-    """The same events at the same times give the same orders and the same final state: a journal replays."""
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_the_machine_is_deterministic(invalid_events: bool) -> None:
+    """The same events at the same times give the same commands and the same final state, so journals replay."""
     for seed in range(1_000):
-        world = play(seed, lies=lies)
-        again = AgentMachine(world.settings)
-        for event, now, commands in world.steps:
+        node = run(seed, invalid_events=invalid_events)
+        again = AgentMachine(node.settings)
+        for event, now, commands in node.steps:
             assert again.step(event, now) == commands
-        assert again.state == world.machine.state
+        assert again.state == node.machine.state
 
 
-def test_a_machine_goes_on_from_a_state_that_was_written_down() -> None:
-    """The state is all that a machine remembers: one rebuilt from JSON at every step goes on as if nothing was."""
+def test_a_machine_continues_from_a_decoded_state() -> None:
+    """A machine has no data besides its state: one rebuilt from JSON at every step issues the same commands."""
     for seed in range(300):
-        world = play(seed, lies=True)
-        machine = AgentMachine(world.settings)
-        for event, now, commands in world.steps:
+        node = run(seed, invalid_events=True)
+        machine = AgentMachine(node.settings)
+        for event, now, commands in node.steps:
             written = msgspec.json.encode(machine.state)
-            machine = AgentMachine(world.settings)
+            machine = AgentMachine(node.settings)
             machine.state = msgspec.json.decode(written, type=AgentState)
             assert machine.step(event, now) == commands
 
 
-def test_everything_can_be_written_down_and_read_back() -> None:
-    """Events, orders and states survive JSON unchanged, decoded by the union types that a journal's reader has."""
+def test_events_commands_and_states_survive_json() -> None:
+    """They are decoded with the union types that the reader of a journal uses."""
     encode = msgspec.json.encode
     read_event = msgspec.json.Decoder(AnyEvent).decode
     read_command = msgspec.json.Decoder(AnyCommand).decode
     read_state = msgspec.json.Decoder(AgentState).decode
     kinds = set()
     for seed in range(1_000):
-        world = play(seed, lies=True)
-        for event, _, commands in world.steps:
+        node = run(seed, invalid_events=True)
+        for event, _, commands in node.steps:
             assert read_event(encode(event)) == event
             kinds.add(type(event))
             for command in commands:
                 assert read_command(encode(command)) == command
                 kinds.add(type(command))
-        assert read_state(encode(world.machine.state)) == world.machine.state
+        assert read_state(encode(node.machine.state)) == node.machine.state
     assert kinds == {*AnyEvent.__args__, *AnyCommand.__args__}
 
 
-def test_the_bound_on_steps_is_generous() -> None:
-    """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
-    longest = max(len(play(seed, lies=True).steps) for seed in range(1_000))
+def test_histories_end_far_below_the_maximum_number_of_steps() -> None:
+    """Histories end far below the maximum number of steps, so one that reaches it is endless."""
+    longest = max(len(run(seed, invalid_events=True).steps) for seed in range(1_000))
     assert longest < MAX_STEPS / 4

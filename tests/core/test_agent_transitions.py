@@ -1,4 +1,4 @@
-"""The machine is a table of phases and events: point at a cell, and there is an answer."""
+"""The agent machine handles every event in every phase."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SUCCEEDED = [events.WorkerExited(1, 0, 0), events.WorkerExited(1, 1, 0)]
 LATE = events.ScopeExpired(1, 0, 100, "step", 60.0, 1e9, SIGTERM)
 ENDED = [events.WorkerExited(1, 1, -15), EXAMINED, events.NodeCleared(1)]
 
-# How each situation is reached. Some phases have several: what the machine waits for is a part of the cell.
+# The events that lead to each situation. A phase has several if the machine waits for different events in it.
 SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
     "new": (Phase.NEW, []),
     "joining": (Phase.JOINING, [RUN]),
     "joining again": (Phase.JOINING, [*UP, FAILED, *ENDED]),
     "starting": (Phase.RUNNING, [RUN, FORMED]),
     "running": (Phase.RUNNING, UP),
-    "running, one has succeeded": (Phase.RUNNING, [*UP, events.WorkerExited(1, 1, 0)]),
-    "running, one is late": (Phase.RUNNING, [*UP, LATE]),
-    "running, one that is late was asked": (Phase.RUNNING, [*UP, LATE, events.StacksRefused(1, 0, "no")]),
+    "running, one worker succeeded": (Phase.RUNNING, [*UP, events.WorkerExited(1, 1, 0)]),
+    "running, one scope expired": (Phase.RUNNING, [*UP, LATE]),
+    "running, overdue worker signalled": (Phase.RUNNING, [*UP, LATE, events.StacksRefused(1, 0, "no")]),
     "running, quiet": (Phase.RUNNING, [*UP, events.QuietSeen(1, 0.0, "no step", (1,))]),
-    "running, stacks are wanted": (Phase.RUNNING, [*UP, events.StacksRequested(1, 1, "no step")]),
-    "running, a hang is told": (Phase.RUNNING, [*UP, events.HangFound(1, HangReport(1, 1, 2, 60.0, "no step"))]),
-    "stopping, one is late": (Phase.STOPPING, [*UP, LATE, events.WorkerExited(1, 1, 1)]),
-    "stopping, asked": (Phase.STOPPING, [*UP, FAILED]),
+    "running, stacks requested": (Phase.RUNNING, [*UP, events.StacksRequested(1, 1, "no step")]),
+    "running, hang reported": (Phase.RUNNING, [*UP, events.HangFound(1, HangReport(1, 1, 2, 60.0, "no step"))]),
+    "stopping, one scope expired": (Phase.STOPPING, [*UP, LATE, events.WorkerExited(1, 1, 1)]),
+    "stopping, signalled": (Phase.STOPPING, [*UP, FAILED]),
     "stopping, cancelled": (Phase.STOPPING, [*UP, events.SignalReceived(SIGTERM)]),
     "stopping, clearing": (Phase.STOPPING, [*UP, FAILED, events.WorkerExited(1, 1, -15)]),
     "stopping, killed": (Phase.STOPPING, [*UP, events.SignalReceived(SIGINT), events.SignalReceived(SIGINT)]),
@@ -46,21 +46,24 @@ SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
         Phase.STOPPING,
         [*UP, FAILED, events.WorkerExited(1, 1, -15), events.NodeCleared(1)],
     ),
-    "stopping, ended elsewhere": (Phase.STOPPING, [*UP, events.GenerationEnded(1, "b joined")]),
+    "stopping, generation ended": (Phase.STOPPING, [*UP, events.GenerationEnded(1, "b joined")]),
     "stopping, fenced": (Phase.STOPPING, [*UP, events.Fenced(1, "cut off")]),
     "stopping, refused": (Phase.STOPPING, [*UP, events.JoinRefused("no")]),
-    "stopping, the run is over": (Phase.STOPPING, [*UP, events.RunEnded(Verdict(Outcome.CANCELLED, "enough"), 1.0)]),
+    "stopping, run ended": (Phase.STOPPING, [*UP, events.RunEnded(Verdict(Outcome.CANCELLED, "enough"), 1.0)]),
     "closing": (Phase.CLOSING, [*UP, *SUCCEEDED]),
-    "closing, ended elsewhere": (Phase.CLOSING, [*UP, *SUCCEEDED, events.GenerationEnded(1, "b joined")]),
+    "closing, generation ended": (Phase.CLOSING, [*UP, *SUCCEEDED, events.GenerationEnded(1, "b joined")]),
     "closing, killed": (Phase.CLOSING, [*UP, *SUCCEEDED, events.SignalReceived(SIGTERM)]),
     "done": (Phase.DONE, [*UP, *SUCCEEDED, events.NodeCleared(1)]),
-    "joining, called back": (Phase.JOINING, [*UP, *SUCCEEDED, events.NodeCleared(1), events.GenerationEnded(1, "no")]),
+    "joining, generation ended": (
+        Phase.JOINING,
+        [*UP, *SUCCEEDED, events.NodeCleared(1), events.GenerationEnded(1, "no")],
+    ),
     "ended": (Phase.ENDED, [*UP, events.KeeperLost("gone")]),
 }
 
 
 def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
-    """An event of this kind in all the ways that could matter: of now, of then, of nobody."""
+    """Return events of this type: of current and other generations, and of known and unknown workers."""
     generations, ranks = (0, 1, 2, 7), (-1, 0, 1, 2)
     match kind:
         case events.GenerationFormed:
@@ -90,8 +93,8 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
             ends = ((0, ""), (0, "its result is lost"), (1, ""), (-9, ""), (-15, ""))
             return [kind(*where, *end) for where in itertools.product(generations, ranks) for end in ends]
         case events.FailureExamined:
-            proofs = (Evidence(), Evidence(message="boom", raised_at=0.5), Evidence(message="boom", raised_at=1e9))
-            return [kind(*where) for where in itertools.product(generations, ranks, proofs)]
+            evidence = (Evidence(), Evidence(message="boom", raised_at=0.5), Evidence(message="boom", raised_at=1e9))
+            return [kind(*where) for where in itertools.product(generations, ranks, evidence)]
         case events.ScopeExpired:
             wheres = [(*where, pid) for where in itertools.product(generations, ranks) for pid in (100, 101)]
             return [kind(*where, "step", 60.0, 1e9, signal) for where in wheres for signal in (0, 9, 15)]
@@ -100,8 +103,8 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
         case events.StacksRequested:
             return [kind(generation, 1, "no") for generation in generations]
         case events.StacksRead:
-            wrote = (events.WorkerStacks(0, "Stack:"), events.WorkerStacks(9, why="no"))
-            return [kind(generation, number, wrote) for generation in generations for number in (1, 2)]
+            stacks = (events.WorkerStacks(0, "Stack:"), events.WorkerStacks(9, why="no"))
+            return [kind(generation, number, stacks) for generation in generations for number in (1, 2)]
         case events.HangFound:
             return [kind(generation, HangReport(generation, 1, 2, 60.0, "no")) for generation in generations]
         case events.QuietSeen:
@@ -125,8 +128,8 @@ def reach(name: str) -> AgentMachine:
 
 @pytest.mark.parametrize("kind", AnyEvent.__args__, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_cell_has_an_answer(situation: str, kind: type[AnyEvent]) -> None:
-    """Whatever happens in whatever phase, the machine answers with orders and keeps its promises; it never raises."""
+def test_every_event_is_handled_in_every_situation(situation: str, kind: type[AnyEvent]) -> None:
+    """The machine returns commands, keeps its invariants and does not raise."""
     for event in versions(kind):
         for now in (1.0, 1e6):
             machine = reach(situation)
@@ -137,8 +140,8 @@ def test_every_cell_has_an_answer(situation: str, kind: type[AnyEvent]) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_from_every_cell_the_run_can_end(situation: str) -> None:
-    """Ctrl-C, Ctrl-C, and time: no situation survives that, so nobody ever needs to kill the agent."""
+def test_two_signals_end_the_run_in_every_situation(situation: str) -> None:
+    """After two SIGINT the run ends within a limit, so the agent never has to be killed."""
     machine = reach(situation)
     now = 1.0
     for event in (events.SignalReceived(SIGINT), events.SignalReceived(SIGINT)):
@@ -152,15 +155,14 @@ def test_from_every_cell_the_run_can_end(situation: str) -> None:
     assert now <= 1.0 + machine.state.settings.abandon_s + machine.state.settings.examine_s
 
 
-def test_the_table_is_complete() -> None:
-    """Every phase, and every rung of the ladder on the way down, has its rows."""
+def test_every_phase_and_rung_has_a_situation() -> None:
     assert {phase for phase, _ in SITUATIONS.values()} == set(Phase)
     rungs = {reach(name).state.rung for name in SITUATIONS}
     assert rungs == {Rung.NONE, Rung.SIGNALLED, Rung.CLEARING, Rung.KILLED}
 
 
-def test_a_step_does_not_touch_what_it_was_given() -> None:
-    """Orders of one step stay as they were when the next is taken: an edge may keep them."""
+def test_a_step_does_not_change_earlier_commands() -> None:
+    """The caller may keep the list of commands of a step."""
     machine = reach("running")
     first = machine.step(FAILED, 1.0)
     copy = list(first)
