@@ -12,8 +12,11 @@ from .pages import DOCS, ROOT
 
 PAGE = DOCS / "guides" / "multi-node.md"
 _CELL = re.compile(r"^\| (`.+?`) \|", re.MULTILINE)
-# What differs from run to run: names, numbers, messages of the system, omitted parts.
-_VARYING = re.compile(r"…|'[^']*'|--?[\w-]+(?: \S+)?|\b\w*host\d\S*|\d[\d.:]*|\([^)]*\)|: ")
+# What differs from run to run: names, numbers, signals, messages of the system, omitted parts. Messages are assembled
+# at colons and semicolons.
+_VARYING = re.compile(
+    r"…|'[^']*'|--?[\w-]+(?: \S+)?|\b\w*host\d\S*|\d[\d.:]*(?: nodes?)?|\([^)]*\)|SIG\w+|Connection \w+(?: out)?|[:;] ?"
+)
 _WINDOW = 3  # words
 
 
