@@ -223,13 +223,8 @@ class ScriptedEngine(EngineRendezvousHandler):
         if isinstance(message, self.ends_at):
             self.emit(RunEnded(self.verdict, 0.0))
 
-<<<<<<< HEAD
     def submit(self, request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
-        reply(None, "nobody asks here")
-=======
-    def ask(self, request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
         reply(None, "not supported")
->>>>>>> cli
 
     where = ""
 

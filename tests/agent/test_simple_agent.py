@@ -240,7 +240,6 @@ def test_a_restart_policy_decides() -> None:
     assert agent.calls.count("start") == 3
 
 
-<<<<<<< HEAD
 class Curious:
     """Restarts twice, and keeps what it was given."""
 
@@ -289,7 +288,7 @@ def test_an_error_file_is_evidence_too(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text('{"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "", "timestamp": "9"}}}')
 
-    class WithFile(Toy):
+    class WithFile(Minimal):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             return RunResult(WorkerState.FAILED, failures={3: ProcessFailure(0, 77, 1, str(path))})
 
@@ -306,7 +305,7 @@ class Raising:
 
 def test_a_policy_that_raises_gives_up_here_too(capfd: pytest.CaptureFixture[str]) -> None:
     """The failure of the worker is the result, and one line names the policy and its exception."""
-    assert Toy(spec_of("exit 3", max_restarts=2), restart_policy=Raising()).run().failures[0].exitcode == 3
+    assert Minimal(spec_of("exit 3", max_restarts=2), restart_policy=Raising()).run().failures[0].exitcode == 3
     line = "tenax: giving up: the restart policy Raising raised ZeroDivisionError: oh\n"
     assert capfd.readouterr().err == line
 
@@ -318,15 +317,12 @@ class SignalsItself:
 
 
 def test_a_signal_while_the_policy_decides_is_a_signal() -> None:
-    agent = Toy(spec_of("exit 3"), restart_policy=SignalsItself(), signals_to_handle="SIGUSR1")
+    agent = Minimal(spec_of("exit 3"), restart_policy=SignalsItself(), signals_to_handle="SIGUSR1")
     with pytest.raises(SignalException):
         agent.run()
 
 
-class Interrupted(Toy):
-=======
 class Interrupted(Minimal):
->>>>>>> cli
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         os.kill(os.getpid(), signal.SIGUSR1)
         raise AssertionError("the signal came too late")
