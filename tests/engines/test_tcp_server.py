@@ -73,7 +73,9 @@ def test_another_run_is_rejected_as_another_secret_is() -> None:
         with server.client(run_id="ours", secret=b"guess") as client:
             client.send(client.proof(client.challenge()))
             assert refusal(client) == wrong_run == wire.Refused("", True, wire.VERSION)
-    assert printed == ["rejected a node from 127.0.0.1: it belongs to the run 'theirs'"], "many rejections print one line"
+    assert printed == ["rejected a node from 127.0.0.1: it belongs to the run 'theirs'"], (
+        "many rejections print one line"
+    )
 
 
 def test_rejections_between_two_console_lines_are_counted() -> None:
