@@ -30,7 +30,7 @@ ABSENT = {
     f"{_REDIRECTS}.libc": "a detail of torch's own; `get_libc()` is here",
 }
 
-# Methods of a class that is here, and different, that are not; its page says why.
+# Methods that a class of tenax does not have; the page gives the reason.
 ABSENT_METHODS = {
     "torch.distributed.elastic.rendezvous.etcd_rendezvous.EtcdRendezvous": frozenset(
         (
@@ -42,7 +42,7 @@ ABSENT_METHODS = {
     ),
 }
 
-# Names that are here and do something else, with the page that says what.
+# Names that behave differently, with the page that describes it.
 _DIFFERENT = "../differences.md"
 _WATCHING = "timers-health-checks-control-plane-utilities"
 DIFFERENT = {
@@ -55,7 +55,7 @@ DIFFERENT = {
     "multiprocessing.api.LogsDest": f"[not a dataclass]({_DIFFERENT}#python)",
     "multiprocessing.api.RunProcsResult": f"[who was stopped has not failed]({_DIFFERENT}#python)",
     "multiprocessing.start_processes": f"[no signal handlers, no polling]({_DIFFERENT}#python)",
-    "multiprocessing.errors.ChildFailedError": f"[other words]({_DIFFERENT}#failures)",
+    "multiprocessing.errors.ChildFailedError": f"[another text]({_DIFFERENT}#failures)",
     "multiprocessing.errors.record": f"[`sys.exit()` is a success]({_DIFFERENT}#python)",
     "multiprocessing.tail_log.tail_logfile": f"[no filter copies everything]({_DIFFERENT}#logs)",
     "rendezvous.dynamic_rendezvous.DynamicRendezvousHandler": f"[JSON, not pickle]({_DIFFERENT}#several-nodes)",
@@ -65,11 +65,11 @@ DIFFERENT = {
     "rendezvous.etcd_rendezvous.EtcdRendezvousRetryableFailure": f"[never raised]({_DIFFERENT}#etcd)",
     "rendezvous.etcd_rendezvous_backend.EtcdRendezvousBackend": f"[takes a client for v3]({_DIFFERENT}#etcd)",
     "rendezvous.etcd_store.EtcdStore": f"[exact, and all of torch's methods]({_DIFFERENT}#etcd)",
-    "rendezvous.static_tcp_rendezvous.StaticTCPRendezvous": f"[attempts are told apart]({_DIFFERENT}#several-nodes)",
+    "rendezvous.static_tcp_rendezvous.StaticTCPRendezvous": f"[attempts are distinguished]({_DIFFERENT}#several-nodes)",
     "launcher.api.LaunchConfig": f"[checks its fields]({_DIFFERENT}#python)",
     "launcher.api.launch_agent": f"[leaves the environment alone]({_DIFFERENT}#python)",
     "run.determine_local_world_size": f"[counts without torch]({_DIFFERENT}#command-line)",
-    "run.parse_args": f"[other rules for words behind the script]({_DIFFERENT}#command-line)",
+    "run.parse_args": f"[other rules for arguments after the script]({_DIFFERENT}#command-line)",
     "utils.api.macros": f"[only `${{local_rank}}` is replaced]({_DIFFERENT}#environment)",
     "utils.data.cycling_iterator.CyclingIterator": "takes any iterable; empty epochs are passed over",
     "utils.data.elastic_distributed_sampler.ElasticDistributedSampler": "works without torch, and with fewer samples "
@@ -254,8 +254,8 @@ def page(found: dict[str, Any]) -> str:
         for each in judged:
             counts[each.state] = counts.get(each.state, 0) + 1
         parts.append(_section(module, judged))
-    told = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-    opening = _INTRODUCTION.format(version=found["version"], counts=f"{sum(counts.values())} names: {told}.")
+    summary = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    opening = _INTRODUCTION.format(version=found["version"], counts=f"{sum(counts.values())} names: {summary}.")
     return "\n".join([opening, *parts])
 
 

@@ -1,4 +1,4 @@
-"""What all tests share lies next to this file: pytest makes this folder importable because of it."""
+"""Settings for all tests. Because of this file pytest makes this folder importable."""
 
 import gc
 import os
@@ -8,18 +8,18 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-# An example that a busy machine makes slow is no failure.
+# A slow example on a busy machine is not a failure.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-# torch asks a name server for the name of every peer; one that does not answer would cost 5 s each time.
+# torch resolves the name of every peer; a name server that does not answer would take 5 s each time.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
-# Agents of tests are found by tests only. A short path: that of a socket may not be longer than a hundred characters.
+# Only tests find the agents of tests. The path is short, because that of a socket is limited to about 100 characters.
 os.environ["TENAX_PRIVATE_DIR"] = tempfile.mkdtemp(prefix="tenax-")
 
-# Programs that tests start find signals as a login shell leaves them, also under nohup and in the background of a
-# script: a handler of this process becomes the default in theirs, whereas an ignored signal would stay ignored.
+# Programs that tests start get the default signal handlers, also under nohup and in the background of a script: a
+# handler of this process becomes the default in theirs, whereas an ignored signal would stay ignored.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
@@ -28,7 +28,7 @@ pytest_plugins = ["kit.etcd", "kit.kinds"]  # the fixtures etcd and make_etcd; t
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests live until the end: a collection of garbage need not look at them each time."""
+    """Exclude the thousands of collected tests, which live until the end, from garbage collection."""
     gc.collect()
     gc.freeze()
 

@@ -15,7 +15,7 @@ def test_every_test_has_exactly_one_kind(request: pytest.FixtureRequest) -> None
     assert not wrong
 
 
-def test_folders_have_kinds_that_exist() -> None:
+def test_the_kind_of_every_folder_exists() -> None:
     assert set(FOLDERS.values()) <= set(KINDS)
 
 

@@ -1,4 +1,4 @@
-"""The health check: alive while the agent makes progress, ready while workers run, honest when they do not."""
+"""The health check: alive while the agent makes progress, ready while workers run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = on_linux
 
 
 @pytest.fixture(autouse=True)
-def tidy() -> Iterator[None]:
+def _leave_nothing() -> Iterator[None]:
     with leaving_nothing():
         yield
 
@@ -52,7 +52,7 @@ def serving(server: HealthCheckServer) -> Iterator[HealthCheckServer]:
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -64,8 +64,8 @@ class Clock:
 # --- alone ------------------------------------------------------------------------------------------------------------
 
 
-def test_it_says_whether_there_was_progress() -> None:
-    """200 while the last sign of life is young enough, 503 after that, and nobody listens when it was stopped."""
+def test_the_server_reports_whether_there_was_progress() -> None:
+    """200 until the timeout since the last progress, then 503; no listener after stop."""
     last = [time.time()]
     server = create_healthcheck_server(lambda: int(last[0]), 0, 60)
     server.start()
@@ -84,33 +84,33 @@ def test_it_says_whether_there_was_progress() -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/livez", "/", "/anything/else?x=1"])
-def test_every_path_but_one_is_about_life(path: str) -> None:
-    """And a plain answer is one line."""
+def test_every_path_except_readyz_is_a_liveness_check(path: str) -> None:
+    """A plain answer is one line."""
     with serving(HealthCheckServer(now, 0, 60)) as server:
-        heard = kube_probe(server.port, path)
-    assert (heard.status, heard.body) == (200, b"alive\n")
-    assert heard.headers["Content-Type"].startswith("text/plain")
+        response = kube_probe(server.port, path)
+    assert (response.status, response.body) == (200, b"alive\n")
+    assert response.headers["Content-Type"].startswith("text/plain")
 
 
-def test_head_and_other_methods() -> None:
-    """HEAD is a GET without the body; nothing else is answered."""
+def test_head_is_answered_and_other_methods_are_rejected() -> None:
+    """HEAD is a GET without the body."""
     with serving(HealthCheckServer(now, 0, 60)) as server:
-        heard = kube_probe(server.port, method="HEAD")
-        assert (heard.status, heard.body, heard.headers["Content-Length"]) == (200, b"", "6")
+        response = kube_probe(server.port, method="HEAD")
+        assert (response.status, response.body, response.headers["Content-Length"]) == (200, b"", "6")
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
-            heard = kube_probe(server.port, method=method)
-            assert (heard.status, heard.headers["Allow"]) == (405, "GET, HEAD")
+            response = kube_probe(server.port, method=method)
+            assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_details_for_a_program() -> None:
-    """By header or by address; nothing of the environment and no run id is in them."""
+def test_details_are_available_as_json() -> None:
+    """By header or by query; without the run id and the environment."""
     with serving(HealthCheckServer(now, 0, 60)) as server:
         server.signs.begin()
         server.signs.note("running", 2, is_ready=True)
         server.signs.beat()
-        heard = kube_probe(server.port, "/readyz?format=json").json()
-        assert heard.pop("seconds_since_loop_progress") < PATIENCE_S
-        assert heard == {
+        response = kube_probe(server.port, "/readyz?format=json").json()
+        assert response.pop("seconds_since_loop_progress") < PATIENCE_S
+        assert response == {
             "ok": True,
             "why": "ready: running",
             "phase": "running",
@@ -123,22 +123,22 @@ def test_details_for_a_program() -> None:
 
 
 def test_a_callback_that_raises_is_not_alive() -> None:
-    """And who asks is told why; the server goes on."""
+    """The response contains the reason, and the server continues."""
 
     def fail() -> int:
         raise LookupError("no such clock")
 
     with serving(HealthCheckServer(fail, 0, 60)) as server:
         for _ in range(2):
-            heard = kube_probe(server.port)
-            assert (heard.status, heard.body) == (503, b"alive_callback raised LookupError: no such clock\n")
+            response = kube_probe(server.port)
+            assert (response.status, response.body) == (503, b"alive_callback raised LookupError: no such clock\n")
 
 
 # --- in the hands of an agent -----------------------------------------------------------------------------------------
 
 
 class Own(HealthCheckServer):
-    """As torch documents it: a subclass that starts and stops something of its own."""
+    """A subclass with its own start and stop, as torch documents it."""
 
     def __init__(self, alive_callback: Callable[[], int] = now, port: int = 0, timeout: int = 60) -> None:
         super().__init__(alive_callback, port, timeout)
@@ -152,7 +152,7 @@ class Own(HealthCheckServer):
 
 
 class Foreign:
-    """Not even a subclass."""
+    """A server that is not a subclass."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -165,8 +165,8 @@ class Foreign:
 
 
 @pytest.mark.parametrize("make", [Own, Foreign])
-def test_a_server_of_your_own_is_started_and_stopped(make: type[Own], tmp_path: Path) -> None:
-    """Once each, by the agent and by the launcher, whatever becomes of the run."""
+def test_an_own_server_is_started_and_stopped_once(make: type[Own], tmp_path: Path) -> None:
+    """By the agent and by the launcher, also if the run fails."""
     server = make()
     specs = DefaultLogsSpecs(log_dir=str(tmp_path))
     spec = WorkerSpec(entrypoint="sh", args=("-c", "exit 3"), max_restarts=0)
@@ -178,20 +178,20 @@ def test_a_server_of_your_own_is_started_and_stopped(make: type[Own], tmp_path: 
 
 
 class StuckPolicy:
-    """Asked in the agent's loop, it keeps the loop from going on for as long as the test wants."""
+    """Blocks the agent's loop until the test releases it."""
 
     def __init__(self) -> None:
         self.is_asked = threading.Event()
-        self.may_answer = threading.Event()
+        self.may_return = threading.Event()
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         self.is_asked.set()
-        self.may_answer.wait(PATIENCE_S)
+        self.may_return.wait(PATIENCE_S)
         return GiveUp("enough")
 
 
 def test_a_stuck_loop_is_not_alive(tmp_path: Path) -> None:
-    """Time passes and the loop comes round: alive. Time passes while the loop is held up: not, until it goes on."""
+    """While the loop is blocked it is not alive, until it continues."""
     clock, policy = Clock(), StuckPolicy()
     server = HealthCheckServer(now, 0, 60, signs=AgentLiveness(clock))
     fail = tmp_path / "fail"
@@ -211,18 +211,18 @@ def test_a_stuck_loop_is_not_alive(tmp_path: Path) -> None:
         fail.write_text("now\n")
         assert policy.is_asked.wait(PATIENCE_S)
         clock.now += 61
-        heard = kube_probe(port, "/healthz?format=json")
-        assert heard.status == 503
-        assert "the agent's loop has made no progress for 61 s" in heard.json()["why"]
+        response = kube_probe(port, "/healthz?format=json")
+        assert response.status == 503
+        assert "the agent's loop has made no progress for 61 s" in response.json()["why"]
         assert kube_probe(port, "/readyz").status == 503
     finally:
-        policy.may_answer.set()
+        policy.may_return.set()
         thread.join(PATIENCE_S)
     assert result[0].is_failed()
 
 
 class OldHooks(LocalElasticAgent):
-    """Runs in the polling loop, and stops in a hook when it is told to."""
+    """Runs in the polling loop, and blocks in a hook on request."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -237,8 +237,8 @@ class OldHooks(LocalElasticAgent):
         return super()._monitor_workers(worker_group)
 
 
-def test_a_polling_loop_is_watched_too(tmp_path: Path) -> None:
-    """A hook that does not return is a stuck agent; before the nodes have met, waiting is no fault."""
+def test_a_blocked_polling_loop_is_not_alive(tmp_path: Path) -> None:
+    """A hook that does not return; waiting for the rendezvous is not a fault."""
     clock = Clock()
     server = HealthCheckServer(now, 0, 60, signs=AgentLiveness(clock))
     end = tmp_path / "end"
@@ -265,7 +265,7 @@ def test_a_polling_loop_is_watched_too(tmp_path: Path) -> None:
 
 
 class Unwatched(LocalElasticAgent):
-    """Brings a loop of its own, of which nothing can be seen."""
+    """An agent with its own loop, which reports no progress."""
 
     seen = 0
 
@@ -277,8 +277,8 @@ class Unwatched(LocalElasticAgent):
         return super()._invoke_run(role)
 
 
-def test_a_loop_that_says_nothing_is_not_accused(tmp_path: Path) -> None:
-    """An agent that overrides the whole loop is alive as long as its callback says so."""
+def test_an_own_loop_without_progress_reports_is_alive(tmp_path: Path) -> None:
+    """An agent that overrides the whole loop is alive according to its callback."""
     spec = WorkerSpec(entrypoint="true", monitor_interval=0.01)
     server = HealthCheckServer(now, 0, 60)
     assert not Unwatched(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server).run().is_failed()
@@ -286,7 +286,7 @@ def test_a_loop_that_says_nothing_is_not_accused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [LocalElasticAgent, OldHooks])
-def test_a_port_in_use_is_refused(kind: type[LocalElasticAgent], tmp_path: Path) -> None:
+def test_a_port_in_use_is_rejected(kind: type[LocalElasticAgent], tmp_path: Path) -> None:
     """Before any worker starts; the message names the port and the variable to change."""
     with listen("", 0) as taken:
         server = HealthCheckServer(now, taken.getsockname()[1], 60)
@@ -298,7 +298,7 @@ def test_a_port_in_use_is_refused(kind: type[LocalElasticAgent], tmp_path: Path)
 
 
 class Breaks(Foreign):
-    """In one of its two methods, in a way that nobody foresaw."""
+    """Raises in one of its two methods."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ class Breaks(Foreign):
 
 @pytest.mark.parametrize("kind", [LocalElasticAgent, OldHooks])
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         (
             "start",
@@ -328,19 +328,19 @@ class Breaks(Foreign):
         ("stop", "could not stop the health check server: stop() raised LookupError: stop broke"),
     ],
 )
-def test_a_server_that_breaks_costs_the_health_checks_only(
-    kind: type[LocalElasticAgent], where: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_server_that_raises_does_not_affect_the_run(
+    kind: type[LocalElasticAgent], where: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run succeeds, and a line says what happened."""
+    """The error is reported."""
     server = Breaks(where)
     agent = kind(WorkerSpec(entrypoint="true"), DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
     assert not agent.run().is_failed()
-    assert f"tenax: {said}" in capsys.readouterr().err
+    assert f"tenax: {message}" in capsys.readouterr().err
     assert server.calls == (["start"] if where == "start" else ["start", "stop"])
 
 
-def test_the_environment_asks_for_a_server_of_ours() -> None:
-    """Unless one was passed; a wrong number is refused before anything starts."""
+def test_the_environment_variable_starts_a_server() -> None:
+    """Unless one was passed; an invalid port is rejected before the start."""
     environ = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
     assert health_check_of(None, {}) is None
     own = Own()
@@ -351,19 +351,19 @@ def test_the_environment_asks_for_a_server_of_ours() -> None:
         health_check_of(None, {"TORCHELASTIC_HEALTH_CHECK_PORT": "nonsense"})
     check = health_check_of(None, environ)
     assert check is not None
-    told: list[str] = []
-    check.open(warn=pytest.fail, inform=told.append)
+    messages: list[str] = []
+    check.open(warn=pytest.fail, inform=messages.append)
     try:
-        assert told[0].startswith("serving health checks on port ")
-        port = int(told[0].rpartition(" ")[2])
-        heard = kube_probe(port, "/readyz?format=json")
-        assert (heard.status, heard.json()["phase"], heard.json()["timeout_s"]) == (503, "starting", 60)
+        assert messages[0].startswith("serving health checks on port ")
+        port = int(messages[0].rpartition(" ")[2])
+        response = kube_probe(port, "/readyz?format=json")
+        assert (response.status, response.json()["phase"], response.json()["timeout_s"]) == (503, "starting", 60)
     finally:
         check.close(pytest.fail)
 
 
-def test_a_loop_without_health_checks_is_not_woken() -> None:
-    """Where the server does not serve, the loop has nothing to do every second."""
+def test_a_loop_without_health_checks_has_no_timer() -> None:
+    """Without a server the loop does not wake up every second."""
     loop = Loop()
     try:
         with listen("", 0) as taken:
@@ -382,7 +382,7 @@ def test_a_loop_without_health_checks_is_not_woken() -> None:
         loop.close()
 
 
-def test_a_fork_keeper_is_made_before_the_servers_thread(tmp_path: Path) -> None:
+def test_a_fork_keeper_is_created_before_the_servers_thread(tmp_path: Path) -> None:
     """With start method fork, nothing is forked from a process with the server's thread in it."""
     config = LaunchConfig(1, 1, 1, start_method="fork", logs_specs=DefaultLogsSpecs(log_dir=str(tmp_path)))
     with warnings.catch_warnings():
@@ -401,10 +401,10 @@ with timer.expires(after=600, scope="step"):
 
 
 @pytest.mark.parametrize("kind", [LocalElasticAgent, OldHooks])
-def test_the_watchdogs_progress_is_shown(
+def test_the_progress_of_the_watchdog_is_shown(
     kind: type[LocalElasticAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For an agent with hooks as well: how long ago a worker told of a timer."""
+    """Also for an agent with hooks: how long ago a worker sent a timer."""
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     server = HealthCheckServer(now, 0, 60)
     end = tmp_path / "end"

@@ -1,4 +1,4 @@
-"""An agent inside another program: signals, threads and event loops are as they were, whatever happens meanwhile."""
+"""An agent inside another program leaves its signal handlers, threads and event loops as they were."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["program"]
 
 Start = Callable[..., Program]
 
-# Workers that say their pid, and the signal that they are asked with.
+# Workers that print their pid and the signal that they receive.
 HOST = """
 import asyncio, os, signal, sys, threading
 from tenax.agent.server import LocalElasticAgent, SimpleElasticAgent, WorkerSpec
@@ -24,11 +24,11 @@ from kit.processes import descriptors, python
 
 WORKER = '''
 import os, signal, sys
-def asked(number, _):
-    os.write(2, b"asked %d\\\\n" % number)
+def received(number, _):
+    os.write(2, b"received %d\\\\n" % number)
     os._exit(0)
 for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
-    signal.signal(getattr(signal, name), asked)
+    signal.signal(getattr(signal, name), received)
 os.write(2, b"%d\\\\n" % os.getpid())
 while True:
     signal.pause()
@@ -39,7 +39,7 @@ class WithHooks(LocalElasticAgent):
         super()._stop_workers(worker_group)
 
 def agent(kind=LocalElasticAgent, **options):
-    # The workers write to our standard output, which the test reads.
+    # The workers write to the standard output of this process, which the test reads.
     os.dup2(1, 2)
     command, *args = python(WORKER)
     spec = WorkerSpec(entrypoint=command, args=tuple(args), local_world_size=2, monitor_interval=0.01)
@@ -51,8 +51,8 @@ def handlers():
 """
 
 
-def ask(host: Program, number: signal.Signals) -> list[int]:
-    """Wait until both workers run, then send the host a signal; their pids."""
+def signal_host(host: Program, number: signal.Signals) -> list[int]:
+    """Wait until both workers run, send the host a signal, and return their pids."""
     pids = host.pipe.numbers(2)
     host.send(number)
     return pids
@@ -61,29 +61,29 @@ def ask(host: Program, number: signal.Signals) -> list[int]:
 @pytest.mark.parametrize("kind", ["LocalElasticAgent", "WithHooks"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_signal_ends_the_run_with_an_exception(program: Start, number: signal.Signals, kind: str) -> None:
-    """SignalException with the signal; the workers got the same one and their time; the host's handlers are back."""
+    """The workers get the same signal, and the host's handlers are restored."""
     host = program(
         HOST
         + f"""
 before = handlers()
-made = agent({kind})
+elastic_agent = agent({kind})
 try:
-    made.run()
+    elastic_agent.run()
 except SignalException as error:
-    print(error.sigval.name, made.get_worker_group().state.name if {kind} is LocalElasticAgent else "STOPPED")
+    print(error.sigval.name, elastic_agent.get_worker_group().state.name if {kind} is LocalElasticAgent else "STOPPED")
 print(handlers() == before)
 """
     )
-    pids = ask(host, number)
+    pids = signal_host(host, number)
     lines = host.pipe.rest().split("\n")
     assert host.wait() == 0, host.errors
-    assert sorted(lines[:2]) == [f"asked {number:d}"] * 2
+    assert sorted(lines[:2]) == [f"received {number:d}"] * 2
     assert lines[2:] == [f"{number.name} STOPPED", "True", ""]
     assert gone(pids, 0)
 
 
-def test_chosen_signals_only(program: Start) -> None:
-    """``signals_to_handle``: what is named is taken, what is not named does what it did before."""
+def test_only_the_configured_signals_are_handled(program: Start) -> None:
+    """``signals_to_handle``: other signals keep their effect."""
     host = program(
         HOST
         + """
@@ -94,15 +94,15 @@ except SignalException as error:
 agent(signals_to_handle="SIGUSR1").run()
 """
     )
-    ask(host, signal.SIGUSR1)
-    assert [host.pipe.line() for _ in range(3)] == ["asked 10", "asked 10", "SIGUSR1"]
-    pids = ask(host, signal.SIGTERM)
+    signal_host(host, signal.SIGUSR1)
+    assert [host.pipe.line() for _ in range(3)] == ["received 10", "received 10", "SIGUSR1"]
+    pids = signal_host(host, signal.SIGTERM)
     assert host.wait() == -signal.SIGTERM
     assert gone(pids, AT_ONCE_S)
 
 
-# Waits for a notice, says what it is, and ends by itself.
-PATIENT = """
+# Waits for a notice, prints it, and exits.
+WAIT_FOR_NOTICE = """
 import os, time
 from tenax import preemption
 os.write(2, b"%d\\n" % os.getpid())
@@ -112,8 +112,8 @@ os.write(2, f"{notice.why} {30 < notice.seconds_left <= 60}\\n".encode())
 """
 
 
-def test_a_notice_reaches_the_workers_and_ends_nothing(program: Start, tmp_path: Path) -> None:
-    """``notice_signals``: workers of a program's own agent can ask, too, and end by themselves when they are ready."""
+def test_a_notice_reaches_the_workers_and_stops_none(program: Start, tmp_path: Path) -> None:
+    """``notice_signals`` of an agent inside another program."""
     host = program(
         """
 import os, sys
@@ -121,10 +121,10 @@ from tenax.agent.server import LocalElasticAgent, WorkerSpec
 from tenax._logs.specs import DefaultLogsSpecs
 os.dup2(1, 2)
 spec = WorkerSpec(entrypoint=sys.executable, args=("-c", sys.argv[1]))
-made = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=sys.argv[2]), notice_signals="SIGUSR1", notice_s=60)
-print(made.run().state.name)
+agent = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=sys.argv[2]), notice_signals="SIGUSR1", notice_s=60)
+print(agent.run().state.name)
 """,
-        PATIENT,
+        WAIT_FOR_NOTICE,
         tmp_path,
     )
     host.pipe.numbers(1)
@@ -134,7 +134,7 @@ print(made.run().state.name)
 
 
 def test_an_ignored_hangup_stays_ignored(program: Start) -> None:
-    """``nohup``: SIGHUP, although it is among the signals that are handled, changes nothing."""
+    """``nohup``: although SIGHUP is among the handled signals."""
     host = program(
         HOST
         + """
@@ -145,17 +145,17 @@ except SignalException as error:
 """,
         preexec_fn=_ignore_hangup,
     )
-    ask(host, signal.SIGHUP)
+    signal_host(host, signal.SIGHUP)
     host.send(signal.SIGTERM)
-    assert [host.pipe.line() for _ in range(3)] == ["asked 15", "asked 15", "SIGTERM"]
+    assert [host.pipe.line() for _ in range(3)] == ["received 15", "received 15", "SIGTERM"]
 
 
 def _ignore_hangup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def test_a_second_interrupt_is_final(program: Start) -> None:
-    """Workers that take their time after the first one are killed by the second."""
+def test_a_second_interrupt_kills_the_workers(program: Start) -> None:
+    """If they have not exited after the first one."""
     host = program(
         HOST.replace("os._exit(0)", "signal.pause()")
         + """
@@ -165,26 +165,26 @@ except SignalException as error:
     print(error.sigval.name)
 """
     )
-    pids = ask(host, signal.SIGINT)
-    assert [host.pipe.line() for _ in range(2)] == ["asked 2", "asked 2"]
+    pids = signal_host(host, signal.SIGINT)
+    assert [host.pipe.line() for _ in range(2)] == ["received 2", "received 2"]
     host.send(signal.SIGINT)
     assert host.pipe.line() == "SIGINT"
     assert gone(pids, 0)
 
 
-def test_another_thread_leaves_signals_to_the_host(program: Start) -> None:
-    """The host decides what its signals mean while an agent runs in a thread of it."""
+def test_an_agent_in_another_thread_handles_no_signals(program: Start) -> None:
+    """The handlers of the host stay in effect."""
     host = program(
         HOST
         + """
-signal.signal(signal.SIGTERM, lambda *_: (print("mine", flush=True), os._exit(3)))
+signal.signal(signal.SIGTERM, lambda *_: (print("host", flush=True), os._exit(3)))
 thread = threading.Thread(target=agent().run)
 thread.start()
 thread.join()
 """
     )
-    pids = ask(host, signal.SIGTERM)
-    assert host.pipe.line() == "mine"
+    pids = signal_host(host, signal.SIGTERM)
+    assert host.pipe.line() == "host"
     assert host.wait() == 3
     assert gone(pids, AT_ONCE_S)
 
@@ -198,17 +198,17 @@ def function_agent():
 
 async def main():
     loop = asyncio.get_running_loop()
-    heard = []
-    loop.add_signal_handler(signal.SIGUSR1, heard.append, "usr1")
+    received = []
+    loop.add_signal_handler(signal.SIGUSR1, received.append, "usr1")
     inside = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(inside)
     {body}
-    assert signal.set_wakeup_fd(-1) == inside, "asyncio's descriptor was not put back"
+    assert signal.set_wakeup_fd(-1) == inside, "asyncio's descriptor was not restored"
     signal.set_wakeup_fd(inside)
     os.kill(os.getpid(), signal.SIGUSR1)
-    while not heard:
+    while not received:
         await asyncio.sleep(0.001)
-    print(len(result.return_values), heard)
+    print(len(result.return_values), received)
 
 if __name__ == "__main__":
     asyncio.run(main())
@@ -221,31 +221,31 @@ if __name__ == "__main__":
     ["result = function_agent().run()", "result = await loop.run_in_executor(None, function_agent().run)"],
     ids=["in a coroutine", "in an executor"],
 )
-def test_inside_an_event_loop(program: Start, body: str, method: str) -> None:
-    """Blocking it or beside it: the run succeeds, and asyncio hears its own signals afterwards."""
+def test_a_run_inside_an_event_loop_keeps_its_signal_handlers(program: Start, body: str, method: str) -> None:
+    """In a coroutine that blocks the loop, or in an executor."""
     host = program(HOST + ASYNC.replace("{body}", body), method)
     assert host.pipe.rest() == "1 ['usr1']\n", host.errors
     assert host.wait() == 0
 
 
 def test_a_signal_to_an_event_loop_during_a_run_is_not_lost(program: Start) -> None:
-    """A signal of asyncio's own that comes while a run blocks the loop is heard after it."""
+    """asyncio handles it after the run."""
     host = program(
         HOST
         + """
 async def main():
     loop = asyncio.get_running_loop()
-    heard = []
-    loop.add_signal_handler(signal.SIGUSR2, heard.append, "usr2")
+    received = []
+    loop.add_signal_handler(signal.SIGUSR2, received.append, "usr2")
     try:
         agent().run()
     except SignalException as error:
         print(error.sigval.name)
     for _ in range(1000):
         await asyncio.sleep(0.001)
-        if heard:
+        if received:
             break
-    print(heard)
+    print(received)
 asyncio.run(main())
 """
     )

@@ -1,4 +1,4 @@
-"""LocalElasticAgent with real workers: results by global rank, restarts, policies, and nothing left of a run."""
+"""LocalElasticAgent with real workers: results, restarts, policies, cleanup."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [on_linux, forks_with_threads]
 
 
 class Maker:
-    """Makes agents whose logs lie below the test's folder."""
+    """Creates agents with logs in the test's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,14 +75,13 @@ def make(tmp_path: Path) -> Iterator[Maker]:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def who_am_i(word: str) -> tuple[str, str, str]:
-    return word, os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+def identify(text: str) -> tuple[str, str, str]:
+    return text, os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_return_values_by_global_rank(make: Maker, method: str) -> None:
-    """Every worker's value, and a result that says so."""
-    result = make.run(who_am_i, "hello", workers=3, start_method=method)
+def test_return_values_are_keyed_by_global_rank(make: Maker, method: str) -> None:
+    result = make.run(identify, "hello", workers=3, start_method=method)
     assert result == RunResult(WorkerState.SUCCEEDED, {rank: ("hello", str(rank), "0") for rank in range(3)}, {})
     assert not result.is_failed()
 
@@ -94,28 +93,27 @@ def fail_first(folder: str) -> str:
     return f"attempt {attempt}"
 
 
-def test_return_values_after_a_restart_are_the_last_generations(make: Maker, tmp_path: Path) -> None:
-    """What an earlier generation returned before a sibling failed is forgotten."""
+def test_return_values_are_those_of_the_last_generation(make: Maker, tmp_path: Path) -> None:
+    """Those of earlier generations are dropped."""
     agent = make.agent(fail_first, str(tmp_path), workers=2, max_restarts=2, start_method="fork")
     result = agent.run()
     assert result.return_values == {0: "attempt 2", 1: "attempt 2"}
     assert agent._remaining_restarts == 0
 
 
-def test_a_program_returns_none(make: Maker) -> None:
-    """By rank, as a function that returns nothing."""
+def test_a_program_returns_none_for_each_rank(make: Maker) -> None:
     assert make.shell("exit 0", workers=2).return_values == {0: None, 1: None}
 
 
-def boom() -> None:
+def fail_on_rank_1() -> None:
     if os.environ["RANK"] == "1":
         raise ValueError("boom")
     signal.pause()
 
 
-def test_a_failure_carries_its_cause(make: Maker) -> None:
-    """Only who failed is in it, by global rank, with message, traceback and error file; nothing was decorated."""
-    result = make.run(boom, workers=2, max_restarts=1)
+def test_a_failure_contains_its_cause(make: Maker) -> None:
+    """Only the failed worker is in it, by global rank, with message and error file, without a decorator."""
+    result = make.run(fail_on_rank_1, workers=2, max_restarts=1)
     assert result.state is WorkerState.FAILED
     assert result.is_failed()
     assert result.return_values == {}
@@ -127,12 +125,12 @@ def test_a_failure_carries_its_cause(make: Maker) -> None:
     assert Path(failure.error_file).parent.parent.name == "attempt_1"
 
 
-def test_the_worker_group_follows(make: Maker) -> None:
-    """Whoever looks at the group during a run sees ranks, pids and state; afterwards, how it ended."""
+def test_the_worker_group_is_updated_during_the_run(make: Maker) -> None:
+    """Ranks, pids and state; afterwards the final state."""
     seen: list[tuple[Any, ...]] = []
     pids: set[int] = set()
 
-    class Looking(LocalElasticAgent):
+    class Observing(LocalElasticAgent):
         def _mirror(self, *step: Any) -> None:
             super()._mirror(*step)
             group: WorkerGroup = self.get_worker_group()
@@ -140,75 +138,75 @@ def test_the_worker_group_follows(make: Maker) -> None:
             pids.update(worker.id for worker in group.workers if worker.id)
 
     spec = WorkerSpec(role="trainer", entrypoint="/bin/true", local_world_size=2)
-    agent = Looking(spec, make.specs)
+    agent = Observing(spec, make.specs)
     assert agent.get_worker_group().state is WorkerState.INIT
     agent.run()
     assert agent.get_worker_group().state is WorkerState.SUCCEEDED
     assert (WorkerState.HEALTHY, 0) in {(state, rank) for state, rank, _ in seen}
     ranks = "local_rank=1,global_rank=1,role_rank=1,world_size=2,role_world_size=2"
-    assert ranks in [words for _, _, workers in seen for words in workers]
+    assert ranks in [text for _, _, workers in seen for text in workers]
     assert len(pids) == 2
 
 
 # --- restarts and policies --------------------------------------------------------------------------------------------
 
 
-def test_restarts_end_with_the_budget(make: Maker) -> None:
-    """Each try has its own log folder and its own count; the last one's failure is the result."""
+def test_max_restarts_limits_the_restarts(make: Maker) -> None:
+    """Each attempt has its own log folder and count; the last failure is the result."""
     result = make.shell("echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; exit 9", max_restarts=2)
     assert result.failures[0].exitcode == 9
     assert [make.output(0, attempt) for attempt in range(3)] == ["0 of 2\n", "1 of 2\n", "2 of 2\n"]
 
 
-def test_a_new_port_for_every_generation(make: Maker) -> None:
-    """So that no key of an older generation's store can be read; unless the spec names one."""
+def test_every_generation_gets_a_new_port(make: Maker) -> None:
+    """So that keys of an older generation's store cannot be read."""
     make.shell("echo $MASTER_ADDR $MASTER_PORT $TENAX_GENERATION; exit 1", max_restarts=2)
-    words = [make.output(0, attempt).split() for attempt in range(3)]
-    assert {addr for addr, _, _ in words} == {"127.0.0.1"}
-    assert len({port for _, port, _ in words}) == 3
-    assert [generation for _, _, generation in words] == ["1", "2", "3"]
+    outputs = [make.output(0, attempt).split() for attempt in range(3)]
+    assert {addr for addr, _, _ in outputs} == {"127.0.0.1"}
+    assert len({port for _, port, _ in outputs}) == 3
+    assert [generation for _, _, generation in outputs] == ["1", "2", "3"]
 
 
-def test_a_spec_may_name_the_address(make: Maker) -> None:
-    """master_addr and master_port of the spec are what the workers see, in every generation."""
+def test_a_spec_can_set_the_address(make: Maker) -> None:
+    """master_addr and master_port apply to every generation."""
     port = free_port()
     script = "echo $MASTER_ADDR:$MASTER_PORT; exit $((1 - TORCHELASTIC_RESTART_COUNT))"
     make.shell(script, max_restarts=1, master_addr="node0", master_port=port)
     assert [make.output(0, attempt) for attempt in range(2)] == [f"node0:{port}\n"] * 2
 
 
-class Choosy:
-    """Gives up on 42, waits a moment after a first failure, and does not count."""
+class OwnPolicy:
+    """Gives up on 42, waits after the first failure, and ignores max_restarts."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, int, int]] = []
+        self.calls: list[tuple[int, int, int]] = []
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
-        self.asked.append((failure.exit_code, history.restarts_used, len(history.earlier)))
+        self.calls.append((failure.exit_code, history.restarts_used, len(history.earlier)))
         if failure.exit_code == 42:
             return GiveUp("42 is final")
         return Wait("a moment", seconds=0.01) if not history.earlier else Restart("again")
 
 
-def test_a_policy_of_ones_own(make: Maker) -> None:
-    """It sees the failure and the history, may wait, may go beyond the budget, and may give up on an exit code."""
-    policy = Choosy()
+def test_an_own_restart_policy_decides(make: Maker) -> None:
+    """It gets the failure and the history, and may wait, exceed max_restarts, and give up."""
+    policy = OwnPolicy()
     script = "case $TORCHELASTIC_RESTART_COUNT in 2) exit 42;; *) exit 1;; esac"
     result = make.shell(script, max_restarts=0, restart_policy=policy)
     assert result.failures[0].exitcode == 42
-    assert policy.asked == [(1, 0, 0), (1, 1, 1), (42, 2, 2)]
+    assert policy.calls == [(1, 0, 0), (1, 1, 1), (42, 2, 2)]
 
 
 # --- a node of several ------------------------------------------------------------------------------------------------
 
 
-class Said(EngineRendezvousHandler):
-    """A handler of ours whose coordinator is elsewhere: node 1 of 2, with ranks 2 and 3, then a verdict."""
+class ScriptedEngine(EngineRendezvousHandler):
+    """A handler that makes this node 1 of 2, with ranks 2 and 3, and then sends a verdict."""
 
-    def __init__(self, verdict: Verdict, says_at: type = WorkersRunning) -> None:
+    def __init__(self, verdict: Verdict, ends_at: type = WorkersRunning) -> None:
         super().__init__()
         self.verdict = verdict
-        self.says_at = says_at  # after which word the run is over
+        self.ends_at = ends_at  # the message after which the run ends
         self.emit: Callable[[AnyEvent], None]
 
     def _make_engine(self, master_addr: str | None, master_port: int | None) -> Control:
@@ -222,11 +220,11 @@ class Said(EngineRendezvousHandler):
     def send(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):
             self.emit(GenerationFormed(Assignment(1, 1, 2, 2, 4, 2, 4, "other", 1234, True)))
-        if isinstance(message, self.says_at):
+        if isinstance(message, self.ends_at):
             self.emit(RunEnded(self.verdict, 0.0))
 
     def submit(self, request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
-        reply(None, "nobody asks here")
+        reply(None, "not supported")
 
     where = ""
 
@@ -236,10 +234,10 @@ class Said(EngineRendezvousHandler):
     def close(self) -> None: ...
 
     def get_backend(self) -> str:
-        return "said"
+        return "scripted"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        raise AssertionError("an engine is told, not asked")
+        raise AssertionError("an engine is not polled")
 
     def is_closed(self) -> bool:
         return False
@@ -247,7 +245,7 @@ class Said(EngineRendezvousHandler):
     def set_closed(self) -> None: ...
 
     def num_nodes_waiting(self) -> int:
-        raise AssertionError("an engine is told, not asked")
+        raise AssertionError("an engine is not polled")
 
     def get_run_id(self) -> str:
         return "run"
@@ -260,20 +258,20 @@ def environment(*names: str) -> list[str]:
     return [os.environ[name] for name in names]
 
 
-def test_values_of_a_node_of_several_are_its_own(make: Maker) -> None:
-    """By global rank; the workers were told of the whole group, and of the store that another node hosts."""
-    handler = Said(Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded"), NodeSucceeded)
+def test_a_node_of_several_returns_its_own_values(make: Maker) -> None:
+    """By global rank; the workers' environment describes the whole group."""
+    handler = ScriptedEngine(Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded"), NodeSucceeded)
     names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE")
     result = make.run(environment, *names, workers=2, rdzv_handler=handler)
     assert result.return_values == {rank: [str(rank), "4", "1", "2", "other", "True"] for rank in (2, 3)}
 
 
-def test_a_failure_elsewhere_fails_this_node_with_its_cause(make: Maker) -> None:
-    """The result names the rank of the other node, its host and what was found out there."""
+def test_a_failure_on_another_node_fails_this_node_with_its_cause(make: Maker) -> None:
+    """With the rank and host of the other node."""
     evidence = Evidence(error_type="ValueError", message="ValueError: boom")
     elsewhere = Failure(1, 0, 0, 77, 1, 1.0, evidence=evidence, host="gpu-08")
     verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
-    agent = make.agent("/bin/sleep", "600", workers=2, rdzv_handler=Said(verdict))
+    agent = make.agent("/bin/sleep", "600", workers=2, rdzv_handler=ScriptedEngine(verdict))
     result = agent.run()
     assert result.state is WorkerState.FAILED
     assert list(result.failures) == [0]
@@ -282,36 +280,36 @@ def test_a_failure_elsewhere_fails_this_node_with_its_cause(make: Maker) -> None
     assert [worker.global_rank for worker in agent.get_worker_group().workers] == [2, 3]
 
 
-def test_a_run_that_ended_before_the_generation_was_heard_of_starts_no_worker(make: Maker, tmp_path: Path) -> None:
-    """The node receives the generation and the end of the run together: the result is the end, and no program runs."""
+def test_a_run_that_ends_with_the_generation_starts_no_worker(make: Maker, tmp_path: Path) -> None:
+    """The node receives the generation and the end of the run together."""
     elsewhere = Failure(1, 0, 0, 77, 1, 1.0, host="gpu-08")
     verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
-    agent = make.agent("/bin/touch", str(tmp_path / "started"), rdzv_handler=Said(verdict, NodeReady))
+    agent = make.agent("/bin/touch", str(tmp_path / "started"), rdzv_handler=ScriptedEngine(verdict, NodeReady))
     assert list(agent.run().failures) == [0]
     assert agent.get_worker_group().workers[0].id is None
     assert not (tmp_path / "started").exists()
 
 
-def test_a_run_that_an_operator_cancelled_was_closed(make: Maker) -> None:
-    """No signal came to this node: it is no SignalException."""
-    agent = make.agent("/bin/sleep", "600", rdzv_handler=Said(Verdict(Outcome.CANCELLED, "enough")))
+def test_a_run_cancelled_by_an_operator_raises_rendezvous_closed_error(make: Maker) -> None:
+    """Not SignalException, because this node received no signal."""
+    agent = make.agent("/bin/sleep", "600", rdzv_handler=ScriptedEngine(Verdict(Outcome.CANCELLED, "enough")))
     with pytest.raises(RendezvousClosedError, match="the run was cancelled: enough"):
         agent.run()
     assert agent.get_worker_group().state is WorkerState.STOPPED
 
 
-def test_a_run_that_found_too_few_nodes_is_an_error(make: Maker) -> None:
-    """With the coordinator's sentence."""
+def test_a_run_with_too_few_nodes_raises_runtime_error(make: Maker) -> None:
+    """With the coordinator's reason."""
     verdict = Verdict(Outcome.BROKEN, "only 1 of at least 2 nodes joined")
     with pytest.raises(RuntimeError, match="only 1 of at least 2 nodes joined"):
-        make.run("/bin/sleep", "600", rdzv_handler=Said(verdict))
+        make.run("/bin/sleep", "600", rdzv_handler=ScriptedEngine(verdict))
 
 
-# --- ends -------------------------------------------------------------------------------------------------------------
+# --- stopping ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_grace_period_is_the_shutdown_timeout(make: Maker, tmp_path: Path) -> None:
-    """A sibling that does not listen is killed when it is over, not after thirty seconds."""
+    """A worker that ignores SIGTERM is killed after it, not after 30 s."""
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     script = f"""
@@ -325,34 +323,34 @@ def test_the_grace_period_is_the_shutdown_timeout(make: Maker, tmp_path: Path) -
     assert list(result.failures) == [1]
 
 
-def test_what_workers_leave_behind_is_ended(make: Maker) -> None:
+def test_leftover_processes_of_workers_are_killed(make: Maker) -> None:
     """Also after a success."""
     make.shell("setsid sleep 60 & echo $!; sleep 60 & echo $!", workers=2)
-    pids = [int(word) for rank in range(2) for word in make.output(rank).split()]
+    pids = [int(pid) for rank in range(2) for pid in make.output(rank).split()]
     assert len(pids) == 4
     assert gone(pids, 0)
 
 
-def test_a_lost_keeper_is_an_error_of_ours(make: Maker) -> None:
-    """Not a failure of a worker: the run cannot go on, and says why."""
+def test_a_lost_keeper_is_not_a_failure_of_a_worker(make: Maker) -> None:
+    """The run cannot continue, and the error contains the reason."""
     with pytest.raises(RuntimeError, match="keeper was lost: it was killed by SIGKILL"):
         make.shell("kill -9 $PPID; sleep 60", max_restarts=3)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_a_lost_keeper_leaves_no_function_behind(make: Maker, tmp_path: Path, method: str) -> None:
-    """Whatever way the worker was made, it dies with the keeper, and nothing stays open."""
+def test_a_lost_keeper_leaves_no_worker_behind(make: Maker, tmp_path: Path, method: str) -> None:
+    """With every start method the worker dies with the keeper."""
     notes = tmp_path / "pids"
     with pytest.raises(RuntimeError, match="was lost"):
         make.run(kill_my_parent, str(notes), method != "fork", start_method=method)
     pids = [int(line) for line in notes.read_text().split()]
     assert len(pids) == (1 if method == "fork" else 2)
-    # A forked worker bears no mark. If it was faster than the news of its start, only the kernel knows of it.
+    # A forked worker has no marker in its environment. If its start was not yet reported, only the kernel knows of it.
     assert gone(pids, AT_ONCE_S if method == "fork" else 0)
 
 
 def kill_my_parent(notes: str, leaves_a_daemon: bool) -> None:
-    """A worker, and perhaps a process of it in a session of its own, which the death of the keeper does not reach."""
+    """A worker, optionally with a child in another session, which the death of the keeper does not reach."""
     keeper = os.getppid()
 
     def note() -> None:
@@ -370,22 +368,22 @@ def kill_my_parent(notes: str, leaves_a_daemon: bool) -> None:
         signal.pause()
 
 
-# --- where it runs ----------------------------------------------------------------------------------------------------
+# --- threads and reuse -----------------------------------------------------------------------------------------------
 
 
-def test_off_the_main_thread(make: Maker) -> None:
-    """The same result, and the host's signal handlers are not touched."""
+def test_an_agent_runs_in_another_thread(make: Maker) -> None:
+    """The host's signal handlers are not changed."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     results: list[RunResult] = []
-    thread = threading.Thread(target=lambda: results.append(make.run(who_am_i, "x", start_method="fork")))
+    thread = threading.Thread(target=lambda: results.append(make.run(identify, "x", start_method="fork")))
     thread.start()
     thread.join()
     assert results[0].return_values == {0: ("x", "0", "0")}
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_two_agents_at_once(tmp_path: Path) -> None:
-    """In two threads of one process: each has its own workers and its own end, and neither waits for the other."""
+def test_two_agents_run_in_parallel(tmp_path: Path) -> None:
+    """In two threads of one process; neither waits for the other."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     a, b = Maker(tmp_path / "a"), Maker(tmp_path / "b")
@@ -400,7 +398,7 @@ def test_two_agents_at_once(tmp_path: Path) -> None:
         long = threading.Thread(target=run, args=("long", a, "/bin/sh", "-c", f"read line < {shlex.quote(str(fifo))}"))
         long.start()
         for method in ("fork", "spawn"):
-            short = threading.Thread(target=run, args=(method, b, who_am_i, method), kwargs={"start_method": method})
+            short = threading.Thread(target=run, args=(method, b, identify, method), kwargs={"start_method": method})
             short.start()
             short.join()
             assert results[method].return_values == {0: (method, "0", "0")}
@@ -410,8 +408,8 @@ def test_two_agents_at_once(tmp_path: Path) -> None:
         assert results["long"].state is WorkerState.SUCCEEDED
 
 
-def test_two_forking_agents_at_once(tmp_path: Path) -> None:
-    """The first may end although the second's keeper was forked while it ran, with a copy of all that was open."""
+def test_two_forking_agents_run_in_parallel(tmp_path: Path) -> None:
+    """The first can end although the keeper of the second was forked meanwhile, with copies of its descriptors."""
     makers = {}
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -441,9 +439,8 @@ def wait_for_a_line(fifo: str) -> None:
     Path(fifo).read_text()
 
 
-def test_an_agent_runs_again(make: Maker) -> None:
-    """The same object, a second time."""
-    agent = make.agent(who_am_i, "x", start_method="fork")
+def test_an_agent_can_run_twice(make: Maker) -> None:
+    agent = make.agent(identify, "x", start_method="fork")
     assert agent.run().return_values == agent.run().return_values == {0: ("x", "0", "0")}
 
 
@@ -453,13 +450,13 @@ def test_an_agent_runs_again(make: Maker) -> None:
 def test_fn_is_the_old_name_of_entrypoint() -> None:
     """It works, with a warning that points at the caller."""
     with pytest.warns(DeprecationWarning, match="use entrypoint") as caught:
-        spec = WorkerSpec("trainer", 1, None, fn=who_am_i)
-    assert spec.entrypoint is who_am_i
+        spec = WorkerSpec("trainer", 1, None, fn=identify)
+    assert spec.entrypoint is identify
     assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "message"),
     [
         ({"local_world_size": 0}, "local_world_size is 0; expected at least 1"),
         ({"monitor_interval": 0}, "monitor_interval is 0; expected a positive number"),
@@ -467,35 +464,35 @@ def test_fn_is_the_old_name_of_entrypoint() -> None:
         ({"entrypoint": ""}, "needs an entrypoint"),
     ],
 )
-def test_a_spec_that_cannot_work(fields: dict[str, Any], sentence: str) -> None:
-    """An AssertionError, as TorchElastic raises, with a sentence."""
+def test_an_invalid_spec_raises_assertion_error(fields: dict[str, Any], message: str) -> None:
+    """As TorchElastic does."""
     given = {"role": "trainer", "entrypoint": "/bin/true", "local_world_size": 1, **fields}
-    with pytest.raises(AssertionError, match=sentence):
+    with pytest.raises(AssertionError, match=message):
         WorkerSpec(**given)
 
 
-def test_names_of_entrypoints() -> None:
-    """The function's own, or the last part of the path."""
+def test_the_name_of_an_entrypoint() -> None:
+    """The function's name, or the last part of the path."""
     assert WorkerSpec(entrypoint="/usr/bin/env").get_entrypoint_name() == "env"
     assert WorkerSpec(entrypoint=Maker.run).get_entrypoint_name() == "Maker.run"
 
 
-def test_no_warnings_in_an_ordinary_run(make: Maker) -> None:
-    """Nothing is left to the garbage collector, and nothing deprecated is used."""
+def test_a_run_emits_no_warnings(make: Maker) -> None:
+    """About unclosed resources or deprecations."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert make.run(who_am_i, "x").state is WorkerState.SUCCEEDED
+        assert make.run(identify, "x").state is WorkerState.SUCCEEDED
 
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["alone", "with an endpoint"])
-def test_set_closed_ends_the_run_for_everybody(make: Any, nodes: int) -> None:
-    """An operator's cancel, from another thread, while the workers run: they are ended, and the run was closed."""
+def test_set_closed_ends_the_run_on_every_node(make: Any, nodes: int) -> None:
+    """Called from another thread while the workers run."""
     params = RendezvousParameters("c10d", own_endpoint(), "closing", 1, nodes, last_call_timeout=0)
     handler = get_rendezvous_handler(params)
     spec = WorkerSpec(role="trainer", entrypoint="/bin/sleep", args=("60",), rdzv_handler=handler)
     started = threading.Event()
 
-    class Telling(LocalElasticAgent):
+    class Signalling(LocalElasticAgent):
         def _mirror(self, *step: Any) -> None:
             super()._mirror(*step)
             if self.get_worker_group().state is WorkerState.HEALTHY:
@@ -508,6 +505,6 @@ def test_set_closed_ends_the_run_for_everybody(make: Any, nodes: int) -> None:
     operator = threading.Thread(target=close_when_started)
     operator.start()
     with pytest.raises(RendezvousClosedError, match=r"set_closed\(\)"):
-        Telling(spec, make.specs).run()
+        Signalling(spec, make.specs).run()
     operator.join(PATIENCE_S)
     assert handler.is_closed()

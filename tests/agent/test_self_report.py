@@ -1,4 +1,4 @@
-"""What agents with hooks say about themselves: the same as TorchElastic's, and without any harm to the run."""
+"""Events and metrics of agents with hooks are TorchElastic's, and handlers cannot harm the run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreI
 _TOY = Path(__file__).parent / "toy_agent_main.py"
 
 
-def heard(root: str, codes: list[list[int]], max_restarts: int) -> dict[str, list[Any]]:
-    words = [sys.executable, str(_TOY), root, json.dumps(codes), str(max_restarts)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE_S * 2)
+def record(root: str, codes: list[list[int]], max_restarts: int) -> dict[str, list[Any]]:
+    command = [sys.executable, str(_TOY), root, json.dumps(codes), str(max_restarts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S * 2)
     return json.loads(done.stdout)
 
 
@@ -37,23 +37,25 @@ def heard(root: str, codes: list[list[int]], max_restarts: int) -> dict[str, lis
         pytest.param([[4, 5]], 0, id="failure of all"),
     ],
 )
-def test_an_agent_of_others_is_heard_as_under_torch(codes: list[list[int]], max_restarts: int) -> None:
-    """Every event with its source, keys and ranks, in the same order; every metric, in the same order.
+def test_a_third_party_agent_emits_the_same_events_and_metrics_as_with_torch(
+    codes: list[list[int]], max_restarts: int
+) -> None:
+    """In the same order, with the same source, keys and ranks.
 
-    Only that ours knows the group already when it assigns ranks in it.
+    Except that tenax knows the group when it assigns ranks.
     """
     pytest.importorskip("torch", reason="torch is not installed")
-    theirs = heard("torch.distributed.elastic", codes, max_restarts)
-    ours = heard("tenax", codes, max_restarts)
-    for name, _, _, values in ours["events"] + theirs["events"]:
+    torchs = record("torch.distributed.elastic", codes, max_restarts)
+    tenaxs = record("tenax", codes, max_restarts)
+    for name, _, _, values in tenaxs["events"] + torchs["events"]:
         if name.endswith("ASSIGN_WORKER_RANKS"):
             del values["group_rank"], values["group_world_size"]
-    assert ours["events"] == theirs["events"]
-    assert ours["metrics"] == theirs["metrics"]
+    assert tenaxs["events"] == torchs["events"]
+    assert tenaxs["metrics"] == torchs["metrics"]
 
 
 class Quick(SimpleElasticAgent):
-    """Workers that have succeeded before anybody looks."""
+    """An agent whose workers have succeeded at the first poll."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         return {0: "id-0"}
@@ -66,41 +68,43 @@ class Quick(SimpleElasticAgent):
     def _shutdown(self, *args: Any, **kwargs: Any) -> None: ...
 
 
-class Ear(events.EventHandler):
+class EventRecorder(events.EventHandler):
     def __init__(self) -> None:
-        self.heard: list[events.Event] = []
+        self.events: list[events.Event] = []
 
     def record(self, event: Any) -> None:
-        self.heard.append(event)
+        self.events.append(event)
 
 
 def spec(**options: Any) -> WorkerSpec:
     return WorkerSpec(role="quick", entrypoint="/bin/true", monitor_interval=0.01, **options)
 
 
-def test_the_end_of_the_agent_is_an_event_when_nobody_else_records_it() -> None:
-    ear = Ear()
-    with events.configure(ear):
+def test_the_end_of_the_agent_is_an_event_if_records_end_is_set() -> None:
+    recorder = EventRecorder()
+    with events.configure(recorder):
         Quick(spec(), records_end=True).run()
-        silent = len(ear.heard)
+        count = len(recorder.events)
         Quick(spec()).run()
-    assert [event.metadata["state"] for event in ear.heard[:silent]][-1] == "SUCCEEDED"
-    assert ear.heard[silent - 1].source is events.EventSource.AGENT
-    assert all(event.source is events.EventSource.WORKER for event in ear.heard[silent:] if event.name.endswith("DED"))
+    assert [event.metadata["state"] for event in recorder.events[:count]][-1] == "SUCCEEDED"
+    assert recorder.events[count - 1].source is events.EventSource.AGENT
+    assert all(
+        event.source is events.EventSource.WORKER for event in recorder.events[count:] if event.name.endswith("DED")
+    )
 
 
 class Broken(Quick):
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        raise RuntimeError("nothing works today")
+        raise RuntimeError("it is broken")
 
 
-def test_an_agent_that_cannot_go_on_says_why() -> None:
-    ear = Ear()
-    with events.configure(ear), pytest.raises(RuntimeError, match="nothing works"):
+def test_the_failure_of_an_agent_is_an_event_with_its_exception() -> None:
+    recorder = EventRecorder()
+    with events.configure(recorder), pytest.raises(RuntimeError, match="it is broken"):
         Broken(spec(), records_end=True).run()
-    (event,) = ear.heard
+    (event,) = recorder.events
     assert (event.metadata["state"], event.source) == ("FAILED", events.EventSource.AGENT)
-    assert "RuntimeError: nothing works today" in str(event.metadata["raw_error"])
+    assert "RuntimeError: it is broken" in str(event.metadata["raw_error"])
 
 
 def test_a_launcher_can_record_the_end_itself() -> None:
@@ -115,7 +119,7 @@ def test_a_launcher_can_record_the_end_itself() -> None:
         assert "ValueError: this one" in str(agent.get_event_failed().metadata["raw_error"])
 
 
-class Rude(metrics.MetricHandler):
+class Raising(metrics.MetricHandler):
     def emit(self, metric_data: metrics.MetricData) -> None:
         raise OSError("the sink is full")
 
@@ -129,23 +133,25 @@ class Stuck(metrics.MetricHandler):
 
 
 @pytest.fixture
-def usual_metrics() -> Any:
+def default_metrics() -> Any:
     yield
     metrics.configure(metrics.NullMetricHandler())
 
 
-@pytest.mark.usefixtures("usual_metrics")
-def test_a_metric_handler_that_raises_is_told_on_stderr_and_costs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    metrics.configure(Rude())
+@pytest.mark.usefixtures("default_metrics")
+def test_a_metric_handler_that_raises_is_reported_and_does_not_affect_the_run(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    metrics.configure(Raising())
     assert Quick(spec()).run().return_values == {0: "done"}
-    said = capfd.readouterr().err
-    assert "the metric handler 'Rude' failed" in said
-    assert "OSError: the sink is full" in said
+    stderr = capfd.readouterr().err
+    assert "the metric handler 'Raising' failed" in stderr
+    assert "OSError: the sink is full" in stderr
 
 
-@pytest.mark.usefixtures("usual_metrics")
+@pytest.mark.usefixtures("default_metrics")
 @pytest.mark.parametrize("kind", ["hooks", "events"])
-def test_a_metric_handler_that_never_returns_holds_up_nothing(
+def test_a_metric_handler_that_blocks_does_not_block_the_run(
     kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stuck = Stuck()
@@ -159,7 +165,7 @@ def test_a_metric_handler_that_never_returns_holds_up_nothing(
     assert "the metric handler 'Stuck' was too slow (" in capfd.readouterr().err
 
 
-class Meter(metrics.MetricHandler):
+class MetricRecorder(metrics.MetricHandler):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
@@ -168,7 +174,7 @@ class Meter(metrics.MetricHandler):
 
 
 class Alone(RendezvousHandler):
-    """A handler of others: asked, so that the local agent's own hooks run."""
+    """A third-party handler, so that the hooks of the local agent run."""
 
     def get_backend(self) -> str:
         return "alone"
@@ -191,12 +197,12 @@ class Alone(RendezvousHandler):
         return True
 
 
-@pytest.mark.usefixtures("usual_metrics")
+@pytest.mark.usefixtures("default_metrics")
 def test_every_hook_of_the_local_agent_is_measured(tmp_path: Path) -> None:
-    """Under torch's names, and nothing else is."""
-    meter = Meter()
-    metrics.configure(meter)
-    again = WorkerSpec(
+    """With torch's names, and nothing else is measured."""
+    recorder = MetricRecorder()
+    metrics.configure(recorder)
+    restarting = WorkerSpec(
         role="quick",
         entrypoint="/bin/sh",
         args=("-c", "exit $((1 - TORCHELASTIC_RESTART_COUNT))"),
@@ -204,28 +210,28 @@ def test_every_hook_of_the_local_agent_is_measured(tmp_path: Path) -> None:
         max_restarts=1,
         rdzv_handler=Alone(),
     )
-    assert not LocalElasticAgent(again, log_dir=str(tmp_path)).run().is_failed()
+    assert not LocalElasticAgent(restarting, log_dir=str(tmp_path)).run().is_failed()
     simple = ("run", "_rendezvous", "_assign_worker_ranks", "_initialize_workers", "_restart_workers")
     hooks = [f"SimpleElasticAgent.{name}" for name in simple]
     hooks += [f"LocalElasticAgent.{name}" for name in ("_start_workers", "_stop_workers", "_monitor_workers")]
-    measured = {name for name in meter.names if "Agent" in name}
+    measured = {name for name in recorder.names if "Agent" in name}
     assert measured == {f"{hook}.{what}" for hook in hooks for what in ("success", "duration.ms")}
 
 
-def test_an_event_handler_that_nobody_knows_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ValueError, match="unknown event handler 'nobody'"):
-        Quick(spec(event_log_handler="nobody")).run()
+def test_an_unknown_event_handler_is_rejected_before_the_start() -> None:
+    with pytest.raises(ValueError, match="unknown event handler 'unknown'"):
+        Quick(spec(event_log_handler="unknown")).run()
 
 
-def test_without_listeners_there_is_nothing_to_close() -> None:
-    outlets = Sinks()
-    assert not outlets.has_events
-    assert not outlets.has_metrics
-    assert outlets.close() == []
+def test_without_handlers_there_is_nothing_to_close() -> None:
+    sinks = Sinks()
+    assert not sinks.has_events
+    assert not sinks.has_metrics
+    assert sinks.close() == []
 
 
-def test_a_handler_that_was_named_is_closed_at_the_end(tmp_path: Path) -> None:
-    """And what it was told is in its file by then."""
+def test_a_handler_of_the_spec_is_closed_at_the_end(tmp_path: Path) -> None:
+    """Its file then contains all events."""
     path = tmp_path / "events.jsonl"
     Quick(spec(event_log_handler=f"jsonl:{path}")).run()
     names = [json.loads(line)["name"].rpartition(".")[2] for line in path.read_text().splitlines()]
@@ -233,16 +239,16 @@ def test_a_handler_that_was_named_is_closed_at_the_end(tmp_path: Path) -> None:
 
 
 class OwnRun(Quick):
-    """Downstream agents bring a main loop of their own."""
+    """A third-party agent with its own main loop."""
 
     def run(self, role: str = "default") -> RunResult:
         self._initialize_workers(self._worker_group)
         return self._monitor_workers(self._worker_group)
 
 
-@pytest.mark.usefixtures("usual_metrics")
-def test_an_agent_with_a_run_of_its_own_is_heard_too(tmp_path: Path) -> None:
-    """The hooks of ours that it calls say what they always say; what is left is delivered when the agent is gone."""
+@pytest.mark.usefixtures("default_metrics")
+def test_an_agent_with_its_own_run_method_emits_events(tmp_path: Path) -> None:
+    """From the inherited hooks; the rest is delivered when the agent is deleted."""
     path = tmp_path / "events.jsonl"
     agent = OwnRun(spec(event_log_handler=f"jsonl:{path}"))
     agent.run()
@@ -258,26 +264,28 @@ class Failing(Quick):
         return RunResult(WorkerState.FAILED, failures={0: ProcessFailure(0, 77, 5, "")})
 
 
-def test_the_end_of_a_run_that_failed_is_a_failure() -> None:
-    ear = Ear()
-    with events.configure(ear):
+def test_the_end_of_a_failed_run_is_a_failed_event() -> None:
+    recorder = EventRecorder()
+    with events.configure(recorder):
         assert Failing(spec(max_restarts=0), records_end=True).run().is_failed()
-    assert (ear.heard[-1].metadata["state"], ear.heard[-1].source) == ("FAILED", events.EventSource.AGENT)
+    assert (recorder.events[-1].metadata["state"], recorder.events[-1].source) == ("FAILED", events.EventSource.AGENT)
 
 
-def test_a_second_run_of_one_agent_is_heard_as_the_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    ear = Ear()
+def test_a_second_run_of_one_agent_emits_the_same_number_of_events(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recorder = EventRecorder()
     agent = LocalElasticAgent(spec(), log_dir=str(tmp_path))
-    with events.configure(ear):
+    with events.configure(recorder):
         agent.run()
-        first = len(ear.heard)
+        first = len(recorder.events)
         agent.run()
-    assert (first > 0, len(ear.heard)) == (True, 2 * first)
+    assert (first > 0, len(recorder.events)) == (True, 2 * first)
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("way", ["in the object", "in a mixin", "only the metrics"])
-def test_a_hook_is_heeded_however_it_was_overridden(tmp_path: Path, way: str) -> None:
+def test_an_overridden_hook_is_called_however_it_was_overridden(tmp_path: Path, way: str) -> None:
     called = []
 
     class Mixin:
@@ -297,14 +305,14 @@ def test_a_hook_is_heeded_however_it_was_overridden(tmp_path: Path, way: str) ->
     kind = {"in the object": LocalElasticAgent, "in a mixin": Mixed, "only the metrics": Measured}[way]
     agent = kind(spec(), log_dir=str(tmp_path))
     if way == "in the object":
-        ours = agent._start_workers
-        agent._start_workers = lambda group: (called.append("start"), ours(group))[1]  # type: ignore[method-assign]
+        original = agent._start_workers
+        agent._start_workers = lambda group: (called.append("start"), original(group))[1]  # type: ignore[method-assign]
     assert not agent.run().is_failed()
     assert called[:1] == [{"only the metrics": "metrics"}.get(way, "start")]
 
 
-def test_stopping_workers_is_a_shutdown(tmp_path: Path) -> None:
-    """As there: a subclass that overrides only ``_shutdown`` also sees restarts."""
+def test_stopping_workers_calls_shutdown(tmp_path: Path) -> None:
+    """As in TorchElastic: a subclass that overrides only ``_shutdown`` also gets restarts."""
     called = []
 
     class Counting(LocalElasticAgent):
@@ -323,7 +331,7 @@ def test_stopping_workers_is_a_shutdown(tmp_path: Path) -> None:
     assert called == [0, 0]  # the restart, and the end
 
 
-class Odd(Quick):
+class InvalidRendezvous(Quick):
     def _handler(self, spec: WorkerSpec) -> Any:
         return self
 
@@ -331,6 +339,6 @@ class Odd(Quick):
         return 5
 
 
-def test_an_answer_of_a_rendezvous_that_makes_no_sense_is_named() -> None:
+def test_an_invalid_result_of_a_rendezvous_is_reported() -> None:
     with pytest.raises(TypeError, match=r"returned 5; expected a RendezvousInfo or \(store, rank, world_size\)"):
-        Odd(spec()).run()
+        InvalidRendezvous(spec()).run()

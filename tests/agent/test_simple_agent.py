@@ -1,4 +1,4 @@
-"""The old hooks: a toy agent with the four it must provide, subclasses that keep some of ours, handlers of others."""
+"""TorchElastic's hooks: a minimal agent, subclasses that override some hooks, third-party handlers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = on_linux
 
 
 @pytest.fixture(autouse=True)
-def tidy() -> Iterator[None]:
+def _leave_nothing() -> Iterator[None]:
     with leaving_nothing():
         yield
 
@@ -67,11 +67,11 @@ class Store:
         with self._changed:
             found = self._changed.wait_for(lambda: all(key in self._values for key in keys), timeout.total_seconds())
         if not found:
-            raise TimeoutError(f"waited in vain for {keys}")
+            raise TimeoutError(f"timed out waiting for {keys}")
 
 
 class Handler(RendezvousHandler):
-    """A handler as somebody else may have written it."""
+    """A third-party handler."""
 
     def __init__(self, store: Any = None, rank: int = 0, world_size: int = 1, *, as_tuple: bool = False) -> None:
         self.store = store
@@ -79,20 +79,20 @@ class Handler(RendezvousHandler):
         self.world_size = world_size
         self.as_tuple = as_tuple
         self.rounds = 0
-        self.waiting: list[int] = []  # answers of num_nodes_waiting, first to last; then 0
-        self.refusal: Exception | None = None
+        self.waiting: list[int] = []  # results of num_nodes_waiting, in order; then 0
+        self.error: Exception | None = None
         self.is_shut_down = False
 
     def get_backend(self) -> str:
-        return "theirs"
+        return "third-party"
 
     def next_rendezvous(self) -> Any:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.error is not None:
+            raise self.error
         self.rounds += 1
         if self.as_tuple:
             return self.store, self.rank, self.world_size
-        info = RendezvousStoreInfo("their-host", 4000 + self.rounds)
+        info = RendezvousStoreInfo("third-host", 4000 + self.rounds)
         return RendezvousInfo(self.store, self.rank, self.world_size, info)
 
     def is_closed(self) -> bool:
@@ -104,15 +104,15 @@ class Handler(RendezvousHandler):
         return self.waiting.pop(0) if self.waiting else 0
 
     def get_run_id(self) -> str:
-        return "their-run"
+        return "third-run"
 
     def shutdown(self) -> bool:
         self.is_shut_down = True
         return True
 
 
-class Toy(SimpleElasticAgent):
-    """Only the hooks that must be there, with plain subprocesses."""
+class Minimal(SimpleElasticAgent):
+    """Only the required hooks, with plain subprocesses."""
 
     def __init__(self, spec: WorkerSpec, **options: Any) -> None:
         super().__init__(spec, **options)
@@ -163,12 +163,12 @@ def spec_of(script: str, handler: RendezvousHandler | None = None, **fields: Any
     return WorkerSpec(role="trainer", rdzv_handler=handler, entrypoint="/bin/sh", args=("-c", script), **given)
 
 
-# --- the toy ----------------------------------------------------------------------------------------------------------
+# --- the minimal agent ------------------------------------------------------------------------------------------------
 
 
-def test_four_hooks_are_enough() -> None:
-    """Start, look, end: the result is the hook's own, and everything is released once."""
-    agent = Toy(spec_of("exit 0", local_world_size=2))
+def test_an_agent_with_four_hooks_runs_to_the_end() -> None:
+    """The result is that of the hook, and _shutdown is called once."""
+    agent = Minimal(spec_of("exit 0", local_world_size=2))
     result = agent.run()
     assert result == RunResult(WorkerState.SUCCEEDED, {0: "value 0", 1: "value 1"})
     assert agent.calls == ["start", "shutdown"]
@@ -176,9 +176,9 @@ def test_four_hooks_are_enough() -> None:
     assert [worker.id for worker in agent.get_worker_group().workers] == agent.pids
 
 
-def test_failures_are_paid_from_the_budget() -> None:
-    """max_restarts restarts, not one more; then the workers are stopped and the failure is the result."""
-    agent = Toy(spec_of("exit 3", max_restarts=2))
+def test_max_restarts_limits_the_restarts() -> None:
+    """Then the workers are stopped, and the failure is the result."""
+    agent = Minimal(spec_of("exit 3", max_restarts=2))
     result = agent.run()
     assert result.is_failed()
     assert result.failures[0].exitcode == 3
@@ -186,45 +186,45 @@ def test_failures_are_paid_from_the_budget() -> None:
     assert agent._remaining_restarts == 0
 
 
-def test_nodes_that_wait_restart_without_charge() -> None:
-    """A new member is no failure: stop, meet again, start, and the budget is as it was."""
+def test_waiting_nodes_cause_an_uncharged_restart() -> None:
+    """Stop, rendezvous, start; max_restarts is not used up."""
     handler = Handler()
     handler.waiting = [0, 1, 0, 1]
-    agent = Toy(spec_of("[ $STARTS = 3 ] || exec sleep 60", handler))
+    agent = Minimal(spec_of("[ $STARTS = 3 ] || exec sleep 60", handler))
     assert agent.run().state is WorkerState.SUCCEEDED
     assert handler.rounds == 3
     assert agent.calls == ["start", "stop", "start", "stop", "start", "shutdown"]
     assert agent._remaining_restarts == 0 == agent._worker_group.spec.max_restarts
 
 
-class Unhealthy(Toy):
+class Unhealthy(Minimal):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         return RunResult(WorkerState.UNHEALTHY)
 
 
-def test_unhealthy_is_a_failure() -> None:
-    """It is charged like one, and when the budget is spent the result says failed."""
+def test_unhealthy_workers_are_a_failure() -> None:
+    """The restart is charged, and without restarts left the result is FAILED."""
     agent = Unhealthy(spec_of("exec sleep 60", max_restarts=1))
     result = agent.run()
     assert (result.state, result.is_failed()) == (WorkerState.FAILED, True)
     assert agent.calls.count("start") == 2
 
 
-class Confused(Toy):
+class UnknownState(Minimal):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         return RunResult(WorkerState.UNKNOWN)
 
 
-def test_a_state_that_makes_no_sense_ends_the_run() -> None:
-    """Everything is released, and the state is named."""
-    agent = Confused(spec_of("exec sleep 60"))
+def test_an_unexpected_state_ends_the_run() -> None:
+    """_shutdown is called, and the error names the state."""
+    agent = UnknownState(spec_of("exec sleep 60"))
     with pytest.raises(RuntimeError, match="unexpected state of the workers: UNKNOWN"):
         agent.run()
     assert agent.calls[-1] == "shutdown"
     assert gone(agent.pids)
 
 
-class Choosy:
+class OwnPolicy:
     """Waits after the first failure, restarts after the second, gives up on exit code 3."""
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
@@ -233,9 +233,9 @@ class Choosy:
         return Restart("again") if history.earlier else Wait("a moment", seconds=0.01)
 
 
-def test_a_policy_decides_here_too() -> None:
-    """The same seam as everywhere: wait, restart, give up."""
-    agent = Toy(spec_of("exit $STARTS", max_restarts=0), restart_policy=Choosy())
+def test_a_restart_policy_decides() -> None:
+    """Wait, restart, give up."""
+    agent = Minimal(spec_of("exit $STARTS", max_restarts=0), restart_policy=OwnPolicy())
     assert agent.run().failures[0].exitcode == 3
     assert agent.calls.count("start") == 3
 
@@ -288,7 +288,7 @@ def test_an_error_file_is_evidence_too(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text('{"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "", "timestamp": "9"}}}')
 
-    class WithFile(Toy):
+    class WithFile(Minimal):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             return RunResult(WorkerState.FAILED, failures={3: ProcessFailure(0, 77, 1, str(path))})
 
@@ -305,7 +305,7 @@ class Raising:
 
 def test_a_policy_that_raises_gives_up_here_too(capfd: pytest.CaptureFixture[str]) -> None:
     """The failure of the worker is the result, and one line names the policy and its exception."""
-    assert Toy(spec_of("exit 3", max_restarts=2), restart_policy=Raising()).run().failures[0].exitcode == 3
+    assert Minimal(spec_of("exit 3", max_restarts=2), restart_policy=Raising()).run().failures[0].exitcode == 3
     line = "tenax: giving up: the restart policy Raising raised ZeroDivisionError: oh\n"
     assert capfd.readouterr().err == line
 
@@ -317,19 +317,19 @@ class SignalsItself:
 
 
 def test_a_signal_while_the_policy_decides_is_a_signal() -> None:
-    agent = Toy(spec_of("exit 3"), restart_policy=SignalsItself(), signals_to_handle="SIGUSR1")
+    agent = Minimal(spec_of("exit 3"), restart_policy=SignalsItself(), signals_to_handle="SIGUSR1")
     with pytest.raises(SignalException):
         agent.run()
 
 
-class Interrupted(Toy):
+class Interrupted(Minimal):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         os.kill(os.getpid(), signal.SIGUSR1)
         raise AssertionError("the signal came too late")
 
 
 def test_a_signal_shuts_down_with_that_signal() -> None:
-    """The hook that blocks is interrupted, _shutdown gets the signal, and the handlers are put back."""
+    """The blocking hook is interrupted, _shutdown gets the signal, and the handlers are restored."""
     before = signal.getsignal(signal.SIGUSR1)
     agent = Interrupted(spec_of("exec sleep 60"), signals_to_handle="SIGUSR1")
     with pytest.raises(SignalException) as caught:
@@ -340,27 +340,27 @@ def test_a_signal_shuts_down_with_that_signal() -> None:
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_a_tuple_is_as_good_as_an_info() -> None:
-    """The older form of an answer: (store, rank, world size); the address is then agreed through the store."""
+def test_a_rendezvous_may_return_a_tuple() -> None:
+    """The older form: (store, rank, world size); the address is then exchanged through the store."""
     store = Store()
-    group = _met(Handler(store, as_tuple=True))
+    group = _group_after_run(Handler(store, as_tuple=True))
     assert (group.group_rank, group.group_world_size, group.store) == (0, 1, store)
     assert group.master_addr == "127.0.0.1"
     assert group.master_port
-    assert _met(Handler(None, as_tuple=True)).master_port, "one node needs no store"
+    assert _group_after_run(Handler(None, as_tuple=True)).master_port, "one node needs no store"
 
 
-def _met(handler: Handler, **fields: Any) -> WorkerGroup:
-    agent = Toy(spec_of("exit 0", handler, **fields))
+def _group_after_run(handler: Handler, **fields: Any) -> WorkerGroup:
+    agent = Minimal(spec_of("exit 0", handler, **fields))
     agent.run()
     return agent.get_worker_group()
 
 
-def test_two_nodes_agree_through_the_store() -> None:
-    """Ranks in the order of the nodes, role ranks within the role, one address; and both wait for the other's end."""
+def test_two_nodes_exchange_ranks_and_address_through_the_store() -> None:
+    """Ranks in the order of the nodes, one address; both wait at the exit barrier."""
     store = Store()
     agents = [
-        Toy(spec_of("exit 0", Handler(store, rank, 2, as_tuple=True), local_world_size=rank + 1, local_addr="here"))
+        Minimal(spec_of("exit 0", Handler(store, rank, 2, as_tuple=True), local_world_size=rank + 1, local_addr="here"))
         for rank in (0, 1)
     ]
     threads = [threading.Thread(target=agent.run) for agent in agents]
@@ -375,27 +375,27 @@ def test_two_nodes_agree_through_the_store() -> None:
     assert store.get("torchelastic/agent/terminal_state/num_members") == b"2"
 
 
-def test_a_peer_that_does_not_come_is_no_failure() -> None:
-    """The exit barrier gives up in time, with a warning; the result stays a success."""
+def test_a_missing_peer_at_the_exit_barrier_is_not_a_failure() -> None:
+    """The barrier times out with a warning; the result is a success."""
     store = Store()
     store.set("torchelastic/role_info/1", '{"role": "trainer", "rank": 1, "local_world_size": 1}')
-    agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), exit_barrier_timeout=0.01)
+    agent = Minimal(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), exit_barrier_timeout=0.01)
     with pytest.warns(RuntimeWarning, match="did not reach the exit barrier"):
         assert agent.run().state is WorkerState.SUCCEEDED
 
 
 class Lost(Store):
-    """Its server is gone when the barrier begins."""
+    """A store whose server is lost before the exit barrier."""
 
     def add(self, key: str, amount: int) -> int:
         raise ConnectionError("connection reset by peer")
 
 
-def test_a_store_that_is_gone_at_the_end_is_no_failure() -> None:
-    """All workers have succeeded; whoever served the store has only left before us."""
+def test_a_lost_store_at_the_end_is_not_a_failure() -> None:
+    """All workers have succeeded; the node that served the store has left first."""
     store = Lost()
     store.set("torchelastic/role_info/1", '{"role": "trainer", "rank": 1, "local_world_size": 1}')
-    agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"))
+    agent = Minimal(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"))
     with pytest.warns(RuntimeWarning, match="connection reset by peer"):
         assert agent.run().state is WorkerState.SUCCEEDED
 
@@ -407,34 +407,33 @@ class Interrupting(Store):
         super().wait(keys, timeout)
 
 
-def test_a_signal_ends_the_wait_for_the_others() -> None:
-    """What ends the wait is the signal, as everywhere else, and not a peer that does not come."""
+def test_a_signal_interrupts_the_exit_barrier() -> None:
     store = Interrupting()
     store.set("torchelastic/role_info/1", '{"role": "trainer", "rank": 1, "local_world_size": 1}')
-    agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), signals_to_handle="SIGUSR1")
+    agent = Minimal(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), signals_to_handle="SIGUSR1")
     with pytest.raises(SignalException):
         agent.run()
     assert agent.death_sig is signal.SIGUSR1
 
 
-def test_a_rendezvous_that_refuses() -> None:
-    """Its exception comes out, and what there was is released."""
+def test_an_exception_of_the_rendezvous_is_raised() -> None:
+    """After _shutdown."""
     handler = Handler()
-    handler.refusal = RendezvousClosedError("over")
-    agent = Toy(spec_of("exit 0", handler))
+    handler.error = RendezvousClosedError("over")
+    agent = Minimal(spec_of("exit 0", handler))
     with pytest.raises(RendezvousClosedError, match="over"):
         agent.run()
     assert agent.calls == ["shutdown"]
 
 
-def test_a_node_that_is_not_needed_leaves_in_peace() -> None:
-    """RendezvousGracefulExitError is not a failure: the result is a success without values."""
+def test_a_node_that_is_not_needed_succeeds_without_values() -> None:
+    """RendezvousGracefulExitError is not a failure."""
     handler = Handler()
-    handler.refusal = RendezvousGracefulExitError("there are enough of you")
-    assert Toy(spec_of("exit 0", handler)).run() == RunResult(WorkerState.SUCCEEDED)
+    handler.error = RendezvousGracefulExitError("enough nodes")
+    assert Minimal(spec_of("exit 0", handler)).run() == RunResult(WorkerState.SUCCEEDED)
 
 
-# --- subclasses of the local agent, and handlers of others ------------------------------------------------------------
+# --- subclasses of the local agent, third-party handlers --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -442,12 +441,12 @@ def specs(tmp_path: Path) -> DefaultLogsSpecs:
     return DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL)
 
 
-def said(specs: DefaultLogsSpecs, attempt: str = "0", rank: int = 0) -> str:
+def output(specs: DefaultLogsSpecs, attempt: str = "0", rank: int = 0) -> str:
     return (Path(specs.run_log_dir) / f"attempt_{attempt}" / str(rank) / "stdout.log").read_text()
 
 
 class Counting(LocalElasticAgent):
-    """Overrides one hook and calls ours."""
+    """Overrides one hook and calls the inherited one."""
 
     starts = 0
 
@@ -460,24 +459,24 @@ def value() -> str:
     return os.environ["RANK"]
 
 
-def test_a_subclass_that_starts_workers_our_way(specs: DefaultLogsSpecs) -> None:
-    """Return values by global rank, as without it."""
+def test_a_subclass_can_call_the_inherited_hook(specs: DefaultLogsSpecs) -> None:
+    """Return values are keyed by global rank, as without it."""
     agent = Counting(WorkerSpec(entrypoint=value, local_world_size=2, monitor_interval=0.005), specs)
     assert agent.run() == RunResult(WorkerState.SUCCEEDED, {0: "0", 1: "1"})
     assert agent.starts == 1
 
 
 def test_a_subclass_restarts_with_the_right_environment(specs: DefaultLogsSpecs) -> None:
-    """Count and generation go up, the folder is a new one, the failure is the last one's."""
+    """Count and generation increase, the folder is new, and the failure is the last one."""
     script = "echo $TORCHELASTIC_RESTART_COUNT $TENAX_GENERATION $TORCHELASTIC_RUN_ID; exit 4"
     agent = Counting(spec_of(script, Handler(), max_restarts=1), specs)
     result = agent.run()
     assert result.failures[0].exitcode == 4
-    assert [said(specs, "0"), said(specs, "1")] == ["0 1 their-run\n", "1 2 their-run\n"]
+    assert [output(specs, "0"), output(specs, "1")] == ["0 1 third-run\n", "1 2 third-run\n"]
 
 
 def test_a_subclass_honours_the_shutdown_timeout(specs: DefaultLogsSpecs, tmp_path: Path) -> None:
-    """Also when a worker fails by itself: the others have that time and no longer."""
+    """When a worker fails, the others get this grace period."""
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     script = f"""
@@ -491,24 +490,26 @@ def test_a_subclass_honours_the_shutdown_timeout(specs: DefaultLogsSpecs, tmp_pa
     assert list(result.failures) == [1]
 
 
-def test_a_third_party_handler(specs: DefaultLogsSpecs) -> None:
-    """Its ranks, its address, its run id; and it is asked again for every generation."""
+def test_a_third_party_handler_sets_ranks_address_and_run_id(specs: DefaultLogsSpecs) -> None:
+    """It is called again for every generation."""
     handler = Handler(Store(), rank=0, world_size=1)
     script = "echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT in $TORCHELASTIC_RUN_ID; [ $TENAX_GENERATION = 2 ]"
     agent = LocalElasticAgent(spec_of(script, handler, max_restarts=1), specs)
     assert agent.run().state is WorkerState.SUCCEEDED
-    assert said(specs, "0") == "0 of 1 at their-host:4001 in their-run\n"
-    assert said(specs, "1") == "0 of 1 at their-host:4002 in their-run\n"
-    assert not handler.is_shut_down, "a handler is its owner's to shut down"
+    assert output(specs, "0") == "0 of 1 at third-host:4001 in third-run\n"
+    assert output(specs, "1") == "0 of 1 at third-host:4002 in third-run\n"
+    assert not handler.is_shut_down, "the owner of the handler shuts it down"
 
 
-def test_a_third_party_handler_that_lets_a_node_in(specs: DefaultLogsSpecs, tmp_path: Path) -> None:
-    """A membership change restarts the workers for free, and keeps the logs of both."""
+def test_a_third_party_handler_with_a_waiting_node_restarts_the_workers(
+    specs: DefaultLogsSpecs, tmp_path: Path
+) -> None:
+    """The restart is uncharged, and the logs of both generations are kept."""
     handler = Handler()
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    tell = f"echo > {shlex.quote(str(fifo))}"
-    script = f"echo generation $TENAX_GENERATION; [ $TENAX_GENERATION = 2 ] || {{ {tell}; exec sleep 60; }}"
+    notify = f"echo > {shlex.quote(str(fifo))}"
+    script = f"echo generation $TENAX_GENERATION; [ $TENAX_GENERATION = 2 ] || {{ {notify}; exec sleep 60; }}"
     agent = LocalElasticAgent(spec_of(script, handler), specs)
     results: list[RunResult] = []
     thread = threading.Thread(target=lambda: results.append(agent.run()))
@@ -517,25 +518,25 @@ def test_a_third_party_handler_that_lets_a_node_in(specs: DefaultLogsSpecs, tmp_
     handler.waiting = [1]
     thread.join(30)
     assert results[0].state is WorkerState.SUCCEEDED
-    assert [said(specs, "0"), said(specs, "0.1")] == ["generation 1\n", "generation 2\n"]
+    assert [output(specs, "0"), output(specs, "0.1")] == ["generation 1\n", "generation 2\n"]
 
 
-class AnythingGoes:
-    """What a careless test of somebody's launcher passes as a handler: every attribute is there and does nothing."""
+class Mock:
+    """A mock, as tests of third-party launchers pass it: every attribute exists and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        answers = {"next_rendezvous": (None, 0, 1), "num_nodes_waiting": 0, "get_run_id": "any"}
-        return lambda *_, **__: answers.get(name)
+        results = {"next_rendezvous": (None, 0, 1), "num_nodes_waiting": 0, "get_run_id": "any"}
+        return lambda *_, **__: results.get(name)
 
 
-def test_a_handler_that_answers_everything_is_not_taken_for_ours(specs: DefaultLogsSpecs) -> None:
-    """Only our own handlers are run by events; anything else is asked through the documented methods."""
-    agent = LocalElasticAgent(spec_of("exit 0", AnythingGoes()), specs)  # type: ignore[arg-type]
+def test_a_mock_handler_is_not_taken_for_one_of_tenax(specs: DefaultLogsSpecs) -> None:
+    """Only tenax's own handlers are driven by events; others are called through the documented methods."""
+    agent = LocalElasticAgent(spec_of("exit 0", Mock()), specs)  # type: ignore[arg-type]
     assert agent.run().state is WorkerState.SUCCEEDED
 
 
 class Server:
-    """A health check server, as far as the agent is concerned."""
+    """The methods of a health check server that the agent calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -547,30 +548,30 @@ class Server:
         self.calls.append("stop")
 
 
-@pytest.mark.parametrize("handler", [None, Handler()], ids=["ours", "theirs"])
+@pytest.mark.parametrize("handler", [None, Handler()], ids=["tenax", "third-party"])
 def test_the_health_check_server_runs_with_the_workers(specs: DefaultLogsSpecs, handler: Handler | None) -> None:
-    """Started before and stopped after, on either path."""
+    """Started before and stopped after them."""
     server = Server()
     LocalElasticAgent(spec_of("exit 0", handler), specs, health_check_server=server).run()
     assert server.calls == ["start", "stop"]
 
 
-class TwoMeetings(RendezvousHandler):
-    """The first time a second node is in the group and says nothing; then it is gone, and this node is alone."""
+class TwoRounds(RendezvousHandler):
+    """In the first round a second node is in the group and sends nothing; in the second round this node is alone."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.meetings = 0
+        self.rounds = 0
 
     def get_backend(self) -> str:
-        return "two-meetings"
+        return "two-rounds"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self.meetings += 1
-        return RendezvousInfo(self.store, 0, 3 - self.meetings, RendezvousStoreInfo("127.0.0.1", 1))
+        self.rounds += 1
+        return RendezvousInfo(self.store, 0, 3 - self.rounds, RendezvousStoreInfo("127.0.0.1", 1))
 
     def num_nodes_waiting(self) -> int:
-        return 1 if self.meetings == 1 else 0
+        return 1 if self.rounds == 1 else 0
 
     def is_closed(self) -> bool:
         return False
@@ -584,10 +585,10 @@ class TwoMeetings(RendezvousHandler):
         return True
 
 
-def test_a_node_that_dies_before_it_told_its_role_is_not_waited_for() -> None:
-    """TorchElastic waits for its key until the store's timeout, and then the agent dies."""
-    handler = TwoMeetings()
+def test_a_node_that_dies_before_it_sends_its_role_is_not_awaited() -> None:
+    """TorchElastic waits for its key until the store's timeout, and then its agent fails."""
+    handler = TwoRounds()
     spec = WorkerSpec("trainer", 1, entrypoint=sys.executable, args=("-c", "pass"), rdzv_handler=handler)
     agent = LocalElasticAgent(spec)
     assert not agent.run().is_failed()
-    assert (handler.meetings, agent.get_worker_group().group_world_size) == (2, 1)
+    assert (handler.rounds, agent.get_worker_group().group_world_size) == (2, 1)

@@ -1,6 +1,6 @@
-"""A launcher with an agent of its own, written for TorchElastic; the first word is the root of its imports.
+"""A launcher for TorchElastic with its own agent; the first argument is the root of its imports.
 
-Prints what it heard of events and metrics, as JSON. Run with torch's modules and with ours, it must hear the same.
+Prints the events and metrics as JSON. They must be the same with the modules of torch and of tenax.
 """
 
 import importlib
@@ -16,9 +16,9 @@ def main(root: str, codes: list[list[int]], max_restarts: int) -> None:
     handlers = importlib.import_module(f"{root}.events.handlers")
     rendezvous = importlib.import_module(f"{root}.rendezvous")
     errors = importlib.import_module(f"{root}.multiprocessing.errors")
-    heard = {"events": [], "metrics": []}
+    recorded = {"events": [], "metrics": []}
 
-    class Ear(logging.Handler):
+    class EventRecorder(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             event = json.loads(record.getMessage())
             nested = json.loads(event["metadata"]["metadata"])
@@ -29,12 +29,12 @@ def main(root: str, codes: list[list[int]], max_restarts: int) -> None:
             }
             for key in ("local_rank", "role_rank", "role_world_size", "group_world_size", "entry_point"):
                 what[key] = plain.get(key)
-            heard["events"].append([event["name"], event["source"], keys, what])
+            recorded["events"].append([event["name"], event["source"], keys, what])
 
-    class Meter(metrics.MetricHandler):
+    class MetricRecorder(metrics.MetricHandler):
         def emit(self, metric_data) -> None:
             is_counted = metric_data.name.startswith("workers.")  # the others are durations
-            heard["metrics"].append([metric_data.group_name, metric_data.name, is_counted and metric_data.value])
+            recorded["metrics"].append([metric_data.group_name, metric_data.name, is_counted and metric_data.value])
 
     class Handler(rendezvous.RendezvousHandler):
         def get_backend(self):
@@ -85,8 +85,8 @@ def main(root: str, codes: list[list[int]], max_restarts: int) -> None:
         def _shutdown(self, *args, **kwargs):
             pass
 
-    handlers._log_handlers["ear"] = Ear()
-    metrics.configure(Meter())
+    handlers._log_handlers["recorder"] = EventRecorder()
+    metrics.configure(MetricRecorder())
     spec = api.WorkerSpec(
         role="toy",
         local_world_size=len(codes[0]),
@@ -94,14 +94,14 @@ def main(root: str, codes: list[list[int]], max_restarts: int) -> None:
         rdzv_handler=Handler(),
         max_restarts=max_restarts,
         monitor_interval=0.01,
-        event_log_handler="ear",
+        event_log_handler="recorder",
     )
     Toy(spec).run()
-    json.dump(heard, sys.stdout)
+    json.dump(recorded, sys.stdout)
 
 
 class Store:
-    """As much of one as the agent of a single node needs."""
+    """The part of a store that the agent of a single node needs."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

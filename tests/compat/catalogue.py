@@ -1,7 +1,7 @@
-"""Small questions about behaviour, put to torch or to tenax: ``python catalogue.py torch`` or ``... tenax``.
+"""Small cases of behaviour, for torch or tenax: ``python catalogue.py torch`` or ``... tenax``.
 
-Prints one JSON object: question -> answer. An answer is a value in words, or the name of the exception that came out.
-The questions know nothing of who answers; ``test_behaviours.py`` compares.
+Prints one JSON object: case -> result, which is the repr of a value or the name of an exception. The cases are the same
+for both; ``test_behaviours.py`` compares the results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Question = tuple[str, Callable[[], Any]]
 
 
 def outcome(ask: Callable[[], Any]) -> str:
-    """The answer in words. An exception counts by its documented type alone: its words are each project's own."""
+    """Return the result as text. Of an exception only the documented type counts, not its message."""
     try:
         return repr(ask())
     except (Exception, SystemExit) as error:
@@ -37,7 +37,7 @@ def outcome(ask: Callable[[], Any]) -> str:
 
 
 class Store:
-    """A key-value store that needs neither of them."""
+    """A key-value store that needs neither torch nor tenax."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -50,7 +50,7 @@ class Store:
 
 
 class SharedStore:
-    """One that several threads wait at."""
+    """A store that several threads can wait for."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -116,7 +116,7 @@ def agent_questions(home: str) -> Iterator[Question]:
     yield "WorkerSpec: the name of a program", lambda: spec(entrypoint="/usr/bin/env").get_entrypoint_name()
     yield "WorkerSpec: the name of a function", lambda: spec(entrypoint=Store.get).get_entrypoint_name()
     worker = server.Worker(3)
-    yield "Worker: its words", lambda: (str(worker), repr(worker), worker.id)
+    yield "Worker: str and repr", lambda: (str(worker), repr(worker), worker.id)
     yield "Worker: has no other attributes", lambda: setattr(worker, "colour", "red")
     yield "WorkerState: values", lambda: [(each.name, each.value) for each in server.WorkerState]
     yield "WorkerState: is its text", lambda: server.WorkerState.HEALTHY == "HEALTHY"
@@ -148,7 +148,7 @@ def agent_questions(home: str) -> Iterator[Question]:
     agent = Toy(spec())
     yield (
         "SimpleElasticAgent: the role of get_worker_group is ignored",
-        lambda: agent.get_worker_group("nobody") is agent.get_worker_group(),
+        lambda: agent.get_worker_group("unknown") is agent.get_worker_group(),
     )
     yield "SimpleElasticAgent: is abstract", lambda: server.SimpleElasticAgent(spec())
 
@@ -187,8 +187,8 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
         "RendezvousParameters: attributes",
         lambda: [getattr(params(a="1"), name) for name in ("backend", "endpoint", "run_id", "local_addr", "config")],
     )
-    words = [*"10tfynTY", "true", "FALSE", "Yes", "NO", "on", "off", "2", "-1", "", " true ", "1.0", "0x1", "１"]
-    for value in [*words, True, False, 1, 0, 2, 3.7, None]:
+    texts = [*"10tfynTY", "true", "FALSE", "Yes", "NO", "on", "off", "2", "-1", "", " true ", "1.0", "0x1", "１"]
+    for value in [*texts, True, False, 1, 0, 2, 3.7, None]:
         yield f"RendezvousParameters.get({value!r})", lambda value=value: params(key=value).get("key", 7)
         yield f"RendezvousParameters.get_as_bool({value!r})", lambda value=value: params(key=value).get_as_bool("key")
         yield f"RendezvousParameters.get_as_int({value!r})", lambda value=value: params(key=value).get_as_int("key")
@@ -238,7 +238,7 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
     )
     yield "RendezvousHandlerRegistry: unknown", lambda: registered().create_handler(params())
     yield "RendezvousHandlerRegistry: another name", lambda: registered(("x", one)).create_handler(params("x"))
-    yield "get_rendezvous_handler: unknown", lambda: registry.get_rendezvous_handler(params("nobody"))
+    yield "get_rendezvous_handler: unknown", lambda: registry.get_rendezvous_handler(params("unknown"))
     yield (
         "the errors of a rendezvous",
         lambda: [
@@ -254,14 +254,14 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
         made = info.build(rank, store, *args)
         return made.master_addr, made.master_port, sorted(store.values)
 
-    told = Store()
-    told.values = {"MASTER_ADDR": b"a-host", "MASTER_PORT": b"77"}
+    filled = Store()
+    filled.values = {"MASTER_ADDR": b"a-host", "MASTER_PORT": b"77"}
     yield "RendezvousStoreInfo: its keys", lambda: (info.MASTER_ADDR_KEY, info.MASTER_PORT_KEY)
     yield "RendezvousStoreInfo: equality", lambda: info("a", 1) == info("a", 1)
     yield "RendezvousStoreInfo.build: rank 0", lambda: built(0, Store(), "here", 5)
     yield "RendezvousStoreInfo.build: a free port", lambda: 0 < built(0, Store(), "here")[1] < 65536
-    yield "RendezvousStoreInfo.build: another rank", lambda: built(1, told, "here", 5)
-    yield "RendezvousStoreInfo.build: nobody has told", lambda: built(1, Store(), "here", 5)
+    yield "RendezvousStoreInfo.build: another rank", lambda: built(1, filled, "here", 5)
+    yield "RendezvousStoreInfo.build: missing keys", lambda: built(1, Store(), "here", 5)
     met = rendezvous.RendezvousInfo("store", 1, 2, info("a", 1))
     yield (
         "RendezvousInfo: its parts",
@@ -331,7 +331,7 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
         store.set("key", "value")
         return backend.name, store.get("key"), backend.set_state(b"state")[2]
 
-    yield "c10d: a file that nobody named", in_a_file
+    yield "c10d: an unnamed file", in_a_file
 
     def static_params(endpoint: str = "host:1", **config: Any) -> Any:
         return rendezvous.RendezvousParameters("static", endpoint, "run", 2, 2, **config)
@@ -372,10 +372,10 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
                 for rank in range(3)
             }
             dest = specs.reify(envs)
-            words = {name: getattr(dest, name) for name in _DESTINATIONS}
-            words["environment"] = {rank: env["TORCHELASTIC_ERROR_FILE"] for rank, env in envs.items()}
-            words["root"] = specs.root_log_dir
-            text = json.dumps(words, sort_keys=True).replace(folder, "<folder>")
+            values = {name: getattr(dest, name) for name in _DESTINATIONS}
+            values["environment"] = {rank: env["TORCHELASTIC_ERROR_FILE"] for rank, env in envs.items()}
+            values["root"] = specs.root_log_dir
+            text = json.dumps(values, sort_keys=True).replace(folder, "<folder>")
             found = [path.partition("/logs/")[2] for path, _, _ in os.walk(folder)]
         run = next((part for each in found for part in each.split("/") if part.startswith("job_")), "")
         return text.replace(run, "<run>") if run else text, len(run)
@@ -389,10 +389,10 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
     yield "logs: a filter", lambda: layout(local_ranks_filter={1})
     yield "logs: a filter and redirects", lambda: layout(local_ranks_filter={1}, redirects=std.OUT)
     yield "logs: a filter and tee", lambda: layout(local_ranks_filter={0, 2}, tee=std.ALL)
-    yield "logs: nothing is kept", lambda: layout(log_dir=os.devnull)
-    yield "logs: nothing is kept, redirects", lambda: layout(log_dir=os.devnull, redirects=std.ALL)
-    yield "logs: nothing is kept, tee", lambda: layout(log_dir=os.devnull, tee=std.OUT)
-    yield "logs: nothing is kept, a filter", lambda: layout(log_dir=os.devnull, local_ranks_filter={1}, tee=std.OUT)
+    yield "logs: no files", lambda: layout(log_dir=os.devnull)
+    yield "logs: no files, redirects", lambda: layout(log_dir=os.devnull, redirects=std.ALL)
+    yield "logs: no files, tee", lambda: layout(log_dir=os.devnull, tee=std.OUT)
+    yield "logs: no files, a filter", lambda: layout(log_dir=os.devnull, local_ranks_filter={1}, tee=std.OUT)
     yield "logs: folders are made", lambda: layout("logs/a/b")
 
     def a_file() -> Any:
@@ -434,8 +434,8 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
         redirect = contextlib.redirect_stdout if stream == "stdout" else contextlib.redirect_stderr
         with tempfile.TemporaryDirectory() as folder, redirect(shown):
             specs = processes.DefaultLogsSpecs(folder, tee=std.ALL)
-            words = ("-c", f"import sys; print('a\\nb', file=sys.{stream})")
-            started = processes.start_processes("x", sys.executable, {0: words, 1: words}, {0: {}, 1: {}}, specs)
+            args = ("-c", f"import sys; print('a\\nb', file=sys.{stream})")
+            started = processes.start_processes("x", sys.executable, {0: args, 1: args}, {0: {}, 1: {}}, specs)
             started.wait()
             started.close()
         return sorted(shown.getvalue().splitlines())
@@ -481,7 +481,7 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
         return errors.ChildFailedError("x", failures).get_first_failure()[0]
 
     yield "ChildFailedError: the first", lambda: (first(5, 3, 4), first(3, 3, 4))
-    yield "ChildFailedError: of nobody", lambda: errors.ChildFailedError("x", {})
+    yield "ChildFailedError: without failures", lambda: errors.ChildFailedError("x", {})
     for error in [ValueError("x"), SystemExit(0), SystemExit(3), SystemExit("text"), KeyboardInterrupt()]:
         yield f"record: {error!r}", lambda error=error: recorded(errors, error)
     yield "record: a return", lambda: errors.record(lambda: 5)()
@@ -563,29 +563,29 @@ def other_questions(home: str) -> Iterator[Question]:
     yield "_get_or_create_logger", lambda: logger_facts(events, "null")
     yield "_get_or_create_logger: console", lambda: logger_facts(events, "console")
     yield "_get_or_create_logger: the default", lambda: events._get_or_create_logger().name
-    yield "_get_or_create_logger: nobody", lambda: events._get_or_create_logger("nobody")
+    yield "_get_or_create_logger: unknown", lambda: events._get_or_create_logger("unknown")
     yield "EventSource", lambda: [(each.name, each.value) for each in events.EventSource]
     yield "NodeState", lambda: [(each.name, each.value) for each in events.NodeState]
     yield "record: to null", lambda: events.record(event)
-    yield "record: to nobody", lambda: events.record(event, "nobody")
+    yield "record: to an unknown handler", lambda: events.record(event, "unknown")
 
     yield "MetricData", lambda: metrics.MetricData._fields
     yield "MetricHandler: is abstract", lambda: metrics.MetricHandler()
     name_of = importlib.import_module(f"{home}.metrics.api")._get_metric_name
     yield "_get_metric_name", lambda: [name_of(each) for each in (outcome, Store.get, len, SharedStore().wait)]
     yield "MetricsConfig", lambda: (metrics.MetricsConfig().params, metrics.MetricsConfig({"a": "b"}).params)
-    yield "put_metric: nobody listens", lambda: metrics.put_metric("x", 1)
+    yield "put_metric: no handler", lambda: metrics.put_metric("x", 1)
     yield "get_elapsed_time_ms", lambda: type(metrics.get_elapsed_time_ms(0.0)).__name__
     yield "getStream", lambda: type(metrics.getStream("group")).__name__
 
     os.environ["CATALOGUE"] = "there"
     yield "get_env_variable_or_raise", lambda: utils.get_env_variable_or_raise("CATALOGUE")
-    yield "get_env_variable_or_raise: missing", lambda: utils.get_env_variable_or_raise("CATALOGUE_OF_NOBODY")
+    yield "get_env_variable_or_raise: missing", lambda: utils.get_env_variable_or_raise("CATALOGUE_MISSING")
     yield "macros: the name", lambda: utils.macros.local_rank
     for args in (["${local_rank}", "a${local_rank}b", "x"], ["$local_rank"], [3, None], ["${other}", "$HOME"], ["$$"]):
         yield f"macros.substitute({args})", lambda args=args: utils.macros.substitute(args, "4")
     yield "get_log_level", level.get_log_level
-    yield "read_proc_state: nobody", lambda: state.read_proc_state(2**22 + 1)
+    yield "read_proc_state: no process", lambda: state.read_proc_state(2**22 + 1)
     yield "read_proc_state: this one", lambda: state.read_proc_state(os.getpid())
     yield "is_uninterruptible_state", lambda: [state.is_uninterruptible_state(each) for each in ("D", "R", "S", None)]
 
@@ -623,7 +623,7 @@ def launcher_questions(home: str, run: str, numa: str) -> Iterator[Question]:
         )
     for line in _LINES:
         yield f"config_from_args: {line}", lambda line=line: configured(torchrun, line, _FIELDS)
-        yield f"where they meet: {line}", lambda line=line: configured(torchrun, line, _MEETING)
+        yield f"endpoint: {line}", lambda line=line: configured(torchrun, line, _MEETING)
     for line in _REJECTED:
         yield f"main: {line}", lambda line=line: torchrun.main([*line.split(), "--no-python", "true"])
     yield "main: nothing", lambda: torchrun.main([])
@@ -655,7 +655,7 @@ _REJECTED = [
     "--max-restarts x",
     "--rdzv-conf foo",
     "--rdzv-conf a=",
-    "--rdzv-backend nobody --rdzv-endpoint h:1",
+    "--rdzv-backend unknown --rdzv-endpoint h:1",
     "--rdzv-backend c10d --rdzv-endpoint h:x --nnodes 2",
     "-m",
     "--unknown 3",
@@ -668,8 +668,8 @@ _REJECTED = [
     "--numa-binding x",
     "--shutdown-timeout -1",
     "--shutdown-timeout x",
-    "--logs-specs nobody",
-    "--event-log-handler nobody",
+    "--logs-specs unknown",
+    "--event-log-handler unknown",
     "--node-rank x",
     "--master-port x",
     "--log-dir /etc/passwd",
@@ -717,7 +717,7 @@ def configured(torchrun: Any, line: str, names: list[str]) -> Any:
 
 def main(root: str) -> None:
     """Answer everything."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # so that nobody has to decide, and to say so
+    os.environ["OMP_NUM_THREADS"] = "1"  # so that neither launcher sets it and prints a note
     home = "torch.distributed.elastic" if root == "torch" else root
     run = "torch.distributed.run" if root == "torch" else f"{root}.run"
     numa = "torch.numa.binding" if root == "torch" else f"{root}.numa.binding"
@@ -730,7 +730,7 @@ def main(root: str) -> None:
         launcher_questions(home, run, numa),
     ):
         for question, ask in questions:
-            assert question not in answers, f"{question} is asked twice"
+            assert question not in answers, f"{question} is a duplicate"
             answers[question] = outcome(ask)
     json.dump(answers, sys.stdout)
 

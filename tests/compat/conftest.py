@@ -1,4 +1,4 @@
-"""Pythons for the tests of tenax.compat: one that has tenax and no torch, and one that has neither."""
+"""Interpreters for the tests of tenax.compat: one with tenax and without torch, and one with neither."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from kit.jobs import Bench
 SRC = Path(__file__).parents[2] / "src"
 # A package that looks like torch as far as imports are concerned.
 LIKE_TORCH = {
-    "torch/__init__.py": "version = 'theirs'",
-    "torch/nn.py": "Module = 'theirs'",
-    "torch/distributed/__init__.py": "def is_torchelastic_launched(): return 'theirs'",
-    "torch/distributed/checkpoint.py": "save = 'theirs'",
-    "torch/distributed/run.py": "main = 'theirs'",
+    "torch/__init__.py": "version = 'torchs'",
+    "torch/nn.py": "Module = 'torchs'",
+    "torch/distributed/__init__.py": "def is_torchelastic_launched(): return 'torchs'",
+    "torch/distributed/checkpoint.py": "save = 'torchs'",
+    "torch/distributed/run.py": "main = 'torchs'",
     "torch/distributed/elastic/__init__.py": "",
-    "torch/distributed/elastic/rendezvous/__init__.py": "RendezvousHandler = 'theirs'",
-    "torch/distributed/elastic/rendezvous/only_torchs.py": "Thing = 'theirs'",
+    "torch/distributed/elastic/rendezvous/__init__.py": "RendezvousHandler = 'torchs'",
+    "torch/distributed/elastic/rendezvous/only_torchs.py": "Thing = 'torchs'",
 }
 
 
 class Python:
-    """An interpreter in an environment of its own."""
+    """An interpreter in its own environment."""
 
     def __init__(self, home: Path, *, has_tenax: bool) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True, timeout=60)
@@ -43,34 +43,34 @@ class Python:
             assert msgspec.origin is not None
             (self.libraries / "msgspec").symlink_to(Path(msgspec.origin).parent)
             (self.libraries / "tenax").symlink_to(SRC / "tenax")
-        # As installed packages are found, so that nothing depends on PYTHONPATH.
+        # Found like installed packages, so that nothing depends on PYTHONPATH.
         (site,) = (home / "venv").glob("lib/python*/site-packages")
         (site / "libraries.pth").write_text(str(self.libraries))
 
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        ours = re.compile("PYTHON|TENAX|PET_|TORCH")
-        clean = {key: value for key, value in os.environ.items() if not ours.match(key)}
+    def run(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        settings = re.compile("PYTHON|TENAX|PET_|TORCH")
+        clean = {key: value for key, value in os.environ.items() if not settings.match(key)}
         return subprocess.run(
-            [self.path, *words], env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
+            [self.path, *args], env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
         )
 
-    def says(self, code: str, *words: str, **env: str) -> str:
-        """What a program prints that ends well."""
-        done = self.run("-c", textwrap.dedent(code), *words, **env)
+    def output(self, code: str, *args: str, **env: str) -> str:
+        """Run the code, which must succeed, and return what it prints."""
+        done = self.run("-c", textwrap.dedent(code), *args, **env)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Python:
-    """It has tenax, and no torch."""
+    """An interpreter with tenax and without torch."""
     return Python(tmp_path_factory.mktemp("bare"), has_tenax=True)
 
 
 @pytest.fixture(scope="session")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Python:
-    """It has neither."""
-    return Python(tmp_path_factory.mktemp("stranger"), has_tenax=False)
+def without_tenax(tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """An interpreter without tenax and torch."""
+    return Python(tmp_path_factory.mktemp("without_tenax"), has_tenax=False)
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +85,6 @@ def like_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
-    yield made
-    made.close()
+    bench = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield bench
+    bench.close()

@@ -1,7 +1,7 @@
-"""What public names look like beyond their calls, in torch or in tenax: ``python shapes.py MODULE...``.
+"""Prints the properties of public names of torch or tenax: ``python shapes.py MODULE...``.
 
-Prints JSON: module -> name -> what it is: the kind, bases, defaults, members of an enumeration, fields, what is
-abstract, properties, and the value of a constant.
+As JSON: module -> name -> bases, defaults, members of an enumeration, fields, abstract methods, properties, and the
+value of a constant.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 
 def shown(value: Any) -> str:
-    """A default in words. What has no short words counts by being there."""
+    """Return a default as text. For objects without a short repr, only that they exist."""
     if isinstance(value, enum.IntFlag):
         return str(int(value))
     if isinstance(value, (bool, int, float, str, tuple, type(None))):
         return repr(value)
-    return "<made>"
+    return "<object>"
 
 
 def defaults(thing: Any) -> dict[str, str]:
-    """Of a call."""
+    """Return the defaults of a callable."""
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
@@ -34,7 +34,7 @@ def defaults(thing: Any) -> dict[str, str]:
 
 
 def members(thing: type) -> dict[str, Any]:
-    """The public ones, and the private ones that TorchElastic's documents list as hooks."""
+    """Return the public members, and the private ones that TorchElastic documents as hooks."""
     return {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_") or name in HOOKS}
 
 
@@ -46,7 +46,7 @@ HOOKS = {
 
 
 def shape(thing: Any) -> dict[str, Any]:
-    """What can be seen of one name."""
+    """Return the properties of one name."""
     if not inspect.isclass(thing):
         return {"defaults": defaults(thing)} if callable(thing) else {"value": shown(thing)}
     found: dict[str, Any] = {
@@ -66,7 +66,7 @@ def shape(thing: Any) -> dict[str, Any]:
 
 
 def main(modules: list[str]) -> None:
-    """Look at all of them."""
+    """Print the properties of all names in these modules."""
     answer: dict[str, dict[str, Any]] = {}
     for name in modules:
         module = importlib.import_module(name)

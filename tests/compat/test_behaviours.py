@@ -1,4 +1,4 @@
-"""What torch answers, tenax answers: the questions of ``catalogue.py``, except those with a reason."""
+"""tenax behaves like torch in the cases of ``catalogue.py``, except those with a reason."""
 
 from __future__ import annotations
 
@@ -12,80 +12,75 @@ import pytest
 
 _CATALOGUE = Path(__file__).with_name("catalogue.py")
 
-_NO_FILES = "/dev/null as a log folder means no path at all, not a path below it; and filters hold there too"
-_ARGUMENTS = "only ${local_rank} is ours; all other dollars are the user's"
-_SENTENCE = "a value that makes no sense is a ValueError with a sentence, or ends the program as argparse does"
+_NO_FILES = "with /dev/null as log folder there are no paths, instead of paths below it; filters still apply"
+_ARGUMENTS = "only ${local_rank} is replaced"
+_INVALID = "an invalid value raises ValueError with a message, or exits as argparse does"
 
-# Questions that are answered differently on purpose; docs/differences.md tells the same to users.
+# Cases with different results on purpose; docs/differences.md lists them for users.
 DIFFERENT = {
-    "RunResult: is_failed() of UNHEALTHY": "it is no success",
-    "Std.from_str('10:3')": "there are machines with more than ten GPUs",
-    "logs: nothing is kept": _NO_FILES,
-    "logs: nothing is kept, redirects": _NO_FILES,
-    "logs: nothing is kept, tee": _NO_FILES,
-    "logs: nothing is kept, a filter": _NO_FILES,
+    "RunResult: is_failed() of UNHEALTHY": "it is not a success",
+    "Std.from_str('10:3')": "a host may have more than ten GPUs",
+    "logs: no files": _NO_FILES,
+    "logs: no files, redirects": _NO_FILES,
+    "logs: no files, tee": _NO_FILES,
+    "logs: no files, a filter": _NO_FILES,
     "macros.substitute(['$local_rank'])": _ARGUMENTS,
     "macros.substitute(['$$'])": _ARGUMENTS,
-    "record: to nobody": "a ValueError that names the handlers there are",
-    "determine_local_world_size('0')": _SENTENCE,
-    "determine_local_world_size('-1')": _SENTENCE,
-    "config_from_args: --nnodes 0 t.py": _SENTENCE,
-    "config_from_args: --nnodes 3:2 t.py": _SENTENCE,
-    "config_from_args: --max-restarts -1 t.py": _SENTENCE,
-    "where they meet: --nnodes 0 t.py": _SENTENCE,
-    "where they meet: --nnodes 3:2 t.py": _SENTENCE,
-    "where they meet: --max-restarts -1 t.py": _SENTENCE,
-    "main: --nproc-per-node 0": _SENTENCE,
-    "main: --nnodes 1:2:3": _SENTENCE,
-    "main: --nnodes 0": _SENTENCE,
-    "main: --nnodes 3:2": _SENTENCE,
-    "main: --max-restarts -1": _SENTENCE,
-    "main: --monitor-interval 0": _SENTENCE,
-    "main: --event-log-handler nobody": _SENTENCE,
-    "main: --log-dir /etc/passwd": _SENTENCE,
-    "_get_or_create_logger: nobody": "a ValueError that names the handlers there are",
-    "where they meet: --nnodes 2 --node-rank 1 --master-addr h --rdzv-id j t.py": "torch's run() adds 29500 later",
-    "where they meet: --master-port 7 t.py": "the run id of one node is random",
+    "record: to an unknown handler": "a ValueError with the known handlers",
+    "determine_local_world_size('0')": _INVALID,
+    "determine_local_world_size('-1')": _INVALID,
+    "config_from_args: --nnodes 0 t.py": _INVALID,
+    "config_from_args: --nnodes 3:2 t.py": _INVALID,
+    "config_from_args: --max-restarts -1 t.py": _INVALID,
+    "endpoint: --nnodes 0 t.py": _INVALID,
+    "endpoint: --nnodes 3:2 t.py": _INVALID,
+    "endpoint: --max-restarts -1 t.py": _INVALID,
+    "main: --nproc-per-node 0": _INVALID,
+    "main: --nnodes 1:2:3": _INVALID,
+    "main: --nnodes 0": _INVALID,
+    "main: --nnodes 3:2": _INVALID,
+    "main: --max-restarts -1": _INVALID,
+    "main: --monitor-interval 0": _INVALID,
+    "main: --event-log-handler unknown": _INVALID,
+    "main: --log-dir /etc/passwd": _INVALID,
+    "_get_or_create_logger: unknown": "a ValueError with the known handlers",
+    "endpoint: --nnodes 2 --node-rank 1 --master-addr h --rdzv-id j t.py": "torch's run() adds 29500 later",
+    "endpoint: --master-port 7 t.py": "the run id of one node is random",
 }
 
 
 @pytest.fixture(scope="module")
-def answers() -> tuple[dict[str, str], dict[str, str]]:
-    """Torch's and ours, each from a process of its own, both at once."""
+def results() -> tuple[dict[str, str], dict[str, str]]:
+    """The results of torch and of tenax, each from its own process."""
     pytest.importorskip("torch", reason="torch is not installed")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCH"))}
-    asked = [
+    processes = [
         subprocess.Popen(
             [sys.executable, str(_CATALOGUE), root], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ
         )
         for root in ("torch", "tenax")
     ]
-    said = [process.communicate()[0] for process in asked]
-    assert [process.returncode for process in asked] == [0, 0]
-    theirs, ours = map(json.loads, said)
-    return theirs, ours
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    torchs, tenaxs = map(json.loads, outputs)
+    return torchs, tenaxs
 
 
-def test_the_same_questions_were_asked(answers: tuple[dict[str, str], dict[str, str]]) -> None:
-    theirs, ours = answers
-    assert list(theirs) == list(ours)
-    assert len(ours) > 250
+def test_both_have_the_same_cases(results: tuple[dict[str, str], dict[str, str]]) -> None:
+    torchs, tenaxs = results
+    assert list(torchs) == list(tenaxs)
+    assert len(tenaxs) > 250
 
 
-def test_the_answers_are_torchs(answers: tuple[dict[str, str], dict[str, str]]) -> None:
-    """Each of them; one that differs has a reason. One node has nobody to find, so it has no place to meet."""
-    theirs, ours = answers
-    differing = {
-        question: (theirs[question], ours[question]) for question in ours if ours[question] != theirs[question]
-    }
-    alone = {
-        question for question in differing if question.startswith("where they meet") and "'local'" in ours[question]
-    }
-    surprising = {question: words for question, words in differing.items() if question not in DIFFERENT.keys() | alone}
-    assert surprising == {}
+def test_the_results_are_the_same_as_torchs(results: tuple[dict[str, str], dict[str, str]]) -> None:
+    """Except those with a reason. One node needs no rendezvous, so it has no endpoint."""
+    torchs, tenaxs = results
+    differing = {case: (torchs[case], tenaxs[case]) for case in tenaxs if tenaxs[case] != torchs[case]}
+    of_one_node = {case for case in differing if case.startswith("endpoint") and "'local'" in tenaxs[case]}
+    unexpected = {case: values for case, values in differing.items() if case not in DIFFERENT.keys() | of_one_node}
+    assert unexpected == {}
 
 
-def test_no_reason_is_out_of_date(answers: tuple[dict[str, str], dict[str, str]]) -> None:
-    """What is said to differ does."""
-    theirs, ours = answers
-    assert [question for question in DIFFERENT if theirs[question] == ours[question]] == []
+def test_every_listed_difference_still_exists(results: tuple[dict[str, str], dict[str, str]]) -> None:
+    torchs, tenaxs = results
+    assert [case for case in DIFFERENT if torchs[case] == tenaxs[case]] == []

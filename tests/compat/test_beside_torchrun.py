@@ -19,7 +19,7 @@ METADATA = "import sys; from setuptools import build_meta; build_meta.prepare_me
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which the metadata of tenax is what an installation from this source would write today.
+    """An environment with the metadata of tenax as an installation from this source would write it.
 
     The installation in use may be older than ``pyproject.toml``. torch requires the setuptools that are needed here.
     """
@@ -42,15 +42,15 @@ def entry_points(environ: dict[str, str], group: str) -> list[str]:
 
 
 def test_tenax_adds_nothing_to_the_groups_of_torchrun(installed: dict[str, str]) -> None:
-    """What is registered there is torch's own; the console script shows that the metadata of tenax was read."""
+    """The console script shows that the metadata of tenax was read."""
     assert "tenax.cli.main:main" in entry_points(installed, "console_scripts")
     for group in ("torchrun.logs_specs", "torchrun.handlers"):
         assert not [value for value in entry_points(installed, group) if value.startswith("tenax")]
 
 
 @pytest.mark.parametrize("module", ["torch.distributed.run", "tenax.run"])
-def test_the_default_logs_specs_work_under_both(installed: dict[str, str], tmp_path: Path, module: str) -> None:
-    """``--logs-specs default`` names the launcher's own class."""
+def test_the_default_logs_specs_work_with_both(installed: dict[str, str], tmp_path: Path, module: str) -> None:
+    """``--logs-specs default`` is the class of the launcher."""
     done = subprocess.run(
         [sys.executable, "-m", module, "--logs-specs", "default", "--log-dir", tmp_path, "--no-python", "echo", "ran"],
         env=installed,

@@ -1,4 +1,4 @@
-"""What two large launchers that were built on TorchElastic import from it, by names that are not public."""
+"""Private names of TorchElastic that two large launchers import."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from tenax.rendezvous._engine_handler import LocalRendezvousHandler
 from tenax.rendezvous.utils import _matches_machine_hostname
 
 
-def test_ranks_are_assigned_with_its_helper() -> None:
-    """They sort what all agents told, and look for their own role in it."""
-    told = [_RoleInstanceInfo("b", 0, 2), _RoleInstanceInfo("a", 2, 4), _RoleInstanceInfo("a", 1, 8)]
-    again = [_RoleInstanceInfo.deserialize(each.serialize()) for each in told]
+def test_role_instance_info_can_be_sorted_and_searched() -> None:
+    """Launchers sort the values of all agents and find their own role."""
+    infos = [_RoleInstanceInfo("b", 0, 2), _RoleInstanceInfo("a", 2, 4), _RoleInstanceInfo("a", 1, 8)]
+    again = [_RoleInstanceInfo.deserialize(each.serialize()) for each in infos]
     assert [(each.role, each.rank, each.local_world_size) for each in again] == [("b", 0, 2), ("a", 2, 4), ("a", 1, 8)]
     compare = _RoleInstanceInfo.compare
-    assert (compare(told[0], told[1]), compare(told[2], told[1]), compare(told[0], told[0])) == (1, -1, 0)
-    in_order = [told[2], told[1], told[0]]
+    assert (compare(infos[0], infos[1]), compare(infos[2], infos[1]), compare(infos[0], infos[0])) == (1, -1, 0)
+    in_order = [infos[2], infos[1], infos[0]]
     assert _RoleInstanceInfo.find_role_boundaries(in_order, "a") == (0, 1)
     assert _RoleInstanceInfo.find_role_boundaries(in_order, "b") == (2, 2)
     assert _RoleInstanceInfo.find_role_boundaries(in_order, "c") == (-1, -2)
 
 
-def test_a_registered_backend_is_replaced() -> None:
+def test_a_registered_backend_can_be_removed() -> None:
     registry = RendezvousHandlerRegistry()
     registry.register("c10d", lambda params: LocalRendezvousHandler(params.run_id, backend="c10d"))
     del registry._registry["c10d"]
     assert "c10d" not in registry
 
 
-def test_this_machine_is_known_by_its_names() -> None:
+def test_this_host_is_recognised_by_its_names() -> None:
     for name in ("localhost", socket.gethostname(), "127.0.0.1", "::1"):
         assert _matches_machine_hostname(name), name
     assert not _matches_machine_hostname("192.0.2.7")
     assert c10d_rendezvous_backend._matches_machine_hostname is _matches_machine_hostname
 
 
-def test_the_store_of_a_backend_is_made_where_they_replace_it() -> None:
-    """``create_backend`` looks it up in its module at every call, and gives it the parameters alone."""
+def test_create_backend_calls_the_replaceable_function_for_its_store() -> None:
+    """It looks the function up in its module at every call, and passes only the parameters."""
     from inspect import signature
 
     assert list(signature(c10d_rendezvous_backend._create_tcp_store).parameters) == ["params"]
     assert "_create_tcp_store" in c10d_rendezvous_backend._create_backend.__code__.co_names
 
 
-def test_names_that_are_only_imported() -> None:
+def test_private_names_can_be_imported() -> None:
     assert _get_entrypoint_name("python", ["-u", "train.py"]) == "train.py"
     assert SubprocessHandler.__name__ == "SubprocessHandler"

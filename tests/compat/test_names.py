@@ -1,7 +1,7 @@
-"""TorchElastic's public names: present here and callable in the same way, or absent for a reason that is written down.
+"""tenax has TorchElastic's public names with compatible signatures, or a documented reason for each missing one.
 
 The names come from a walk through the installed torch; ``docs/generate_compatibility.py`` does it, for the reference
-page as well. It runs in a process of its own: importing ``tenax.compat`` here would change what other tests import.
+page as well. It runs in another process, because importing ``tenax.compat`` here would affect other tests.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 
 GENERATOR = Path(__file__).parents[2] / "docs" / "generate_compatibility.py"
 
-# Few enough to be read at a glance, and so that the walk cannot lose some of them unnoticed.
-_ALWAYS_THERE = {
+# A sample, so that the walk cannot miss modules unnoticed.
+_EXPECTED = {
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.control_plane",
     "torch.distributed.elastic.events",
@@ -46,7 +46,7 @@ def generator() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, Any]:
-    """The page, and what is to be said about each module and name of the installed torch."""
+    """The page, and the result for each module and name of the installed torch."""
     pytest.importorskip("torch", reason="torch is not installed")
     done = subprocess.run(
         [sys.executable, GENERATOR, "--json"], capture_output=True, text=True, check=False, timeout=100
@@ -55,24 +55,22 @@ def known() -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def judgements(known: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Module, name, state, note."""
+def results(known: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return module, name, state and note of each name."""
     return [(module, *each) for module, entry in known["modules"].items() for each in entry["names"]]
 
 
-def test_the_walk_finds_what_there_is(known: dict[str, Any]) -> None:
-    assert set(known["modules"]) >= _ALWAYS_THERE
-    assert len(judgements(known)) > 200
+def test_the_walk_finds_the_modules_of_torch(known: dict[str, Any]) -> None:
+    assert set(known["modules"]) >= _EXPECTED
+    assert len(results(known)) > 200
 
 
-def test_every_public_name_is_here_or_absent_for_a_reason(known: dict[str, Any]) -> None:
-    """A name that torch exports can be imported from ours, and every call that torch accepts is accepted here."""
-    assert [f"{module}: {note}" for module, _, state, note in judgements(known) if state == "wrong"] == []
+def test_every_public_name_exists_or_has_a_reason(known: dict[str, Any]) -> None:
+    """Every call that torch accepts is accepted."""
+    assert [f"{module}: {note}" for module, _, state, note in results(known) if state == "wrong"] == []
 
 
-def test_a_call_that_torch_accepts_and_we_do_not_is_noticed(generator: ModuleType) -> None:
-    """The judge can judge."""
-
+def test_an_incompatible_signature_is_detected(generator: ModuleType) -> None:
     def mine(b: int, a: int, c: int) -> None: ...
 
     entry = {"parameters": [["a", "POSITIONAL_OR_KEYWORD", False]], "members": {}, "home": "x"}
@@ -83,7 +81,7 @@ def test_a_call_that_torch_accepts_and_we_do_not_is_noticed(generator: ModuleTyp
     ]
 
 
-def test_a_method_that_is_said_to_be_absent_is_missing_here_and_not_there(generator: ModuleType) -> None:
+def test_a_method_listed_as_absent_must_exist_only_in_torch(generator: ModuleType) -> None:
     class Mine:
         def here(self) -> None: ...
 
@@ -95,23 +93,21 @@ def test_a_method_that_is_said_to_be_absent_is_missing_here_and_not_there(genera
     ]
 
 
-def test_the_tables_name_nothing_that_is_not_there(generator: ModuleType, known: dict[str, Any]) -> None:
-    """A reason for a name that torch has lost, or that we have got, is taken out."""
-    absent = {f"{module}.{name}" for module, name, state, _ in judgements(known) if state == "absent"}
+def test_the_tables_have_no_obsolete_entries(generator: ModuleType, known: dict[str, Any]) -> None:
+    """For names that torch no longer has, or that tenax has now."""
+    absent = {f"{module}.{name}" for module, name, state, _ in results(known) if state == "absent"}
     assert set(generator.ABSENT) <= absent
-    different = {f"{module}.{name}" for module, name, state, _ in judgements(known) if state == "different"}
+    different = {f"{module}.{name}" for module, name, state, _ in results(known) if state == "different"}
     assert set(generator.ABSENT_METHODS) <= different
-    notes = {note for _, _, state, note in judgements(known) if state == "different"}
+    notes = {note for _, _, state, note in results(known) if state == "different"}
     assert [key for key, note in generator.DIFFERENT.items() if note not in notes] == []
 
 
 def test_the_page_is_up_to_date(generator: ModuleType, known: dict[str, Any]) -> None:
-    """As docs/generate_compatibility.py writes it today."""
     assert generator.PAGE.read_text() == known["page"]
 
 
-def test_under_compat_every_one_of_torchs_paths_is_ours(known: dict[str, Any]) -> None:
-    """All of them are found by rule."""
+def test_compat_redirects_every_path_of_torch(known: dict[str, Any]) -> None:
     code = """
 import importlib, json, os
 import tenax.compat

@@ -1,4 +1,4 @@
-"""TorchElastic's import paths give tenax's modules: without torch, with a package like it, and with the real one."""
+"""TorchElastic's import paths are redirected to tenax: without torch, with a package like it, and with the real one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .conftest import Python
         "from torchelastic.rendezvous import api as found",
     ],
 )
-def test_every_way_to_import_gives_the_very_same_module(bare: Python, way: str) -> None:
-    """Also when tenax's own path comes first or last, and its own name and spec stay."""
+def test_every_way_to_import_returns_the_module_of_tenax(bare: Python, way: str) -> None:
+    """With its own name and spec."""
     code = f"""
         import tenax.compat
         {way}
@@ -38,11 +38,11 @@ def test_every_way_to_import_gives_the_very_same_module(bare: Python, way: str) 
         assert found is tenax.rendezvous.api
         print(found.__name__, found.__spec__.name)
     """
-    assert bare.says(code) == "tenax.rendezvous.api tenax.rendezvous.api"
+    assert bare.output(code) == "tenax.rendezvous.api tenax.rendezvous.api"
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("path", "module"),
     [
         ("torch.distributed.elastic", "tenax"),
         ("torch.distributed.elastic.multiprocessing.errors", "tenax.multiprocessing.errors"),
@@ -56,13 +56,13 @@ def test_every_way_to_import_gives_the_very_same_module(bare: Python, way: str) 
         ("torchelastic.utils.data.cycling_iterator", "tenax.utils.data.cycling_iterator"),
     ],
 )
-def test_which_module_stands_for_which(bare: Python, theirs: str, ours: str) -> None:
+def test_the_module_of_each_path(bare: Python, path: str, module: str) -> None:
     code = "import sys, tenax.compat, importlib; print(importlib.import_module(sys.argv[1]).__name__)"
-    assert bare.says(code, theirs) == ours
+    assert bare.output(code, path) == module
 
 
 def test_a_module_is_never_loaded_twice(bare: Python) -> None:
-    """Classes that both paths give are one class, or else nobody's except would catch anything."""
+    """Classes of both paths are the same, as ``except`` clauses require."""
     code = """
         import sys, tenax.compat
         import torch.distributed.elastic.rendezvous.dynamic_rendezvous, torch.distributed.launcher.api
@@ -74,28 +74,27 @@ def test_a_module_is_never_loaded_twice(bare: Python) -> None:
                 files.setdefault(path, set()).add(id(module))
         print(len(files) > 10, [path for path, modules in files.items() if len(modules) > 1])
     """
-    assert bare.says(code) == "True []"
+    assert bare.output(code) == "True []"
 
 
-def test_what_was_pickled_with_torch_is_found(bare: Python) -> None:
-    """A pickle names a class by the path of its module."""
+def test_a_pickle_with_a_path_of_torch_can_be_loaded(bare: Python) -> None:
     code = """
         import pickle, tenax.compat
         print(pickle.loads(b"ctorch.distributed.elastic.rendezvous.api\\nRendezvousTimeoutError\\n.").__module__)
     """
-    assert bare.says(code) == "tenax.rendezvous.api"
+    assert bare.output(code) == "tenax.rendezvous.api"
 
 
-def test_python_m_runs_the_module_that_stands_for_it(bare: Python, tmp_path) -> None:
+def test_python_m_runs_the_module_of_tenax(bare: Python, tmp_path) -> None:
     (tmp_path / "train.py").touch()
-    words = ("-m", "torch.distributed.run", "--dry-run", "--nproc-per-node", "3", str(tmp_path / "train.py"))
-    done = bare.run(*words, PYTHONPATH=bare.says("import tenax.compat; print(tenax.compat.FOLDER)"))
+    args = ("-m", "torch.distributed.run", "--dry-run", "--nproc-per-node", "3", str(tmp_path / "train.py"))
+    done = bare.run(*args, PYTHONPATH=bare.output("import tenax.compat; print(tenax.compat.FOLDER)"))
     assert done.returncode == 0, done.stderr
     assert "would run 3 workers" in done.stdout
 
 
-def test_torch_is_still_missing_until_something_is_imported_that_needs_it(bare: Python) -> None:
-    """``import torch`` and whatever asks for it get the usual answers."""
+def test_import_torch_fails_until_a_redirected_module_is_imported(bare: Python) -> None:
+    """With the usual errors."""
     code = """
         import importlib.util, sys, tenax.compat
         assert importlib.util.find_spec("torch") is None
@@ -109,11 +108,11 @@ def test_torch_is_still_missing_until_something_is_imported_that_needs_it(bare: 
                 print(statement)
         print("torch" in sys.modules)
     """
-    assert bare.says(code) == "False"
+    assert bare.output(code) == "False"
 
 
-def test_what_stands_for_torch_afterwards_says_that_it_is_not_there(bare: Python) -> None:
-    """An attribute that is missing is an AttributeError, a module that is missing a ModuleNotFoundError."""
+def test_the_empty_parent_reports_that_torch_is_not_installed(bare: Python) -> None:
+    """For a missing attribute with AttributeError, for a missing module with ModuleNotFoundError."""
     code = """
         import tenax.compat
         import torch.distributed.elastic.rendezvous
@@ -121,11 +120,11 @@ def test_what_stands_for_torch_afterwards_says_that_it_is_not_there(bare: Python
             try:
                 exec(statement)
             except (AttributeError, ModuleNotFoundError) as error:
-                print(type(error).__name__, "torch is not installed here" in str(error))
+                print(type(error).__name__, "torch is not installed" in str(error))
         print(hasattr(torch, "__version__"))
     """
     expected = ["AttributeError True", "AttributeError True", "ModuleNotFoundError True", "ModuleNotFoundError True"]
-    assert bare.says(code).splitlines() == [*expected, "False"]
+    assert bare.output(code).splitlines() == [*expected, "False"]
 
 
 @pytest.mark.parametrize(
@@ -135,10 +134,8 @@ def test_what_stands_for_torch_afterwards_says_that_it_is_not_there(bare: Python
         "from torch.distributed.elastic.rendezvous.only_torchs import Thing",
     ],
 )
-def test_a_module_that_tenax_does_not_have_is_refused_although_torch_has_it(
-    bare: Python, like_torch: str, statement: str
-) -> None:
-    """A half of each would be worse than none."""
+def test_a_module_that_only_torch_has_is_not_imported(bare: Python, like_torch: str, statement: str) -> None:
+    """Modules of torch and tenax are not mixed."""
     code = f"""
         import tenax.compat
         try:
@@ -147,12 +144,12 @@ def test_a_module_that_tenax_does_not_have_is_refused_although_torch_has_it(
             print(error.name, "|", error)
     """
     for env in ({}, {"PYTHONPATH": like_torch}):
-        said = bare.says(code, **env)
-        assert said.startswith("torch.distributed.elastic.rendezvous.only_torchs | no module named")
-        assert "which tenax does not have" in said
+        printed = bare.output(code, **env)
+        assert printed.startswith("torch.distributed.elastic.rendezvous.only_torchs | no module named")
+        assert "which does not exist" in printed
 
 
-def test_a_name_that_nobody_has_is_refused(bare: Python) -> None:
+def test_an_unknown_module_is_rejected(bare: Python) -> None:
     code = """
         import tenax.compat
         try:
@@ -160,11 +157,11 @@ def test_a_name_that_nobody_has_is_refused(bare: Python) -> None:
         except ModuleNotFoundError as error:
             print(error)
     """
-    assert "redirects it to 'tenax.nothing', which does not exist" in bare.says(code)
+    assert "redirects it to 'tenax.nothing', which does not exist" in bare.output(code)
 
 
 def test_a_missing_dependency_is_not_taken_for_a_missing_module(bare: Python, tmp_path) -> None:
-    """Who has no msgspec is told so."""
+    """The error names msgspec."""
     (tmp_path / "msgspec.py").write_text("raise ModuleNotFoundError(\"No module named 'msgspec'\", name='msgspec')")
     code = """
         import tenax.compat
@@ -173,10 +170,10 @@ def test_a_missing_dependency_is_not_taken_for_a_missing_module(bare: Python, tm
         except ModuleNotFoundError as error:
             print(error.name)
     """
-    assert bare.says(code, PYTHONPATH=str(tmp_path)) == "msgspec"
+    assert bare.output(code, PYTHONPATH=str(tmp_path)) == "msgspec"
 
 
-def test_uninstalling_gives_everything_back(bare: Python) -> None:
+def test_uninstall_removes_all_redirected_modules(bare: Python) -> None:
     code = """
         import sys, tenax.compat
         import torch.distributed.launcher, torchelastic.rendezvous, tenax.rendezvous
@@ -193,7 +190,7 @@ def test_uninstalling_gives_everything_back(bare: Python) -> None:
         import torch.distributed.launcher as again
         print(again.__name__, sum(type(finder).__name__ == "CompatFinder" for finder in sys.meta_path))
     """
-    assert bare.says(code).splitlines() == [
+    assert bare.output(code).splitlines() == [
         "[] tenax.rendezvous",
         "No module named 'torch'",
         "No module named 'torch'",
@@ -202,8 +199,8 @@ def test_uninstalling_gives_everything_back(bare: Python) -> None:
     ]
 
 
-def test_importing_it_costs_next_to_nothing(bare: Python) -> None:
-    """It runs in every worker: nothing of tenax is imported before it is asked for."""
+def test_importing_compat_imports_no_other_module_of_tenax(bare: Python) -> None:
+    """It runs in every worker."""
     code = """
         import sys
         before = set(sys.modules)
@@ -211,7 +208,7 @@ def test_importing_it_costs_next_to_nothing(bare: Python) -> None:
         print(sorted(name for name in set(sys.modules) - before if name.startswith("tenax")))
         print({"typing", "importlib.abc", "msgspec"} & set(sys.modules) - before)
     """
-    assert bare.says(code).splitlines() == [
+    assert bare.output(code).splitlines() == [
         "['tenax', 'tenax.compat', 'tenax.compat._finder']",
         "set()",
     ]
@@ -220,7 +217,7 @@ def test_importing_it_costs_next_to_nothing(bare: Python) -> None:
 # --- with something that looks like torch -----------------------------------------------------------------------------
 
 
-def test_everything_else_of_torch_is_torchs_own(bare: Python, like_torch: str) -> None:
+def test_other_modules_of_torch_are_not_redirected(bare: Python, like_torch: str) -> None:
     code = """
         import tenax.compat
         import torch, torch.nn, torch.distributed as dist
@@ -230,10 +227,10 @@ def test_everything_else_of_torch_is_torchs_own(bare: Python, like_torch: str) -
         assert dist.elastic.rendezvous is rendezvous is tenax.rendezvous
         print(torch.version, torch.nn.Module, dist.is_torchelastic_launched(), save)
     """
-    assert bare.says(code, PYTHONPATH=like_torch) == "theirs theirs theirs theirs"
+    assert bare.output(code, PYTHONPATH=like_torch) == "torchs torchs torchs torchs"
 
 
-def test_after_uninstalling_torchs_own_are_found_again(bare: Python, like_torch: str) -> None:
+def test_after_uninstall_the_modules_of_torch_are_imported(bare: Python, like_torch: str) -> None:
     code = """
         import tenax.compat
         import torch.distributed.elastic.rendezvous, torch.distributed.run
@@ -242,12 +239,11 @@ def test_after_uninstalling_torchs_own_are_found_again(bare: Python, like_torch:
         import torch.distributed.elastic.rendezvous.only_torchs, torch.distributed.run
         print(torch.distributed.elastic.rendezvous.only_torchs.Thing, torch.distributed.run.main)
     """
-    assert bare.says(code, PYTHONPATH=like_torch).splitlines() == ["False False", "theirs theirs"]
+    assert bare.output(code, PYTHONPATH=like_torch).splitlines() == ["False False", "torchs torchs"]
 
 
-def test_coming_too_late_is_refused(bare: Python, like_torch: str) -> None:
-    """What was imported from torch's modules cannot be called back, and a mixture of both would be worse than either.
-    torch itself may have been imported."""
+def test_installing_after_an_import_of_torchs_elastic_is_rejected(bare: Python, like_torch: str) -> None:
+    """Modules of torch and tenax would be mixed. torch itself may have been imported."""
     code = """
         import sys, torch, torch.distributed
         import torch.distributed.elastic.rendezvous
@@ -257,14 +253,13 @@ def test_coming_too_late_is_refused(bare: Python, like_torch: str) -> None:
             print(error)
         print(torch.distributed.elastic.rendezvous.RendezvousHandler, any("Compat" in repr(f) for f in sys.meta_path))
     """
-    said = bare.says(code, PYTHONPATH=like_torch).splitlines()
-    assert said[0].startswith("'torch.distributed.elastic' was imported before tenax.compat")
-    assert "import tenax.compat first" in said[0]
-    assert said[1] == "theirs False"
+    printed = bare.output(code, PYTHONPATH=like_torch).splitlines()
+    assert printed[0].startswith("'torch.distributed.elastic' was imported before tenax.compat")
+    assert "import tenax.compat first" in printed[0]
+    assert printed[1] == "torchs False"
 
 
-def test_torch_that_comes_later_is_found(bare: Python, like_torch: str) -> None:
-    """A program may change where Python looks for packages, after its interpreter has installed this."""
+def test_torch_is_found_if_sys_path_changes_later(bare: Python, like_torch: str) -> None:
     for statement in (
         "import torch.distributed",
         "import torch.distributed.checkpoint",
@@ -278,35 +273,35 @@ def test_torch_that_comes_later_is_found(bare: Python, like_torch: str) -> None:
             import torch.nn
             print(torch.version, torch.distributed.is_torchelastic_launched(), torch.distributed.elastic.__name__)
         """
-        assert bare.says(code, like_torch) == "theirs theirs tenax"
+        assert bare.output(code, like_torch) == "torchs torchs tenax"
 
 
 # --- with the real one ------------------------------------------------------------------------------------------------
 
 
-def test_real_torch_has_our_modules_and_keeps_its_own() -> None:
-    """``import torch`` does not import its elastic, so ours may come behind it; torch's own users of elastic (its
-    checkpoints, its old launcher) find what they need in ours; and torch gets everything back."""
+def test_real_torch_works_with_the_redirected_modules() -> None:
+    """``import torch`` does not import its elastic package, so tenax.compat may be installed later. Modules of torch
+    that use elastic (checkpoints, the old launcher) work with tenax's."""
     pytest.importorskip("torch", reason="torch is not installed")
     code = """
         import json, sys
         import torch, torch.distributed as dist
         import tenax.compat
-        facts = {"launched": dist.is_torchelastic_launched()}
+        results = {"launched": dist.is_torchelastic_launched()}
         import torch.distributed.elastic.multiprocessing.errors as errors
         import tenax.multiprocessing.errors
-        facts["same"] = errors is tenax.multiprocessing.errors is dist.elastic.multiprocessing.errors
+        results["same"] = errors is tenax.multiprocessing.errors is dist.elastic.multiprocessing.errors
         import torch.distributed.checkpoint, torch.distributed.checkpoint._experimental.barriers as barriers
-        facts["barrier"] = barriers.store_util.__name__
+        results["barrier"] = barriers.store_util.__name__
         import torch.distributed.launch
-        facts["run"] = torch.distributed.launch.run.__module__
+        results["run"] = torch.distributed.launch.run.__module__
         from torch.utils.data import DataLoader
         from torch.distributed.elastic.utils.data import ElasticDistributedSampler
-        facts["loaded"] = len(list(DataLoader(range(8), sampler=ElasticDistributedSampler(range(8), 2, 0))))
+        results["loaded"] = len(list(DataLoader(range(8), sampler=ElasticDistributedSampler(range(8), 2, 0))))
         tenax.compat.uninstall()
         from torch.distributed.elastic.multiprocessing.errors import record
-        facts["record"] = record.__module__
-        print(json.dumps(facts))
+        results["record"] = record.__module__
+        print(json.dumps(results))
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100, check=False

@@ -1,4 +1,4 @@
-"""Programs that were written for TorchElastic, run as they are: workers, launchers, and what they start in turn."""
+"""Unmodified programs for TorchElastic: workers, launchers, and their child processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kit.jobs import Bench
 
 from .conftest import Python
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes through /proc")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="requires /proc")
 has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
-# Names from every corner, as their documentation shows their use.
+# Uses names of all packages as TorchElastic's documentation shows.
 WORKER = """
     import datetime, json, os, sys, tempfile
     {first}
@@ -36,7 +36,7 @@ WORKER = """
 
     log = get_logger(__name__)
 
-    class Seen(metrics.MetricHandler):
+    class Sink(metrics.MetricHandler):
         names = []
         def emit(self, metric_data):
             self.names.append(metric_data.name)
@@ -48,14 +48,14 @@ WORKER = """
     @record
     def main():
         rank = int(get_env_variable_or_raise("RANK"))
-        metrics.configure(Seen())
+        metrics.configure(Sink())
         events.record(Event(name="began", source=EventSource.WORKER, metadata={{"rank": rank}}))
         total = sum(step(number) for number in CyclingIterator(2, lambda epoch: iter([epoch, rank])))
         metrics.put_metric("total", total)
         {work}
         things = (record, Event, prof, WorkerSpec, timer.expires, launcher.LaunchConfig)
         homes = {{thing.__module__ for thing in things}}
-        print(json.dumps([rank, all(home.startswith("tenax.") for home in homes), sorted(set(Seen.names))]), flush=True)
+        print(json.dumps([rank, all(home.startswith("tenax.") for home in homes), sorted(set(Sink.names))]), flush=True)
         if len(sys.argv) > 1:
             raise rdzv.RendezvousClosedError(sys.argv[1])
 
@@ -69,7 +69,7 @@ def worker(work: str, first: str = "") -> str:
     return WORKER.format(work=work.strip(), first=first)
 
 
-MEET = """
+SYNCHRONIZE = """
         import tenax.store
         store = tenax.store.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         assert synchronize(store, str(rank).encode(), rank, 2, "here/") == [b"0", b"1"]
@@ -89,35 +89,34 @@ TRAIN = """
 """
 
 
-def said(out: str) -> list[object]:
+def printed(out: str) -> list[object]:
     return sorted(json.loads(line) for line in out.splitlines() if line.startswith("["))
 
 
 @has_torch
-def test_a_training_script_with_torch(bench: Bench) -> None:
-    """It trains with torch's collectives, and everything of elastic in it is ours."""
+def test_a_training_script_runs_with_torch(bench: Bench) -> None:
+    """It uses torch's collectives and tenax's modules for elastic."""
     script = bench.script(worker(TRAIN, "import torch, torch.distributed as dist"))
     done = bench.run("--compat", "--nproc-per-node", "2", script, timeout_s=100)
     assert done.code == 0, done
-    assert said(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
+    assert printed(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
 
 
-def test_a_training_script_without_torch(bench: Bench, bare: Python) -> None:
-    """In an environment that has never heard of torch."""
-    words = ("--compat", "--nproc-per-node", "2", bench.script(worker(MEET)))
-    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"])
+def test_a_training_script_runs_without_torch(bench: Bench, bare: Python) -> None:
+    args = ("--compat", "--nproc-per-node", "2", bench.script(worker(SYNCHRONIZE)))
+    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 0, done
-    assert said(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
+    assert printed(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
 
 
-def test_the_variable_is_as_good_as_the_flag(bench: Bench, bare: Python) -> None:
-    words = ("--nproc-per-node", "2", bench.script(worker(MEET)))
-    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"], env={"PET_COMPAT": "1"})
+def test_the_variable_enables_compat_like_the_flag(bench: Bench, bare: Python) -> None:
+    args = ("--nproc-per-node", "2", bench.script(worker(SYNCHRONIZE)))
+    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"], env={"PET_COMPAT": "1"})
     assert done.code == 0, done
 
 
-def test_what_a_script_raises_is_reported(bench: Bench, bare: Python) -> None:
-    """By ``record`` as they know it; with the exception's own home."""
+def test_the_exception_of_a_script_is_reported(bench: Bench, bare: Python) -> None:
+    """By ``record``, imported from torch's path."""
     script = bench.script(worker("pass"))
     done = bench.run("--compat", script, "out of time", program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 1
@@ -125,12 +124,12 @@ def test_what_a_script_raises_is_reported(bench: Bench, bare: Python) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_scripts_that_run_inside(bench: Bench, bare: Python, method: str) -> None:
-    """``--run-path`` starts a function, whatever makes its process."""
-    words = ("--compat", "--run-path", "--start-method", method, bench.script(worker("pass")))
-    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"])
+def test_scripts_run_with_run_path(bench: Bench, bare: Python, method: str) -> None:
+    """With every start method."""
+    args = ("--compat", "--run-path", "--start-method", method, bench.script(worker("pass")))
+    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 0, done
-    assert said(done.out) == [[0, True, MEASURED]]
+    assert printed(done.out) == [[0, True, MEASURED]]
 
 
 LAUNCHER = """
@@ -156,8 +155,8 @@ LAUNCHER = """
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_a_launcher(bench: Bench, bare: Python, method: str) -> None:
-    """Its functions and its programs are under it as well."""
+def test_a_launcher_starts_functions_and_programs(bench: Bench, bare: Python, method: str) -> None:
+    """In both, torch's paths are redirected."""
     script = bench.script(LAUNCHER, "launcher.py")
     look = "import torch.distributed.elastic as e; print('worker', e.__name__)"
     done = bench.run(script, method, look, program=[bare.path, "-m", "tenax.compat"], env={"WORKERS": "2"})
@@ -169,7 +168,7 @@ def test_a_launcher(bench: Bench, bare: Python, method: str) -> None:
 
 
 @has_torch
-def test_a_launcher_with_torch(bench: Bench) -> None:
+def test_a_launcher_runs_with_torch(bench: Bench) -> None:
     script = bench.script(LAUNCHER, "launcher.py")
     program = [sys.executable, "-m", "tenax.compat"]
     done = bench.run(script, "spawn", program=program, env={"WORKERS": "1"}, timeout_s=100)
@@ -177,27 +176,26 @@ def test_a_launcher_with_torch(bench: Bench) -> None:
     assert done.out == '[[0, "tenax.utils.api"]]\n'
 
 
-def test_torchruns_own_command_line(bench: Bench, bare: Python) -> None:
-    """``python -m torch.distributed.run`` is ours, and starts workers as ours does."""
+def test_python_m_torch_distributed_run_is_tenax_run(bench: Bench, bare: Python) -> None:
     script = bench.script("import torch.distributed.elastic as e, os; print(e.__name__, os.environ['RANK'])")
-    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)
-    done = bench.run(*words, program=[bare.path, "-m", "tenax.compat"])
+    args = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)
+    done = bench.run(*args, program=[bare.path, "-m", "tenax.compat"])
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == ["tenax 0", "tenax 1"]
 
 
 @has_torch
-def test_torchs_older_command_line(bench: Bench) -> None:
-    """``torch.distributed.launch`` stays torch's; what it asks to do the work is ours."""
+def test_torch_distributed_launch_uses_tenax_run(bench: Bench) -> None:
+    """The module itself is torch's."""
     script = bench.script("import sys; print(sys.argv[1:])")
-    words = ("-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2", script, "--own")
-    done = bench.run(*words, program=[sys.executable, "-m", "tenax.compat"], timeout_s=100)
+    args = ("-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2", script, "--own")
+    done = bench.run(*args, program=[sys.executable, "-m", "tenax.compat"], timeout_s=100)
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == ["['--local-rank=0', '--own']", "['--local-rank=1', '--own']"]
 
 
-def test_a_program_is_what_it_always_was(bench: Bench, bare: Python) -> None:
-    """Its name, its arguments, its folder on the path, its exit code, and Python's own flags."""
+def test_a_program_runs_as_without_compat(bench: Bench, bare: Python) -> None:
+    """With the same name, arguments, ``sys.path``, exit code and flags of Python."""
     script = bench.script(
         """
         import sys
@@ -213,13 +211,12 @@ def test_a_program_is_what_it_always_was(bench: Bench, bare: Python) -> None:
     assert under.code == 7
 
 
-def test_a_program_that_somebody_else_starts(bare: Python) -> None:
-    """The folder that is printed is all that its PYTHONPATH needs."""
+def test_the_printed_folder_on_pythonpath_enables_compat(bare: Python) -> None:
     folder = bare.run("-m", "tenax.compat", "--path").stdout.strip()
-    assert bare.says("import torch.distributed.run as r; print(r.__name__)", PYTHONPATH=folder) == "tenax.run"
+    assert bare.output("import torch.distributed.run as r; print(r.__name__)", PYTHONPATH=folder) == "tenax.run"
 
 
-def test_what_a_worker_starts_is_under_it_too_unless_it_is_told_not_to_be(bench: Bench, bare: Python) -> None:
+def test_child_processes_of_a_worker_inherit_compat_unless_the_variable_is_0(bench: Bench, bare: Python) -> None:
     script = bench.script(
         """
         import os, subprocess, sys
@@ -234,24 +231,24 @@ def test_what_a_worker_starts_is_under_it_too_unless_it_is_told_not_to_be(bench:
     assert done.out.splitlines() == ["True", "ModuleNotFoundError: No module named 'torch'"]
 
 
-def test_a_worker_whose_python_has_no_tenax_says_so_and_goes_on(bench: Bench, stranger: Python) -> None:
-    """In one line; what it starts in turn says nothing any more."""
+def test_a_worker_without_tenax_prints_a_message_and_continues(bench: Bench, without_tenax: Python) -> None:
+    """In one line; its child processes print nothing."""
     script = bench.script(
         """
         import os, subprocess, sys
         child = subprocess.run([sys.executable, "-c", "print('child')"], capture_output=True, text=True)
-        print("went on", child.stdout.strip(), repr(child.stderr))
+        print("continued", child.stdout.strip(), repr(child.stderr))
         """
     )
-    done = bench.run("--compat", script, env={"PYTHON_EXEC": stranger.path})
+    done = bench.run("--compat", script, env={"PYTHON_EXEC": without_tenax.path})
     assert done.code == 0, done
-    assert done.out == "went on child ''\n"
-    complaints = [line for line in done.said if "cannot import" in line]
-    assert len(complaints) == 1
-    assert "install tenax for it" in complaints[0]
+    assert done.out == "continued child ''\n"
+    messages = [line for line in done.said if "could not import tenax.compat" in line]
+    assert len(messages) == 1
+    assert "install tenax for this Python" in messages[0]
 
 
-def test_without_the_flag_nothing_changes(bench: Bench, bare: Python) -> None:
+def test_without_the_flag_nothing_is_redirected(bench: Bench, bare: Python) -> None:
     script = bench.script("import torch.distributed.elastic")
     done = bench.run(script, program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 1
@@ -259,7 +256,6 @@ def test_without_the_flag_nothing_changes(bench: Bench, bare: Python) -> None:
 
 
 def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench, bare: Python) -> None:
-    """Behind the two that we put in front of it."""
     (bench.home / "lib").mkdir()
     (bench.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
     script = bench.script(
@@ -270,45 +266,45 @@ def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench, bare: Pyt
     assert done.out.splitlines() == ["True", f"{lib}/sitecustomize.py", lib]
 
 
-def test_a_plug_in_that_was_written_for_torch_is_served_in_the_launcher(bench: Bench, bare: Python) -> None:
-    """A class that decides where logs go, found by its entry point, imports its base from torch's path."""
+def test_a_plug_in_for_torchrun_works_in_the_launcher(bench: Bench, bare: Python) -> None:
+    """A logs specs class that imports its base class from torch's path."""
     (bench.home / "plug_in.py").write_text(
         "from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs\n"
         "class Specs(DefaultLogsSpecs):\n"
         "    def __init__(self, **options):\n"
-        "        super().__init__(**{**options, 'log_dir': 'theirs'})\n"
+        "        super().__init__(**{**options, 'log_dir': 'plug_in_logs'})\n"
     )
     info = bench.home / "plug_in-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nmine = plug_in:Specs\n")
-    words = ("--compat", "--logs-specs", "mine", "--redirects", "1", bench.script("print('line')"))
+    args = ("--compat", "--logs-specs", "mine", "--redirects", "1", bench.script("print('line')"))
     env = {"PYTHONPATH": str(bench.home)}
-    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"], env=env)
+    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"], env=env)
     assert done.code == 0, done
-    assert (bench.run_dir("theirs") / "attempt_0" / "0" / "stdout.log").read_text() == "line\n"
+    assert (bench.run_dir("plug_in_logs") / "attempt_0" / "0" / "stdout.log").read_text() == "line\n"
 
 
-def test_the_plan_says_it(bench: Bench) -> None:
+def test_dry_run_shows_compat(bench: Bench) -> None:
     done = bench.run("--compat", "--dry-run", bench.script(""))
     assert "imports     torch.distributed.elastic is redirected to tenax (--compat)\n" in done.out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("args", "code", "message"),
     [
         ((), 2, "usage: python -m tenax.compat SCRIPT"),
         (("--help",), 0, "usage: python -m tenax.compat SCRIPT"),
         (("no-such-script.py",), 2, "can't open file"),
     ],
 )
-def test_how_the_command_answers(bare: Python, words: tuple[str, ...], code: int, told: str) -> None:
-    done = bare.run("-m", "tenax.compat", *words)
+def test_the_command_without_a_program(bare: Python, args: tuple[str, ...], code: int, message: str) -> None:
+    done = bare.run("-m", "tenax.compat", *args)
     assert done.returncode == code
-    assert told in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
 
 
-def test_a_python_that_may_not_read_the_environment_is_refused(bare: Python) -> None:
+def test_a_python_that_ignores_the_environment_is_rejected(bare: Python) -> None:
     done = subprocess.run(
         [bare.path, "-E", "-m", "tenax.compat", "train.py"], capture_output=True, text=True, check=False, timeout=60
     )

@@ -30,10 +30,10 @@ MODULES = {f"torch.distributed.elastic.{name}": f"tenax.{name}" for name in _ELA
 }
 _SHAPES = Path(__file__).with_name("shapes.py")
 
-# class.part -> why ours is not torch's
+# class.part -> why it differs from torch
 DIFFERENT = {
     "LogsDest.bases": "msgspec's struct",
-    "LogsDest.dataclass": "made on the start path, where importing dataclasses costs",
+    "LogsDest.dataclass": "created during the start, where importing dataclasses is slow",
     "LogsDest.defaults": "empty texts instead of factories of empty texts",
     "NumaOptions.bases": "msgspec's struct",
     "NumaOptions.dataclass": "as LogsDest",
@@ -41,10 +41,10 @@ DIFFERENT = {
     "RendezvousStoreInfo.dataclass": "as LogsDest",
     "LaunchConfig.defaults": "None in the signature; a new dict in each config",
     "EtcdStore.bases": "torch's stores are compiled",
-    "PContext.abstract": "processes are one generation of the machine; _start, _poll and _close do not exist",
-    "RendezvousHandler.abstract": "get_backend() may be left out: the name it is registered under will do",
+    "PContext.abstract": "its processes are one generation of the agent machine; _start, _poll and _close do not exist",
+    "RendezvousHandler.abstract": "get_backend() is optional: the registered name is used",
 }
-# The older etcd rendezvous was a sequence of phases, each with its methods. Ours is not.
+# The older etcd rendezvous was a sequence of phases, each with its methods.
 DIFFERENT |= {
     f"EtcdRendezvous.{name}()": "a phase of the older rendezvous"
     for name in (
@@ -54,63 +54,62 @@ DIFFERENT |= {
         *("wait_for_final", "wait_for_peers", "wait_for_rendezvous_to_free"),
     )
 }
-# What ours has besides: torch's bases, fields and abstract methods must all be there.
-MORE = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"} | {
+# Additions of tenax to torch's bases, fields and abstract methods.
+ADDED = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"} | {
     *("dashboard", "on_hang", "hang_after", "trace"),
 }
 
 
 @pytest.fixture(scope="module")
-def seen() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Torch's and ours, in processes of their own, both at once."""
+def shapes() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The shapes of torch and of tenax, each from its own process."""
     pytest.importorskip("torch", reason="torch is not installed")
-    asked = [
+    processes = [
         subprocess.Popen([sys.executable, str(_SHAPES), *names], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         for names in (MODULES.keys(), MODULES.values())
     ]
-    said = [process.communicate()[0] for process in asked]
-    assert [process.returncode for process in asked] == [0, 0]
-    theirs, ours = map(json.loads, said)
-    return theirs, ours
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    torchs, tenaxs = map(json.loads, outputs)
+    return torchs, tenaxs
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_what_torch_shows_is_shown_here(seen: tuple[dict[str, Any], dict[str, Any]], module: str) -> None:
-    """Where both modules export a name: the same kind of thing, with the same defaults, fields and values."""
-    theirs, ours = seen[0][module], seen[1][MODULES[module]]
+def test_names_have_the_shape_of_torchs(shapes: tuple[dict[str, Any], dict[str, Any]], module: str) -> None:
+    """Names that both modules export: the same kind, defaults, fields and values."""
+    torchs, tenaxs = shapes[0][module], shapes[1][MODULES[module]]
     problems = [
-        f"{name}.{part}: {their!r}, here {our!r}"
-        for name in theirs.keys() & ours.keys()
-        for part, their, our in _parts(theirs[name], ours[name])
-        if their != our and f"{name}.{part}" not in DIFFERENT
+        f"{name}.{part}: {torch!r}, here {tenax!r}"
+        for name in torchs.keys() & tenaxs.keys()
+        for part, torch, tenax in _parts(torchs[name], tenaxs[name])
+        if torch != tenax and f"{name}.{part}" not in DIFFERENT
     ]
     assert problems == []
 
 
-def _parts(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for part, their in theirs.items():
-        our = ours.get(part)
-        if part in ("bases", "dataclass") and isinstance(our, list):
-            our = [each for each in our if each not in MORE]
-        if part in ("defaults", "values") and isinstance(our, dict):
-            our = {name: value for name, value in our.items() if name in their}
-        if part == "properties" and isinstance(our, list):
-            our = [name for name in our if name in their]
-        if part == "methods" and isinstance(our, dict):
-            for name, arguments in their.items():
-                mine = our.get(name)
+def _parts(torchs: dict[str, Any], tenaxs: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for part, torch in torchs.items():
+        tenax = tenaxs.get(part)
+        if part in ("bases", "dataclass") and isinstance(tenax, list):
+            tenax = [each for each in tenax if each not in ADDED]
+        if part in ("defaults", "values") and isinstance(tenax, dict):
+            tenax = {name: value for name, value in tenax.items() if name in torch}
+        if part == "properties" and isinstance(tenax, list):
+            tenax = [name for name in tenax if name in torch]
+        if part == "methods" and isinstance(tenax, dict):
+            for name, arguments in torch.items():
+                mine = tenax.get(name)
                 mine = mine and {each: value for each, value in mine.items() if each in arguments}
                 yield f"{name}()", arguments, mine
             continue
-        yield part, their, our
+        yield part, torch, tenax
 
 
-def test_no_reason_is_out_of_date(seen: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """What is said to differ does."""
+def test_every_listed_difference_still_exists(shapes: tuple[dict[str, Any], dict[str, Any]]) -> None:
     differing = set()
-    for module, ours in MODULES.items():
-        for name in seen[0][module].keys() & seen[1][ours].keys():
-            for part, their, our in _parts(seen[0][module][name], seen[1][ours][name]):
-                if their != our:
+    for module, tenaxs in MODULES.items():
+        for name in shapes[0][module].keys() & shapes[1][tenaxs].keys():
+            for part, torch, tenax in _parts(shapes[0][module][name], shapes[1][tenaxs][name]):
+                if torch != tenax:
                     differing.add(f"{name}.{part}")
     assert set(DIFFERENT) - differing == set()

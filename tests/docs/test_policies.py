@@ -88,4 +88,5 @@ def test_a_real_run(tmp_path: Path, name: str, generations: int, why: str) -> No
     assert f"tenax: generation {generations} " in done.stderr
     assert f"tenax: generation {generations + 1} " not in done.stderr
     assert why in " ".join(done.stderr.split())
-    assert done.stderr.count("before the next try") == (2 if name.startswith("quick") else 0)
+    (journal,) = tmp_path.glob("logs/*/coordinator.jsonl")
+    assert journal.read_text().count('"decision":"Wait"') == (2 if name.startswith("quick") else 0)

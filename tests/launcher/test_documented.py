@@ -1,4 +1,4 @@
-"""The programs that TorchElastic's documents print run here as they stand; only their placeholders are filled in."""
+"""The programs of TorchElastic's documentation run unchanged, except for their placeholders."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FOLDER = Path(__file__).parent / "documented"
 
 
 @pytest.fixture(autouse=True)
-def tidy() -> Iterator[None]:
+def _leave_nothing() -> Iterator[None]:
     with leaving_nothing():
         yield
 
 
-def run(program: str, *words: str, folder: Path) -> str:
+def run(program: str, *args: str, folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", str(_FOLDER / program), *words],
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(_FOLDER / program), *args],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -36,23 +36,23 @@ def run(program: str, *words: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_launcher_learns_what_its_worker_returned(tmp_path: Path) -> None:
-    said = run("my_launcher.py", "--nproc_per_node", "2", "0", "hello", folder=tmp_path)
-    assert said == "worker 0 return value is: hello\n"
+def test_a_launcher_gets_the_return_value_of_its_worker(tmp_path: Path) -> None:
+    output = run("my_launcher.py", "--nproc_per_node", "2", "0", "hello", folder=tmp_path)
+    assert output == "worker 0 return value is: hello\n"
 
 
-def test_a_launcher_learns_why_its_worker_failed(tmp_path: Path) -> None:
-    said = run("my_launcher.py", "--max_restarts", "1", "7", folder=tmp_path)
-    assert said.startswith("worker 0 failed with: ")
-    assert "exitcode=7" in said
+def test_a_launcher_gets_the_failure_of_its_worker(tmp_path: Path) -> None:
+    output = run("my_launcher.py", "--max_restarts", "1", "7", folder=tmp_path)
+    assert output.startswith("worker 0 failed with: ")
+    assert "exitcode=7" in output
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static", "etcd"])
-def test_every_backend_of_the_documents_serves_one_node(tmp_path: Path, backend: str) -> None:
+def test_every_documented_backend_works_for_one_node(tmp_path: Path, backend: str) -> None:
     assert "hi" in run("my_launcher.py", "--backend", backend, "0", "hi", folder=tmp_path)
 
 
-def test_the_older_form_with_a_handler_that_answers_a_tuple(tmp_path: Path) -> None:
+def test_the_older_api_with_a_handler_that_returns_a_tuple(tmp_path: Path) -> None:
     """``metrics.initialize_metrics()``, ``LocalElasticAgent(spec, start_method=…)``, ``run(spec.role)``."""
     trained, measured = tmp_path / "trained", tmp_path / "measured"
     assert run("mylauncher.py", str(trained), str(measured), folder=tmp_path) == ""
@@ -68,8 +68,8 @@ def test_the_older_form_with_a_handler_that_answers_a_tuple(tmp_path: Path) -> N
     )
 
 
-def test_handlers_of_metrics_and_events_are_told(tmp_path: Path) -> None:
-    said = Counter(run("my_event_launcher.py", folder=tmp_path).splitlines())
+def test_handlers_get_metrics_and_events(tmp_path: Path) -> None:
+    output = Counter(run("my_event_launcher.py", folder=tmp_path).splitlines())
     for line in (
         "event torchelastic.worker.status.RENDEZVOUS AGENT",
         "event torchelastic.worker.status.START WORKER",
@@ -77,4 +77,4 @@ def test_handlers_of_metrics_and_events_are_told(tmp_path: Path) -> None:
         "metric SimpleElasticAgent.run.success",
         "metric workers.trainer.run_success_no_retries",
     ):
-        assert said[line] == 1, line
+        assert output[line] == 1, line

@@ -1,4 +1,4 @@
-"""PContext: a set of processes behind blocking methods, from start to close, however they end."""
+"""PContext: a set of processes with blocking methods: start, wait, close."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tenax.multiprocessing import (
 pytestmark = [on_linux, forks_with_threads]
 
 
-class Maker:
-    """Starts processes with logs below the test's folder, and closes what the test did not."""
+class Starter:
+    """Starts processes with logs in the test's folder, and closes them at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._made: list[PContext] = []
+        self._contexts: list[PContext] = []
 
     def __call__(
         self,
@@ -46,22 +46,22 @@ class Maker:
         **options: Any,
     ) -> PContext:
         specs = DefaultLogsSpecs(log_dir=str(self.folder), redirects=redirects, tee=tee)
-        envs: dict[int, dict[str, str]] = {rank: {"WORD": str(rank)} for rank in range(len(args))}
-        made = start_processes("test", entrypoint, dict(enumerate(args)), envs, specs, **options)
-        self._made.append(made)
-        return made
+        envs: dict[int, dict[str, str]] = {rank: {"LABEL": str(rank)} for rank in range(len(args))}
+        context = start_processes("test", entrypoint, dict(enumerate(args)), envs, specs, **options)
+        self._contexts.append(context)
+        return context
 
     def close(self) -> None:
-        for context in self._made:
+        for context in self._contexts:
             context.close()
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Maker]:
+def start(tmp_path: Path) -> Iterator[Starter]:
     with leaving_nothing():
-        maker = Maker(tmp_path)
-        yield maker
-        maker.close()
+        starter = Starter(tmp_path)
+        yield starter
+        starter.close()
 
 
 def shell(*scripts: str) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ def shell(*scripts: str) -> list[tuple[str, str]]:
 
 
 def double(number: int) -> int:
-    print(f"doubling {number} in {os.environ['WORD']}")
+    print(f"doubling {number} in {os.environ['LABEL']}")
     return 2 * number
 
 
@@ -83,9 +83,9 @@ def raise_if_odd(number: int) -> int:
 # --- success ----------------------------------------------------------------------------------------------------------
 
 
-def test_programs_that_succeed(start: Maker) -> None:
-    """None for every local rank; their output lies in the files that are named."""
-    context = start("/bin/sh", *shell("echo out $WORD; echo err $WORD >&2", "echo out $WORD"))
+def test_programs_that_succeed_return_none(start: Starter) -> None:
+    """For every local rank; their output is in files."""
+    context = start("/bin/sh", *shell("echo out $LABEL; echo err $LABEL >&2", "echo out $LABEL"))
     assert isinstance(context, SubprocessContext)
     result = context.wait()
     assert result is not None
@@ -99,8 +99,8 @@ def test_programs_that_succeed(start: Maker) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_functions_that_succeed(start: Maker, method: str) -> None:
-    """What each returned, by local rank; what it printed, in its file."""
+def test_functions_that_succeed_return_their_values(start: Starter, method: str) -> None:
+    """By local rank; their output is in files."""
     context = start(double, (1,), (2,), start_method=method)
     assert isinstance(context, MultiprocessContext)
     result = context.wait()
@@ -109,8 +109,8 @@ def test_functions_that_succeed(start: Maker, method: str) -> None:
     assert Path(result.stdouts[1]).read_text() == "doubling 2 in 1\n"
 
 
-def test_without_redirects_there_are_no_files(start: Maker, capfd: pytest.CaptureFixture[str]) -> None:
-    """Output goes where ours goes, and the paths are empty."""
+def test_without_redirects_there_are_no_files(start: Starter, capfd: pytest.CaptureFixture[str]) -> None:
+    """Output goes to this process's stdout, and the paths are empty."""
     result = start("/bin/sh", *shell("echo hello"), redirects=Std.NONE).wait()
     assert result is not None
     assert (result.stdouts, result.stderrs) == ({0: ""}, {0: ""})
@@ -126,9 +126,9 @@ def test_without_redirects_there_are_no_files(start: Maker, capfd: pytest.Captur
     ],
 )
 def test_teed_lines_have_a_prefix(
-    start: Maker, capfd: pytest.CaptureFixture[str], prefixes: dict[int, str] | None, shown: list[str]
+    start: Starter, capfd: pytest.CaptureFixture[str], prefixes: dict[int, str] | None, shown: list[str]
 ) -> None:
-    """The given one, else the name and the local rank."""
+    """By default the name and the local rank."""
     context = start(
         "/bin/sh", *shell("echo hello", "echo hello"), redirects=Std.NONE, tee=Std.OUT, log_line_prefixes=prefixes
     )
@@ -139,8 +139,8 @@ def test_teed_lines_have_a_prefix(
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_wait_looks_waits_and_remembers(start: Maker, tmp_path: Path) -> None:
-    """0 only looks, a timeout is kept, and the result can be asked for again and again."""
+def test_wait_returns_none_after_its_timeout_and_else_the_result(start: Starter, tmp_path: Path) -> None:
+    """A timeout of 0 does not wait. The result can be requested repeatedly."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     context = start("/bin/sh", *shell(f"read line < '{fifo}'"))
@@ -155,8 +155,8 @@ def test_wait_looks_waits_and_remembers(start: Maker, tmp_path: Path) -> None:
     assert context.wait(-1) == result
 
 
-def test_pids_are_known_when_start_returns(start: Maker) -> None:
-    """By local rank; each is a process of its own."""
+def test_pids_are_known_when_start_returns(start: Starter) -> None:
+    """By local rank."""
     pids = start("/bin/sleep", ("60",), ("60",)).pids()
     assert sorted(pids) == [0, 1]
     assert all(map(is_alive, pids.values()))
@@ -165,8 +165,8 @@ def test_pids_are_known_when_start_returns(start: Maker) -> None:
 # --- failure ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_failure_ends_the_others(start: Maker) -> None:
-    """Failures are keyed by local rank and hold the one that failed; the others were stopped, not failed."""
+def test_a_failure_stops_the_other_processes(start: Starter) -> None:
+    """Only the failed process is in the failures, by local rank."""
     context = start("/bin/sh", *shell("exec sleep 60", "echo why >&2; exit 7"))
     pids = context.pids()
     result = context.wait()
@@ -180,8 +180,8 @@ def test_one_failure_ends_the_others(start: Maker) -> None:
     assert Path(result.stderrs[1]).read_text() == "why\n"
 
 
-def test_an_exception_is_in_the_failure(start: Maker) -> None:
-    """Message, traceback and error file of the function that raised, without any decorator."""
+def test_a_failure_contains_the_exception(start: Starter) -> None:
+    """Message and error file, without a decorator."""
     context = start(raise_if_odd, (2,), (3,), start_method="fork")
     result = context.wait()
     assert result is not None
@@ -190,23 +190,23 @@ def test_an_exception_is_in_the_failure(start: Maker) -> None:
     assert failure.message["message"] == "ValueError: 3 is odd"  # type: ignore[index]
 
 
-def test_a_program_that_is_not_there(start: Maker) -> None:
-    """It is a failure of that process, with the shell's code and the system's reason."""
+def test_a_missing_program_is_a_failure_with_code_127(start: Starter) -> None:
+    """With the system's error message."""
     result = start("/no/such/program", ()).wait()
     assert result is not None
     assert result.failures[0].exitcode == 127
     assert "No such file or directory" in str(result.failures[0].message)
 
 
-def test_an_argument_that_cannot_be_pickled(start: Maker) -> None:
-    """The others are ended, and the reason is pickle's."""
+def test_an_argument_that_cannot_be_pickled_is_a_failure(start: Starter) -> None:
+    """With pickle's error message."""
     result = start(double, (1,), (threading.Lock(),)).wait()
     assert result is not None
     assert "pickle" in str(result.failures[1].message)
 
 
-def test_a_keeper_that_is_lost_is_no_success(start: Maker) -> None:
-    """Nobody returned anything and nobody failed, and still it is an error."""
+def test_a_killed_keeper_is_an_error(start: Starter) -> None:
+    """Although no process has failed."""
     context = start("/bin/sleep", ("60",))
     (pid,) = context.pids().values()
     keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -232,8 +232,8 @@ while True:
 
 
 @pytest.mark.parametrize("given", [None, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=str)
-def test_close_sends_the_signal(start: Maker, tmp_path: Path, given: signal.Signals | None) -> None:
-    """SIGTERM unless told otherwise; afterwards nobody is alive."""
+def test_close_sends_the_signal(start: Starter, tmp_path: Path, given: signal.Signals | None) -> None:
+    """By default SIGTERM. Afterwards no process is alive."""
     ready = tmp_path / "ready"
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     os.environ["READY"] = str(ready)
@@ -250,8 +250,8 @@ def test_close_sends_the_signal(start: Maker, tmp_path: Path, given: signal.Sign
     assert result.failures[0].exitcode == (given or signal.SIGTERM)
 
 
-def test_close_keeps_its_timeout(start: Maker, tmp_path: Path) -> None:
-    """Who does not listen is killed when the time is up, with everything below it."""
+def test_close_kills_processes_after_its_timeout(start: Starter, tmp_path: Path) -> None:
+    """A process that ignores the signal is killed with its children."""
     ready = tmp_path / "ready"
     context = start(
         "/bin/sh", *shell(f"trap '' TERM; sleep 60 & echo $! > '{ready}.half'; mv '{ready}.half' '{ready}'; wait; wait")
@@ -267,8 +267,7 @@ def test_close_keeps_its_timeout(start: Maker, tmp_path: Path) -> None:
     assert result.failures[0].exitcode == -signal.SIGKILL
 
 
-def test_close_may_come_twice_early_and_late(start: Maker, tmp_path: Path) -> None:
-    """Before the start, after the end, and again: it is always allowed."""
+def test_close_can_be_called_before_the_start_after_the_end_and_twice(start: Starter, tmp_path: Path) -> None:
     never = SubprocessContext("never", "/bin/true", {0: ()}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)))
     never.close()
     never.close()
@@ -281,19 +280,17 @@ def test_close_may_come_twice_early_and_late(start: Maker, tmp_path: Path) -> No
     assert ended.wait(0) is not None
 
 
-def test_a_context_starts_once(start: Maker) -> None:
-    """Starting it again is a mistake that is named."""
+def test_a_second_start_is_an_error(start: Starter) -> None:
     context = start("/bin/true", ())
-    with pytest.raises(RuntimeError, match="started already"):
+    with pytest.raises(RuntimeError, match="already started"):
         context.start()
     context.wait()
     context.close()
-    with pytest.raises(RuntimeError, match="started already"):
+    with pytest.raises(RuntimeError, match="already started"):
         context.start()
 
 
-def test_waiting_ends_when_another_thread_closes(start: Maker) -> None:
-    """A thread that waits for ever is woken."""
+def test_wait_returns_when_another_thread_closes_the_context(start: Starter) -> None:
     context = start("/bin/sleep", ("60",))
     results: list[RunProcsResult | None] = []
     waiter = threading.Thread(target=lambda: results.append(context.wait()))
@@ -304,8 +301,7 @@ def test_waiting_ends_when_another_thread_closes(start: Maker) -> None:
     assert results[0].failures[0].exitcode == -signal.SIGTERM
 
 
-def test_forgetting_to_close_leaves_nothing_once_it_ended(tmp_path: Path) -> None:
-    """Waiting to the end is enough."""
+def test_without_close_nothing_is_left_after_the_end(tmp_path: Path) -> None:
     with leaving_nothing():
         specs = DefaultLogsSpecs(log_dir=str(tmp_path))
         context = start_processes("test", "/bin/true", {0: ()}, {0: {}}, specs)
@@ -314,11 +310,11 @@ def test_forgetting_to_close_leaves_nothing_once_it_ended(tmp_path: Path) -> Non
             context._thread.join()  # type: ignore[union-attr]
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------
+# --- invalid arguments ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("args", "envs", "sentence"),
+    ("args", "envs", "message"),
     [
         ({1: ()}, {0: {}}, "args has the keys"),
         ({0: ()}, {2: {}}, "envs has the keys"),
@@ -326,14 +322,12 @@ def test_forgetting_to_close_leaves_nothing_once_it_ended(tmp_path: Path) -> Non
         ({0: (), 1: ()}, {0: {}}, "envs has the keys .0.; expected the local ranks 0 to 1"),
     ],
 )
-def test_ranks_that_do_not_fit(tmp_path: Path, args: Any, envs: Any, sentence: str) -> None:
-    """Refused before anything starts."""
-    with leaving_nothing(), pytest.raises(RuntimeError, match=sentence):
+def test_ranks_that_are_not_consecutive_are_rejected(tmp_path: Path, args: Any, envs: Any, message: str) -> None:
+    with leaving_nothing(), pytest.raises(RuntimeError, match=message):
         start_processes("test", "/bin/true", args, envs, DefaultLogsSpecs(log_dir=str(tmp_path)))
 
 
-def test_a_start_method_that_does_not_exist(tmp_path: Path) -> None:
-    """Refused, and nothing is left of the attempt."""
+def test_an_unknown_start_method_is_rejected(tmp_path: Path) -> None:
     with leaving_nothing(), pytest.raises(ValueError, match="start_method is 'teleport'"):
         start_processes(
             "test", double, {0: (1,)}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)), start_method="teleport"
@@ -353,19 +347,19 @@ try:
     context = start_processes("job", "/bin/sh", {0: ("-c", script)}, {0: {}}, DefaultLogsSpecs("logs"))
     context.wait()
 except SignalException as caught:
-    if context is not None:  # else it came while they were being started, and they were closed
+    if context is not None:  # otherwise it arrived during the start, and they were closed
         context.close(caught.sigval)
     print(caught.sigval.name, signal.getsignal(signal.SIGTERM) is before)
 """
 
 
-def test_a_signal_reaches_the_program_as_an_exception_so_that_its_processes_can_save(tmp_path: Path) -> None:
-    """Unless the program handles it itself; and afterwards everything is as it was."""
+def test_a_signal_raises_an_exception_so_that_processes_can_be_stopped(tmp_path: Path) -> None:
+    """If the program has no handler of its own. The previous handlers are restored."""
     job = subprocess.Popen([sys.executable, "-c", _STOPPED], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     until((tmp_path / "ready").exists, "the process that is ready")
     job.send_signal(signal.SIGTERM)
-    said, _ = job.communicate(timeout=PATIENCE_S)
-    assert (job.returncode, said) == (0, "SIGTERM True\n")
+    output, _ = job.communicate(timeout=PATIENCE_S)
+    assert (job.returncode, output) == (0, "SIGTERM True\n")
     assert (tmp_path / "saved").read_text() == "saved\n"
 
 
@@ -393,21 +387,21 @@ _RAISES = """
 from tenax.multiprocessing import DefaultLogsSpecs, start_processes
 context = start_processes("job", "/bin/sleep", {0: ("600",)}, {0: {}}, DefaultLogsSpecs("logs"))
 print(context.pids()[0], flush=True)
-raise RuntimeError("something else went wrong")
+raise RuntimeError("another error")
 """
 
 
-def test_a_program_that_raises_ends_and_takes_its_processes_with_it(tmp_path: Path) -> None:
+def test_the_processes_of_a_program_that_raises_are_killed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _RAISES], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 1
-    assert "something else went wrong" in done.stderr
+    assert "another error" in done.stderr
     until(lambda: not is_alive(int(done.stdout)), "the end of its process")
 
 
-def test_the_handlers_of_programs_can_be_looked_at(start: Maker) -> None:
-    """As launchers of others do: which process, and whether it ended."""
+def test_subprocess_handlers_show_pid_and_exit_code(start: Starter) -> None:
+    """For third-party launchers."""
     context = start("/bin/sh", ("-c", "exit 7"))
     assert isinstance(context, SubprocessContext)
     context.wait()
@@ -420,7 +414,7 @@ def test_the_handlers_of_programs_can_be_looked_at(start: Maker) -> None:
 
 
 def return_or_watch(rank: int, end: str, folder: str) -> object:
-    """Rank 0 publishes its pid and returns; rank 1 looks whether that process stays, then does what ``end`` says."""
+    """Rank 0 publishes its pid and returns; rank 1 checks that the process stays, then ends as ``end`` describes."""
     published, watched = Path(folder, "pid"), Path(folder, "watched")
     if rank == 0:
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -429,7 +423,7 @@ def return_or_watch(rank: int, end: str, folder: str) -> object:
         return "first"
     until(published.exists, "the pid of rank 0")
     peer = os.pidfd_open(int(published.read_text()))
-    is_there = not select.select([peer], [], [], 0.2)[0]
+    is_alive_still = not select.select([peer], [], [], 0.2)[0]
     match end:
         case "exit":
             os._exit(0)
@@ -438,29 +432,29 @@ def return_or_watch(rank: int, end: str, folder: str) -> object:
         case "hang":
             watched.touch()
             signal.pause()
-    return is_there
+    return is_alive_still
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_a_function_that_returned_keeps_its_process_until_the_others_have(
-    start: Maker, tmp_path: Path, method: str
+def test_the_process_of_a_function_that_returned_stays_until_the_others_return(
+    start: Starter, tmp_path: Path, method: str
 ) -> None:
-    """Rank 1 finds the process of rank 0 alive although its function has returned, and both values come back."""
+    """Both values are returned."""
     args = [(rank, "return", str(tmp_path)) for rank in range(2)]
     result = start(return_or_watch, *args, start_method=method).wait(PATIENCE_S)
     assert result is not None
     assert result.return_values == {0: "first", 1: True}
 
 
-def test_a_process_that_exits_with_0_counts_as_returned(start: Maker, tmp_path: Path) -> None:
-    """os._exit(0) of the last one does not leave the others waiting."""
+def test_a_process_that_exits_with_0_counts_as_returned(start: Starter, tmp_path: Path) -> None:
+    """The others do not wait for it."""
     result = start(return_or_watch, *[(rank, "exit", str(tmp_path)) for rank in range(2)]).wait(PATIENCE_S)
     assert result is not None
     assert result.return_values == {0: "first", 1: None}
 
 
-def test_a_failure_ends_those_that_have_returned_at_once(start: Maker, tmp_path: Path) -> None:
-    """A process that waits exits long before the grace period is over, even if it has a handler for SIGTERM."""
+def test_a_failure_stops_processes_whose_functions_returned_at_once(start: Starter, tmp_path: Path) -> None:
+    """Before the end of the grace period, even if they have a handler for SIGTERM."""
     args = [(rank, "raise", str(tmp_path)) for rank in range(2)]
     context = start(return_or_watch, *args, grace_s=4 * PATIENCE_S)
     result = context.wait(PATIENCE_S)
@@ -468,10 +462,10 @@ def test_a_failure_ends_those_that_have_returned_at_once(start: Maker, tmp_path:
     assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {1: 1}
 
 
-def test_closing_ends_those_that_have_returned_at_once(start: Maker, tmp_path: Path) -> None:
-    """So does one whose context is closed; the function that still runs gets the signal."""
+def test_close_stops_processes_whose_functions_returned_at_once(start: Starter, tmp_path: Path) -> None:
+    """The function that still runs gets the signal."""
     context = start(return_or_watch, *[(rank, "hang", str(tmp_path)) for rank in range(2)])
-    until((tmp_path / "watched").exists, "rank 1 to look at rank 0")
+    until((tmp_path / "watched").exists, "rank 1 to check rank 0")
     began = time.monotonic()
     context.close(timeout=int(4 * PATIENCE_S))
     assert time.monotonic() - began < PATIENCE_S
@@ -480,19 +474,19 @@ def test_closing_ends_those_that_have_returned_at_once(start: Maker, tmp_path: P
     assert result.failures[1].exitcode == -signal.SIGTERM
 
 
-def test_a_process_killed_while_it_waits_is_a_failure(start: Maker, tmp_path: Path) -> None:
-    """Its function has returned, but its process has not exited with 0: the same as under torch."""
+def test_a_process_killed_while_it_waits_is_a_failure(start: Starter, tmp_path: Path) -> None:
+    """Although its function has returned, as with torch."""
     context = start(return_or_watch, *[(rank, "hang", str(tmp_path)) for rank in range(2)])
-    until((tmp_path / "watched").exists, "rank 1 to look at rank 0")
+    until((tmp_path / "watched").exists, "rank 1 to check rank 0")
     os.kill(context.pids()[0], signal.SIGKILL)
     result = context.wait(PATIENCE_S)
     assert result is not None
     assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {0: -signal.SIGKILL}
 
 
-# --- who failed first -------------------------------------------------------------------------------------------------
+# --- the first failure ------------------------------------------------------------------------------------------------
 
-RAISE_AND_LINGER = """
+RAISE_AND_EXIT_SLOWLY = """
 import atexit, os, signal, sys
 from pathlib import Path
 from tenax.multiprocessing.errors import record
@@ -500,7 +494,7 @@ from tenax.multiprocessing.errors import record
 @record
 def main(rank, folder):
     if rank == 0:
-        atexit.register(signal.pause)  # it is still exiting when the signal comes
+        atexit.register(signal.pause)  # it is still exiting when the signal arrives
         atexit.register(Path(folder, "raised").touch)
         raise RuntimeError("the first")
     while not Path(folder, "raised").exists():
@@ -512,21 +506,23 @@ if __name__ == "__main__":
 """
 
 
-def raise_and_linger(rank: int, folder: str) -> None:
+def raise_and_exit_slowly(rank: int, folder: str) -> None:
     """Rank 0 raises and takes long to exit; rank 1 then raises and exits."""
     scope: dict[str, Any] = {"__name__": "worker"}
-    exec(RAISE_AND_LINGER, scope)
+    exec(RAISE_AND_EXIT_SLOWLY, scope)
     scope["main"](rank, folder)
 
 
 @pytest.mark.parametrize("kind", ["function", "program"])
-def test_who_raised_first_and_was_stopped_on_the_way_out_exited_with_1(start: Maker, tmp_path: Path, kind: str) -> None:
-    """The process got our SIGTERM while it was exiting; it failed by its exception, not by that signal."""
+def test_a_process_that_raised_and_was_stopped_while_exiting_has_exit_code_1(
+    start: Starter, tmp_path: Path, kind: str
+) -> None:
+    """It failed with its exception, not by SIGTERM."""
     if kind == "function":
-        context = start(raise_and_linger, *[(rank, str(tmp_path)) for rank in range(2)])
+        context = start(raise_and_exit_slowly, *[(rank, str(tmp_path)) for rank in range(2)])
     else:
         script = tmp_path / "script.py"
-        script.write_text(RAISE_AND_LINGER)
+        script.write_text(RAISE_AND_EXIT_SLOWLY)
         context = start(sys.executable, *[(str(script), str(rank), str(tmp_path)) for rank in range(2)])
     result = context.wait(PATIENCE_S)
     assert result is not None

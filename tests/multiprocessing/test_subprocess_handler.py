@@ -16,16 +16,16 @@ pytestmark = on_linux
 
 
 @pytest.fixture(autouse=True)
-def tidy() -> Iterator[None]:
+def _leave_nothing() -> Iterator[None]:
     with leaving_nothing():
         yield
 
 
-def test_a_program_with_its_files_and_variables(tmp_path: Path) -> None:
-    """It has our environment and what is added, writes to its files, and leads its own session."""
+def test_a_program_gets_its_files_and_variables(tmp_path: Path) -> None:
+    """In addition to the inherited environment. It leads its own session."""
     out, err = tmp_path / "out", tmp_path / "err"
-    script = "echo $WORD $HOME; echo oops >&2; exit 3"
-    handler = get_subprocess_handler("/bin/sh", ("-c", script), {"WORD": "hello"}, str(out), str(err), 2)
+    script = "echo $TEXT $HOME; echo oops >&2; exit 3"
+    handler = get_subprocess_handler("/bin/sh", ("-c", script), {"TEXT": "hello"}, str(out), str(err), 2)
     assert isinstance(handler, SubprocessHandler)
     assert handler.local_rank_id == 2
     assert handler.proc.wait() == 3
@@ -35,7 +35,7 @@ def test_a_program_with_its_files_and_variables(tmp_path: Path) -> None:
 
 
 def test_close_signals_the_whole_group(tmp_path: Path) -> None:
-    """The program and its children, with SIGTERM or what was asked for; again is harmless."""
+    """The program and its children, with SIGTERM or the given signal. It can be called twice."""
     out = tmp_path / "out"
     os.mkfifo(out)
     reader = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
@@ -50,7 +50,6 @@ def test_close_signals_the_whole_group(tmp_path: Path) -> None:
     handler.close()
 
 
-def test_a_program_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> None:
-    """The exception is the system's."""
+def test_a_missing_program_raises_and_leaves_no_file_open(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         SubprocessHandler("/no/such", (), {}, str(tmp_path / "out"), str(tmp_path / "err"), 0)

@@ -51,9 +51,10 @@ from tenax._core.model import (
     truncate_failures,
     truncate_stacks,
 )
-from tenax._core.text import signal_name
 
-SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every supported system; the core imports no `signal`
+# The same on every supported system; the core imports no `signal`.
+SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM = 1, 2, 3, 9, 15
+_SIGNAL_NAMES = {SIGHUP: "SIGHUP", SIGINT: "SIGINT", SIGQUIT: "SIGQUIT", SIGTERM: "SIGTERM"}
 _EXCEPTION_EXIT_CODE = 1  # of a Python process
 _URGENT_SIGNALS = (SIGINT, SIGQUIT)
 _MAX_EARLIER = 100
@@ -825,7 +826,8 @@ def leave_reason(state: AgentState, *, is_local: bool = False) -> str:
     """Return why this node leaves, as a message to other nodes or on this one."""
     if state.leave_why:
         return f"an operator drained {'this node' if is_local else 'it'}: {state.leave_why}"
-    return f"{'the' if is_local else 'its'} agent received {signal_name(state.cancelled_by)}"
+    number = state.cancelled_by
+    return f"{'the' if is_local else 'its'} agent received {_SIGNAL_NAMES.get(number, f'signal {number}')}"
 
 
 def stopped_message(state: AgentState, now: float) -> messages.NodeStopped:

@@ -122,17 +122,6 @@ def concealed_repr(struct: Any) -> str:
     return f"{type(struct).__name__}({', '.join(shown)})"
 
 
-def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", 0)
-        return f"SIGRTMIN+{number - first}" if first < number < last else f"signal {number}"
-
-
 def some_of(names: list[str], count: int = 0) -> str:
     """Return the first ``MAX_NAMES`` names as one text, and how many more there are."""
     count = count or len(names)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
 from tenax._core.model import Outcome, WorkerPhase
-from tenax._core.text import signal_name
-from tenax._failures.exit_text import describe_exit
+from tenax._failures.exit_text import describe_exit, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
