@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.tcp import Client, EngineNode, served
+from kit.tcp import Client, EngineNode, run_server
 from tenax._core import messages
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
 from tenax._core.coordinator import NodeLost
@@ -20,16 +20,16 @@ from tenax._view.status import RunStatus
 from tenax.rendezvous._tcp_handler import tcp_settings
 from tenax.rendezvous.api import RendezvousParameters
 
-ME = "absurd"  # the node id of the peer that sends what no node sends
+ABSURD_NODE = "absurd"  # the id of the node that sends absurd values
 
 
 def joined(generation: int = 0, restarts_used: int = 0, group_rank: int = -1, **fields: Any) -> messages.NodeJoined:
-    info = messages.NodeInfo(**{"node_id": ME, "host": "host", "min_nodes": 1, "max_nodes": 4, **fields})
+    info = messages.NodeInfo(**{"node_id": ABSURD_NODE, "host": "host", "min_nodes": 1, "max_nodes": 4, **fields})
     return messages.NodeJoined(info, generation, group_rank=group_rank, restarts_used=restarts_used)
 
 
 def failure(**fields: Any) -> messages.FailureSeen:
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "generation": 1,
         "local_rank": 0,
         "global_rank": 0,
@@ -37,7 +37,7 @@ def failure(**fields: Any) -> messages.FailureSeen:
         "exit_code": 1,
         "seen_at": 1.0,
     }
-    return messages.FailureSeen(1, Failure(**{**told, **fields}), 1.0)
+    return messages.FailureSeen(1, Failure(**{**defaults, **fields}), 1.0)
 
 
 ABSURD: dict[str, messages.FromNode] = {
@@ -92,21 +92,21 @@ def status(client: Client) -> RunStatus:
 
 
 @pytest.mark.parametrize("message", ABSURD.values(), ids=ABSURD)
-def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: messages.FromNode) -> None:
-    """Its sender is disconnected; the honest member stays in its generation, is answered, and the status works."""
-    with served() as server, server.member("honest") as member:
+def test_an_absurd_value_closes_the_connection_and_the_run_continues(message: messages.FromNode) -> None:
+    """Only the sender is disconnected: the other member stays in its generation, and the status works."""
+    with run_server() as server, server.member("honest") as member:
         formed = member.until(GenerationFormed)
-        with server.client(ME) as absurd:
+        with server.client(ABSURD_NODE) as absurd:
             absurd.greet()
             if not isinstance(message, messages.NodeJoined):
-                absurd.say(joined())
+                absurd.send_message(joined())
             body = msgspec.json.encode(wire.Message(message))  # an honest sender shortens texts
             absurd.sock.sendall(len(body).to_bytes(4, "big") + body)
             assert absurd.is_closed_by_server()
         seen = status(member)
         assert (seen.generation, seen.restarts_used) == (formed.assignment.generation, 0)
-        assert "honest" not in {lost.node_id for lost in server.facts(NodeLost)}
-        member.say(messages.NodeSucceeded(1))
+        assert "honest" not in {lost.node_id for lost in server.events(NodeLost)}
+        member.send_message(messages.NodeSucceeded(1))
         assert member.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
 
 
@@ -126,7 +126,7 @@ def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: mess
 )
 def test_an_absurd_frame_or_request_closes_the_connection(frame: wire.FromAgent) -> None:
     """Beats, requests and cancellations are bounded too."""
-    with served() as server, server.member("honest") as member, server.client(ME) as absurd:
+    with run_server() as server, server.member("honest") as member, server.client(ABSURD_NODE) as absurd:
         member.until(GenerationFormed)
         absurd.greet()
         absurd.send(frame)
@@ -134,27 +134,26 @@ def test_an_absurd_frame_or_request_closes_the_connection(frame: wire.FromAgent)
         assert status(member).generation == 1
 
 
-def test_what_a_coordinator_makes_of_values_at_their_bounds_is_within_bounds() -> None:
-    """A member that reports the most extreme values that are allowed does not make the coordinator send a message that
-    honest members must reject."""
+def test_messages_derived_from_values_at_their_bounds_are_within_bounds() -> None:
+    """Extreme but valid values of one member do not make the coordinator send a message that other members reject."""
     both = (2, 2)
     with (
-        served(nodes=both, max_restarts=0) as server,
+        run_server(nodes=both, max_restarts=0) as server,
         server.member("honest", nodes=both) as honest,
         server.member("edge", nodes=both) as edge,
     ):
         generation = honest.until(GenerationFormed).assignment.generation
         at = MAX_SECONDS
         far = messages.WorkerProgress(0, -(1 << 53), 1 << 53, -at, at)
-        edge.say(messages.NodeProgress(generation, -at, (far,)))
+        edge.send_message(messages.NodeProgress(generation, -at, (far,)))
         text = "x" * MAX_TEXT
         evidence = Evidence(message=text, raised_at=-at, out_of_memory=text, proof=text)
         worst = Failure(generation, 0, 0, 1, -9, at, text, evidence)
-        edge.say(messages.FailureSeen(generation, worst, -at))
-        edge.say(messages.NodeStopped(generation, at, (worst,)))
-        honest.say(messages.NodeStopped(generation, 1.0))
+        edge.send_message(messages.FailureSeen(generation, worst, -at))
+        edge.send_message(messages.NodeStopped(generation, at, (worst,)))
+        honest.send_message(messages.NodeStopped(generation, 1.0))
         for client in (edge, honest):
-            client.say(messages.NodeReady(generation, "127.0.0.1", 1))
+            client.send_message(messages.NodeReady(generation, "127.0.0.1", 1))
         verdict = honest.until(RunEnded).verdict
         assert verdict.outcome is Outcome.FAILED
 
@@ -167,8 +166,8 @@ def test_a_verdict_shifted_between_clocks_stays_within_bounds() -> None:
         assert wire.decode_from_server(wire.encode(event)[4:])
 
 
-def test_every_rank_of_a_part_is_within_bounds() -> None:
-    """A node adds its local ranks to the first one that it was given: the sum must be a rank, too."""
+def test_every_rank_of_an_assignment_is_within_bounds() -> None:
+    """A node adds its local ranks to the first global rank: the sum must be a valid rank, too."""
     for first in (MAX_WORLD - MAX_SLOTS, MAX_WORLD - MAX_SLOTS + 1):
         body = wire.encode(wire.Event(GenerationFormed(Assignment(1, first_global_rank=first))))[4:]
         if first + MAX_SLOTS <= MAX_WORLD:
@@ -179,15 +178,15 @@ def test_every_rank_of_a_part_is_within_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nb", "n" * 256], ids=["line break", "too long"])
-def test_a_node_name_that_others_would_reject_is_refused_with_the_setting(name: str) -> None:
-    """What a user chose is checked where it is given, not by a connection that is closed."""
+def test_a_node_name_that_others_would_reject_is_refused_as_an_option(name: str) -> None:
+    """It is checked where the user sets it, and does not just close the connection."""
     params = RendezvousParameters("tcp", "localhost:1", "run", 1, 2, node_name=name)
     with pytest.raises(ValueError, match=r"option 'node_name' .* cannot be used"):
         tcp_settings(params)
 
 
-def test_a_name_that_reaches_the_engine_ends_the_join_with_the_reason() -> None:
-    """An agent that is made in Python has no flag to check: the engine does it before it connects."""
+def test_the_engine_refuses_an_invalid_node_name_with_a_reason() -> None:
+    """An agent created in Python has no options to check, so the engine checks before it connects."""
     agent = EngineNode(own_endpoint(), node_name="a\nb")
     try:
         assert "name" in agent.until(JoinRefused).reason

@@ -1,4 +1,4 @@
-"""Elections and decisions on a real etcd: one leads, what is heard is written, and the deposed write nothing."""
+"""Elections and decisions with a real etcd: one leader, messages only after the write, no writes once deposed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 30.0
 TERMS = AuthorityTerms(LeaseTerms(1.0, 10.0))
 
 
-class Bench:
+class Harness:
     """A loop, a client, and the keys of one run."""
 
     def __init__(self, etcd: EtcdCluster) -> None:
@@ -47,7 +47,7 @@ class Bench:
     def until(self, is_so: Callable[[], Any]) -> None:
         until = self.loop.now() + PATIENCE_S
         while not is_so():
-            assert self.loop.now() < until, "it did not come to pass"
+            assert self.loop.now() < until, "timed out"
             tick = self.loop.now() + 0.05
             self.loop.next_event(lambda tick=tick: tick)  # type: ignore[misc]
 
@@ -58,14 +58,14 @@ class Bench:
         assert not isinstance(answers[0], EtcdError), answers[0]
         return answers[0]
 
-    def stands(self, name: str, known: RunRecord | None = None, **told: Any) -> Candidacy:
+    def start_candidacy(self, name: str, known: RunRecord | None = None, **options: Any) -> Candidacy:
         candidacy = self.candidacies[name] = Candidacy(
             self.client,
             self.keys,
             Leader(LeaderAddress(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
-            told.get("terms", TERMS),
-            fit=told.get("fit", "nodes and secret"),
-            must_fit=told.get("must_fit", True),
+            options.get("terms", TERMS),
+            fit=options.get("fit", "nodes and secret"),
+            must_fit=options.get("must_fit", True),
             known=known,
             won=lambda elected: self.won.__setitem__(name, elected),
             lost=lambda: self.lost.append(name),
@@ -76,8 +76,8 @@ class Bench:
         candidacy.start()
         return candidacy
 
-    def elect(self, name: str, **told: Any) -> Elected:
-        self.stands(name, **told)
+    def elect(self, name: str, **options: Any) -> Elected:
+        self.start_candidacy(name, **options)
         self.until(lambda: name in self.won)
         return self.won[name]
 
@@ -94,11 +94,11 @@ class Bench:
             written=self.written.append,
         )
 
-    def standing(self) -> LeaderAndRecord:
+    def read_keys(self) -> LeaderAndRecord:
         return LeaderAndRecord(self.ask(self.keys.both()))
 
     def recorded(self) -> Written:
-        written = self.standing().written
+        written = self.read_keys().written
         assert written is not None
         return written
 
@@ -110,8 +110,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(etcd: EtcdCluster) -> Iterator[Bench]:
-    made = Bench(etcd)
+def harness(etcd: EtcdCluster) -> Iterator[Harness]:
+    made = Harness(etcd)
     yield made
     made.close()
 
@@ -128,184 +128,184 @@ def formed(generation: int) -> Send:
 
 
 ENDED = Send(("a",), GenerationEnded(1, "a node was lost"))
-WAITING = Send(("a",), Waiting("for somebody"))
+WAITING = Send(("a",), Waiting("for a node"))
 
 
-def test_of_many_candidates_one_wins(bench: Bench) -> None:
+def test_one_of_many_candidates_wins(harness: Harness) -> None:
     names = [f"n{number}" for number in range(8)]
     for name in names:
-        bench.stands(name)
-    bench.until(lambda: len(bench.won) + len(bench.lost) == len(names))
-    assert len(bench.won) == 1
-    (winner,) = bench.won
-    leader = bench.standing().leader
+        harness.start_candidacy(name)
+    harness.until(lambda: len(harness.won) + len(harness.lost) == len(names))
+    assert len(harness.won) == 1
+    (winner,) = harness.won
+    leader = harness.read_keys().leader
     assert leader is not None
     assert leader.address.node_id == winner
 
 
-def test_a_decision_is_heard_when_it_is_written(bench: Bench) -> None:
-    bench.elect("x")
-    decisions = bench.decisions("x")
+def test_a_decision_is_delivered_once_it_is_written(harness: Harness) -> None:
+    harness.elect("x")
+    decisions = harness.decisions("x")
     decisions.submit(formed(1), state(1))
     decisions.submit(WAITING, state(1))
-    assert not bench.delivered, "and what follows waits behind it"
-    bench.until(lambda: bench.delivered)
-    assert bench.delivered == [formed(1), WAITING]
-    assert bench.recorded().record.generation == 1
-    assert bench.recorded().record.members == (RecordedMember("a", 0, "host"),)
+    assert not harness.delivered, "later messages wait behind it"
+    harness.until(lambda: harness.delivered)
+    assert harness.delivered == [formed(1), WAITING]
+    assert harness.recorded().record.generation == 1
+    assert harness.recorded().record.members == (RecordedMember("a", 0, "host"),)
 
 
-def test_times_are_recorded_on_the_wall_clock(bench: Bench) -> None:
+def test_times_are_recorded_on_the_wall_clock(harness: Harness) -> None:
     """A successor on another host can compare them with its own."""
-    bench.elect("x")
-    decisions = bench.decisions("x")
-    now = bench.loop.now()
+    harness.elect("x")
+    decisions = harness.decisions("x")
+    now = harness.loop.now()
     decisions.submit(formed(1), state(1, formed_at=now, earlier=[Failure(1, 0, 0, 9, 1, now - 3600)]))
-    bench.until(lambda: bench.delivered)
-    record = bench.recorded().record
+    harness.until(lambda: harness.delivered)
+    record = harness.recorded().record
     assert abs(record.formed_at - time.time()) < PATIENCE_S
     assert abs(record.formed_at - record.earlier[0].seen_at - 3600) < 0.001
 
 
-def test_what_is_no_decision_is_heard_at_once(bench: Bench) -> None:
-    bench.elect("x")
-    decisions = bench.decisions("x")
+def test_a_message_without_a_decision_is_delivered_at_once(harness: Harness) -> None:
+    harness.elect("x")
+    decisions = harness.decisions("x")
     decisions.submit(WAITING, state(0))
-    assert bench.delivered == [WAITING]
+    assert harness.delivered == [WAITING]
 
 
-def test_a_generation_ends_without_etcd_and_the_next_begins_with_it(
+def test_a_generation_can_end_without_etcd_but_the_next_waits_for_it(
     make_etcd: Callable[..., EtcdCluster],
 ) -> None:
     etcd = make_etcd(1)
-    bench = Bench(etcd)
-    bench.elect("x")
-    decisions = bench.decisions("x")
+    harness = Harness(etcd)
+    harness.elect("x")
+    decisions = harness.decisions("x")
     decisions.submit(formed(1), state(1))
-    bench.until(lambda: bench.delivered)
+    harness.until(lambda: harness.delivered)
     etcd.stop(0)
     decisions.submit(ENDED, state(1))
-    assert bench.delivered == [formed(1), ENDED]
+    assert harness.delivered == [formed(1), ENDED]
     decisions.submit(formed(2), state(2, settled=1))
     decisions.submit(formed(3), state(3, settled=2))
     etcd.cont(0)
-    bench.until(lambda: len(bench.delivered) == 4)
-    assert bench.delivered[2:] == [formed(2), formed(3)]
-    assert [record.generation for record in bench.written] == [1, 2, 3]
-    bench.close()
+    harness.until(lambda: len(harness.delivered) == 4)
+    assert harness.delivered[2:] == [formed(2), formed(3)]
+    assert [record.generation for record in harness.written] == [1, 2, 3]
+    harness.close()
 
 
-def test_who_was_deposed_writes_nothing_and_nobody_hears_it(bench: Bench) -> None:
-    bench.elect("old")
-    decisions = bench.decisions("old")
-    bench.ask(Delete(bench.keys.leader))
-    new = bench.elect("new")
+def test_a_deposed_leader_writes_and_delivers_nothing(harness: Harness) -> None:
+    harness.elect("old")
+    decisions = harness.decisions("old")
+    harness.ask(Delete(harness.keys.leader))
+    new = harness.elect("new")
     decisions.submit(formed(1), state(1))
     decisions.submit(WAITING, state(1))
-    bench.until(lambda: bench.deposed)
-    assert not bench.delivered
-    assert bench.recorded() == new.written
+    harness.until(lambda: harness.deposed)
+    assert not harness.delivered
+    assert harness.recorded() == new.written
     decisions.submit(formed(2), state(2))
-    bench.ask(Range(bench.keys.record))
-    assert not bench.delivered
-    assert bench.standing().recorded_at == new.recorded_at
+    harness.ask(Range(harness.keys.record))
+    assert not harness.delivered
+    assert harness.read_keys().recorded_at == new.recorded_at
 
 
-def test_a_record_that_somebody_else_has_written_is_not_written_over(bench: Bench) -> None:
-    """As by an attempt of the leader before, that came late."""
-    bench.elect("x")
-    decisions = bench.decisions("x")
-    bench.ask(Put(bench.keys.record, b"{}"))
+def test_a_record_written_by_another_process_is_not_overwritten(harness: Harness) -> None:
+    """For example by a late attempt of the previous leader."""
+    harness.elect("x")
+    decisions = harness.decisions("x")
+    harness.ask(Put(harness.keys.record, b"{}"))
     decisions.submit(formed(1), state(1))
-    bench.until(lambda: bench.deposed)
-    assert not bench.delivered
+    harness.until(lambda: harness.deposed)
+    assert not harness.delivered
 
 
-def test_a_successor_begins_with_the_record_and_knows_who_led(bench: Bench) -> None:
-    """All who may still answer members that it has not seen; until it has seen them."""
-    bench.elect("first")
-    bench.decisions("first").submit(formed(1), state(1))
-    bench.until(lambda: bench.delivered)
+def test_a_successor_continues_the_record_and_knows_the_earlier_leaders(harness: Harness) -> None:
+    """All that may still answer members which are not linked to it yet."""
+    harness.elect("first")
+    harness.decisions("first").submit(formed(1), state(1))
+    harness.until(lambda: harness.delivered)
     for name, before in (("second", ["first"]), ("third", ["first", "second"])):
-        bench.ask(Delete(bench.keys.leader))
-        elected = bench.elect(name)
+        harness.ask(Delete(harness.keys.leader))
+        elected = harness.elect(name)
         assert elected.written.record.generation == 1
-        assert [place.node_id for place in elected.written.before] == before
+        assert [address.node_id for address in elected.written.before] == before
         assert elected.written.by.node_id == name
-    bench.decisions("third").forget_earlier(state(1))
-    bench.until(lambda: len(bench.written) == 2)
-    assert bench.recorded().before == ()
-    assert bench.recorded().by.node_id == "third"
+    harness.decisions("third").forget_earlier(state(1))
+    harness.until(lambda: len(harness.written) == 2)
+    assert harness.recorded().before == ()
+    assert harness.recorded().by.node_id == "third"
 
 
-def test_a_successor_waits_by_the_longest_terms_of_all_before(bench: Bench) -> None:
-    """Nodes may have been told different ones, and who led before granted by its own."""
-    bench.elect("first", terms=AuthorityTerms(LeaseTerms(1.0, 30.0), outage_s=5.0))
-    bench.decisions("first").submit(formed(1), state(1))
-    bench.until(lambda: bench.delivered)
-    bench.ask(Delete(bench.keys.leader))
-    first = bench.elect("second", terms=AuthorityTerms(LeaseTerms(2.0, 6.0), outage_s=600.0)).written.longest
-    assert first == AuthorityTerms(LeaseTerms(2.0, 10.0), outage_s=600.0), "the decision was by other terms"
+def test_a_successor_uses_the_longest_terms_of_all_earlier_leaders(harness: Harness) -> None:
+    """Nodes may have been started with different terms."""
+    harness.elect("first", terms=AuthorityTerms(LeaseTerms(1.0, 30.0), outage_s=5.0))
+    harness.decisions("first").submit(formed(1), state(1))
+    harness.until(lambda: harness.delivered)
+    harness.ask(Delete(harness.keys.leader))
+    first = harness.elect("second", terms=AuthorityTerms(LeaseTerms(2.0, 6.0), outage_s=600.0)).written.longest
+    assert first == AuthorityTerms(LeaseTerms(2.0, 10.0), outage_s=600.0), "the decision used other terms"
 
 
-def test_a_stranger_does_not_lead_what_it_was_not_started_for(bench: Bench) -> None:
-    """Another number of nodes, or another secret: it is refused, and the record is as it was."""
-    before = bench.elect("first").written
-    bench.ask(Delete(bench.keys.leader))
-    bench.stands("stranger", fit="something else")
-    bench.until(lambda: bench.failed)
-    assert "or the TLS settings of this node differ from those of the run" in str(bench.failed[0])
-    assert bench.recorded() == before
-    bench.stands("a member that was linked", fit="something else", must_fit=False)
-    bench.until(lambda: bench.won.get("a member that was linked"))
-    assert bench.recorded().fit == before.fit
+def test_a_node_with_other_settings_cannot_lead_the_run(harness: Harness) -> None:
+    """It is refused, and the record stays unchanged."""
+    before = harness.elect("first").written
+    harness.ask(Delete(harness.keys.leader))
+    harness.start_candidacy("other", fit="something else")
+    harness.until(lambda: harness.failed)
+    assert "or the TLS settings of this node differ from those of the run" in str(harness.failed[0])
+    assert harness.recorded() == before
+    harness.start_candidacy("a member that was linked", fit="something else", must_fit=False)
+    harness.until(lambda: harness.won.get("a member that was linked"))
+    assert harness.recorded().fit == before.fit
 
 
-def test_who_led_while_nobody_worked_need_not_be_known(bench: Bench) -> None:
-    bench.elect("first")
-    bench.decisions("first").submit(WAITING, state(3, settled=3))
-    bench.until(lambda: bench.delivered)
-    bench.ask(Delete(bench.keys.leader))
-    assert bench.elect("second").written.before == ()
+def test_leaders_without_a_running_generation_are_not_recorded(harness: Harness) -> None:
+    harness.elect("first")
+    harness.decisions("first").submit(WAITING, state(3, settled=3))
+    harness.until(lambda: harness.delivered)
+    harness.ask(Delete(harness.keys.leader))
+    assert harness.elect("second").written.before == ()
 
 
-def test_after_the_verdict_the_name_is_free_again_soon(bench: Bench) -> None:
-    bench.elect("x")
-    decisions = bench.decisions("x")
+def test_after_the_verdict_the_record_gets_a_short_lease(harness: Harness) -> None:
+    harness.elect("x")
+    decisions = harness.decisions("x")
     decisions.submit(WAITING, state(1, settled=1, verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
-    bench.until(lambda: bench.delivered)
-    kv = bench.standing().record_kv
+    harness.until(lambda: harness.delivered)
+    kv = harness.read_keys().record_kv
     assert kv is not None
-    assert kv.lease not in (0, bench.candidacies["x"].record_lease.id)
+    assert kv.lease not in (0, harness.candidacies["x"].record_lease.id)
 
 
-def test_a_record_that_etcd_has_lost_is_remembered(bench: Bench) -> None:
-    bench.stands("x", known=RunRecord(7))
-    bench.until(lambda: bench.won)
-    assert bench.recorded().record.generation == 7
+def test_a_record_that_etcd_has_lost_is_written_again(harness: Harness) -> None:
+    harness.start_candidacy("x", known=RunRecord(7))
+    harness.until(lambda: harness.won)
+    assert harness.recorded().record.generation == 7
 
 
-@pytest.mark.parametrize("value", [b"what others write", b'{"nested":' * 10_000 + b"1" + b"}" * 10_000])
+@pytest.mark.parametrize("value", [b"of another program", b'{"nested":' * 10_000 + b"1" + b"}" * 10_000])
 @pytest.mark.parametrize("key", ["leader", "record"])
-def test_what_is_not_ours_under_our_keys_is_told(bench: Bench, key: str, value: bytes) -> None:
-    """Also JSON that is nested too deeply to be read."""
-    bench.ask(Put(getattr(bench.keys, key), value))
-    bench.stands("x")
-    bench.until(lambda: bench.failed)
-    assert "another version of tenax, or another program, wrote it" in str(bench.failed[0])
-    assert not bench.won
+def test_an_invalid_value_under_a_key_of_the_run_is_reported(harness: Harness, key: str, value: bytes) -> None:
+    """Also JSON that is nested too deeply."""
+    harness.ask(Put(getattr(harness.keys, key), value))
+    harness.start_candidacy("x")
+    harness.until(lambda: harness.failed)
+    assert "another version of tenax, or another program, wrote it" in str(harness.failed[0])
+    assert not harness.won
 
 
-def test_a_resignation_takes_the_key_and_leaves_the_record(bench: Bench) -> None:
-    bench.elect("x")
+def test_resigning_deletes_the_leader_key_and_keeps_the_record(harness: Harness) -> None:
+    harness.elect("x")
     ended: list[bool] = []
-    bench.candidacies["x"].end(lambda: ended.append(True))
-    bench.until(lambda: ended)
-    standing = bench.standing()
-    assert standing.leader is None
-    assert standing.written is not None
+    harness.candidacies["x"].end(lambda: ended.append(True))
+    harness.until(lambda: ended)
+    read_keys = harness.read_keys()
+    assert read_keys.leader is None
+    assert read_keys.written is not None
 
 
-def test_runs_with_like_names_are_apart() -> None:
+def test_runs_with_similar_ids_have_different_keys() -> None:
     assert Keys("a/b").leader != Keys("a").leader
     assert Keys("a/b").leader != Keys("a%2Fb").leader

@@ -1,4 +1,4 @@
-"""A knock at a leader's door (``_engines/etcd/leader_address.py``): what proves its death, and what does not."""
+"""``LeaderProbe``: what proves that a leader is dead, and what does not."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def door() -> Iterator[socket.socket]:
+def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
         yield made
 
 
-def place_of(door: socket.socket) -> LeaderAddress:
-    return LeaderAddress("node", "host", "127.0.0.1", door.getsockname()[1], this_machine())
+def address_of(listener: socket.socket) -> LeaderAddress:
+    return LeaderAddress("node", "host", "127.0.0.1", listener.getsockname()[1], this_machine())
 
 
-def knock(loop: Loop, place: LeaderAddress) -> str:
-    """What came of it."""
+def probe(loop: Loop, address: LeaderAddress) -> str:
+    """Return the outcome."""
     outcomes: list[str] = []
 
     def opened(sock: socket.socket) -> None:
@@ -41,9 +41,9 @@ def knock(loop: Loop, place: LeaderAddress) -> str:
         outcomes.append("opened")
 
     LeaderProbe(
-        loop, place, opened, lambda: outcomes.append("dead"), lambda why: outcomes.append(f"away: {why}")
+        loop, address, opened, lambda: outcomes.append("dead"), lambda why: outcomes.append(f"away: {why}")
     ).start()
-    assert not outcomes, "never from within"
+    assert not outcomes, "never called from start()"
     until = loop.now() + PATIENCE_S
     while not outcomes:
         assert loop.now() < until
@@ -53,38 +53,38 @@ def knock(loop: Loop, place: LeaderAddress) -> str:
     return outcome
 
 
-def test_somebody_listens(loop: Loop, door: socket.socket) -> None:
-    assert knock(loop, place_of(door)) == "opened"
+def test_a_listening_leader_is_alive(loop: Loop, listener: socket.socket) -> None:
+    assert probe(loop, address_of(listener)) == "opened"
 
 
-def test_nobody_listens_any_more(loop: Loop, door: socket.socket) -> None:
-    """The port stays taken, so that nobody else can open it meanwhile."""
-    door.shutdown(socket.SHUT_RDWR)
-    assert knock(loop, place_of(door)) == "dead"
+def test_a_leader_whose_port_refuses_connections_is_dead(loop: Loop, listener: socket.socket) -> None:
+    """The port stays bound, so that no other process can listen there meanwhile."""
+    listener.shutdown(socket.SHUT_RDWR)
+    assert probe(loop, address_of(listener)) == "dead"
 
 
-def test_a_loopback_address_of_another_machine_proves_nothing(loop: Loop, door: socket.socket) -> None:
-    """Whoever knocks there knocks at its own door."""
-    door.shutdown(socket.SHUT_RDWR)
-    elsewhere = msgspec.structs.replace(place_of(door), machine="another boot of another system")
-    assert knock(loop, elsewhere).startswith("away: host listens at the loopback address 127.0.0.1,")
+def test_a_loopback_address_of_another_machine_proves_nothing(loop: Loop, listener: socket.socket) -> None:
+    """That address is the probing host's own."""
+    listener.shutdown(socket.SHUT_RDWR)
+    elsewhere = msgspec.structs.replace(address_of(listener), machine="another boot of another system")
+    assert probe(loop, elsewhere).startswith("away: host listens at the loopback address 127.0.0.1,")
 
 
-def test_an_address_that_is_none_is_no_death(loop: Loop, door: socket.socket) -> None:
-    strange = msgspec.structs.replace(place_of(door), addr="fe80::1%no-such-device")
-    assert knock(loop, strange).startswith("away: 'fe80::1%no-such-device' is not an IP address")
+def test_an_unusable_address_does_not_prove_death(loop: Loop, listener: socket.socket) -> None:
+    unusable = msgspec.structs.replace(address_of(listener), addr="fe80::1%no-such-device")
+    assert probe(loop, unusable).startswith("away: 'fe80::1%no-such-device' is not an IP address")
 
 
-def test_a_knock_that_is_not_wanted_any_more_says_nothing(loop: Loop, door: socket.socket) -> None:
+def test_a_closed_probe_calls_nothing(loop: Loop, listener: socket.socket) -> None:
     outcomes: list[object] = []
-    for place in (place_of(door), msgspec.structs.replace(place_of(door), machine="another")):
-        unwanted = LeaderProbe(loop, place, outcomes.append, lambda: outcomes.append("dead"), outcomes.append)
+    for address in (address_of(listener), msgspec.structs.replace(address_of(listener), machine="another")):
+        unwanted = LeaderProbe(loop, address, outcomes.append, lambda: outcomes.append("dead"), outcomes.append)
         unwanted.start()
         unwanted.close()
-    assert knock(loop, place_of(door)) == "opened"
+    assert probe(loop, address_of(listener)) == "opened"
     assert not outcomes
 
 
-def test_the_address_on_the_way_to_an_endpoint() -> None:
+def test_the_local_address_on_the_route_to_an_endpoint() -> None:
     assert address_towards(Endpoint("127.0.0.1", 1)) == "127.0.0.1"
     assert address_towards(Endpoint("a-name-that-is-looked-up-elsewhere", 1)) == ""

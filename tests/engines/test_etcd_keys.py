@@ -1,4 +1,4 @@
-"""Keys in etcd: no run reaches into another's; and values that are read there are bounded."""
+"""Keys in etcd: no run reads or writes another's; values read from etcd are bounded."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def keys_of(run_id: str, name: str) -> list[bytes]:
 
 
 @given(run_ids, run_ids, names)
-def test_no_run_reaches_into_another(one: str, other: str, name: str) -> None:
-    """All keys of a run begin with its prefix, and no prefix begins with another one; so a range over one run, and a
-    permission for it, never covers another."""
+def test_the_key_ranges_of_two_runs_are_disjoint(one: str, other: str, name: str) -> None:
+    """All keys of a run start with its prefix, and no prefix starts with another, so a range or permission for one run
+    never covers another."""
     assert all(key.startswith(run_prefix(one)) for key in keys_of(one, name))
     if one != other:
         assert not run_prefix(one).startswith(run_prefix(other))
@@ -60,7 +60,7 @@ def test_no_run_reaches_into_another(one: str, other: str, name: str) -> None:
 
 @given(run_ids, names, names)
 def test_different_names_have_different_keys(run_id: str, one: str, other: str) -> None:
-    """Neither a node nor a member hides another, nor what is kept of the run itself."""
+    """No node or member overwrites another's key, nor the leader or the record."""
     if one != other:
         assert key_part(one) != key_part(other)
         assert member_key(run_id, one) != member_key(run_id, other)
@@ -77,20 +77,20 @@ def test_usual_run_ids_are_readable() -> None:
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-PLACE = LeaderAddress("node", "host", "10.0.0.1", 4000, "machine")
-LEADER: dict[str, Any] = msgspec.to_builtins(Leader(PLACE, b"secret", b"digest"))
+ADDRESS = LeaderAddress("node", "host", "10.0.0.1", 4000, "machine")
+LEADER: dict[str, Any] = msgspec.to_builtins(Leader(ADDRESS, b"secret", b"digest"))
 WRITTEN: dict[str, Any] = msgspec.to_builtins(
-    Written(RunRecord(2, (RecordedMember("a", 0, "host0"),), 1, world_size=4), PLACE)
+    Written(RunRecord(2, (RecordedMember("a", 0, "host0"),), 1, world_size=4), ADDRESS)
 )
 
 
-def standing(record: bytes) -> LeaderAndRecord:
+def keys_with(record: bytes) -> LeaderAndRecord:
     answers = (RangeAnswer(1), RangeAnswer(1, (KeyValue(b"/tenax/run/record", record),)))
     return LeaderAndRecord(TransactionAnswer(1, True, answers))
 
 
 def changed(value: dict[str, Any], path: str, new: object) -> bytes:
-    """The JSON of this value with another one in one place."""
+    """Return the JSON of this value with one field replaced."""
     copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     inner: Any = copy
     *parents, last = path.split(".")
@@ -119,11 +119,11 @@ def changed(value: dict[str, Any], path: str, new: object) -> bytes:
     ],
 )
 def test_a_leader_out_of_bounds_is_rejected_with_its_key(path: str, new: object) -> None:
-    """The message names the key and the remedy, and repeats no secret."""
+    """The message names the key and the remedy, and does not contain the secret."""
     read_leader(KeyValue(b"/tenax/run/leader", msgspec.json.encode(LEADER)))
-    with pytest.raises(EtcdRejected, match="cannot read the key '/tenax/run/leader' in etcd") as no:
+    with pytest.raises(EtcdRejected, match="cannot read the key '/tenax/run/leader' in etcd") as error:
         read_leader(KeyValue(b"/tenax/run/leader", changed(LEADER, path, new)))
-    assert LEADER["secret"] not in no.value.message
+    assert LEADER["secret"] not in error.value.message
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_a_leader_out_of_bounds_is_rejected_with_its_key(path: str, new: object)
     ],
 )
 def test_a_record_out_of_bounds_is_rejected(path: str, new: object) -> None:
-    """What no coordinator writes is not believed. (Single values of a record: ``test_bounds``.)"""
-    assert standing(msgspec.json.encode(WRITTEN)).written is not None
+    """Values that no coordinator writes. (Single values of a record: ``test_bounds``.)"""
+    assert keys_with(msgspec.json.encode(WRITTEN)).written is not None
     with pytest.raises(EtcdRejected, match="cannot read the key '/tenax/run/record' in etcd"):
-        _ = standing(changed(WRITTEN, path, new)).written
+        _ = keys_with(changed(WRITTEN, path, new)).written
 
 
 @pytest.mark.parametrize(
@@ -160,35 +160,43 @@ def test_a_record_out_of_bounds_is_rejected(path: str, new: object) -> None:
         b'{"extra":"' + b"x" * MAX_VALUE_BYTES + b'"}',
         b'{"record":{"generation":' + b"9" * 5000 + b"}}",
     ],
-    ids=["empty", "null", "list", "no text", "cut", "nested lists", "nested objects", "too large", "long number"],
+    ids=[
+        "empty",
+        "null",
+        "list",
+        "not UTF-8",
+        "truncated",
+        "nested lists",
+        "nested objects",
+        "too large",
+        "long number",
+    ],
 )
-def test_corrupt_values_are_rejected_in_words(value: bytes) -> None:
-    """Never a crash, whatever is in the key."""
+def test_corrupt_values_are_rejected(value: bytes) -> None:
+    """With an ``EtcdRejected``, never another exception."""
     with pytest.raises(EtcdRejected):
         read_leader(KeyValue(b"/tenax/run/leader", value))
     with pytest.raises(EtcdRejected):
-        _ = standing(value).written
+        _ = keys_with(value).written
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_value_or_are_rejected(value: bytes) -> None:
-    """Nothing else is raised."""
-    for read in (lambda: read_leader(KeyValue(b"key", value)), lambda: standing(value).written):
+def test_any_bytes_are_a_valid_value_or_are_rejected(value: bytes) -> None:
+    for read in (lambda: read_leader(KeyValue(b"key", value)), lambda: keys_with(value).written):
         with contextlib.suppress(EtcdRejected):
             read()
 
 
 @pytest.mark.parametrize("answers", [(), (RangeAnswer(1),), (RangeAnswer(1), PutAnswer(1)), (RangeAnswer(1),) * 3])
-def test_an_answer_to_another_question_is_rejected(answers: tuple[Any, ...]) -> None:
+def test_an_answer_to_another_operation_is_rejected(answers: tuple[Any, ...]) -> None:
     """A read of two keys has two answers."""
     with pytest.raises(EtcdRejected, match="etcd sent an unexpected answer to a read of two keys"):
         LeaderAndRecord(TransactionAnswer(1, True, answers))
 
 
-def test_terms_of_any_usual_size_can_be_written() -> None:
-    """What the settings allow is within the bounds."""
+def test_terms_within_the_settings_bounds_can_be_written() -> None:
     for beat_s, lease_s, outage_s in ((0.001, 0.002, 0.0), (1.0, 6.0, 60.0), (1e4, 1e8, 1e8)):
-        Written(RunRecord(), PLACE, longest=AuthorityTerms(LeaseTerms(beat_s, lease_s), outage_s))
+        Written(RunRecord(), ADDRESS, longest=AuthorityTerms(LeaseTerms(beat_s, lease_s), outage_s))
 
 
 counts, ranks = st.integers(0, 1 << 31), st.integers(0, 1000)
@@ -200,10 +208,10 @@ members = st.lists(
 
 
 @given(generation=counts, settled=counts, members=members, longest_s=st.floats(0, 1e10), restarts=counts)
-def test_a_coordinator_starts_from_any_record_that_is_read(
+def test_a_coordinator_starts_from_any_valid_record(
     generation: int, settled: int, members: list[RecordedMember], longest_s: float, restarts: int
 ) -> None:
-    """A record within the bounds may be strange; the coordinator does not fail for it."""
+    """Also from an unusual one that is within the bounds."""
     record = RunRecord(
         max(generation, settled), tuple(members), min(settled, generation), longest_s=longest_s, restarts_used=restarts
     )

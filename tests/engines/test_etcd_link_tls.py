@@ -1,4 +1,4 @@
-"""TLS of links to an elected leader (``_engines/etcd/link_tls.py``): which certificates do, and what is refused."""
+"""TLS of links to an elected leader (``_engines/etcd/link_tls.py``): accepted and rejected certificates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kit.tcp import HeardLink, connected_pair, serve
+from kit.tcp import RecordedLink, connected_pair, serve
 from tenax._engines.etcd.link_tls import OwnCertificate, follower_context
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
@@ -23,7 +23,7 @@ SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUT
 
 
 class Authority:
-    """Signs certificates with the extended key usage that a test wants."""
+    """Signs certificates with a given extended key usage."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.mark.parametrize("usages", [(), (SERVER, CLIENT)], ids=["any usage", "both usages"])
 def test_a_certificate_without_names_is_enough(authority: Authority, usages: tuple[x509.ObjectIdentifier, ...]) -> None:
-    """No name and no address has to be in it: the leader's digest in etcd stands for both."""
+    """It needs no host name or address, because the leader's digest is in etcd."""
     own = OwnCertificate(authority.issue("node", *usages))
     assert len(own.digest) == 32
     assert own.common_name == ""
@@ -75,7 +75,7 @@ def test_a_certificate_without_names_is_enough(authority: Authority, usages: tup
 def test_a_certificate_for_one_side_only_is_refused_with_the_remedy(
     authority: Authority, usage: x509.ObjectIdentifier, lacks: str
 ) -> None:
-    """Any node may lead, so each needs both usages; the message names the one that is missing."""
+    """Any node may lead, so each certificate needs both usages; the message names the missing one."""
     files = authority.issue("one-sided", usage)
     with pytest.raises(ValueError, match=f"its extended key usage lacks {lacks}; .*link_tls=false") as raised:
         OwnCertificate(files)
@@ -83,20 +83,20 @@ def test_a_certificate_for_one_side_only_is_refused_with_the_remedy(
 
 
 def test_a_certificate_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
-    """Other nodes would not accept it, so it is refused before anything starts."""
+    """Other nodes would not accept it, so it is rejected before anything starts."""
     (tmp_path / "other").mkdir()
-    other = Authority(tmp_path / "other").issue("strange")
+    other = Authority(tmp_path / "other").issue("untrusted")
     with pytest.raises(ValueError, match=r"expected a valid one signed by an authority in .*ca\.pem"):
         OwnCertificate(TlsFiles(other.cert, "", authority.ca))
 
 
 def test_a_link_to_the_announced_certificate_carries_frames(authority: Authority) -> None:
-    """Both sides use the same files, whatever the address is."""
+    """Both sides use the same files, at any address."""
     files = authority.issue("node")
     own = OwnCertificate(files)
     one, other = connected_pair()
-    server = HeardLink(one, own.context, is_server=True)
-    client = HeardLink(other, follower_context(files, own.digest), server_hostname="192.0.2.7")
+    server = RecordedLink(one, own.context, is_server=True)
+    client = RecordedLink(other, follower_context(files, own.digest), server_hostname="192.0.2.7")
     client.link.send(BEAT)
     serve([server, client], lambda: server.bodies)
     assert server.bodies == [BEAT[4:]]
@@ -105,12 +105,12 @@ def test_a_link_to_the_announced_certificate_carries_frames(authority: Authority
 
 
 def test_a_link_to_another_certificate_of_the_same_authority_is_closed(authority: Authority) -> None:
-    """Whoever has a certificate of the site, but may not write to etcd, cannot stand in for the leader."""
+    """A process with a certificate of the site but without write access to etcd cannot impersonate the leader."""
     announced = OwnCertificate(authority.issue("leader"))
     impostor = OwnCertificate(authority.issue("impostor"))
     one, other = connected_pair()
-    server = HeardLink(one, impostor.context, is_server=True)
-    client = HeardLink(other, follower_context(authority.issue("node"), announced.digest), server_hostname="host")
+    server = RecordedLink(one, impostor.context, is_server=True)
+    client = RecordedLink(other, follower_context(authority.issue("node"), announced.digest), server_hostname="host")
     client.link.send(BEAT)
     serve([server, client], lambda: client.closed)
     assert client.closed is not None
@@ -120,8 +120,8 @@ def test_a_link_to_another_certificate_of_the_same_authority_is_closed(authority
     server.link.close()
 
 
-def test_a_socket_checks_the_announced_certificate_too(authority: Authority) -> None:
-    """An operator's command blocks on a socket, and is as strict as a node."""
+def test_a_blocking_socket_checks_the_announced_certificate_too(authority: Authority) -> None:
+    """Operators' commands use one."""
     import threading
 
     announced = OwnCertificate(authority.issue("leader"))
@@ -149,8 +149,8 @@ def test_a_socket_checks_the_announced_certificate_too(authority: Authority) -> 
         thread.join(30.0)
 
 
-def test_the_usual_test_certificates_do(tmp_path: Path) -> None:
-    """trustme's have both usages and no Common Name."""
+def test_certificates_of_trustme_are_accepted(tmp_path: Path) -> None:
+    """They have both usages and no Common Name."""
     issued, ca = trustme.CA(), tmp_path / "ca.pem"
     certificate = issued.issue_cert("client@tests.invalid")
     issued.cert_pem.write_to_path(str(ca))

@@ -1,5 +1,4 @@
-"""Options of the rendezvous through etcd: each one is honoured, refused, or named as unused; and none is shown that is
-a secret."""
+"""Rendezvous options with etcd: each has an effect, is rejected, or is reported as unused. Secrets are never shown."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ MARK = "a-secret-with-a-MARK-in-it"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What options with files may name."""
+    """Files for the options that need one."""
     folder = tmp_path_factory.mktemp("files")
     authority = trustme.CA()
     certificate = authority.issue_cert("node@tests.invalid")
@@ -41,7 +40,7 @@ def params(endpoint: str = "etcd1:2379", **conf: Any) -> RendezvousParameters:
     return RendezvousParameters("etcd", endpoint, "run", 1, 2, **conf)
 
 
-# What is given besides, so that the option alone makes the difference.
+# Other options that an option needs.
 WITH: dict[str, dict[str, str]] = {
     "ssl_cert": {"ssl_cert_key": "key.pem"},
     "cert": {"key": "key.pem"},
@@ -50,7 +49,7 @@ WITH: dict[str, dict[str, str]] = {
     "managed_only": {"managed": "true"},
     "link_tls": {"ssl_cert": "cert.pem", "ssl_cert_key": "key.pem", "ca_cert": "ca.pem"},
 }
-HONOURED: dict[str, str] = {
+EFFECTIVE: dict[str, str] = {
     **{"join_timeout": "7", "last_call_timeout": "7", "keep_alive_interval": "7", "keep_alive_max_attempt": "7"},
     **{"rank": "1", "protocol": "https", "ssl_cert": "cert.pem", "ca_cert": "ca.pem", "cert": "cert.pem"},
     **{"cacert": "ca.pem", "token": MARK, "token_file": "secret", "scale_up": "restart", "node_name": "a"},
@@ -65,36 +64,36 @@ UNUSED = {
 }
 
 
-def test_every_known_option_is_in_this_walk() -> None:
-    """A new option must be honoured, refused or named as unused, and be listed here."""
-    assert set(HONOURED) | set(REFUSED_ALONE) | UNUSED == set(_KNOWN_SETTINGS)
+def test_every_known_option_is_covered_here() -> None:
+    """A new option must have an effect, be rejected or be reported as unused, and be listed here."""
+    assert set(EFFECTIVE) | set(REFUSED_ALONE) | UNUSED == set(_KNOWN_SETTINGS)
 
 
-@pytest.mark.parametrize("key", sorted(HONOURED))
+@pytest.mark.parametrize("key", sorted(EFFECTIVE))
 def test_an_option_changes_the_settings(key: str, files: dict[str, str]) -> None:
-    """With the option the engine has other settings than without."""
+    """The settings with the option differ from those without it."""
     besides = {name: files.get(value, value) for name, value in WITH.get(key, {}).items()}
     alone = besides if "ssl_cert" in besides else {k: v for k, v in besides.items() if k not in ("ssl_cert_key", "key")}
-    value = files.get(HONOURED[key], HONOURED[key])
+    value = files.get(EFFECTIVE[key], EFFECTIVE[key])
     assert etcd_engine_settings(params(**besides, **{key: value})) != etcd_engine_settings(params(**alone))
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED_ALONE))
 def test_a_key_without_its_certificate_is_refused(key: str, files: dict[str, str]) -> None:
-    """It would not be shown to anyone."""
+    """It would have no effect."""
     with pytest.raises(ValueError, match=REFUSED_ALONE[key]):
         etcd_engine_settings(params(**{key: files["key.pem"]}))
 
 
 @pytest.mark.parametrize("key", sorted(UNUSED))
-def test_an_option_without_effect_is_named(key: str) -> None:
-    """The engine prints these when it starts; a launcher's own default is no option that someone gave."""
+def test_an_option_without_effect_is_reported(key: str) -> None:
+    """The engine prints these when it starts, except a launcher's default values."""
     assert etcd_engine_settings(params(**{key: "7"})).unused == (key,)
     assert etcd_engine_settings(params(timeout=900)).unused == ()
 
 
 @pytest.mark.parametrize(
-    ("conf", "sentence"),
+    ("conf", "message"),
     [
         ({"ssl_cert": "cert.pem", "cacert": "ca.pem"}, "belong to two sets of names for TLS files"),
         ({"managed_only": "etcd1"}, "'managed_only' is given without managed=true"),
@@ -107,11 +106,9 @@ def test_an_option_without_effect_is_named(key: str) -> None:
         ({"protocol": "http", "ca_cert": "ca.pem"}, "TLS files are set, but the etcd endpoint is 'http://"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(
-    conf: dict[str, str], sentence: str, files: dict[str, str]
-) -> None:
-    """None of them is dropped in silence."""
-    with pytest.raises(ValueError, match=sentence):
+def test_contradictory_options_are_rejected(conf: dict[str, str], message: str, files: dict[str, str]) -> None:
+    """None is ignored silently."""
+    with pytest.raises(ValueError, match=message):
         etcd_engine_settings(params(**{key: files.get(value, value) for key, value in conf.items()}))
 
 
@@ -126,15 +123,15 @@ ENGINE_ONLY: dict[str, str] = {
 
 @pytest.mark.parametrize("key", sorted(ENGINE_ONLY))
 @pytest.mark.parametrize("create", [create_backend, create_rdzv_handler, client_from])
-def test_without_the_engine_its_options_are_refused(create: Any, key: str, files: dict[str, str]) -> None:
-    """A secret, above all: nothing would ask for it where nodes meet through keys in etcd."""
+def test_engine_options_are_rejected_without_the_engine(create: Any, key: str, files: dict[str, str]) -> None:
+    """Above all a secret: without the engine it is never checked."""
     with pytest.raises(ValueError, match=rf"\b{key}\b") as raised:
         create(params("127.0.0.1:1", **{key: files.get(ENGINE_ONLY[key], ENGINE_ONLY[key])}))
     assert MARK not in str(raised.value)
 
 
-def test_an_agent_with_hooks_does_not_start_with_a_secret() -> None:
-    """The handler of the engine refuses to be used by polling, with a token or with the variable for one."""
+def test_an_agent_with_hooks_rejects_a_secret() -> None:
+    """The blocking methods of the engine's handler raise, with a token or with the variable for one."""
     handler = EtcdEngineHandler(params("127.0.0.1:1", token=MARK))
     for use in (handler.next_rendezvous, handler.num_nodes_waiting, lambda: handler.use_agent_store):
         with pytest.raises(ValueError, match=r"\btoken\b"):
@@ -147,8 +144,8 @@ def test_an_agent_with_hooks_does_not_start_with_a_secret() -> None:
         del os.environ["TENAX_RDZV_TOKEN"]
 
 
-def test_certificates_are_read_by_either_name(files: dict[str, str]) -> None:
-    """Also TorchElastic's older handler knows the newer names."""
+def test_tls_files_can_be_given_under_either_set_of_names(files: dict[str, str]) -> None:
+    """Also to TorchElastic's older handler."""
     for names in (("ssl_cert", "ssl_cert_key", "ca_cert"), ("cert", "key", "cacert")):
         named = dict(zip(names, (files["cert.pem"], files["key.pem"], files["ca.pem"]), strict=True))
         client = client_from(params(**named))
@@ -159,8 +156,8 @@ def test_certificates_are_read_by_either_name(files: dict[str, str]) -> None:
 # --- secrets ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_secret_is_in_the_text_of_settings(files: dict[str, str]) -> None:
-    """``repr`` of every settings class on the way to etcd, with a password, a secret, and managed members."""
+def test_the_repr_of_settings_contains_no_secret(files: dict[str, str]) -> None:
+    """Of every settings class for etcd, with a password, a secret, and managed members."""
     shown = [
         repr(etcd_engine_settings(params(user="me", password=MARK)).etcd),
         repr(etcd_engine_settings(params(user="me", password_file=files["secret"])).etcd),
@@ -176,13 +173,13 @@ def test_no_secret_is_in_the_text_of_settings(files: dict[str, str]) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("scheme", ["", "https://"])
-@pytest.mark.parametrize("word", ["--rdzv-id=run", "--rdzv-conf=managed=true", "--dry-run"])
-def test_an_endpoint_with_a_password_is_refused_and_not_repeated(scheme: str, word: str, tmp_path: Path) -> None:
-    """``user:password@host`` is an easy mistake, and consoles are kept."""
+@pytest.mark.parametrize("argument", ["--rdzv-id=run", "--rdzv-conf=managed=true", "--dry-run"])
+def test_an_endpoint_with_a_password_is_rejected_and_not_printed(scheme: str, argument: str, tmp_path: Path) -> None:
+    """``user:password@host`` is an easy mistake, and console output is stored."""
     (tmp_path / "train.py").touch()
-    words = [f"--rdzv-endpoint={scheme}me:{MARK}@etcd1:2379", "--rdzv-backend=etcd", "--nnodes=2", word]
+    arguments = [f"--rdzv-endpoint={scheme}me:{MARK}@etcd1:2379", "--rdzv-backend=etcd", "--nnodes=2", argument]
     done = subprocess.run(
-        [sys.executable, "-m", "tenax", "run", *words, "train.py"],
+        [sys.executable, "-m", "tenax", "run", *arguments, "train.py"],
         capture_output=True,
         text=True,
         check=False,

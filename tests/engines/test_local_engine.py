@@ -1,4 +1,4 @@
-"""One node's rendezvous: agreed at once, a new port for every generation, and the public names around it."""
+"""The rendezvous of one node: immediate, with a new port for every generation; and the public rendezvous names."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def params(backend: str = "local", endpoint: str = "", nodes: int = 1, **options
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-class Seated:
-    """A node and its engine, on a loop of their own."""
+class EngineHarness:
+    """A node and its engine, on their own loop."""
 
     def __init__(self, engine: LocalEngine, policy: RestartPolicy | None = None, **settings: Any) -> None:
         self.loop = Loop()
         self.engine = engine
-        self.said: list[str] = []
+        self.printed: list[str] = []
         chosen = {"run_id": "run", "role": "trainer", "local_world_size": 4, "max_restarts": 1, **settings}
         node = ControlledNode(
             settings=AgentSettings(**chosen),
@@ -62,26 +62,26 @@ class Seated:
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
-            print_line=self.said.append,
+            print_line=self.printed.append,
         )
         engine.open(self.loop, self.loop.post, node)
 
-    def hear(self) -> events.AnyEvent:
-        """The next event; everything here is answered at once."""
+    def next_event(self) -> events.AnyEvent:
+        """Return the next event."""
         event = self.loop.next_event(lambda: self.loop.now() + PATIENCE_S)
-        assert event is not None, "nothing was heard"
+        assert event is not None, "no event"
         return event
 
     def join(self, last: int = 0) -> Assignment:
         self.engine.send(messages.NodeReady(last))
-        event = self.hear()
+        event = self.next_event()
         assert isinstance(event, events.GenerationFormed), event
         return event.assignment
 
     def fail(self, generation: int) -> None:
         failure = Failure(generation, 0, 0, 77, 3, self.loop.now())
         self.engine.send(messages.NodeStopped(generation, self.loop.now(), (failure,)))
-        assert isinstance(self.hear(), events.GenerationEnded)
+        assert isinstance(self.next_event(), events.GenerationEnded)
 
     def close(self) -> None:
         self.engine.close()
@@ -89,11 +89,11 @@ class Seated:
 
 
 @pytest.fixture
-def seated() -> Iterator[Callable[..., Seated]]:
-    made: list[Seated] = []
+def make_harness() -> Iterator[Callable[..., EngineHarness]]:
+    made: list[EngineHarness] = []
 
-    def make(place: StoreAddress | None = None, **options: Any) -> Seated:
-        made.append(Seated(LocalEngine("run", place), **options))
+    def make(store_address: StoreAddress | None = None, **options: Any) -> EngineHarness:
+        made.append(EngineHarness(LocalEngine("run", store_address), **options))
         return made[-1]
 
     with leaving_nothing():
@@ -102,31 +102,32 @@ def seated() -> Iterator[Callable[..., Seated]]:
             each.close()
 
 
-def test_a_group_of_one_is_agreed_at_once(seated: Callable[..., Seated]) -> None:
-    """All ranks are ours, from 0 on; the store is the agent's, on this host."""
-    part = seated(StoreAddress("127.0.0.1")).join()
+def test_a_single_node_gets_its_assignment_at_once(make_harness: Callable[..., EngineHarness]) -> None:
+    """It has all ranks from 0 on, and the agent hosts the store."""
+    part = make_harness(StoreAddress("127.0.0.1")).join()
     assert (part.generation, part.group_rank, part.group_world_size, part.why) == (1, 0, 1, "first generation")
     assert (part.first_global_rank, part.world_size, part.first_role_rank, part.role_world_size) == (0, 4, 0, 4)
     assert (part.master_addr, part.use_agent_store, part.restarts_used) == ("127.0.0.1", True, 0)
     assert part.master_port > 0
 
 
-def test_without_a_place_there_is_no_store(seated: Callable[..., Seated]) -> None:
-    """For processes that nobody told of one."""
-    part = seated().join()
+def test_without_a_store_address_there_is_no_store(make_harness: Callable[..., EngineHarness]) -> None:
+    part = make_harness().join()
     assert (part.master_addr, part.master_port, part.use_agent_store) == ("", 0, False)
 
 
-def test_a_failure_is_answered_with_the_next_generation_while_restarts_are_left(seated: Callable[..., Seated]) -> None:
-    """The coordinator in this process decides: a restart with its reason, then the end of the run with the cause."""
-    made = seated(StoreAddress("127.0.0.1"), max_restarts=1)
-    made.join()
-    made.fail(1)
-    part = made.join(1)
+def test_a_failure_starts_the_next_generation_while_restarts_are_left(
+    make_harness: Callable[..., EngineHarness],
+) -> None:
+    """The coordinator in this process decides: first a restart with its reason, then the end of the run."""
+    harness = make_harness(StoreAddress("127.0.0.1"), max_restarts=1)
+    harness.join()
+    harness.fail(1)
+    part = harness.join(1)
     assert (part.generation, part.restarts_used, part.why) == (2, 1, "restart 1 of 1")
-    made.fail(2)
-    made.engine.send(messages.NodeReady(2))
-    ended = made.hear()
+    harness.fail(2)
+    harness.engine.send(messages.NodeReady(2))
+    ended = harness.next_event()
     assert isinstance(ended, events.RunEnded)
     assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the only restart is used")
     assert [(failure.generation, failure.host) for failure in ended.verdict.failures] == [(2, os.uname().nodename)]
@@ -138,50 +139,49 @@ class SlowDown:
         return Wait("too hot", seconds=0.01)
 
 
-def test_a_policy_of_the_users_own_is_asked_here(seated: Callable[..., Seated]) -> None:
-    """Its pause is kept by the loop; the person hears why nothing happens."""
-    made = seated(policy=SlowDown(), max_restarts=0)
-    made.join()
-    made.fail(1)
-    made.engine.send(messages.NodeReady(1))
-    assert made.hear() == events.Waiting("waiting 0.01 s before the restart: too hot")
-    formed = made.hear()
+def test_a_custom_restart_policy_is_used(make_harness: Callable[..., EngineHarness]) -> None:
+    """The loop waits as it decides, and the reason is reported."""
+    harness = make_harness(policy=SlowDown(), max_restarts=0)
+    harness.join()
+    harness.fail(1)
+    harness.engine.send(messages.NodeReady(1))
+    assert harness.next_event() == events.Waiting("waiting 0.01 s before the restart: too hot")
+    formed = harness.next_event()
     while isinstance(formed, events.Waiting):
-        formed = made.hear()
+        formed = harness.next_event()
     assert isinstance(formed, events.GenerationFormed)
     assert (formed.assignment.generation, formed.assignment.why) == (2, "too hot")
 
 
-def test_success_ends_the_run(seated: Callable[..., Seated]) -> None:
-    """And nobody has to be waited for."""
-    made = seated()
-    made.join()
-    made.engine.send(messages.NodeSucceeded(1))
-    ended = made.hear()
+def test_success_ends_the_run(make_harness: Callable[..., EngineHarness]) -> None:
+    harness = make_harness()
+    harness.join()
+    harness.engine.send(messages.NodeSucceeded(1))
+    ended = harness.next_event()
     assert isinstance(ended, events.RunEnded)
     assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.SUCCEEDED, "all 4 workers succeeded")
-    assert not made.engine.stays_for_others()
+    assert not harness.engine.stays_for_others()
 
 
-def test_a_host_without_a_free_port_refuses(seated: Callable[..., Seated]) -> None:
-    """A reason instead of an exception: the run ends with a sentence."""
-    made = seated(StoreAddress("127.0.0.1"))
+def test_a_host_without_a_free_port_refuses_to_join(make_harness: Callable[..., EngineHarness]) -> None:
+    """With a reason instead of an exception."""
+    harness = make_harness(StoreAddress("127.0.0.1"))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        made.engine.send(messages.NodeReady(0))
+        harness.engine.send(messages.NodeReady(0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    event = made.hear()
+    event = harness.next_event()
     assert event == events.JoinRefused("no port for the workers' store: Too many open files")
 
 
-def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> None:
-    """A fixed port is the user's wish: another one would not be found by whoever was told of it."""
+def test_a_fixed_port_that_is_in_use_is_refused(make_harness: Callable[..., EngineHarness]) -> None:
+    """Another port would not be found by processes that expect this one."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        made = seated(StoreAddress("127.0.0.1", other.getsockname()[1]))
-        made.engine.send(messages.NodeReady(0))
-        event = made.hear()
+        harness = make_harness(StoreAddress("127.0.0.1", other.getsockname()[1]))
+        harness.engine.send(messages.NodeReady(0))
+        event = harness.next_event()
         assert isinstance(event, events.JoinRefused)
         assert event.reason.startswith(
             f"port {other.getsockname()[1]} for the workers' store is in use on this host; choose another "
@@ -191,9 +191,11 @@ def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> N
 # --- ports ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not Path("/proc/sys/net/ipv4/ip_local_port_range").exists(), reason="the range is not known here")
-def test_a_port_that_no_outgoing_connection_is_given() -> None:
-    """It is free, and outside the range from which the kernel serves those who do not care. Nor is it a known one."""
+@pytest.mark.skipif(
+    not Path("/proc/sys/net/ipv4/ip_local_port_range").exists(), reason="the port range is unknown here"
+)
+def test_a_free_port_is_outside_the_ephemeral_range() -> None:
+    """So the kernel does not assign it to an outgoing connection. Nor is it a well-known one."""
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     for _ in range(20):
         port = free_port()
@@ -202,7 +204,7 @@ def test_a_port_that_no_outgoing_connection_is_given() -> None:
             probe.bind(("127.0.0.1", port))
 
 
-def test_a_port_of_ipv6() -> None:
+def test_a_free_port_for_an_ipv6_address() -> None:
     """The address decides the family."""
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
@@ -217,13 +219,13 @@ def test_a_port_of_ipv6() -> None:
 # --- the handler ------------------------------------------------------------------------------------------------------
 
 
-def test_the_handler_answers_as_documented() -> None:
-    """One node, always ready, nobody waiting; closed means closed."""
+def test_the_local_handler_behaves_as_documented() -> None:
+    """One node, no waiting nodes; a closed handler raises."""
     handler = LocalRendezvousHandler("run")
     assert (handler.get_backend(), handler.get_run_id(), handler.num_nodes_waiting()) == ("local", "run", 0)
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
-    info.store.set("colour", b"blue")  # a store of its own: hooks may use it whatever the number of nodes
+    info.store.set("colour", b"blue")  # hooks may use the store with any number of nodes
     assert info.store.get("colour") == b"blue"
     assert info.bootstrap_store_info.master_addr == "127.0.0.1"
     assert not handler.is_closed()
@@ -235,59 +237,60 @@ def test_the_handler_answers_as_documented() -> None:
 
 
 @pytest.mark.parametrize("backend", ["local", "tcp", "c10d", "static", "etcd", "etcd-v2"])
-def test_every_usual_name_means_one_node(backend: str) -> None:
-    """Old command lines name a backend although there is only one node."""
+def test_every_backend_name_works_for_one_node(backend: str) -> None:
+    """Old command lines name a backend although there is one node."""
     handler = get_rendezvous_handler(params(backend))
     assert handler.get_backend() == backend
     assert handler.next_rendezvous().world_size == 1
 
 
 @pytest.mark.parametrize("backend", ["tcp", "c10d", "etcd", "etcd-v2"])
-def test_more_nodes_meet_through_an_engine(backend: str) -> None:
-    """Whatever the name: for several nodes it is the same engine, or that of etcd."""
+def test_several_nodes_use_an_engine(backend: str) -> None:
+    """With any of these names it is the tcp engine or the etcd engine."""
     handler = get_rendezvous_handler(params(backend, "localhost:29400", nodes=2))
     assert isinstance(handler, EngineRendezvousHandler)
     assert handler.get_backend() == backend
 
 
 @pytest.mark.parametrize(
-    ("backend", "options", "sentence"),
+    ("backend", "options", "message"),
     [
         ("local", {}, "the rendezvous backend 'local' supports one node, not 2; use 'tcp'"),
         ("static", {}, "'static' needs a fixed number of nodes and the rank of each"),
     ],
 )
-def test_what_cannot_join_several_nodes_says_so(backend: str, options: dict[str, Any], sentence: str) -> None:
-    """Rather than run one of them alone."""
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_a_backend_that_cannot_join_several_nodes_is_rejected(
+    backend: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         get_rendezvous_handler(params(backend, "localhost:29400", nodes=2, **options))
 
 
-def test_the_handlers_engine_hosts_the_store_where_the_spec_says(seated: Callable[..., Seated]) -> None:
-    """A worker spec's address and port go before the handler's; without any it is this host's loopback."""
+def test_the_worker_specs_store_address_overrides_the_handlers(make_harness: Callable[..., EngineHarness]) -> None:
+    """The default is the loopback address."""
     with leaving_nothing():
-        made = Seated(LocalRendezvousHandler("run", master_addr="::1").engine("127.0.0.1"))
+        harness = EngineHarness(LocalRendezvousHandler("run", master_addr="::1").engine("127.0.0.1"))
         try:
-            part = made.join()
+            part = harness.join()
             assert (part.master_addr, part.use_agent_store) == ("127.0.0.1", True)
         finally:
-            made.close()
+            harness.close()
 
 
 @pytest.mark.parametrize("given", [{"use_agent_store": "false"}, {"use_agent_store": False}])
-def test_the_agents_store_can_be_declined(given: dict[str, Any]) -> None:
+def test_the_agents_store_can_be_disabled(given: dict[str, Any]) -> None:
     """For scripts that bind the port themselves: --rdzv-conf use_agent_store=false."""
     handler = get_rendezvous_handler(params(**given))
     assert isinstance(handler, LocalRendezvousHandler)
     with leaving_nothing():
-        made = Seated(handler.engine())
+        harness = EngineHarness(handler.engine())
         try:
-            part = made.join()
+            part = harness.join()
             assert not part.use_agent_store
             with socket.create_server(("127.0.0.1", part.master_port)):
-                pass  # nobody holds it
+                pass  # it is free
         finally:
-            made.close()
+            harness.close()
 
 
 @pytest.mark.parametrize(
@@ -299,14 +302,14 @@ def test_the_agents_store_can_be_declined(given: dict[str, Any]) -> None:
         ("", ("127.0.0.1", 0)),
     ],
 )
-def test_a_static_endpoint_is_the_workers_address(endpoint: str, address: tuple[str, int]) -> None:
+def test_a_static_endpoint_is_the_address_of_the_workers_store(endpoint: str, address: tuple[str, int]) -> None:
     """``--master-addr`` and ``--master-port`` come this way."""
     handler = get_rendezvous_handler(params("static", endpoint))
     assert isinstance(handler, LocalRendezvousHandler)
     assert (handler.master_addr, handler.master_port) == address
 
 
-def test_the_local_address_is_where_workers_look() -> None:
+def test_the_local_address_is_the_address_of_the_workers_store() -> None:
     """``--local-addr``."""
     handler = get_rendezvous_handler(params(local_addr="10.0.0.7"))
     assert handler.next_rendezvous().bootstrap_store_info.master_addr == "10.0.0.7"
@@ -315,8 +318,7 @@ def test_the_local_address_is_where_workers_look() -> None:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_errors_have_one_base() -> None:
-    """Whoever catches RendezvousError catches them all."""
+def test_all_rendezvous_errors_have_one_base_class() -> None:
     errors = [
         RendezvousClosedError,
         RendezvousTimeoutError,
@@ -338,8 +340,8 @@ class Store:
         return self.values[key]
 
 
-def test_rank_zero_publishes_and_all_read() -> None:
-    """RendezvousStoreInfo.build: the address is the same for everybody, whatever their own would be."""
+def test_rank_0_publishes_the_store_address_and_all_read_it() -> None:
+    """RendezvousStoreInfo.build returns the same address on every node."""
     store = Store()
     first = RendezvousStoreInfo.build(0, store, "host-a", 4000)
     other = RendezvousStoreInfo.build(1, store, "host-b")
@@ -349,8 +351,7 @@ def test_rank_zero_publishes_and_all_read() -> None:
     assert "host-a" in repr(first)
 
 
-def test_an_info_cannot_be_changed() -> None:
-    """Its parts are read, not written."""
+def test_a_rendezvous_info_is_read_only() -> None:
     info = RendezvousInfo("store", 1, 2, RendezvousStoreInfo("host", 1))
     assert (info.store, info.rank, info.world_size, info.bootstrap_store_info.master_port) == ("store", 1, 2, 1)
     with pytest.raises(AttributeError):
@@ -358,21 +359,20 @@ def test_an_info_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "message"),
     [
         (("", "", "run", 1, 1), "the name of the rendezvous backend is empty"),
         (("tcp", "", "run", 0, 1), "min_nodes is 0; expected at least 1"),
         (("tcp", "", "run", 2, 1), "max_nodes is 1; expected at least min_nodes"),
     ],
 )
-def test_parameters_that_cannot_be(given: tuple[Any, ...], sentence: str) -> None:
-    """ValueError with a sentence."""
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_rendezvous_parameters_are_rejected(given: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         RendezvousParameters(*given)
 
 
-def test_options_as_numbers_and_truths() -> None:
-    """As they come from a command line: text."""
+def test_options_are_converted_to_numbers_and_booleans() -> None:
+    """From text, as on a command line."""
     given = params(timeout="30", yes="True", no="n", number=5, flag=False, odd="maybe")
     assert given.get_as_int("timeout") == 30
     assert given.get_as_int("number") == 5
@@ -393,8 +393,8 @@ def create(given: RendezvousParameters) -> RendezvousHandler:
     return LocalRendezvousHandler(given.run_id, backend="mine")
 
 
-def test_a_registry_of_ones_own() -> None:
-    """Names are registered once; the same creator again is fine; a handler must know its own name."""
+def test_a_registry_creates_registered_handlers() -> None:
+    """A name can be registered once, or again with the same creator; a handler must return its registered name."""
     registry = RendezvousHandlerRegistry()
     registry.register("mine", create)
     registry.register("mine", create)
@@ -411,7 +411,7 @@ def test_a_registry_of_ones_own() -> None:
         registry.create_handler(params("third"))
 
 
-def test_an_installed_package_may_bring_a_handler(tmp_path: Path) -> None:
+def test_an_installed_package_can_provide_a_handler(tmp_path: Path) -> None:
     """The entry point group 'torchrun.handlers': a function without arguments that returns the creator."""
     (tmp_path / "their_package.py").write_text(
         "from tenax.rendezvous._engine_handler import LocalRendezvousHandler\n"
@@ -431,8 +431,8 @@ def test_an_installed_package_may_bring_a_handler(tmp_path: Path) -> None:
     assert "packaged" in rendezvous_handler_registry
 
 
-def test_a_broken_package_harms_only_those_who_ask_for_it(tmp_path: Path) -> None:
-    """TorchElastic loads all of them and logs what fails; here the reason is said when its name is used."""
+def test_a_broken_entry_point_fails_only_when_its_backend_is_used(tmp_path: Path) -> None:
+    """TorchElastic loads all entry points and logs failures; here the error is raised when the name is used."""
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
@@ -440,10 +440,10 @@ def test_a_broken_package_harms_only_those_who_ask_for_it(tmp_path: Path) -> Non
     (info / "entry_points.txt").write_text(f"[torchrun.handlers]\n{points}")
     sys.path.insert(0, str(tmp_path))
     try:
-        assert get_rendezvous_handler(params("c10d")).get_backend() == "c10d", "our names are ours"
+        assert get_rendezvous_handler(params("c10d")).get_backend() == "c10d", "built-in names cannot be replaced"
         with pytest.raises(ValueError, match="cannot load the rendezvous backend 'broken' from 'no_such_module"):
             get_rendezvous_handler(params("broken"))
-        with pytest.raises(ValueError, match="unknown rendezvous backend 'nobody'"):
-            get_rendezvous_handler(params("nobody"))
+        with pytest.raises(ValueError, match="unknown rendezvous backend 'unknown'"):
+            get_rendezvous_handler(params("unknown"))
     finally:
         sys.path.remove(str(tmp_path))

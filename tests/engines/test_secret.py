@@ -1,4 +1,4 @@
-"""The secret of a run: which one is used, which is accepted, and who can read it."""
+"""The secret of a run: its sources, checks and file permissions."""
 
 from __future__ import annotations
 
@@ -40,34 +40,33 @@ def private(path: Path, content: str | bytes = f" {GOOD}\n") -> str:
 # --- a configured secret ----------------------------------------------------------------------------------------------
 
 
-def test_a_secret_from_a_file_is_used_without_the_space_around_it(tmp_path: Path) -> None:
+def test_whitespace_around_a_secret_in_a_file_is_stripped(tmp_path: Path) -> None:
     """Editors and echo end a file with a newline."""
     assert configured_secret(parameters(token_file=private(tmp_path / "token"))) == GOOD.encode()
 
 
 def test_without_a_configured_secret_there_is_none() -> None:
-    """For an endpoint that other hosts reach."""
+    """For an endpoint that is not loopback."""
     assert configured_secret(parameters()) == b""
     assert not tcp_settings(parameters()).uses_user_secret
 
 
 @pytest.mark.parametrize("content", ["", "\n", GOOD[:-1], "x" * 5000])
 def test_a_secret_that_is_too_short_or_too_long_is_rejected_with_the_remedy(tmp_path: Path, content: str) -> None:
-    """Short ones can be guessed. The message has the length, and not the secret."""
+    """The message contains the length and not the secret."""
     with pytest.raises(ValueError, match=r"expected 16 to 4096; create one with: .*openssl rand -hex 32") as raised:
         configured_secret(parameters(token_file=private(tmp_path / "token", content)))
     assert not content.strip() or content.strip() not in str(raised.value)
 
 
 def test_a_short_token_is_rejected_too() -> None:
-    """However it was given."""
     with pytest.raises(ValueError, match=r"\(token\) has 15 bytes"):
         configured_secret(parameters(token="x" * (MIN_BYTES - 1)))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o644, 0o666])
 def test_a_file_that_others_can_read_or_change_is_rejected_with_the_remedy(tmp_path: Path, mode: int) -> None:
-    """Whoever can read it can join and operate the run; whoever can change it can keep nodes out."""
+    """Readers could join and operate the run; writers could lock nodes out."""
     path = private(tmp_path / "token")
     os.chmod(path, mode)
     with pytest.raises(ValueError, match=f"can be read or changed by other users; run: chmod 600 {path}") as raised:
@@ -77,7 +76,7 @@ def test_a_file_that_others_can_read_or_change_is_rejected_with_the_remedy(tmp_p
 
 @needs_root
 def test_a_file_of_another_user_is_rejected(tmp_path: Path) -> None:
-    """Its owner knows the secret, and can change it."""
+    """Its owner could read and change the secret."""
     path = private(tmp_path / "token")
     os.chown(path, 12345, -1)
     with pytest.raises(ValueError, match="belongs to another user"):
@@ -93,13 +92,13 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:29400", "localhost", "[::1]:29400", "127.1.2.3"])
-def test_a_loopback_endpoint_has_the_secret_of_this_user_by_default(endpoint: str) -> None:
-    """A configured one takes its place."""
+def test_a_loopback_endpoint_uses_the_users_secret_by_default(endpoint: str) -> None:
+    """A configured one overrides it."""
     assert tcp_settings(parameters(endpoint)).uses_user_secret
     assert not tcp_settings(parameters(endpoint, token=GOOD)).uses_user_secret
 
 
-def test_the_secret_of_this_user_is_made_once_and_only_this_user_can_read_it(environ: dict[str, str]) -> None:
+def test_the_users_secret_is_created_once_and_only_the_user_can_read_it(environ: dict[str, str]) -> None:
     """32 random bytes, in a folder that only this user can enter."""
     secret = user_secret(environ)
     assert len(secret) == 32
@@ -111,13 +110,13 @@ def test_the_secret_of_this_user_is_made_once_and_only_this_user_can_read_it(env
 
 
 def test_an_operator_creates_nothing(environ: dict[str, str]) -> None:
-    """Where there is no secret there is no run of this user."""
+    """Without a secret there is no run of this user."""
     assert user_secret(environ, create=False) == b""
     assert not Path(environ["TENAX_PRIVATE_DIR"]).exists()
 
 
-def test_agents_that_start_together_agree(environ: dict[str, str]) -> None:
-    """Whoever is first, all have the same secret, and nothing else is left in the folder."""
+def test_agents_that_start_together_get_the_same_secret(environ: dict[str, str]) -> None:
+    """And no temporary file is left in the folder."""
     found: list[bytes] = []
     barrier = threading.Barrier(16)
 
@@ -173,10 +172,10 @@ def _is_a_file(folder: Path, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("create", [True, False])
-def test_without_a_private_folder_there_is_no_secret_but_a_remedy(
+def test_a_folder_that_is_not_private_is_rejected_with_the_remedy(
     environ: dict[str, str], tmp_path: Path, prepare, create: bool
 ) -> None:
-    """A run is refused rather than left open to other users of the host."""
+    """A run is refused rather than open to other users of the host."""
     prepare(Path(environ["TENAX_PRIVATE_DIR"]), tmp_path)
     with pytest.raises(OSError, match="cannot store the secret of this user in") as raised:
         user_secret(environ, create=create)
@@ -188,7 +187,7 @@ def test_without_a_private_folder_there_is_no_secret_but_a_remedy(
 def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """With one message, and the exit code of wrong usage."""
+    """With one message and the exit code for usage errors."""
     _others_can_enter(Path(environ["TENAX_PRIVATE_DIR"]), tmp_path)
     command = ["run", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400", "--no-python", "true"]
     done = subprocess.run(
@@ -206,7 +205,7 @@ def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
 
 @needs_root
 def test_the_folder_of_another_user_is_not_used(environ: dict[str, str]) -> None:
-    """Somebody may have made it first, at a path that everyone can guess."""
+    """Another user may have created it first, because its path can be guessed."""
     folder = Path(environ["TENAX_PRIVATE_DIR"])
     folder.mkdir(0o700)
     os.chown(folder, 12345, -1)
@@ -217,41 +216,41 @@ def test_the_folder_of_another_user_is_not_used(environ: dict[str, str]) -> None
 # --- agents with hooks ------------------------------------------------------------------------------------------------
 
 
-def _through_the_handler(params: RendezvousParameters) -> None:
+def _tcp_next_rendezvous(params: RendezvousParameters) -> None:
     get_rendezvous_handler(params).next_rendezvous()
 
 
-def _through_etcd(params: RendezvousParameters) -> None:
+def _etcd_next_rendezvous(params: RendezvousParameters) -> None:
     etcd = RendezvousParameters("etcd", "127.0.0.1:1", "run", 1, 2, **params.config)
     get_rendezvous_handler(etcd).next_rendezvous()
 
 
-MEETINGS: dict[str, Callable[[RendezvousParameters], object]] = {
-    "next_rendezvous() of the tcp handler": _through_the_handler,
+HANDLERS: dict[str, Callable[[RendezvousParameters], object]] = {
+    "next_rendezvous() of the tcp handler": _tcp_next_rendezvous,
     "the c10d backend": c10d_rendezvous_backend.create_backend,
     "the static handler": static_tcp_rendezvous.create_rdzv_handler,
-    "next_rendezvous() of the etcd handler": _through_etcd,
+    "next_rendezvous() of the etcd handler": _etcd_next_rendezvous,
     "the etcd backend": etcd_rendezvous_backend.create_backend,
     "the oldest etcd handler": etcd_rendezvous.create_rdzv_handler,
 }
 
 
-@pytest.mark.parametrize("meet", MEETINGS.values(), ids=MEETINGS.keys())
+@pytest.mark.parametrize("create", HANDLERS.values(), ids=HANDLERS.keys())
 @pytest.mark.parametrize("option", ["token", "token_file"])
-def test_a_secret_that_would_have_no_effect_is_refused(tmp_path: Path, meet, option: str) -> None:
-    """Agents with hooks meet in a store, or in etcd alone: nobody would be asked for the secret."""
+def test_a_secret_that_would_have_no_effect_is_refused(tmp_path: Path, create, option: str) -> None:
+    """Agents with hooks use a store, or etcd alone, where the secret is not checked."""
     value = GOOD if option == "token" else private(tmp_path / "token")
     with pytest.raises(ValueError, match=f"^{option} would have no effect: .*remove it") as raised:
-        meet(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: value}))
+        create(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: value}))
     assert GOOD not in str(raised.value)
 
 
-@pytest.mark.parametrize("meet", list(MEETINGS.values())[:3], ids=list(MEETINGS)[:3])
+@pytest.mark.parametrize("create", list(HANDLERS.values())[:3], ids=list(HANDLERS)[:3])
 @pytest.mark.parametrize("option", ["ssl_cert", "ssl_cert_key", "ca_cert"])
-def test_tls_that_would_have_no_effect_is_refused(tmp_path: Path, meet, option: str) -> None:
-    """A store of torch's protocol is not encrypted. (Links to etcd are.)"""
+def test_tls_that_would_have_no_effect_is_refused(tmp_path: Path, create, option: str) -> None:
+    """A store of torch's protocol is not encrypted. (Connections to etcd can be.)"""
     with pytest.raises(ValueError, match=r"would have no effect|could not load the TLS files"):
-        meet(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: str(tmp_path / "file")}))
+        create(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: str(tmp_path / "file")}))
 
 
 SECRET_IN_ENVIRONMENT = """
@@ -263,7 +262,6 @@ create_backend(RendezvousParameters("c10d", "127.0.0.1:1", "run", 1, 2))
 
 @pytest.mark.process
 def test_a_secret_of_the_environment_that_would_have_no_effect_is_refused() -> None:
-    """Whoever sets the variable relies on it."""
     done = subprocess.run(
         [sys.executable, "-c", SECRET_IN_ENVIRONMENT],
         env={**os.environ, "TENAX_RDZV_TOKEN": GOOD},

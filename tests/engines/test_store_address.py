@@ -1,4 +1,4 @@
-"""The store's place: an address with every offer, a port that nobody can take, a store that ends in time."""
+"""``StoreAddress``: a bound port with every offer, a new store for every generation."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ pytestmark = on_linux
 T = TypeVar("T")
 
 
-class Housed:
-    """A place on a loop. ``beside`` does what blocks in a thread, while the loop serves."""
+class Harness:
+    """A store address on a loop. ``in_thread`` runs a blocking call in a thread while the loop serves."""
 
-    def __init__(self, place: StoreAddress) -> None:
-        self.place = place
+    def __init__(self, store_address: StoreAddress) -> None:
+        self.store_address = store_address
         self.loop = Loop()
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.stores: list[TCPStore] = []
-        place.open(self.loop, self.said.append)
+        store_address.open(self.loop, self.printed.append)
 
     def offer(self) -> NodeReady:
-        return self.place.offer(NodeReady(0))
+        return self.store_address.offer(NodeReady(0))
 
     def serve(self, generation: int, group_rank: int = 0) -> int:
-        """One generation: offer, and hold this rank in it. The port."""
+        """Offer an address, form a generation with this group rank, and return the port."""
         port = self.offer().store_port
         self.form(generation, port, group_rank)
         return port
 
     def form(self, generation: int, port: int, group_rank: int = 0) -> None:
-        self.place.serve(Assignment(generation, group_rank, 2, master_port=port))
+        self.store_address.serve(Assignment(generation, group_rank, 2, master_port=port))
 
-    def beside(self, what: Callable[[], T]) -> T:
+    def in_thread(self, what: Callable[[], T]) -> T:
         results: list[Any] = []
 
         def run() -> None:
@@ -60,7 +60,7 @@ class Housed:
 
         thread = threading.Thread(target=run)
         thread.start()
-        assert self.loop.next_event(lambda: self.loop.now() + PATIENCE_S) is not None, "it takes too long"
+        assert self.loop.next_event(lambda: self.loop.now() + PATIENCE_S) is not None, "timed out"
         thread.join()
         (result,) = results
         if isinstance(result, BaseException):
@@ -68,23 +68,23 @@ class Housed:
         return result  # type: ignore[no-any-return]
 
     def connect(self, port: int, host: str = "127.0.0.1") -> TCPStore:
-        store = self.beside(lambda: TCPStore(host, port, timeout=PATIENCE_S))
+        store = self.in_thread(lambda: TCPStore(host, port, timeout=PATIENCE_S))
         self.stores.append(store)
         return store
 
     def close(self) -> None:
         for store in self.stores:
             store.close()
-        self.place.close()
+        self.store_address.close()
         self.loop.close()
 
 
 @pytest.fixture
-def housed() -> Iterator[Callable[..., Housed]]:
-    made: list[Housed] = []
+def make_harness() -> Iterator[Callable[..., Harness]]:
+    made: list[Harness] = []
 
-    def make(addr: str = "127.0.0.1", *words: Any, **options: Any) -> Housed:
-        made.append(Housed(StoreAddress(addr, *words, **options)))
+    def make(addr: str = "127.0.0.1", *arguments: Any, **options: Any) -> Harness:
+        made.append(Harness(StoreAddress(addr, *arguments, **options)))
         return made[-1]
 
     with leaving_nothing():
@@ -98,192 +98,190 @@ def refused(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_an_offer_is_an_address_that_is_ours_already(housed: Callable[..., Housed]) -> None:
-    """The port is bound while the nodes still gather: nobody else can take it. What was said else stays."""
-    made = housed()
-    ready = made.place.offer(NodeReady(7))
+def test_an_offered_port_is_already_bound(make_harness: Callable[..., Harness]) -> None:
+    """No other process can take it while the nodes gather. The rest of the message is unchanged."""
+    harness = make_harness()
+    ready = harness.store_address.offer(NodeReady(7))
     assert (ready.generation, ready.store_addr, ready.is_agent_store) == (7, "127.0.0.1", True)
-    with socket.socket() as thief, pytest.raises(OSError, match="Address already in use"):
-        thief.bind(("127.0.0.1", ready.store_port))
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", ready.store_port))
 
 
-def test_nobody_connects_no_process(housed: Callable[..., Housed]) -> None:
-    """A job that does not use the store pays for one socket."""
+def test_no_store_process_starts_without_a_client(make_harness: Callable[..., Harness]) -> None:
+    """A job that does not use the store costs one socket."""
     before = children()
-    made = housed()
+    harness = make_harness()
     for generation in (1, 2, 3):
-        made.serve(generation)
-        assert made.loop.next_event(made.loop.now) is None
+        harness.serve(generation)
+        assert harness.loop.next_event(harness.loop.now) is None
     assert children() == before
 
 
 @pytest.mark.process
-def test_every_generation_has_a_port_and_keys_of_its_own(housed: Callable[..., Housed]) -> None:
-    """The old store works until the next generation is formed, and is gone then; its keys are nobody's."""
-    made = housed()
-    first = made.serve(1)
-    old = made.connect(first)
-    made.beside(lambda: old.set("key", b"of generation 1"))
-    second = made.offer().store_port
+def test_every_generation_has_its_own_port_and_keys(make_harness: Callable[..., Harness]) -> None:
+    """The old store works until the next generation is formed; then it is gone with its keys."""
+    harness = make_harness()
+    first = harness.serve(1)
+    old = harness.connect(first)
+    harness.in_thread(lambda: old.set("key", b"of generation 1"))
+    second = harness.offer().store_port
     assert second != first
-    assert made.beside(lambda: old.get("key")) == b"of generation 1", "who still ends may still use it"
-    made.form(2, second)
+    assert harness.in_thread(lambda: old.get("key")) == b"of generation 1", "workers that are stopping may still use it"
+    harness.form(2, second)
     assert refused(first)
-    new = made.connect(second)
-    assert made.beside(lambda: new.check(["key"])) is False
+    new = harness.connect(second)
+    assert harness.in_thread(lambda: new.check(["key"])) is False
     with pytest.raises(StoreConnectionError):
-        made.beside(lambda: old.get("key"))
-    assert made.said == []
+        harness.in_thread(lambda: old.get("key"))
+    assert harness.printed == []
 
 
 @pytest.mark.process
-def test_a_port_that_was_named_is_the_same_for_every_generation(housed: Callable[..., Housed]) -> None:
-    """Although the one before had clients that are still connected; the keys are new all the same."""
-    made = housed("127.0.0.1", port := free_port())
+def test_a_fixed_port_is_used_in_every_generation(make_harness: Callable[..., Harness]) -> None:
+    """Although clients of the previous store are still connected. The keys are new."""
+    harness = make_harness("127.0.0.1", port := free_port())
     for generation in range(1, 5):
-        assert made.serve(generation) == port
-        store = made.connect(port)
-        assert made.beside(lambda store=store: store.check(["key"])) is False
-        made.beside(lambda store=store: store.set("key", b"value"))
-    assert made.said == []
+        assert harness.serve(generation) == port
+        store = harness.connect(port)
+        assert harness.in_thread(lambda store=store: store.check(["key"])) is False
+        harness.in_thread(lambda store=store: store.set("key", b"value"))
+    assert harness.printed == []
 
 
 @pytest.mark.process
-def test_an_earlier_offer_stands(housed: Callable[..., Housed]) -> None:
-    """A node that was linked anew offers again; the coordinator may have told the others of the first offer."""
-    made = housed()
-    offers = [made.offer().store_port for _ in range(3)]
+def test_an_earlier_offer_stays_valid(make_harness: Callable[..., Harness]) -> None:
+    """A node that reconnects offers again; the coordinator may have sent the first offer to the others."""
+    harness = make_harness()
+    offers = [harness.offer().store_port for _ in range(3)]
     assert len(set(offers)) == 3
-    made.form(1, offers[0])
-    made.connect(offers[0])
-    assert refused(offers[1]), "nobody was told of these"
+    harness.form(1, offers[0])
+    harness.connect(offers[0])
+    assert refused(offers[1]), "these were not used"
     assert refused(offers[2])
 
 
-def test_an_offer_that_is_too_old_is_told_as_a_loss(housed: Callable[..., Housed]) -> None:
-    """A node that offered very often does not hold ports without end."""
-    made = housed()
-    first, *_ = [made.offer().store_port for _ in range(20)]
+def test_the_use_of_an_expired_offer_is_reported_as_a_lost_store(make_harness: Callable[..., Harness]) -> None:
+    """The number of bound ports is bounded."""
+    harness = make_harness()
+    first, *_ = [harness.offer().store_port for _ in range(20)]
     assert refused(first)
-    made.form(1, first)
-    assert made.said == [f"the workers' store was lost: port {first} is no longer bound"]
+    harness.form(1, first)
+    assert harness.printed == [f"the workers' store was lost: port {first} is no longer bound"]
 
 
 @pytest.mark.process
-def test_a_port_that_was_named_may_be_offered_again(housed: Callable[..., Housed]) -> None:
-    made = housed("127.0.0.1", port := free_port())
-    assert [made.offer().store_port for _ in range(3)] == [port] * 3
-    made.form(1, port)
-    made.connect(port)
+def test_a_fixed_port_can_be_offered_again(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness("127.0.0.1", port := free_port())
+    assert [harness.offer().store_port for _ in range(3)] == [port] * 3
+    harness.form(1, port)
+    harness.connect(port)
 
 
 @pytest.mark.process
-def test_one_process_serves_one_generation_after_the_other(housed: Callable[..., Housed]) -> None:
-    """A restart does not wait for another one to start; closing ends it."""
+def test_one_process_serves_all_generations(make_harness: Callable[..., Harness]) -> None:
+    """So a restart does not wait for a process to start. Closing ends it."""
     before = children()
-    made = housed()
+    harness = make_harness()
     pids = set()
     for generation in (1, 2, 3):
-        made.connect(made.serve(generation))
+        harness.connect(harness.serve(generation))
         pids |= children() - before
     (pid,) = pids
-    made.place.close()
+    harness.store_address.close()
     assert gone([pid], 0)
 
 
 @pytest.mark.process
-def test_who_does_not_hold_rank_zero_serves_nobody(housed: Callable[..., Housed]) -> None:
-    """Its own store of the generation before ends too."""
-    made = housed()
-    first = made.serve(1)
-    made.connect(first)
-    made.serve(2, group_rank=1)
+def test_a_node_without_rank_0_serves_no_store(make_harness: Callable[..., Harness]) -> None:
+    """Its store of the previous generation ends too."""
+    harness = make_harness()
+    first = harness.serve(1)
+    harness.connect(first)
+    harness.serve(2, group_rank=1)
     assert refused(first)
 
 
 @pytest.mark.process
-def test_a_store_that_is_lost_is_told_in_words_and_replaced(housed: Callable[..., Housed]) -> None:
-    """The person at the console learns why workers fail; the next generation has a new process."""
+def test_a_lost_store_is_reported_and_replaced(make_harness: Callable[..., Harness]) -> None:
+    """The console shows why workers fail; the next generation has a new process."""
     before = children()
-    made = housed()
-    made.connect(made.serve(1))
+    harness = make_harness()
+    harness.connect(harness.serve(1))
     (pid,) = children() - before
     os.kill(pid, signal.SIGKILL)
     assert gone([pid])
-    give_up_at = made.loop.now() + PATIENCE_S
-    assert made.loop.next_event(lambda: made.loop.now() if made.said else give_up_at) is None
-    assert made.said == ["the workers' store was lost: its process was killed by SIGKILL"]
-    store = made.connect(made.serve(2))
-    made.beside(lambda: store.set("key", b"value"))
+    give_up_at = harness.loop.now() + PATIENCE_S
+    assert harness.loop.next_event(lambda: harness.loop.now() if harness.printed else give_up_at) is None
+    assert harness.printed == ["the workers' store was lost: its process was killed by SIGKILL"]
+    store = harness.connect(harness.serve(2))
+    harness.in_thread(lambda: store.set("key", b"value"))
 
 
-def test_a_worker_may_host_the_store_itself(housed: Callable[..., Housed]) -> None:
-    """Then a port is only looked for: whoever binds it gets it, and nothing runs here."""
+def test_a_worker_can_host_the_store(make_harness: Callable[..., Harness]) -> None:
+    """Then a free port is picked but not bound, and no process is started."""
     before = children()
-    made = housed(in_agent=False)
-    ready = made.offer()
+    harness = make_harness(in_agent=False)
+    ready = harness.offer()
     assert not ready.is_agent_store
-    made.form(1, ready.store_port)
+    harness.form(1, ready.store_port)
     with socket.create_server(("127.0.0.1", ready.store_port)):
         pass
-    assert len({made.offer().store_port for _ in range(8)}) > 1
+    assert len({harness.offer().store_port for _ in range(8)}) > 1
     assert children() == before
 
 
-def test_a_worker_hosts_it_at_the_port_that_was_named(housed: Callable[..., Housed]) -> None:
-    """It is passed on as it is, also while somebody else still has it: that is the worker's business."""
+def test_a_worker_hosts_the_store_at_the_fixed_port(make_harness: Callable[..., Harness]) -> None:
+    """The port is passed on without a check, because the worker binds it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert housed("10.1.2.3", port, in_agent=False).offer() == NodeReady(0, "10.1.2.3", port, False)
+        assert make_harness("10.1.2.3", port, in_agent=False).offer() == NodeReady(0, "10.1.2.3", port, False)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("addr", ["127.0.0.1", "localhost"])
-def test_a_loopback_address_is_open_to_this_host_only(housed: Callable[..., Housed], addr: str) -> None:
-    """Nobody else could use it anyway."""
-    made = housed(addr)
-    ready = made.offer()
+def test_a_loopback_store_listens_on_loopback_only(make_harness: Callable[..., Harness], addr: str) -> None:
+    harness = make_harness(addr)
+    ready = harness.offer()
     assert ready.store_addr == addr
     with socket.socket() as other:
-        other.bind(("127.0.0.2", ready.store_port))  # so it does not listen everywhere
-    made.form(1, ready.store_port)
-    made.connect(ready.store_port, addr)
+        other.bind(("127.0.0.2", ready.store_port))  # so it does not listen on all addresses
+    harness.form(1, ready.store_port)
+    harness.connect(ready.store_port, addr)
 
 
 @pytest.mark.process
-def test_any_other_address_is_announced_and_listened_at_everywhere(housed: Callable[..., Housed]) -> None:
-    """A name or an address that others see may not be one that this host has, behind a translation."""
-    made = housed("some-name.example")
-    ready = made.offer()
+def test_a_store_at_another_address_listens_on_all_addresses(make_harness: Callable[..., Harness]) -> None:
+    """Behind NAT, the address that others use may not be one of this host's."""
+    harness = make_harness("some-name.example")
+    ready = harness.offer()
     assert ready.store_addr == "some-name.example"
-    made.form(1, ready.store_port)
-    made.connect(ready.store_port, "127.0.0.2")
+    harness.form(1, ready.store_port)
+    harness.connect(ready.store_port, "127.0.0.2")
 
 
 @pytest.mark.process
-def test_the_address_to_listen_at_can_be_another(housed: Callable[..., Housed]) -> None:
-    """Announced is one, bound is the other."""
-    made = housed("some-name.example", bind_to="127.0.0.2")
-    ready = made.offer()
-    made.form(1, ready.store_port)
-    made.connect(ready.store_port, "127.0.0.2")
+def test_the_listening_address_can_differ_from_the_announced_one(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness("some-name.example", bind_to="127.0.0.2")
+    ready = harness.offer()
+    harness.form(1, ready.store_port)
+    harness.connect(ready.store_port, "127.0.0.2")
     assert refused(ready.store_port)
 
 
 @pytest.mark.process
-def test_a_closed_place_leaves_its_clients_alone_with_an_error(housed: Callable[..., Housed]) -> None:
-    """Nobody waits for ever for a key that will not come."""
-    made = housed()
-    store = made.connect(made.serve(1))
-    made.place.close()
-    made.place.close()
+def test_clients_get_an_error_when_the_store_is_closed(make_harness: Callable[..., Harness]) -> None:
+    """They do not wait for a key forever."""
+    harness = make_harness()
+    store = harness.connect(harness.serve(1))
+    harness.store_address.close()
+    harness.store_address.close()
     with pytest.raises((StoreConnectionError, StoreTimeoutError)):
         store.get("key")
 
 
-def test_an_offer_announces_the_addresses_of_this_host(housed: Callable[..., Housed]) -> None:
-    """So that the node with rank 0 knows where our workers' connections come from."""
-    assert housed().place.offer(NodeReady(0), ("10.1.2.3",)).addresses == ("10.1.2.3",)
+def test_an_offer_announces_the_addresses_of_this_host(make_harness: Callable[..., Harness]) -> None:
+    """So that the node with rank 0 accepts connections of this node's workers."""
+    assert make_harness().store_address.offer(NodeReady(0), ("10.1.2.3",)).addresses == ("10.1.2.3",)
 
 
 @pytest.mark.parametrize(
@@ -296,13 +294,13 @@ def test_an_offer_announces_the_addresses_of_this_host(housed: Callable[..., Hou
         (["10.1.2.3", "any"], ("10.1.2.3", "any")),
     ],
 )
-def test_an_operator_names_addresses_and_networks(value: object, names: tuple[str, ...]) -> None:
+def test_store_allow_takes_addresses_and_networks(value: object, names: tuple[str, ...]) -> None:
     """Joined by + on the command line, where a comma separates options; as a list in Python."""
     assert store_allow(RendezvousParameters("tcp", "", "run", 1, 1, store_allow=value)) == names
 
 
 @pytest.mark.parametrize("value", ["all", "10.1.2", "10.1.2.3,any", "host0", "10.0.0.0/33", "+"])
-def test_what_is_no_address_is_refused_with_the_form_that_is_expected(value: str) -> None:
-    """Before anything starts; a name is not looked up."""
+def test_an_invalid_store_allow_is_rejected_with_the_expected_form(value: str) -> None:
+    """Before anything starts. Names are not resolved."""
     with pytest.raises(ValueError, match=r"'store_allow' is .* expected 'any', or addresses and networks joined by"):
         store_allow(RendezvousParameters("tcp", "", "run", 1, 1, store_allow=value))

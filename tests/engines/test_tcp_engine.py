@@ -1,4 +1,4 @@
-"""A node's way to the coordinator: finding it, believing it, losing it, doing without it, and taking its place."""
+"""The tcp engine of a node: finding the coordinator, authenticating it, losing it, and taking over."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kit.processes import leaving_nothing, on_linux
 from kit.tcp import (
     PATIENCE_S,
     Certificates,
-    Held,
+    ReservedAddress,
     engine_node,
-    held,
     needs_openssl,
     own_endpoint,
-    served,
+    reserved_address,
+    run_server,
     server_process,
 )
 from tenax._core.coordinator import NodeLost, Opened, Received, RunPhase
@@ -38,7 +38,7 @@ from tenax._core.model import Assignment, Outcome, Verdict
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 
-TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # what no test stalls for
+TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # longer than any delay in these tests
 
 
 @pytest.fixture(autouse=True)
@@ -47,53 +47,53 @@ def own_folder_for_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def address() -> Iterator[Held]:
-    with held() as made:
+def address() -> Iterator[ReservedAddress]:
+    with reserved_address() as made:
         yield made
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_can_bind_the_endpoint_serves_it_and_the_others_join() -> None:
+def test_the_node_that_can_bind_the_endpoint_serves_it_and_others_join() -> None:
     endpoint = own_endpoint()
     with (
         leaving_nothing(),
         engine_node(endpoint, nodes=(2, 2)) as first,
         engine_node(endpoint, nodes=(2, 2)) as other,
     ):
-        first.until_said(f"this node serves the coordinator of the run 'run' at {endpoint}")
+        first.until_printed(f"this node serves the coordinator of the run 'run' at {endpoint}")
         parts = [node.until(GenerationFormed).assignment for node in (first, other)]
         assert sorted(part.group_rank for part in parts) == [0, 1]
-        assert not other.said
+        assert not other.printed
 
 
-def test_a_node_that_came_before_the_server_joins_when_it_is_there(address: Held) -> None:
+def test_a_node_that_started_before_the_server_joins_it_later(address: ReservedAddress) -> None:
     with engine_node(address.endpoint) as early:
-        early.until_said("no coordinator at")
-        with served(door=address.listen()) as server:
+        early.until_printed("no coordinator at")
+        with run_server(listener=address.listen()) as server:
             early.until(GenerationFormed)
-            assert server.facts(Received)[0].message.node.host == os.uname().nodename
+            assert server.events(Received)[0].message.node.host == os.uname().nodename
 
 
-def test_a_name_that_does_not_exist_is_said_tried_again_and_does_not_hold_the_loop() -> None:
+def test_an_unknown_host_name_is_reported_and_retried_without_blocking_the_loop() -> None:
     with engine_node("no-such-host.invalid:29400", join_timeout_s=1.2) as node:
-        node.thread.call(lambda: None)  # the loop is free while the name is looked up
+        node.thread.call(lambda: None)  # the loop runs while the name is looked up
         reason = node.until(JoinRefused).reason
         assert reason.startswith("cannot resolve the host name 'no-such-host.invalid': ")
         assert "join_timeout" in reason
 
 
-def test_leaving_while_a_name_is_looked_up_leaves_nothing_behind() -> None:
+def test_closing_during_a_name_lookup_leaks_nothing() -> None:
     before = set(threading.enumerate())
     with leaving_nothing():
         with engine_node("no-such-host.invalid:29400"):
             pass
-        for thread in set(threading.enumerate()) - before:  # its own end closes what it holds
+        for thread in set(threading.enumerate()) - before:  # it closes its descriptors when it ends
             thread.join(PATIENCE_S)
 
 
-def test_without_a_coordinator_a_node_gives_up_in_time_and_says_what_to_do(address: Held) -> None:
+def test_a_node_without_a_coordinator_gives_up_after_the_join_timeout_with_the_remedy(address: ReservedAddress) -> None:
     with leaving_nothing(), engine_node(address.endpoint, join_timeout_s=0.3) as node:
         reason = node.until(JoinRefused).reason
         assert reason.startswith(f"no coordinator at {address.endpoint}: Connection refused; gave up after ")
@@ -101,23 +101,23 @@ def test_without_a_coordinator_a_node_gives_up_in_time_and_says_what_to_do(addre
         assert "join_timeout" in reason
 
 
-def test_a_peer_that_accepts_and_says_nothing_is_given_up_in_time(address: Held) -> None:
+def test_a_listener_that_never_answers_is_given_up_after_the_join_timeout(address: ReservedAddress) -> None:
     address.listen()
     with engine_node(address.endpoint, join_timeout_s=0.5) as node:
         assert "is not a tenax coordinator" in node.until(JoinRefused).reason
 
 
-def test_a_port_of_somebody_else_is_tried_again_and_the_sentence_says_so(address: Held) -> None:
-    """A web server, say. It may be replaced by the coordinator yet."""
-    door = address.listen()
+def test_another_program_at_the_endpoint_is_reported(address: ReservedAddress) -> None:
+    """For example a web server. The node retries: the coordinator may replace it."""
+    listening = address.listen()
     over = threading.Event()
 
     def answer() -> None:
         while not over.is_set():
-            if select.select([door], [], [], 0.05)[0]:
-                with door.accept()[0] as visitor:
-                    visitor.recv(1000)
-                    visitor.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            if select.select([listening], [], [], 0.05)[0]:
+                with listening.accept()[0] as client:
+                    client.recv(1000)
+                    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -129,21 +129,21 @@ def test_a_port_of_somebody_else_is_tried_again_and_the_sentence_says_so(address
         thread.join()
 
 
-def test_a_run_that_is_just_ending_on_the_same_port_is_waited_for() -> None:
-    """And then this node serves its own."""
+def test_a_node_waits_for_another_run_that_is_ending_at_its_endpoint() -> None:
+    """Then it serves its own run."""
     endpoint = own_endpoint()
     host, _, port = endpoint.rpartition(":")
-    door = socket.socket()
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    door.bind((host, int(port)))
-    door.listen()
-    with served(door=door, run_id="old") as old:
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((host, int(port)))
+    listening.listen()
+    with run_server(listener=listening, run_id="old") as old:
         old.thread.call(lambda: old.server.cancel("it is over"))
         with engine_node(endpoint, run_id="new") as node:
-            node.until_said("it serves another run or has another secret")
+            node.until_printed("it serves another run or has another secret")
             assert not [event for event in node.events if isinstance(event, JoinRefused)]
             old.thread.call(old.server.close)
-            node.until_said("this node serves the coordinator of the run 'new'")
+            node.until_printed("this node serves the coordinator of the run 'new'")
             node.until(GenerationFormed)
 
 
@@ -153,23 +153,29 @@ REJECTED = (
 )
 
 
-def test_a_run_that_is_at_work_on_the_same_port_refuses_for_good(address: Held) -> None:
-    """The node is not told which run that is, but what to do."""
-    with served(door=address.listen(), run_id="theirs"), engine_node(address.endpoint, run_id="ours") as node:
+def test_a_node_is_rejected_for_good_by_another_run_at_its_endpoint(address: ReservedAddress) -> None:
+    """The message names the remedy, but not that run."""
+    with (
+        run_server(listener=address.listen(), run_id="theirs"),
+        engine_node(address.endpoint, run_id="ours") as node,
+    ):
         assert node.until(JoinRefused).reason == REJECTED.format(endpoint=address.endpoint)
 
 
-def test_another_secret_is_refused_for_good(address: Held) -> None:
+def test_another_secret_is_refused_for_good(address: ReservedAddress) -> None:
     """With the same message as another run."""
-    with served(door=address.listen(), secret=b"one"), engine_node(address.endpoint, secret=b"other") as node:
+    with (
+        run_server(listener=address.listen(), secret=b"one"),
+        engine_node(address.endpoint, secret=b"other") as node,
+    ):
         assert node.until(JoinRefused).reason == REJECTED.format(endpoint=address.endpoint)
 
 
-# --- believing --------------------------------------------------------------------------------------------------------
+# --- authenticating ---------------------------------------------------------------------------------------------------
 
-VERDICT = wire.Event(RunEnded(Verdict(Outcome.CANCELLED, "says who?"), 0.0))
+VERDICT = wire.Event(RunEnded(Verdict(Outcome.CANCELLED, "not authenticated"), 0.0))
 FORMED = wire.Event(GenerationFormed(Assignment(1)))
-LIES: dict[str, list[wire.FromServer]] = {
+FALSE_FRAMES: dict[str, list[wire.FromServer]] = {
     "accepts without a proof": [wire.Accepted(b"", 1.0, 5.0)],
     "ends the run without a proof": [VERDICT],
     "forms a generation without a proof": [FORMED],
@@ -180,12 +186,12 @@ LIES: dict[str, list[wire.FromServer]] = {
 }
 
 
-class Liar:
-    """Somebody at the endpoint who does not know the secret; says the same to everybody."""
+class Impostor:
+    """A process at the endpoint without the secret. It sends the same frames to every client."""
 
-    def __init__(self, door: socket.socket, frames: list[wire.FromServer]) -> None:
-        self.heard: list[wire.FromAgent] = []
-        self._door = door
+    def __init__(self, listening: socket.socket, frames: list[wire.FromServer]) -> None:
+        self.received: list[wire.FromAgent] = []
+        self._door = listening
         self._data = b"".join(map(wire.encode, frames))
         self._stop_reader, self._stop_writer = os.pipe()
         self._thread = threading.Thread(target=self._run)
@@ -198,10 +204,10 @@ class Liar:
                 while not (bodies := reader.feed(victim.recv(4096))):
                     pass
                 victim.sendall(self._data)
-                with suppress(ConnectionResetError):  # which is how a node closes what it did not want
+                with suppress(ConnectionResetError):  # how a node closes a link that it rejects
                     while data := victim.recv(4096):
                         bodies += reader.feed(data)
-                self.heard += [wire.decode_from_agent(body) for body in bodies]
+                self.received += [wire.decode_from_agent(body) for body in bodies]
 
     def close(self) -> None:
         os.write(self._stop_writer, b"!")
@@ -210,74 +216,80 @@ class Liar:
         os.close(self._stop_writer)
 
 
-@pytest.mark.parametrize("frames", LIES.values(), ids=LIES.keys())
-def test_a_coordinator_that_proves_nothing_is_not_believed(address: Held, frames: list[wire.FromServer]) -> None:
-    liar = Liar(address.listen(), frames)
+@pytest.mark.parametrize("frames", FALSE_FRAMES.values(), ids=FALSE_FRAMES.keys())
+def test_frames_of_a_coordinator_without_a_proof_are_ignored(
+    address: ReservedAddress, frames: list[wire.FromServer]
+) -> None:
+    impostor = Impostor(address.listen(), frames)
     try:
         with engine_node(address.endpoint, secret=b"secret", join_timeout_s=0.3) as node:
             assert "is not a tenax coordinator" in node.until(JoinRefused).reason
-            assert node.turns() == [JoinRefused]
+            assert node.event_kinds() == [JoinRefused]
     finally:
-        liar.close()
-    assert all(isinstance(frame, wire.Hello | wire.Proof) for frame in liar.heard), "it got nothing but the handshake"
+        impostor.close()
+    assert all(isinstance(frame, wire.Hello | wire.Proof) for frame in impostor.received), (
+        "it received only handshake frames"
+    )
 
 
-def test_a_coordinator_with_a_wrong_proof_is_rejected(address: Held) -> None:
-    """It accepts everyone, and then ends the run: nothing after the wrong proof is believed."""
-    lies = [wire.Challenge(b"n" * 16), wire.Accepted(b"x" * 32, 1.0, 5.0), VERDICT]
-    liar = Liar(address.listen(), lies)
+def test_a_coordinator_with_a_wrong_proof_is_rejected(address: ReservedAddress) -> None:
+    """Frames after the wrong proof are ignored."""
+    frames = [wire.Challenge(b"n" * 16), wire.Accepted(b"x" * 32, 1.0, 5.0), VERDICT]
+    impostor = Impostor(address.listen(), frames)
     try:
         with engine_node(address.endpoint, secret=b"secret") as node:
             assert "does not know the secret of the run" in node.until(JoinRefused).reason
-            assert node.turns() == [JoinRefused]
+            assert node.event_kinds() == [JoinRefused]
     finally:
-        liar.close()
+        impostor.close()
 
 
-def test_a_coordinator_of_another_version_is_named_as_such(address: Held) -> None:
-    """The text of a rejection is not shown, because anyone may have sent it."""
-    liar = Liar(address.listen(), [wire.Refused("\x1b[2J click here")])  # as version 1 sends it: without its number
+def test_a_coordinator_with_another_protocol_version_is_reported(address: ReservedAddress) -> None:
+    """The text of a rejection is not shown, because any process can send it."""
+    impostor = Impostor(
+        address.listen(), [wire.Refused("\x1b[2J click here")]
+    )  # as version 1 sends it: without its number
     try:
         with engine_node(address.endpoint) as node:
             reason = node.until(JoinRefused).reason
             assert "its protocol version is 1, this node's is 2; use the same tenax version" in reason
             assert "click" not in reason
     finally:
-        liar.close()
+        impostor.close()
 
 
-def test_the_secret_itself_never_travels(address: Held) -> None:
-    """Nor anything that could be replayed: see the wire's tests."""
-    with served(door=address.listen(), secret=b"swordfish") as server:
+def test_the_secret_is_never_sent(address: ReservedAddress) -> None:
+    """Nor anything that could be replayed: see ``test_tcp_wire.py``."""
+    with run_server(listener=address.listen(), secret=b"swordfish") as server:
         with engine_node(address.endpoint, secret=b"swordfish") as node:
             node.until(GenerationFormed)
         assert "swordfish" not in repr(server.record)
 
 
-# --- losing -----------------------------------------------------------------------------------------------------------
+# --- losing the link---------------------------------------------------------------------------------------------------
 
 
-def test_a_new_coordinator_is_told_everything_and_adopts_the_generation(address: Held) -> None:
-    """Nothing was kept in between; workers were not touched."""
-    door = address.listen()
-    copy = socket.socket(fileno=os.dup(door.fileno()))  # the port stays taken while servers come and go
-    with served(door=door) as first, engine_node(address.endpoint) as node:
+def test_a_new_coordinator_gets_the_nodes_state_and_adopts_the_generation(address: ReservedAddress) -> None:
+    """The workers keep running."""
+    listening = address.listen()
+    copy = socket.socket(fileno=os.dup(listening.fileno()))  # the port stays bound while servers come and go
+    with run_server(listener=listening) as first, engine_node(address.endpoint) as node:
         node.until(GenerationFormed)
         first.thread.call(first.server.close)
-        node.until_said("workers keep running while this node reconnects")
-        with served(door=copy, opened=Opened(recover_s=30.0)) as second:
-            joined = second.until_heard(Received).message
+        node.until_printed("workers keep running while this node reconnects")
+        with run_server(listener=copy, opened=Opened(recover_s=30.0)) as second:
+            joined = second.until_event(Received).message
             assert isinstance(joined, NodeJoined)
             assert (joined.generation, joined.is_running) == (1, True)
             assert second.thread.call(lambda: second.server.coordinator.state.phase) is RunPhase.RUNNING
-            assert node.turns() == [GenerationFormed]
-            node.tell(NodeSucceeded(1))
+            assert node.event_kinds() == [GenerationFormed]
+            node.send(NodeSucceeded(1))
             assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
 
 
-def test_a_link_that_breaks_costs_nothing_but_a_greeting(address: Held) -> None:
-    """A middle box forgets the connection, say. The same coordinator hears everything again, and nothing is changed."""
-    with served(door=address.listen()) as server, engine_node(address.endpoint) as node:
+def test_a_broken_link_is_replaced_without_a_change_of_the_run(address: ReservedAddress) -> None:
+    """For example, a firewall dropped the connection. The same coordinator receives the node's state again."""
+    with run_server(listener=address.listen()) as server, engine_node(address.endpoint) as node:
         node.until(GenerationFormed)
 
         def break_it() -> None:
@@ -285,35 +297,35 @@ def test_a_link_that_breaks_costs_nothing_but_a_greeting(address: Held) -> None:
             peer.link.reset("it broke")
 
         server.thread.call(break_it)
-        node.until_said("workers keep running while this node reconnects")
-        again = server.until_heard(Received, number=1, kind_of_message=NodeJoined).message
+        node.until_printed("workers keep running while this node reconnects")
+        again = server.until_event(Received, number=1, message_kind=NodeJoined).message
         assert (again.generation, again.is_running) == (1, True)
-        node.tell(NodeSucceeded(1))
+        node.send(NodeSucceeded(1))
         assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
-        assert not server.facts(NodeLost)
-        assert node.turns() == [GenerationFormed, RunEnded]
+        assert not server.events(NodeLost)
+        assert node.event_kinds() == [GenerationFormed, RunEnded]
 
 
-def test_a_node_that_leaves_closes_in_order_and_one_that_gives_up_a_link_resets_it(address: Held) -> None:
-    """Closed in order means that nothing of the node is alive. The keeper holds a copy until that is so."""
-    door = address.listen()
+def test_a_leaving_node_closes_its_link_orderly_and_resets_a_rejected_one(address: ReservedAddress) -> None:
+    """An orderly close means that no process of the node is alive. The keeper holds a copy until then."""
+    listening = address.listen()
     with engine_node(address.endpoint, terms=TERMS) as node:
-        first, _ = door.accept()
+        first, _ = listening.accept()
         accept_by_hand(first, TERMS)
         node.until(GenerationFormed)
         assert node.kept == ["link"]
-        first.sendall(b"\0\0\0\x04what")  # a coordinator that talks nonsense
-        assert how_it_ends(first) == "reset"
-        node.until_said(": invalid data: not a valid frame")
+        first.sendall(b"\0\0\0\x04what")  # an invalid frame
+        assert read_end(first) == "reset"
+        node.until_printed(": invalid data: not a valid frame")
         assert node.released == ["link"]
-        second, _ = door.accept()
+        second, _ = listening.accept()
         accept_by_hand(second, TERMS, is_formed=False)
-    assert how_it_ends(second) == "closed"
+    assert read_end(second) == "closed"
     first.close()
     second.close()
 
 
-def how_it_ends(sock: socket.socket) -> str:
+def read_end(sock: socket.socket) -> str:
     try:
         while sock.recv(4096):
             pass
@@ -322,8 +334,8 @@ def how_it_ends(sock: socket.socket) -> str:
     return "closed"
 
 
-def test_a_survivor_on_the_same_host_takes_over_at_once() -> None:
-    """The endpoint is here: who finds it free serves it, knows the generation, and gives the others a moment."""
+def test_a_node_on_the_endpoints_host_takes_over_at_once() -> None:
+    """It can bind the endpoint, knows the generation, and waits for the other members."""
     endpoint = own_endpoint()
     with engine_node(endpoint, nodes=(1, 2), terms=TERMS) as first:
         first.until(GenerationFormed)
@@ -331,44 +343,44 @@ def test_a_survivor_on_the_same_host_takes_over_at_once() -> None:
             survivor.until(GenerationFormed)
             assert survivor.generation == 2
             first.close()
-            survivor.until_said(f"this node takes over the coordinator of the run 'run' at {endpoint}")
+            survivor.until_printed(f"this node takes over the coordinator of the run 'run' at {endpoint}")
             survivor.until(GenerationEnded)
             survivor.until_held(lambda holds: holds[-1] == 0)
 
 
 @pytest.mark.process
 @on_linux
-def test_a_stopped_coordinator_fences_nobody() -> None:
-    """Its host's system still takes every beat, so this node is not cut off, and the coordinator judges nobody."""
+def test_a_stopped_coordinator_causes_no_fence() -> None:
+    """Its host acknowledges every beat, so this node is not cut off."""
     with server_process(terms=TERMS) as server, engine_node(f"127.0.0.1:{server.port}", terms=TERMS) as node:
         node.until(GenerationFormed)
         server.stop()
         held_before = len(node.holds)
-        node.until_held(lambda holds: len(holds) > held_before + 25)  # more beats than a lease is long
-        server.go_on()
-        assert server.facts()["lost"] == []
-        assert node.turns() == [GenerationFormed]
+        node.until_held(lambda holds: len(holds) > held_before + 25)  # more beats than fit in a lease
+        server.resume()
+        assert server.figures()["lost"] == []
+        assert node.event_kinds() == [GenerationFormed]
 
 
 @on_linux
-def test_who_cannot_reach_a_silent_coordinator_is_fenced_in_time(address: Held) -> None:
-    """The other host's system takes nothing any more: for all this node knows, it is cut off."""
+def test_a_node_that_cannot_reach_a_silent_coordinator_is_fenced_in_time(address: ReservedAddress) -> None:
+    """The other host acknowledges nothing, so this node may be cut off."""
     terms = LeaseTerms(beat_s=0.002, lease_s=0.5)
-    door = address.listen()
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the least there is; full after a few dozen beats
+    listening = address.listen()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the minimum; full after a few dozen beats
     with engine_node(address.endpoint, terms=terms) as node:
-        sock, _ = door.accept()
+        sock, _ = listening.accept()
         accept_by_hand(sock, terms)
         fenced = node.until(Fenced)
         assert fenced.generation == 1
         assert fenced.why.startswith(f"no answer from the coordinator at {address.endpoint} for 0.4 s")
-        assert 0 < node.holds[-1] <= terms.fence_s, "the keeper would have done it without us"
-        assert "workers keep running" not in node.until_said(": no answer for")
+        assert 0 < node.holds[-1] <= terms.fence_s, "the keeper would have killed the workers without the agent"
+        assert "workers keep running" not in node.until_printed(": no answer for")
         sock.close()
 
 
 def accept_by_hand(sock: socket.socket, terms: LeaseTerms, is_formed: bool = True) -> None:
-    """The coordinator's side of a handshake without a secret, and a generation; then silence."""
+    """Do the coordinator's side of a handshake without a secret, and send a generation."""
     reader = wire.FrameReader(wire.MAX_BYTES)
     bodies: list[bytes] = []
 
@@ -391,37 +403,40 @@ def accept_by_hand(sock: socket.socket, terms: LeaseTerms, is_formed: bool = Tru
         sock.sendall(wire.encode(wire.Event(GenerationFormed(Assignment(1)))))
 
 
-def test_a_part_that_is_said_again_is_taken_once(address: Held) -> None:
-    """It may have waited in the coordinator's queue while our link broke, and been said to the next link too."""
-    door = address.listen()
+def test_a_repeated_assignment_is_processed_once(address: ReservedAddress) -> None:
+    """It may have waited at the coordinator while the link broke, and been sent on the next link too."""
+    listening = address.listen()
     with engine_node(address.endpoint, terms=TERMS) as node:
-        sock, _ = door.accept()
+        sock, _ = listening.accept()
         accept_by_hand(sock, TERMS)
         for event in (GenerationFormed(Assignment(1)), Waiting("the end")):
             sock.sendall(wire.encode(wire.Event(event)))
         node.until(Waiting)
-        assert node.turns() == [GenerationFormed]
+        assert node.event_kinds() == [GenerationFormed]
         sock.close()
 
 
-def test_a_coordinator_that_is_gone_harms_nobody_for_longer_than_a_lease(address: Held) -> None:
-    """Refused connections prove that nobody forms a generation without us."""
-    door = address.listen()
+def test_a_node_is_not_fenced_while_connections_to_the_coordinator_are_refused(address: ReservedAddress) -> None:
+    """Refused connections prove that no coordinator forms a generation without this node."""
+    listening = address.listen()
     with engine_node(address.endpoint, terms=TERMS) as node:
-        sock, _ = door.accept()
+        sock, _ = listening.accept()
         accept_by_hand(sock, TERMS)
         node.until(GenerationFormed)
         held_before = len(node.holds)
-        door.shutdown(socket.SHUT_RDWR)  # nobody listens any more, and the port stays taken
+        listening.shutdown(socket.SHUT_RDWR)  # connections are refused, and the port stays bound
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
         node.until_held(lambda holds: len(holds) > held_before + 20)  # renewed at every refusal, longer than a lease
-        assert node.turns() == [GenerationFormed]
+        assert node.event_kinds() == [GenerationFormed]
 
 
-def test_the_workers_of_a_run_that_is_over_have_their_whole_grace(address: Held) -> None:
-    """Nobody forms a generation any more, so no lease may end them, also when the coordinator is gone."""
-    with served(door=address.listen(), terms=TERMS) as server, engine_node(address.endpoint, terms=TERMS) as node:
+def test_workers_get_their_full_grace_period_after_the_end_of_the_run(address: ReservedAddress) -> None:
+    """No further generation forms, so the lease must not end them, even if the coordinator is gone."""
+    with (
+        run_server(listener=address.listen(), terms=TERMS) as server,
+        engine_node(address.endpoint, terms=TERMS) as node,
+    ):
         node.until(GenerationFormed)
         node.until_held(lambda holds: holds[-1] > 0)
         server.thread.call(lambda: server.server.cancel("enough"))
@@ -431,17 +446,17 @@ def test_the_workers_of_a_run_that_is_over_have_their_whole_grace(address: Held)
         assert node.holds[-1] == 0
 
 
-def test_leaving_says_goodbye_before_the_link_is_closed(address: Held) -> None:
-    with served(door=address.listen()) as server:
+def test_a_leaving_node_sends_its_last_message_before_it_closes_the_link(address: ReservedAddress) -> None:
+    with run_server(listener=address.listen()) as server:
         with engine_node(address.endpoint) as node:
             node.until(GenerationFormed)
-            node.tell(NodeLeft("asked to"))
-        assert server.until_heard(NodeLost)
-        words = [event.message for event in server.facts(Received)]
-        assert words[-1] == NodeLeft("asked to")
+            node.send(NodeLeft("asked to"))
+        assert server.until_event(NodeLost)
+        sent = [event.message for event in server.events(Received)]
+        assert sent[-1] == NodeLeft("asked to")
 
 
-def test_a_cancel_through_the_engine_ends_the_run_for_all() -> None:
+def test_cancelling_through_the_engine_ends_the_run_on_all_nodes() -> None:
     endpoint = own_endpoint()
     with engine_node(endpoint, nodes=(2, 2)) as one, engine_node(endpoint, nodes=(2, 2)) as other:
         for node in (one, other):
@@ -462,7 +477,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.mark.process
 @needs_openssl
-def test_nodes_meet_through_tls(certificates: Certificates) -> None:
+def test_nodes_form_a_generation_over_tls(certificates: Certificates) -> None:
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
     endpoint = certificates.endpoint
     with (
@@ -475,13 +490,13 @@ def test_nodes_meet_through_tls(certificates: Certificates) -> None:
 
 
 @needs_openssl
-def test_a_node_that_would_serve_without_a_certificate_says_so_and_leaves_nothing(certificates: Certificates) -> None:
+def test_a_node_that_cannot_serve_without_a_certificate_reports_that(certificates: Certificates) -> None:
     with leaving_nothing(), engine_node(own_endpoint(), tls=TlsFiles(ca=certificates.ca)) as node:
         assert "ssl_cert" in node.until(JoinRefused).reason
 
 
 @needs_openssl
-def test_a_coordinator_of_another_authority_is_refused_with_a_sentence(certificates: Certificates) -> None:
+def test_a_coordinator_with_an_untrusted_certificate_is_rejected(certificates: Certificates) -> None:
     endpoint = certificates.endpoint
     strange = TlsFiles(certificates.strange_cert, certificates.strange_key)
     with engine_node(endpoint, tls=msgspec.structs.replace(strange, ca=certificates.strange_ca)) as theirs:
@@ -490,7 +505,7 @@ def test_a_coordinator_of_another_authority_is_refused_with_a_sentence(certifica
             assert "TLS handshake failed" in ours.until(JoinRefused).reason
 
 
-# --- the marker, in a life --------------------------------------------------------------------------------------------
+# --- the marker -------------------------------------------------------------------------------------------------------
 
 SERVE = """
 import sys
@@ -515,25 +530,25 @@ def serving_process(endpoint: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.process
-def test_who_follows_a_killed_coordinator_waits_for_its_nodes_and_counts_on(tmp_path: Path) -> None:
+def test_the_successor_of_a_killed_coordinator_continues_its_generations(tmp_path: Path) -> None:
     endpoint = own_endpoint()
     killed = serving_process(endpoint, tmp_path)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert list(tmp_path.iterdir()), "it left its marker"
-    with engine_node(endpoint, terms=TERMS) as heir:
-        heir.until_said("this node takes over the coordinator")
-        assert heir.until(GenerationFormed).assignment.generation == 2
+    with engine_node(endpoint, terms=TERMS) as successor:
+        successor.until_printed("this node takes over the coordinator")
+        assert successor.until(GenerationFormed).assignment.generation == 2
     assert not list(tmp_path.iterdir()), "an orderly end removes it"
 
 
 @pytest.mark.process
-def test_who_follows_an_orderly_end_begins_anew(tmp_path: Path) -> None:
+def test_the_successor_of_an_orderly_end_starts_anew(tmp_path: Path) -> None:
     endpoint = own_endpoint()
     ended = serving_process(endpoint, tmp_path)
     ended.communicate()
     assert ended.returncode == 0
     assert not list(tmp_path.iterdir())
     with engine_node(endpoint) as node:
-        node.until_said("this node serves the coordinator")
+        node.until_printed("this node serves the coordinator")
         assert node.until(GenerationFormed).assignment.generation == 1

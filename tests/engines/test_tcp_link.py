@@ -1,4 +1,4 @@
-"""A link: frames over one connection; it never blocks, bounds what it holds, and says once how it ended."""
+"""``Link``: frames over one connection. It never blocks, bounds its buffers, and reports its end once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import leaving_nothing, on_linux, python
-from kit.tcp import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
+from kit.tcp import Certificates, RecordedLink, connected_pair, listener, needs_openssl, serve
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 
@@ -23,18 +23,18 @@ BEAT = wire.encode(wire.Beat(1))
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[HeardLink, socket.socket]]:
-    """A link, and the plain socket at its other end."""
+def ends() -> Iterator[tuple[RecordedLink, socket.socket]]:
+    """Yield a link and the plain socket at its other end."""
     with leaving_nothing():
         one, other = connected_pair()
-        heard = HeardLink(one)
-        yield heard, other
-        heard.link.close()
+        recorded = RecordedLink(one)
+        yield recorded, other
+        recorded.link.close()
         other.close()
 
 
 def reset(sock: socket.socket) -> None:
-    """Close so that the other side gets an error instead of an end."""
+    """Close with a reset instead of an orderly close."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
@@ -42,47 +42,47 @@ def reset(sock: socket.socket) -> None:
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-def test_frames_arrive_whole_and_in_order(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_frames_arrive_whole_and_in_order(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     frames = [wire.encode(wire.Beat(number)) for number in range(1000)]
     other.sendall(b"".join(frames))
-    serve([heard], lambda: len(heard.bodies) == 1000)
-    assert [wire.decode_from_agent(body) for body in heard.bodies] == [wire.Beat(number) for number in range(1000)]
+    serve([recorded], lambda: len(recorded.bodies) == 1000)
+    assert [wire.decode_from_agent(body) for body in recorded.bodies] == [wire.Beat(number) for number in range(1000)]
 
 
-def test_what_is_not_a_frame_closes_the_link_with_a_sentence(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_invalid_bytes_close_the_link_with_a_reason(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     other.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    serve([heard], lambda: heard.closed)
-    assert heard.closed is not None
-    why, was_told = heard.closed
+    serve([recorded], lambda: recorded.closed)
+    assert recorded.closed is not None
+    why, was_announced = recorded.closed
     assert why.startswith("invalid data: frame of ")
-    assert not was_told
+    assert not was_announced
     assert other.recv(1) == b""
 
 
-def test_a_stranger_may_send_little_and_a_trusted_peer_more(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_an_authenticated_peer_may_send_longer_frames(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     long = wire.encode(wire.Cancel("x" * 10_000))
-    heard.link.trust()
+    recorded.link.trust()
     other.sendall(long)
-    serve([heard], lambda: heard.bodies)
-    assert heard.bodies == [long[4:]]
+    serve([recorded], lambda: recorded.bodies)
+    assert recorded.bodies == [long[4:]]
 
 
-def test_a_long_frame_of_a_stranger_is_refused(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_a_long_frame_of_an_unauthenticated_peer_is_rejected(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     other.sendall(wire.encode(wire.Cancel("x" * 10_000)))
-    serve([heard], lambda: heard.closed)
-    assert heard.bodies == []
+    serve([recorded], lambda: recorded.closed)
+    assert recorded.bodies == []
 
 
-def test_frames_after_one_that_closed_the_link_are_not_given() -> None:
+def test_frames_after_an_invalid_one_are_dropped() -> None:
     one, other = connected_pair()
-    heard: list[bytes] = []
+    recorded: list[bytes] = []
 
     def take(body: bytes) -> None:
-        heard.append(body)
+        recorded.append(body)
         raise wire.WireError("something that was not wanted")
 
     from tenax._engines.tcp.link import Link
@@ -93,88 +93,88 @@ def test_frames_after_one_that_closed_the_link_are_not_given() -> None:
     other.close()
     while not link.is_closed:
         link.on_readable()
-    assert len(heard) == 1
+    assert len(recorded) == 1
     assert closed == ["invalid data: something that was not wanted"]
 
 
-# --- how it ends ------------------------------------------------------------------------------------------------------
+# --- the end of a link ------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_closes_has_told_us(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_an_orderly_close_by_the_peer_is_reported(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     other.close()
-    serve([heard], lambda: heard.closed)
-    assert heard.closed == ("connection closed", True)
-    assert heard.link.was_finished
+    serve([recorded], lambda: recorded.closed)
+    assert recorded.closed == ("connection closed", True)
+    assert recorded.link.was_finished
 
 
-def test_a_peer_that_only_stops_sending_is_gone_too(ends: tuple[HeardLink, socket.socket]) -> None:
-    """Half-open: no tenax node does that, so nobody is there any more."""
-    heard, other = ends
+def test_a_half_closed_connection_counts_as_closed(ends: tuple[RecordedLink, socket.socket]) -> None:
+    """No tenax node half-closes, so the peer is gone."""
+    recorded, other = ends
     other.sendall(BEAT)
     other.shutdown(socket.SHUT_WR)
-    serve([heard], lambda: heard.closed)
-    assert len(heard.bodies) == 1, "what it had said before counts"
-    assert heard.closed == ("connection closed", True)
+    serve([recorded], lambda: recorded.closed)
+    assert len(recorded.bodies) == 1, "frames before the close count"
+    assert recorded.closed == ("connection closed", True)
     assert other.recv(1) == b""
 
 
-def test_a_reset_has_told_us(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_a_reset_by_the_peer_is_reported(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     reset(other)
-    serve([heard], lambda: heard.closed)
-    assert heard.closed == ("connection closed", True)
-    assert not heard.link.was_finished
+    serve([recorded], lambda: recorded.closed)
+    assert recorded.closed == ("connection closed", True)
+    assert not recorded.link.was_finished
 
 
-def test_a_reset_after_words_is_still_a_reset(ends: tuple[HeardLink, socket.socket]) -> None:
-    """The system tells an error once; who asked for it too early would take what follows for an end in good order."""
-    heard, other = ends
+def test_a_reset_after_frames_is_not_an_orderly_close(ends: tuple[RecordedLink, socket.socket]) -> None:
+    """The kernel reports an error once; after that a read looks like an orderly close."""
+    recorded, other = ends
     other.sendall(BEAT)
     reset(other)
-    serve([heard], lambda: heard.closed)
-    assert len(heard.bodies) == 1
-    assert not heard.link.was_finished
+    serve([recorded], lambda: recorded.closed)
+    assert len(recorded.bodies) == 1
+    assert not recorded.link.was_finished
 
 
-def test_last_words_and_the_end_are_read_although_nothing_can_be_sent_any_more(
-    ends: tuple[HeardLink, socket.socket],
+def test_last_frames_and_the_close_are_read_after_sending_has_failed(
+    ends: tuple[RecordedLink, socket.socket],
 ) -> None:
-    """It has left while we were still talking to it: its words count, and it left in good order."""
-    heard, other = ends
+    """The peer left while this side was still sending: its frames count, and its close was orderly."""
+    recorded, other = ends
     other.sendall(BEAT)
     other.close()
-    heard.link.send(BEAT)  # which its system answers with a reset
-    select.select([heard.link], [], [])
+    recorded.link.send(BEAT)  # its kernel answers with a reset
+    select.select([recorded.link], [], [])
     for _ in range(3):
-        heard.link.send(BEAT)
-    assert not heard.link.all_has_arrived()
-    serve([heard], lambda: heard.closed)
-    assert len(heard.bodies) == 1
-    assert heard.link.was_finished
+        recorded.link.send(BEAT)
+    assert not recorded.link.all_has_arrived()
+    serve([recorded], lambda: recorded.closed)
+    assert len(recorded.bodies) == 1
+    assert recorded.link.was_finished
 
 
-def test_a_word_that_is_answered_after_its_sender_has_left_does_not_hide_how_it_left() -> None:
-    """The answer is sent while the word is taken; its system resets, and the end had come before."""
+def test_an_answer_to_a_closed_peer_does_not_hide_its_orderly_close() -> None:
+    """The answer is sent while the frame is processed; the peer's kernel resets, but the close came before."""
     with leaving_nothing():
         one, other = connected_pair()
-        heard: HeardLink
+        recorded: RecordedLink
 
         def answer(_: bytes) -> None:
             for _ in range(2):
-                heard.link.send(BEAT)
+                recorded.link.send(BEAT)
 
-        heard = HeardLink(one, on_body=answer)
+        recorded = RecordedLink(one, on_body=answer)
         other.sendall(BEAT)
         other.close()
-        serve([heard], lambda: heard.closed)
-        assert heard.link.was_finished
+        serve([recorded], lambda: recorded.closed)
+        assert recorded.link.was_finished
 
 
-def test_the_two_ways_to_close_are_told_apart_at_the_other_end() -> None:
+def test_the_peer_can_distinguish_an_orderly_close_from_a_reset() -> None:
     for close, was_finished in (("finish", True), ("reset", False)):
         one, other = connected_pair()
-        ours, theirs = HeardLink(one), HeardLink(other)
+        ours, theirs = RecordedLink(one), RecordedLink(other)
         ours.link.send(BEAT)
         if close == "finish":
             ours.link.finish(1.0)
@@ -184,150 +184,152 @@ def test_the_two_ways_to_close_are_told_apart_at_the_other_end() -> None:
         assert theirs.link.was_finished is was_finished
 
 
-def test_sending_to_a_peer_that_is_gone_tells_the_same(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_sending_to_a_gone_peer_reports_the_close(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     reset(other)
-    while heard.closed is None:
-        heard.link.send(BEAT)
-    assert heard.closed == ("connection closed", True)
-    heard.link.send(BEAT)  # which is no use, and no harm
+    while recorded.closed is None:
+        recorded.link.send(BEAT)
+    assert recorded.closed == ("connection closed", True)
+    recorded.link.send(BEAT)  # has no effect
 
 
 @pytest.mark.process
-def test_a_killed_process_has_told_us(tmp_path: Path) -> None:
-    """Its kernel does: that is how a dead agent is known in milliseconds."""
-    with listener() as door:
+def test_the_death_of_the_peer_process_is_reported(tmp_path: Path) -> None:
+    """Its kernel closes the connection, so a dead agent is detected in milliseconds."""
+    with listener() as listening:
         code = "import socket,sys; s=socket.create_connection(('127.0.0.1',int(sys.argv[1]))); sys.stdin.read()"
-        child = subprocess.Popen(python(code, door.getsockname()[1]), stdin=subprocess.PIPE)
-        sock, _ = door.accept()
-    heard = HeardLink(sock)
+        child = subprocess.Popen(python(code, listening.getsockname()[1]), stdin=subprocess.PIPE)
+        sock, _ = listening.accept()
+    recorded = RecordedLink(sock)
     child.kill()
-    serve([heard], lambda: heard.closed)
-    assert heard.closed == ("connection closed", True)
+    serve([recorded], lambda: recorded.closed)
+    assert recorded.closed == ("connection closed", True)
     child.communicate()
 
 
 @on_linux
-def test_a_connection_that_times_out_is_broken_and_nobody_told_us(ends: tuple[HeardLink, socket.socket]) -> None:
-    """The other host's system takes nothing more: for all we know, it is cut off."""
-    heard, _ = ends
-    heard.link._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 50)
-    while not heard.link.wants_to_write:
-        heard.link.send(BEAT * 1000)
-    serve([heard], lambda: heard.closed)
-    assert heard.closed == ("connection failed: Connection timed out", False)
+def test_a_timed_out_connection_was_not_closed_by_the_peer(ends: tuple[RecordedLink, socket.socket]) -> None:
+    """The other host acknowledges nothing: it may be cut off."""
+    recorded, _ = ends
+    recorded.link._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 50)
+    while not recorded.link.wants_to_write:
+        recorded.link.send(BEAT * 1000)
+    serve([recorded], lambda: recorded.closed)
+    assert recorded.closed == ("connection failed: Connection timed out", False)
 
 
-def test_our_own_close_is_told_to_nobody(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
-    heard.link.close()
-    heard.link.close("again")
-    assert heard.closed is None
-    assert heard.link.is_closed
+def test_closing_without_a_reason_is_not_reported(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
+    recorded.link.close()
+    recorded.link.close("again")
+    assert recorded.closed is None
+    assert recorded.link.is_closed
     assert other.recv(1) == b""
 
 
-def test_closing_with_a_reason_tells_it_once(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, _ = ends
-    heard.link.close("it was silent")
-    heard.link.close("again")
-    assert heard.closed == ("it was silent", False)
+def test_closing_with_a_reason_is_reported_once(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, _ = ends
+    recorded.link.close("no heartbeat")
+    recorded.link.close("again")
+    assert recorded.closed == ("no heartbeat", False)
 
 
 # --- what is unsent ---------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_never_reads_costs_a_bounded_amount(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, _ = ends
+def test_the_buffer_for_a_peer_that_never_reads_is_bounded(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, _ = ends
     frame = wire.encode(wire.Cancel("x" * 100_000))
     sent = 0
-    while heard.closed is None:
-        heard.link.send(frame)
+    while recorded.closed is None:
+        recorded.link.send(frame)
         sent += len(frame)
-        assert sent < 64 << 20, "there must be an end to it"
-    assert heard.closed == ("the peer does not read what it is sent", False)
+        assert sent < 64 << 20, "the buffer is not bounded"
+    assert recorded.closed == ("the peer does not read what it is sent", False)
 
 
-def test_what_could_not_be_sent_at_once_follows_in_order(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
+def test_buffered_frames_are_sent_in_order(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
     frames = [wire.encode(wire.Cancel(f"{number} " + "x" * 1000)) for number in range(5000)]
     for frame in frames:
-        heard.link.send(frame)
-    assert heard.link.wants_to_write
-    reader = HeardLink(other)
+        recorded.link.send(frame)
+    assert recorded.link.wants_to_write
+    reader = RecordedLink(other)
     reader.link.trust()
-    serve([heard, reader], lambda: len(reader.bodies) == 5000)
+    serve([recorded, reader], lambda: len(reader.bodies) == 5000)
     assert reader.bodies == [frame[4:] for frame in frames]
-    assert not heard.link.wants_to_write
+    assert not recorded.link.wants_to_write
 
 
 @pytest.mark.process
-def test_flush_gives_what_is_unsent_a_moment_and_no_more(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
-    while not heard.link.wants_to_write:
-        heard.link.send(BEAT * 1000)
-    heard.link.flush(0.01)  # nobody reads
-    assert heard.link.wants_to_write
+def test_flush_waits_for_unsent_data_up_to_its_timeout(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, other = ends
+    while not recorded.link.wants_to_write:
+        recorded.link.send(BEAT * 1000)
+    recorded.link.flush(0.01)  # the peer does not read
+    assert recorded.link.wants_to_write
     reader = subprocess.Popen(
         [sys.executable, "-c", "import socket,sys; s=socket.socket(fileno=0)\nwhile s.recv(1<<16): pass"], stdin=other
     )
-    heard.link.flush(30.0)
-    assert not heard.link.wants_to_write
-    heard.link.close()
+    recorded.link.flush(30.0)
+    assert not recorded.link.wants_to_write
+    recorded.link.close()
     other.close()
     assert reader.wait(30) == 0
 
 
-# --- what has arrived -------------------------------------------------------------------------------------------------
+# --- acknowledged data ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.process
 @on_linux
-def test_what_a_stopped_process_was_sent_has_arrived() -> None:
-    """Its host's system takes it: the host is not cut off, whatever the process does."""
-    with listener() as door:
+def test_data_sent_to_a_stopped_process_is_acknowledged() -> None:
+    """By its kernel: the host is not cut off."""
+    with listener() as listening:
         code = "import socket,sys; s=socket.create_connection(('127.0.0.1',int(sys.argv[1]))); sys.stdin.read()"
-        child = subprocess.Popen(python(code, door.getsockname()[1]), stdin=subprocess.PIPE)
-        sock, _ = door.accept()
-    heard = HeardLink(sock)
+        child = subprocess.Popen(python(code, listening.getsockname()[1]), stdin=subprocess.PIPE)
+        sock, _ = listening.accept()
+    recorded = RecordedLink(sock)
     try:
         os.kill(child.pid, signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
-        heard.link.send(BEAT)
-        until_all_has_arrived(heard)
+        recorded.link.send(BEAT)
+        until_all_has_arrived(recorded)
     finally:
-        heard.link.close()
+        recorded.link.close()
         child.kill()
         child.communicate()
 
 
 @on_linux
-def test_what_the_other_system_does_not_take_has_not_arrived(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, other = ends
-    heard.link.send(BEAT)
-    until_all_has_arrived(heard)
-    while not heard.link.wants_to_write:
-        heard.link.send(BEAT * 1000)
-    assert not heard.link.all_has_arrived()
-    reader = HeardLink(other)
-    serve([heard, reader], lambda: not heard.link.wants_to_write)
-    until_all_has_arrived(heard, reader)
+def test_data_that_the_other_kernel_does_not_accept_is_not_acknowledged(
+    ends: tuple[RecordedLink, socket.socket],
+) -> None:
+    recorded, other = ends
+    recorded.link.send(BEAT)
+    until_all_has_arrived(recorded)
+    while not recorded.link.wants_to_write:
+        recorded.link.send(BEAT * 1000)
+    assert not recorded.link.all_has_arrived()
+    reader = RecordedLink(other)
+    serve([recorded, reader], lambda: not recorded.link.wants_to_write)
+    until_all_has_arrived(recorded, reader)
 
 
-def test_nothing_arrives_on_a_closed_link(ends: tuple[HeardLink, socket.socket]) -> None:
-    heard, _ = ends
-    heard.link.close()
-    assert not heard.link.all_has_arrived()
+def test_nothing_is_acknowledged_on_a_closed_link(ends: tuple[RecordedLink, socket.socket]) -> None:
+    recorded, _ = ends
+    recorded.link.close()
+    assert not recorded.link.all_has_arrived()
 
 
-def until_all_has_arrived(heard: HeardLink, *readers: HeardLink) -> None:
-    """An acknowledgement may take a moment, and nobody announces it: the other side answers, and that carries it."""
+def until_all_has_arrived(recorded: RecordedLink, *readers: RecordedLink) -> None:
+    """Wait for the acknowledgement, which may be delayed until the other side sends something."""
     from kit.processes import until
 
     def arrived() -> bool:
         for reader in readers:
             reader.link.on_readable()
-        return heard.link.all_has_arrived()
+        return recorded.link.all_has_arrived()
 
     until(arrived, "the acknowledgement")
 
@@ -340,18 +342,18 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def tls_ends(server: TlsFiles, client: TlsFiles, name: str = "localhost") -> tuple[HeardLink, HeardLink]:
+def tls_ends(server: TlsFiles, client: TlsFiles, name: str = "localhost") -> tuple[RecordedLink, RecordedLink]:
     one, other = connected_pair()
     return (
-        HeardLink(one, server.for_server(), is_server=True),
-        HeardLink(other, client.for_client(), server_hostname=name),
+        RecordedLink(one, server.for_server(), is_server=True),
+        RecordedLink(other, client.for_client(), server_hostname=name),
     )
 
 
 @pytest.mark.process
 @needs_openssl
 def test_frames_pass_through_tls_in_both_directions(certificates: Certificates) -> None:
-    """Also what was said before the handshake was done, and frames that are much longer than a TLS record."""
+    """Also frames sent before the handshake is done, and frames longer than a TLS record."""
     with leaving_nothing():
         files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
         server, client = tls_ends(files, files)
@@ -370,10 +372,10 @@ def test_frames_pass_through_tls_in_both_directions(certificates: Certificates) 
 
 
 @needs_openssl
-def test_nothing_in_a_tls_stream_can_be_read_on_the_way(certificates: Certificates) -> None:
+def test_a_tls_stream_contains_no_plain_text(certificates: Certificates) -> None:
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
     one, other = connected_pair()
-    client = HeardLink(other, files.for_client(), server_hostname="localhost")
+    client = RecordedLink(other, files.for_client(), server_hostname="localhost")
     client.link.send(wire.encode(wire.Cancel("a secret word")))
     assert b"secret" not in one.recv(1 << 16)
     assert not client.bodies
@@ -382,7 +384,7 @@ def test_nothing_in_a_tls_stream_can_be_read_on_the_way(certificates: Certificat
 
 
 @needs_openssl
-def test_a_server_of_another_authority_is_not_believed(certificates: Certificates) -> None:
+def test_a_server_with_an_untrusted_certificate_is_rejected(certificates: Certificates) -> None:
     server, client = tls_ends(
         TlsFiles(certificates.strange_cert, certificates.strange_key), TlsFiles(ca=certificates.ca)
     )
@@ -393,7 +395,7 @@ def test_a_server_of_another_authority_is_not_believed(certificates: Certificate
 
 
 @needs_openssl
-def test_a_server_of_another_name_is_not_believed(certificates: Certificates) -> None:
+def test_a_server_with_a_certificate_for_another_name_is_rejected(certificates: Certificates) -> None:
     server, client = tls_ends(
         TlsFiles(certificates.cert, certificates.key), TlsFiles(ca=certificates.ca), "elsewhere.example"
     )
@@ -404,11 +406,11 @@ def test_a_server_of_another_name_is_not_believed(certificates: Certificates) ->
 
 
 @needs_openssl
-@pytest.mark.parametrize("who", ["nobody", "stranger"])
-def test_a_client_without_a_certificate_of_our_authority_is_refused(certificates: Certificates, who: str) -> None:
-    """Mutual TLS: the coordinator asks for one."""
+@pytest.mark.parametrize("certificate", ["none", "untrusted"])
+def test_a_client_without_a_trusted_certificate_is_rejected(certificates: Certificates, certificate: str) -> None:
+    """Mutual TLS."""
     theirs = TlsFiles(ca=certificates.ca)
-    if who == "stranger":
+    if certificate == "untrusted":
         theirs = TlsFiles(certificates.strange_cert, certificates.strange_key, certificates.ca)
     server, client = tls_ends(TlsFiles(certificates.cert, certificates.key, certificates.ca), theirs)
     client.link.send(BEAT)
@@ -419,13 +421,13 @@ def test_a_client_without_a_certificate_of_our_authority_is_refused(certificates
 
 
 @needs_openssl
-def test_two_sides_of_which_one_has_tls_both_say_what_is_wrong(certificates: Certificates) -> None:
-    """And that it is of no use to try again."""
+def test_both_sides_report_that_only_one_uses_tls(certificates: Certificates) -> None:
+    """And that a retry does not help."""
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
     for with_tls, is_server in ((files.for_server(), True), (files.for_client(), False)):
         one, other = connected_pair()
         hostname = None if is_server else "localhost"
-        tls, plain = HeardLink(one, with_tls, is_server=is_server, server_hostname=hostname), HeardLink(other)
+        tls, plain = RecordedLink(one, with_tls, is_server=is_server, server_hostname=hostname), RecordedLink(other)
         plain.link.send(BEAT)
         serve([tls, plain], lambda tls=tls, plain=plain: tls.closed and plain.closed)  # type: ignore[misc]
         assert tls.closed is not None
@@ -436,7 +438,7 @@ def test_two_sides_of_which_one_has_tls_both_say_what_is_wrong(certificates: Cer
 
 
 @needs_openssl
-def test_files_that_cannot_be_used_are_a_sentence(certificates: Certificates, tmp_path: Path) -> None:
+def test_unusable_tls_files_are_rejected_with_a_message(certificates: Certificates, tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.touch()
     for files in (

@@ -1,4 +1,4 @@
-"""The marker: what a coordinator leaves for its successor, and what is not believed."""
+"""The marker file: what a coordinator leaves for its successor, and what is ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def marker(tmp_path: Path) -> Marker:
 
 
 def age(path: Path, seconds: float) -> None:
-    """As if it had been written that long ago."""
+    """Make the file look as old as this."""
     os.utime(path, (time.time() - seconds,) * 2)
 
 
@@ -31,7 +31,7 @@ def only_file(folder: Path) -> Path:
     return path
 
 
-def test_what_was_written_is_found_by_the_next_of_the_same_run_and_endpoint(marker: Marker, tmp_path: Path) -> None:
+def test_a_note_is_found_by_the_next_coordinator_of_the_same_run_and_endpoint(marker: Marker, tmp_path: Path) -> None:
     assert marker.read() is None
     for note in (Note(), Note(7, 3, "a-store"), Note(7, 3, "a-store", Verdict(Outcome.SUCCEEDED, "all succeeded"))):
         marker.write(note)
@@ -40,18 +40,18 @@ def test_what_was_written_is_found_by_the_next_of_the_same_run_and_endpoint(mark
 
 
 @pytest.mark.parametrize(("run_id", "endpoint"), [("other", "host:29400"), ("run", "host:29401")])
-def test_another_run_or_endpoint_has_another(marker: Marker, tmp_path: Path, run_id: str, endpoint: str) -> None:
+def test_another_run_or_endpoint_has_another_file(marker: Marker, tmp_path: Path, run_id: str, endpoint: str) -> None:
     marker.write(SEVEN)
     assert Marker(run_id, endpoint, str(tmp_path)).read() is None
 
 
-def test_it_lies_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     Marker("run", "host:29400").write(SEVEN)
     assert Marker("run", "host:29400", str(tmp_path)).read() == SEVEN
 
 
-def test_after_removal_there_is_none_and_removing_again_is_no_error(marker: Marker, tmp_path: Path) -> None:
+def test_removing_the_file_twice_is_not_an_error(marker: Marker, tmp_path: Path) -> None:
     marker.write(SEVEN)
     marker.remove()
     marker.remove()
@@ -59,7 +59,7 @@ def test_after_removal_there_is_none_and_removing_again_is_no_error(marker: Mark
     assert not list(tmp_path.iterdir())
 
 
-def test_an_old_one_is_not_believed(marker: Marker, tmp_path: Path) -> None:
+def test_an_old_file_is_ignored(marker: Marker, tmp_path: Path) -> None:
     marker.write(SEVEN)
     age(only_file(tmp_path), 30)
     assert marker.read() == SEVEN
@@ -67,21 +67,21 @@ def test_an_old_one_is_not_believed(marker: Marker, tmp_path: Path) -> None:
     assert marker.read() is None
 
 
-def test_a_verdict_is_believed_for_a_shorter_time(marker: Marker, tmp_path: Path) -> None:
-    """The same command may be meant to run again."""
+def test_a_verdict_is_valid_for_a_shorter_time(marker: Marker, tmp_path: Path) -> None:
+    """The user may start the same command again."""
     marker.write(Note(7, verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
     age(only_file(tmp_path), 15)
     assert marker.read() is None
 
 
-def test_a_living_coordinator_keeps_it_young(marker: Marker, tmp_path: Path) -> None:
+def test_a_running_coordinator_keeps_the_file_current(marker: Marker, tmp_path: Path) -> None:
     marker.write(SEVEN)
     age(only_file(tmp_path), 70)
     marker.touch()
     assert marker.read() == SEVEN
     marker.remove()
     marker.touch()
-    assert not list(tmp_path.iterdir()), "touching makes none"
+    assert not list(tmp_path.iterdir()), "touching creates no file"
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_a_living_coordinator_keeps_it_young(marker: Marker, tmp_path: Path) -> 
     ],
     ids=lambda content: repr(content[:20]),
 )
-def test_garbage_is_as_if_it_were_not_there(marker: Marker, tmp_path: Path, content: bytes) -> None:
+def test_invalid_content_is_ignored(marker: Marker, tmp_path: Path, content: bytes) -> None:
     marker.write(SEVEN)
     only_file(tmp_path).write_bytes(content)
     assert marker.read() is None
 
 
 def test_a_symlink_is_not_followed(marker: Marker, tmp_path: Path) -> None:
-    """Neither to read what somebody points us to, nor to write there."""
+    """Neither for reading nor for writing."""
     marker.write(SEVEN)
     path = only_file(tmp_path)
     elsewhere = tmp_path / "elsewhere"
@@ -123,8 +123,8 @@ def test_a_symlink_is_not_followed(marker: Marker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_what_is_not_a_file_does_not_hold_us(marker: Marker, tmp_path: Path, kind: str) -> None:
-    """A pipe without a writer would let a reader wait for ever."""
+def test_a_pipe_or_folder_at_the_path_does_not_block(marker: Marker, tmp_path: Path, kind: str) -> None:
+    """Opening a pipe without a writer would block."""
     marker.write(SEVEN)
     path = only_file(tmp_path)
     path.unlink()
@@ -135,17 +135,17 @@ def test_what_is_not_a_file_does_not_hold_us(marker: Marker, tmp_path: Path, kin
     assert marker.read() is None
     marker.write(Note(8))
     assert marker.read() == (Note(8) if kind == "pipe" else None)
-    assert list(tmp_path.iterdir()) == [path], "what could not be put in place is not left behind"
+    assert list(tmp_path.iterdir()) == [path], "no temporary file is left"
 
 
 @needs_root
-def test_one_of_another_user_is_not_believed(marker: Marker, tmp_path: Path) -> None:
+def test_a_file_of_another_user_is_ignored(marker: Marker, tmp_path: Path) -> None:
     marker.write(SEVEN)
     os.chown(only_file(tmp_path), NOBODY, NOBODY)
     assert marker.read() is None
 
 
-def test_a_folder_that_is_not_there_costs_the_marker_only(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_an_error(tmp_path: Path) -> None:
     marker = Marker("run", "host:29400", str(tmp_path / "missing"))
     marker.write(SEVEN)
     marker.remove()
@@ -153,8 +153,8 @@ def test_a_folder_that_is_not_there_costs_the_marker_only(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-def test_it_survives_a_writer_that_was_killed(marker: Marker, tmp_path: Path) -> None:
-    """Old or new, never half: whoever reads while it is replaced again and again finds one of them."""
+def test_the_file_is_never_half_written(marker: Marker, tmp_path: Path) -> None:
+    """A reader always finds a complete note while a writer replaces it, also when the writer is killed."""
     code = """
         import sys
         sys.path[:0] = sys.argv[2].split(":")

@@ -1,4 +1,4 @@
-"""The coordinator's server: who may speak, what strangers cost, and who is judged to be silent."""
+"""The coordinator's server: authentication, limits for unauthenticated peers, and when a node is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kit.processes import leaving_nothing, python, until
-from kit.tcp import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
+from kit.tcp import PATIENCE_S, SHORT, Certificates, Client, ServerThread, beating, needs_openssl, run_server
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed
 from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
@@ -28,7 +28,7 @@ from tenax._io.tls import TlsFiles
 
 def test_a_node_with_the_secret_is_accepted_with_a_proof_and_the_terms() -> None:
     """The coordinator proves itself too, but only to a client that has proved itself."""
-    with served(secret=b"secret", terms=LeaseTerms(0.5, 2.5)) as server, server.client() as client:
+    with run_server(secret=b"secret", terms=LeaseTerms(0.5, 2.5)) as server, server.client() as client:
         challenge = client.challenge()
         expected = wire.prove(b"secret", "coordinator", client.hello, challenge.nonce)
         client.send(client.proof(challenge))
@@ -36,13 +36,13 @@ def test_a_node_with_the_secret_is_accepted_with_a_proof_and_the_terms() -> None
 
 
 def test_an_unauthenticated_peer_gets_nothing_that_depends_on_the_secret_or_the_run() -> None:
-    """Two coordinators with other secrets and other runs send the same bytes, but for a random number."""
+    """Two coordinators with different secrets and runs send the same bytes, except for the nonce."""
     for run_id in ("run", "another"):
         answers = []
-        for secret, served_run in ((b"one", "run"), (b"other", "of somebody else")):
-            with served(secret=secret, run_id=served_run) as server, server.client(run_id=run_id) as client:
+        for secret, served_run in ((b"one", "run"), (b"other", "of another user")):
+            with run_server(secret=secret, run_id=served_run) as server, server.client(run_id=run_id) as client:
                 challenge = client.challenge()
-                assert challenge == wire.Challenge(challenge.nonce), "a random number, and nothing else"
+                assert challenge == wire.Challenge(challenge.nonce), "only a nonce"
                 client.send(wire.Proof(b"guessed"))
                 answers.append(refusal(client))
         assert answers == [wire.Refused("", True, wire.VERSION)] * 2
@@ -56,7 +56,7 @@ def refusal(client: Client) -> wire.Refused:
 
 def test_another_version_is_rejected_with_the_version_of_the_coordinator() -> None:
     """Nodes of version 1 show the reason; later ones the number."""
-    with served() as server, server.client() as client:
+    with run_server() as server, server.client() as client:
         client.send(msgspec.structs.replace(client.hello, version=1))
         rejected = refusal(client)
         assert (rejected.is_final, rejected.version) == (True, wire.VERSION)
@@ -64,48 +64,50 @@ def test_another_version_is_rejected_with_the_version_of_the_coordinator() -> No
 
 
 def test_another_run_is_rejected_as_another_secret_is() -> None:
-    """The peer cannot tell which of them was wrong; the console of the serving node can."""
-    said: list[str] = []
-    with served(secret=b"secret", run_id="ours", print_line=said.append) as server:
+    """The peer does not learn which of them was wrong; the console of the serving node shows it."""
+    printed: list[str] = []
+    with run_server(secret=b"secret", run_id="ours", print_line=printed.append) as server:
         with server.client(run_id="theirs") as client:
             client.send(client.proof(client.challenge()))
             wrong_run = refusal(client)
         with server.client(run_id="ours", secret=b"guess") as client:
             client.send(client.proof(client.challenge()))
             assert refusal(client) == wrong_run == wire.Refused("", True, wire.VERSION)
-    assert said == ["rejected a node from 127.0.0.1: it belongs to the run 'theirs'"], "a flood prints one line"
+    assert printed == ["rejected a node from 127.0.0.1: it belongs to the run 'theirs'"], (
+        "many rejections print one line"
+    )
 
 
-def test_rejections_are_counted_between_two_lines_on_the_console() -> None:
-    """At most one line in 10 s says who was rejected last, and how many were since the line before."""
-    said: list[str] = []
+def test_rejections_between_two_console_lines_are_counted() -> None:
+    """At most one line in 10 s shows the last rejection, and how many there were since the previous line."""
+    printed: list[str] = []
     ahead = 0.0
-    with served(secret=b"secret", print_line=said.append, clock=lambda: time.monotonic() + ahead) as server:
+    with run_server(secret=b"secret", print_line=printed.append, clock=lambda: time.monotonic() + ahead) as server:
         for ahead in (0.0, 1.0, 2.0, 12.0):  # noqa: B007 - read by the clock
             with server.client(secret=b"guess") as client:
                 client.send(client.proof(client.challenge()))
                 refusal(client)
-    assert said == [
+    assert printed == [
         "rejected a node from 127.0.0.1: it has another secret",
         "rejected a node from 127.0.0.1: it has another secret (3 rejections since the last report)",
     ]
 
 
 def test_without_a_secret_nodes_join_and_operators_are_rejected() -> None:
-    """Anyone who reaches the endpoint of such a run could read and stop it otherwise."""
-    with served(secret=b"") as server, server.member() as member, server.client("operator") as client:
+    """Otherwise any process that reaches the endpoint could read and stop the run."""
+    with run_server(secret=b"") as server, server.member() as member, server.client("operator") as client:
         member.until(GenerationFormed)
         client.hello = msgspec.structs.replace(client.hello, is_operator=True)
         client.send(wire.Proof(wire.prove(b"", "operator", client.hello, client.challenge().nonce)))
         assert refusal(client) == wire.Refused(wire.NO_SECRET, True, wire.VERSION)
 
 
-def test_a_run_that_is_over_refuses_another_run_for_now_only() -> None:
-    """The next run on the same port may come while the last one is still leaving."""
-    with served() as server:
+def test_a_run_that_is_over_rejects_another_run_only_for_now() -> None:
+    """The next run on the same port may start while the last one is still ending."""
+    with run_server() as server:
         with server.member() as member:
             member.until(GenerationFormed)
-            member.say(NodeSucceeded(1))
+            member.send_message(NodeSucceeded(1))
             member.until(RunEnded)
         with server.client(run_id="next") as client:
             client.send(client.proof(client.challenge()))
@@ -113,85 +115,84 @@ def test_a_run_that_is_over_refuses_another_run_for_now_only() -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(b"right", b"wrong"), (b"right", b""), (b"", b"any")])
-def test_another_secret_is_refused_and_the_secret_is_not_said(ours: bytes, theirs: bytes) -> None:
-    """Whichever side has none."""
-    with served(secret=ours) as server, server.client(secret=theirs) as client:
+def test_a_wrong_secret_is_rejected_without_revealing_the_right_one(ours: bytes, theirs: bytes) -> None:
+    with run_server(secret=ours) as server, server.client(secret=theirs) as client:
         client.send(client.proof(client.challenge()))
         assert refusal(client) == wire.Refused("", True, wire.VERSION)
 
 
 def test_a_replayed_proof_is_refused() -> None:
-    """Who has listened to a handshake cannot repeat it: the coordinator's nonce is another one."""
-    with served(secret=b"secret") as server, server.client("node") as honest:
+    """A recorded handshake cannot be repeated, because the coordinator's nonce differs."""
+    with run_server(secret=b"secret") as server, server.client("node") as honest:
         challenge = honest.challenge()
         proof = honest.proof(challenge)
         honest.send(proof)
         honest.until(wire.Accepted)
-        with server.client("node") as thief:
-            thief.send(honest.hello)
-            assert thief.until(wire.Challenge).nonce != challenge.nonce
-            thief.send(proof)
-            assert refusal(thief).is_final
+        with server.client("node") as replayer:
+            replayer.send(honest.hello)
+            assert replayer.until(wire.Challenge).nonce != challenge.nonce
+            replayer.send(proof)
+            assert refusal(replayer).is_final
 
 
-def test_the_coordinators_own_proof_is_no_proof_of_an_agent() -> None:
-    """Nothing can be reflected."""
-    with served(secret=b"secret") as server, server.client(secret=b"") as client:
+def test_the_coordinators_proof_is_not_valid_for_an_agent() -> None:
+    """So it cannot be reflected."""
+    with run_server(secret=b"secret") as server, server.client(secret=b"") as client:
         challenge = client.challenge()
         client.send(wire.Proof(wire.prove(b"secret", "coordinator", client.hello, challenge.nonce)))
         assert refusal(client).is_final
 
 
-OUT_OF_PLACE: dict[str, list[wire.FromAgent]] = {
-    "a word before the greeting": [wire.Message(NodeLeft("bye"))],
-    "a proof before the greeting": [wire.Proof(b"x")],
-    "a beat before the greeting": [wire.Beat(1)],
-    "a cancel before the greeting": [wire.Cancel("because")],
-    "a word before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Message(NodeLeft("bye"))],
+UNEXPECTED: dict[str, list[wire.FromAgent]] = {
+    "a message before the hello": [wire.Message(NodeLeft("bye"))],
+    "a proof before the hello": [wire.Proof(b"x")],
+    "a beat before the hello": [wire.Beat(1)],
+    "a cancel before the hello": [wire.Cancel("because")],
+    "a message before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Message(NodeLeft("bye"))],
     "a cancel before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Cancel("because")],
-    "two greetings": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16)] * 2,
+    "two hellos": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16)] * 2,
     "a short nonce": [wire.Hello(wire.VERSION, "run", "node", b"n")],
-    "a node without a name": [wire.Hello(wire.VERSION, "run", "", b"n" * 16)],
-    "a node with an endless name": [wire.Hello(wire.VERSION, "run", "n" * 65, b"n" * 16)],
+    "an empty node id": [wire.Hello(wire.VERSION, "run", "", b"n" * 16)],
+    "a node id that is too long": [wire.Hello(wire.VERSION, "run", "n" * 65, b"n" * 16)],
 }
 
 
-@pytest.mark.parametrize("frames", OUT_OF_PLACE.values(), ids=OUT_OF_PLACE.keys())
-def test_a_frame_out_of_its_place_costs_the_connection_and_changes_nothing(frames: list[wire.FromAgent]) -> None:
-    with served() as server, server.client() as client:
+@pytest.mark.parametrize("frames", UNEXPECTED.values(), ids=UNEXPECTED.keys())
+def test_an_unexpected_frame_closes_the_connection_and_changes_nothing(frames: list[wire.FromAgent]) -> None:
+    with run_server() as server, server.client() as client:
         for frame in frames:
             client.send(frame)
         assert client.is_closed_by_server()
         assert server.thread.call(lambda: server.server.refused) == 1
-        assert not server.facts(Received)
-        assert not server.facts(CancelRequested)
+        assert not server.events(Received)
+        assert not server.events(CancelRequested)
 
 
-def test_the_words_of_another_node_are_refused_and_its_life_goes_on() -> None:
-    with served() as server, server.member("honest") as honest:
+def test_a_message_with_the_id_of_another_node_closes_only_the_senders_link() -> None:
+    with run_server() as server, server.member("honest") as honest:
         honest.until(GenerationFormed)
-        with server.client("liar") as liar:
-            liar.greet()
-            liar.say(NodeJoined(NodeInfo("honest", "elsewhere", min_nodes=1, max_nodes=4)))
-            assert liar.is_closed_by_server()
-        assert {event.node_id for event in server.facts(Received)} == {"honest"}
+        with server.client("impostor") as impostor:
+            impostor.greet()
+            impostor.send_message(NodeJoined(NodeInfo("honest", "elsewhere", min_nodes=1, max_nodes=4)))
+            assert impostor.is_closed_by_server()
+        assert {event.node_id for event in server.events(Received)} == {"honest"}
         honest.send(wire.Beat(1))
         assert honest.until(wire.BeatAnswer) == wire.BeatAnswer(1)
 
 
 @pytest.mark.parametrize("frame", [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Proof(b"x")])
-def test_a_trusted_node_that_greets_again_is_closed_and_lost(frame: wire.FromAgent) -> None:
-    """Not at once: that its link was closed, and by us, says nothing about its workers."""
-    with served(terms=LeaseTerms(0.1, 0.5)) as server, server.member("node") as client:
+def test_a_second_hello_closes_the_link_and_the_node_is_lost_after_its_lease(frame: wire.FromAgent) -> None:
+    """Not at once: its workers may still run, because this side closed the link."""
+    with run_server(terms=LeaseTerms(0.1, 0.5)) as server, server.member("node") as client:
         begun = time.monotonic()
         client.send(frame)
         assert client.is_closed_by_server()
-        assert server.until_heard(NodeLost, node_id="node").why == "invalid data: unexpected frame"
+        assert server.until_event(NodeLost, node_id="node").why == "invalid data: unexpected frame"
         assert time.monotonic() - begun >= 0.5
 
 
-def test_an_operator_with_the_secret_can_end_the_run_for_all() -> None:
-    with served(secret=b"secret") as server, server.member() as member, server.client() as operator:
+def test_an_operator_with_the_secret_can_cancel_the_run() -> None:
+    with run_server(secret=b"secret") as server, server.member() as member, server.client() as operator:
         member.until(GenerationFormed)
         operator.greet()
         operator.send(wire.Cancel("the budget of the project is spent"))
@@ -202,45 +203,45 @@ def test_an_operator_with_the_secret_can_end_the_run_for_all() -> None:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_connects_again_replaces_its_old_link_without_a_loss() -> None:
-    with leaving_nothing(), served() as server, server.member("node") as old:
+def test_a_node_that_reconnects_replaces_its_old_link_without_a_loss() -> None:
+    with leaving_nothing(), run_server() as server, server.member("node") as old:
         old.until(GenerationFormed)
         with server.client("node") as new:
             new.greet()
             assert old.is_closed_by_server()
-            new.say(NodeJoined(new.info(), generation=1, is_running=True, group_rank=0, group_world_size=1))
-            new.say(NodeSucceeded(1))
+            new.send_message(NodeJoined(new.info(), generation=1, is_running=True, group_rank=0, group_world_size=1))
+            new.send_message(NodeSucceeded(1))
             assert new.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
-            assert not server.facts(NodeLost)
+            assert not server.events(NodeLost)
             assert server.thread.call(lambda: server.server.others("")) == 1
 
 
-def test_a_closed_link_is_a_node_lost_at_once() -> None:
-    """Long before its lease is over."""
+def test_a_node_that_closes_its_link_is_lost_at_once() -> None:
+    """Long before its lease expires."""
     terms = LeaseTerms(1000, 5000)
-    with served(nodes=(2, 2), terms=terms) as server, server.member("stays", nodes=(2, 2)) as stays:
+    with run_server(nodes=(2, 2), terms=terms) as server, server.member("stays", nodes=(2, 2)) as stays:
         with server.member("goes", nodes=(2, 2)) as goes:
             goes.until(GenerationFormed)
         assert stays.until(GenerationEnded).why == "host-goes was lost: connection closed"
 
 
 def reset(client: Client) -> None:
-    """Its connection ends without a farewell: a middle box, a cable, an agent that gave it up."""
+    """Close the connection with a reset."""
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
 
 
-def test_a_reset_link_says_nothing_and_its_node_may_come_back() -> None:
-    with served(nodes=(2, 2)) as server, server.member("stays", nodes=(2, 2)) as stays:
+def test_a_node_whose_link_was_reset_may_reconnect() -> None:
+    with run_server(nodes=(2, 2)) as server, server.member("stays", nodes=(2, 2)) as stays:
         cut = server.member("cut", nodes=(2, 2))
         stays.until(GenerationFormed)
         part = cut.until(GenerationFormed).assignment
         reset(cut)
         until(lambda: "cut" in server.thread.call(lambda: server.server._absent), "the reset")
-        assert server.thread.call(lambda: server.server.others("stays")) == 1, "who serves must not leave it alone"
+        assert server.thread.call(lambda: server.server.others("stays")) == 1, "the serving node must stay for it"
         with server.client("cut") as back:
             back.greet()
-            back.say(
+            back.send_message(
                 NodeJoined(
                     back.info((2, 2)),
                     1,
@@ -251,37 +252,40 @@ def test_a_reset_link_says_nothing_and_its_node_may_come_back() -> None:
                 )
             )
             for member in (stays, back):
-                member.say(NodeSucceeded(1))
+                member.send_message(NodeSucceeded(1))
             assert stays.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
             assert back.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
-            assert not server.facts(NodeLost)
+            assert not server.events(NodeLost)
 
 
-def test_a_node_that_does_not_come_back_after_a_reset_is_lost_when_its_lease_is_over() -> None:
-    with served(terms=LeaseTerms(0.1, 1.0)) as server:
+def test_a_node_that_does_not_reconnect_after_a_reset_is_lost_when_its_lease_expires() -> None:
+    with run_server(terms=LeaseTerms(0.1, 1.0)) as server:
         begun = time.monotonic()
         reset(server.member("cut"))
-        assert server.until_heard(NodeLost, node_id="cut").why == "connection closed"
+        assert server.until_event(NodeLost, node_id="cut").why == "connection closed"
         assert time.monotonic() - begun >= 1.0
         assert server.thread.call(lambda: server.server.others("")) == 0
 
 
-def test_a_refused_node_at_work_whose_link_is_reset_is_awaited_until_its_lease_is_over() -> None:
-    """Its workers run until its keeper stops them."""
-    with served(terms=LeaseTerms(0.1, 1.0), opened=Opened(5.0, generation=1)) as server, server.member("first", rank=1):
+def test_a_refused_node_with_workers_is_awaited_after_a_reset_until_its_lease_expires() -> None:
+    """Its workers run until its keeper kills them."""
+    with (
+        run_server(terms=LeaseTerms(0.1, 1.0), opened=Opened(5.0, generation=1)) as server,
+        server.member("first", rank=1),
+    ):
         refused = server.client("refused")
         refused.greet()
-        refused.say(NodeJoined(refused.info(rank=1), 1, is_running=True, group_world_size=1))
+        refused.send_message(NodeJoined(refused.info(rank=1), 1, is_running=True, group_world_size=1))
         assert "rank 1" in refused.until(JoinRefused).reason
         begun = time.monotonic()
         reset(refused)
-        assert server.until_heard(NodeLost, node_id="refused")
+        assert server.until_event(NodeLost, node_id="refused")
         assert time.monotonic() - begun >= 0.9, "its lease began with its last message"
 
 
-def test_an_absence_of_the_server_neither_counts_against_who_was_reset_nor_protects_it() -> None:
+def test_a_pause_of_the_server_neither_shortens_nor_removes_the_lease_after_a_reset() -> None:
     ahead = 0.0
-    with served(terms=LeaseTerms(0.1, 1.0), clock=lambda: time.monotonic() + ahead) as server:
+    with run_server(terms=LeaseTerms(0.1, 1.0), clock=lambda: time.monotonic() + ahead) as server:
         cut = server.member("cut")
         cut.until(GenerationFormed)
 
@@ -292,42 +296,42 @@ def test_an_absence_of_the_server_neither_counts_against_who_was_reset_nor_prote
             reset(cut)
 
         server.thread.call(sleep_and_wake)
-        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a look at the time")
-        assert not server.facts(NodeLost)
-        assert server.until_heard(NodeLost)
+        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a tick")
+        assert not server.events(NodeLost)
+        assert server.until_event(NodeLost)
 
 
-def test_a_word_that_was_long_under_way_is_dated_by_its_arrival() -> None:
-    """A node's clock is another one; what its beats have shown of it is compared with when the word came."""
+def test_a_delayed_message_gets_the_time_of_its_arrival() -> None:
+    """On the node's clock, which is estimated from its beats."""
     theirs = 5_000_000.0
     failure = Failure(1, 0, 0, 1, 1, theirs - 7.0)
-    with served() as server, server.member("node") as node:
+    with run_server() as server, server.member("node") as node:
         node.until(GenerationFormed)
         node.send(wire.Beat(1, theirs))
         node.until(wire.BeatAnswer)
-        node.say(FailureSeen(1, failure, theirs - 6.0))  # sent six seconds before the beat, as it seems
-        heard = server.until_heard(Received, kind_of_message=FailureSeen).message
-        assert heard.failure == failure
-        assert theirs <= heard.sent_at < theirs + PATIENCE_S
+        node.send_message(FailureSeen(1, failure, theirs - 6.0))  # apparently sent 6 s before the beat
+        message = server.until_event(Received, message_kind=FailureSeen).message
+        assert message.failure == failure
+        assert theirs <= message.sent_at < theirs + PATIENCE_S
 
 
-def test_a_silent_client_is_judged_when_its_lease_is_over_and_not_before() -> None:
-    with served(terms=LeaseTerms(0.1, 1.5)) as server:
+def test_a_silent_node_is_lost_when_its_lease_expires_and_not_before() -> None:
+    with run_server(terms=LeaseTerms(0.1, 1.5)) as server:
         begun = time.monotonic()
         with server.member("silent") as silent, server.member("honest") as honest, beating(honest, 0.05) as beats:
-            assert server.until_heard(NodeLost, node_id="silent").why == "no heartbeat for 1.5 s"
+            assert server.until_event(NodeLost, node_id="silent").why == "no heartbeat for 1.5 s"
             assert time.monotonic() - begun >= 1.5
             assert silent.is_closed_by_server()
             assert not beats.was_closed
-        assert [lost.node_id for lost in server.facts(NodeLost)][:1] == ["silent"]
+        assert [lost.node_id for lost in server.events(NodeLost)][:1] == ["silent"]
 
 
-def test_a_long_absence_of_the_server_does_not_lengthen_a_later_judgement() -> None:
-    """Its clock jumps, as that of a machine that slept, and it hears a last word before it looks at the time. Who is
-    silent from then on is judged a lease later, not a lease and the absence."""
+def test_a_long_pause_of_the_server_does_not_extend_later_leases() -> None:
+    """Its clock jumps, as after a suspend, and it receives a last beat before its next tick. A node that is silent from
+    then on is lost one lease later, without the length of the pause."""
     ahead = 0.0
     terms = LeaseTerms(0.1, 1.5)
-    with served(terms=terms, clock=lambda: time.monotonic() + ahead) as server, server.member("node") as node:
+    with run_server(terms=terms, clock=lambda: time.monotonic() + ahead) as server, server.member("node") as node:
         node.until(GenerationFormed)
 
         def sleep_and_wake() -> None:
@@ -336,39 +340,39 @@ def test_a_long_absence_of_the_server_does_not_lengthen_a_later_judgement() -> N
             node.send(wire.Beat(1))
 
         server.thread.call(sleep_and_wake)
-        assert node.until(wire.BeatAnswer) == wire.BeatAnswer(1), "nobody is judged for the absence"
+        assert node.until(wire.BeatAnswer) == wire.BeatAnswer(1), "no node is lost because of the pause"
         assert node.is_closed_by_server()
-        assert server.until_heard(NodeLost).why == "no heartbeat for 1.5 s"
+        assert server.until_event(NodeLost).why == "no heartbeat for 1.5 s"
 
 
-def test_a_handshake_that_an_absence_interrupted_goes_on() -> None:
-    """It was not the stranger who took that long."""
+def test_a_handshake_continues_after_a_pause_of_the_server() -> None:
+    """The peer did not cause the delay."""
     ahead = 0.0
-    with served(clock=lambda: time.monotonic() + ahead) as server, server.client("newcomer") as newcomer:
+    with run_server(clock=lambda: time.monotonic() + ahead) as server, server.client("newcomer") as newcomer:
         challenge = newcomer.challenge()
         ahead = 100_000.0
-        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a look at the time")
+        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a tick")
         newcomer.send(newcomer.proof(challenge))
         newcomer.until(wire.Accepted)
 
 
-def test_any_word_counts_as_a_sign_of_life() -> None:
-    with served(terms=LeaseTerms(0.1, 1.5)) as server, server.member("talks") as talks:
+def test_every_message_renews_the_lease() -> None:
+    with run_server(terms=LeaseTerms(0.1, 1.5)) as server, server.member("talks") as talks:
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
-            talks.say(NodeReady(0, "127.0.0.1", 1))
+            talks.send_message(NodeReady(0, "127.0.0.1", 1))
             talks.send(wire.Beat(1))
             talks.until(wire.BeatAnswer)
-        assert not server.facts(NodeLost)
+        assert not server.events(NodeLost)
 
 
-def test_what_arises_while_an_event_is_delivered_is_heard_after_it() -> None:
-    """A link breaks while the fan-out writes to it. Who is told of the loss has heard of the cause before."""
-    with served(nodes=(3, 3)) as server:
+def test_an_event_raised_during_delivery_is_processed_after_it() -> None:
+    """A link breaks while the server writes to it. The other nodes receive the cause before the loss."""
+    with run_server(nodes=(3, 3)) as server:
         members = {name: server.member(name, nodes=(3, 3)) for name in ("a", "b", "c")}
         for member in members.values():
             member.until(GenerationFormed)
-        # The one in the middle does not read, and then there is no room for the next word to it.
+        # The middle one does not read, so its buffer is full.
         middle = server.thread.call(lambda: list(server.server._nodes.values())[1])
 
         def fill() -> None:
@@ -381,7 +385,7 @@ def test_what_arises_while_an_event_is_delivered_is_heard_after_it() -> None:
         for name, member in members.items():
             if name != middle.node_id:
                 assert member.until(RunEnded).verdict.why == "enough"
-        lost = server.until_heard(NodeLost, node_id=middle.node_id)
+        lost = server.until_event(NodeLost, node_id=middle.node_id)
         assert lost.why == "the peer does not read what it is sent"
         kinds = [type(event) for event, _ in server.record]
         assert kinds.index(CancelRequested) < kinds.index(NodeLost)
@@ -389,9 +393,9 @@ def test_what_arises_while_an_event_is_delivered_is_heard_after_it() -> None:
             each.close()
 
 
-def test_a_verdict_is_heard_by_all_before_the_server_has_closed() -> None:
-    """Also by those that have not read anything for a while."""
-    server = Served(nodes=(2, 2))
+def test_all_nodes_receive_the_verdict_before_the_server_closes() -> None:
+    """Also nodes that have not read anything for a while."""
+    server = ServerThread(nodes=(2, 2))
     one, other = server.member("one", nodes=(2, 2)), server.member("other", nodes=(2, 2))
     try:
         one.until(GenerationFormed)
@@ -403,10 +407,10 @@ def test_a_verdict_is_heard_by_all_before_the_server_has_closed() -> None:
     other.close()
 
 
-def test_a_thousand_members_form_a_generation_and_hear_its_end() -> None:
-    """Each gets its own part once; the end reaches all."""
+def test_a_thousand_members_form_a_generation_and_receive_its_end() -> None:
+    """Each gets its own assignment once; all get the end."""
     count = 1000
-    with served(nodes=(count, count)) as server:
+    with run_server(nodes=(count, count)) as server:
         members = [server.client(f"node-{number}") for number in range(count)]
         for member in members:
             member.send(member.hello)
@@ -424,7 +428,7 @@ def test_a_thousand_members_form_a_generation_and_hear_its_end() -> None:
             member.close()
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- unauthenticated peers --------------------------------------------------------------------------------------------
 
 GARBAGE: dict[str, bytes] = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -440,20 +444,20 @@ GARBAGE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_bytes_of_others_cost_their_sender_the_connection(garbage: bytes) -> None:
-    with leaving_nothing(), served() as server:
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as stranger:
-            stranger.sendall(garbage)
-            with suppress(ConnectionResetError):  # closed while more was on its way
-                answer = stranger.recv(1 << 16)
-                assert answer[:1] in (b"", b"\x15"), "nothing; a TLS alert at most"
+def test_bytes_of_other_protocols_close_the_connection(garbage: bytes) -> None:
+    with leaving_nothing(), run_server() as server:
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as peer:
+            peer.sendall(garbage)
+            with suppress(ConnectionResetError):  # closed while more data was in flight
+                answer = peer.recv(1 << 16)
+                assert answer[:1] in (b"", b"\x15"), "nothing, or a TLS alert"
         assert server.thread.call(lambda: server.server.refused) == 1
         assert server.thread.call(lambda: len(server.server._peers)) == 0
 
 
-def test_a_slow_greeting_has_a_bounded_time() -> None:
-    """One byte after the other: the time counts from the beginning, not from the last byte."""
-    with served(handshake_timeout_s=0.4) as server, server.member("honest") as honest, beating(honest) as beats:
+def test_the_handshake_timeout_counts_from_the_start() -> None:
+    """Also if single bytes keep arriving."""
+    with run_server(handshake_timeout_s=0.4) as server, server.member("honest") as honest, beating(honest) as beats:
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as slow:
             begun = time.monotonic()
             slow.settimeout(0.01)
@@ -471,27 +475,27 @@ def test_a_slow_greeting_has_a_bounded_time() -> None:
         assert not beats.was_closed
 
 
-def test_who_greets_but_never_proves_is_let_go_too() -> None:
-    with served(terms=SHORT, handshake_timeout_s=0.2) as server, server.client() as client:
+def test_a_peer_that_never_sends_its_proof_is_disconnected() -> None:
+    with run_server(terms=SHORT, handshake_timeout_s=0.2) as server, server.client() as client:
         client.challenge()
         assert client.is_closed_by_server()
         assert server.thread.call(lambda: server.server.refused) == 1
 
 
-def test_a_thousand_silent_strangers_hurt_nobody_who_works() -> None:
-    with leaving_nothing(), served(handshake_timeout_s=1.0) as server:
+def test_a_thousand_silent_peers_do_not_affect_members() -> None:
+    with leaving_nothing(), run_server(handshake_timeout_s=1.0) as server:
         with server.member("honest") as honest, beating(honest, 0.05) as beats:
-            strangers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(1000)]
-            newcomer = server.member("newcomer")  # the places of strangers are many
-            for stranger in strangers:
-                assert stranger.recv(1) == b""
-                stranger.close()
+            peers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(1000)]
+            newcomer = server.member("newcomer")  # there is room for it among them
+            for peer in peers:
+                assert peer.recv(1) == b""
+                peer.close()
             assert not beats.was_closed
             assert beats.answered
             newcomer.close()
         assert server.thread.call(lambda: server.server.refused) == 1000
-        assert server.thread.call(lambda: len(server.server._admission)) == 0, "their places are free again"
-        assert not [lost for lost in server.facts(NodeLost) if lost.node_id == "honest"][1:]
+        assert server.thread.call(lambda: len(server.server._admission)) == 0, "their slots are free again"
+        assert not [lost for lost in server.events(NodeLost) if lost.node_id == "honest"][1:]
 
 
 FLOOD = """
@@ -499,19 +503,19 @@ import socket, sys, threading
 
 def come_and_go():
     while True:
-        with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as stranger:
-            stranger.sendall(bytes([0, 0, 1, 0]) + b"x" * 40)
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as peer:
+            peer.sendall(bytes([0, 0, 1, 0]) + b"x" * 40)
 
-def shout():
+def send_without_end():
     while True:
-        with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as stranger:
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as peer:
             try:
                 while True:
-                    stranger.sendall(bytes(1))
+                    peer.sendall(bytes(1))
             except OSError:
                 continue
 
-for each in (come_and_go, shout, shout):
+for each in (come_and_go, send_without_end, send_without_end):
     threading.Thread(target=each, daemon=True).start()
 print("begun", flush=True)
 sys.stdin.read()
@@ -519,9 +523,9 @@ sys.stdin.read()
 
 
 @pytest.mark.process
-def test_strangers_that_never_stop_talking_do_not_hold_the_loop() -> None:
-    """They connect, talk and go as fast as they can; the agent's other work, its timers among it, goes on."""
-    with served(handshake_timeout_s=0.2) as server, server.member("honest") as honest:
+def test_peers_that_send_without_end_do_not_block_the_loop() -> None:
+    """They connect, send and close as fast as they can; the agent's timers still fire."""
+    with run_server(handshake_timeout_s=0.2) as server, server.member("honest") as honest:
         flood = subprocess.Popen(python(FLOOD, server.port), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert flood.stdout is not None
         flood.stdout.readline()
@@ -535,20 +539,22 @@ def test_strangers_that_never_stop_talking_do_not_hold_the_loop() -> None:
             flood.communicate()
 
 
-def test_a_door_that_is_never_quiet_does_not_hold_the_loop() -> None:
-    """The extreme of the same: there is always something to hear. The others are still heard, and judged in time."""
+def test_a_listener_that_is_always_ready_does_not_block_the_loop() -> None:
+    """Other peers are still served, and lost in time."""
     always_ready, other_end = socket.socketpair()
     other_end.send(b"!")
-    with served(terms=LeaseTerms(0.1, 1.0), more_doors=[always_ready]) as server, server.member("silent") as silent:
+    with (
+        run_server(terms=LeaseTerms(0.1, 1.0), more_listeners=[always_ready]) as server,
+        server.member("silent") as silent,
+    ):
         silent.until(GenerationFormed)
         assert silent.is_closed_by_server()
-        assert server.until_heard(NodeLost).why == "no heartbeat for 1 s"
+        assert server.until_event(NodeLost).why == "no heartbeat for 1 s"
     other_end.close()
 
 
-def test_honest_links_are_not_taken_for_strangers_when_they_are_many() -> None:
-    """The bound is on those who have not proved themselves."""
-    with served(nodes=(1, 400), terms=LeaseTerms(beat_s=1.0, lease_s=3600.0)) as server:  # they do not beat
+def test_the_limit_for_unauthenticated_peers_does_not_count_members() -> None:
+    with run_server(nodes=(1, 400), terms=LeaseTerms(beat_s=1.0, lease_s=3600.0)) as server:  # they send no beats
         members = [server.member(str(number), nodes=(1, 400)) for number in range(300)]
         assert server.thread.call(lambda: len(server.server._admission)) == 0
         assert server.thread.call(lambda: server.server.others("")) == 300
@@ -561,12 +567,12 @@ def test_honest_links_are_not_taken_for_strangers_when_they_are_many() -> None:
 
 @pytest.mark.process
 @needs_openssl
-def test_a_server_with_tls_serves_nodes_with_certificates_and_nobody_else(
+def test_a_server_with_tls_serves_only_nodes_with_certificates(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     certificates = Certificates(tmp_path_factory.mktemp("tls"))
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
-    with leaving_nothing(), served(tls=files.for_server()) as server:
+    with leaving_nothing(), run_server(tls=files.for_server()) as server:
         with server.client() as plain:
             plain.send(plain.hello)
             assert plain.sock.recv(1 << 16)[:1] in (b"", b"\x15")  # closed, or a TLS alert
@@ -580,21 +586,21 @@ def test_a_server_with_tls_serves_nodes_with_certificates_and_nobody_else(
 # --- refusals by the coordinator --------------------------------------------------------------------------------------
 
 
-def test_a_node_for_another_number_of_nodes_is_told_so() -> None:
-    with served(nodes=(1, 4)) as server, server.client() as client:
+def test_a_node_with_another_nnodes_is_refused() -> None:
+    with run_server(nodes=(1, 4)) as server, server.client() as client:
         client.greet()
         client.join(nodes=(2, 2))
         reason: Any = client.until(JoinRefused).reason
         assert "--nnodes" in reason
 
 
-def test_a_server_that_was_frozen_while_it_recovered_waits_a_full_period() -> None:
-    """Its deadline has passed, and a member may be alive: nothing is formed until it had the time to join."""
+def test_a_server_that_was_frozen_during_recovery_waits_a_full_period() -> None:
+    """Its deadline has passed, but a member may be alive: no generation forms until it had time to join."""
     ahead = 0.0
     terms = LeaseTerms(0.1, 1.5)
     opened = Opened(recover_s=1.5, generation=4)
     clock = lambda: time.monotonic() + ahead  # noqa: E731
-    with served(terms=terms, clock=clock, opened=opened) as server, server.member("new") as new:
+    with run_server(terms=terms, clock=clock, opened=opened) as server, server.member("new") as new:
         new.until(Waiting)
 
         def sleep_and_wake() -> None:
@@ -602,7 +608,7 @@ def test_a_server_that_was_frozen_while_it_recovered_waits_a_full_period() -> No
             ahead = 100_000.0
 
         server.thread.call(sleep_and_wake)
-        resumed = server.until_heard(Resumed)
+        resumed = server.until_event(Resumed)
         begun = time.monotonic()
         assert resumed.absent_s > 1000.0
         with beating(new, 0.05) as beats:

@@ -1,4 +1,4 @@
-"""The wire of the tcp engine: any bytes are either our frames or a ``WireError``; a proof fits one connection only."""
+"""The wire protocol: any bytes are either valid frames or a ``WireError``; a proof is valid for one connection."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tenax._core.model import Evidence, Failure, Outcome, Stopped, Verdict, trun
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.wire import FrameReader, Hello, WireError, prove
 
-# A busy machine is no failure.
-CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A slow machine is not a failure.
+SLOW_OK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-MODEST = 1 << 53
-FINITE = st.floats(-MODEST, MODEST)
+LARGEST = 1 << 53
+FINITE = st.floats(-LARGEST, LARGEST)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 LINE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=20)
 ANSWER = st.sampled_from([b"null", b'"done"', b'{"nodes":[1,2]}']).map(msgspec.Raw)
 
 
 def any_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a type as the wire knows it, within its bounds; a new field or bound is covered as it comes."""
+    """Generate values of a type within the bounds of the wire. New fields and bounds are included automatically."""
     return _values(msgspec.inspect.type_info(kind))
 
 
@@ -37,9 +37,9 @@ def _values(info: Any) -> st.SearchStrategy[Any]:
     of = msgspec.inspect
     match info:
         case of.IntType():
-            return st.integers(_or(info.ge, -MODEST), _or(info.le, _or(info.lt, MODEST + 1) - 1))
+            return st.integers(_or(info.ge, -LARGEST), _or(info.le, _or(info.lt, LARGEST + 1) - 1))
         case of.FloatType():
-            return st.floats(_or(info.ge, -MODEST), _or(info.le, MODEST))
+            return st.floats(_or(info.ge, -LARGEST), _or(info.le, LARGEST))
         case of.StrType():
             return LINE if info.pattern else TEXT
         case of.VarTupleType():
@@ -84,7 +84,7 @@ def body_of(frame: Any) -> bytes:
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-@CALM
+@SLOW_OK
 @given(BODIES, st.data())
 def test_any_segmentation_gives_the_same_frames(bodies: list[bytes], data: st.DataObject) -> None:
     stream = framed(bodies)
@@ -96,35 +96,35 @@ def test_any_segmentation_gives_the_same_frames(bodies: list[bytes], data: st.Da
     assert found == bodies
 
 
-@CALM
+@SLOW_OK
 @given(BODIES)
 def test_byte_by_byte_gives_the_same_frames(bodies: list[bytes]) -> None:
     reader = FrameReader()
     assert [body for byte in framed(bodies) for body in reader.feed(bytes([byte]))] == bodies
 
 
-@CALM
+@SLOW_OK
 @given(st.binary(max_size=200), st.integers(1, 50))
-def test_a_truncated_frame_is_waited_for_and_never_given(body: bytes, missing: int) -> None:
+def test_a_truncated_frame_is_not_returned(body: bytes, missing: int) -> None:
     stream = framed([body])
     assert FrameReader().feed(stream[: max(0, len(stream) - missing)]) == []
 
 
 @pytest.mark.parametrize("size", [wire.MAX_UNAUTHENTICATED_BYTES + 1, 1 << 20, 1 << 31, (1 << 32) - 1])
-def test_a_giant_length_is_refused_by_its_first_four_bytes(size: int) -> None:
+def test_a_frame_that_is_too_long_is_rejected_by_its_length(size: int) -> None:
     with pytest.raises(WireError, match=str(size)):
         FrameReader().feed(size.to_bytes(4, "big"))
 
 
-def test_a_frame_as_long_as_allowed_is_taken() -> None:
-    for most in (wire.MAX_UNAUTHENTICATED_BYTES, wire.MAX_BYTES):
-        assert FrameReader(most).feed(framed([b"x" * most])) == [b"x" * most]
+def test_a_frame_of_the_maximum_length_is_accepted() -> None:
+    for max_bytes in (wire.MAX_UNAUTHENTICATED_BYTES, wire.MAX_BYTES):
+        assert FrameReader(max_bytes).feed(framed([b"x" * max_bytes])) == [b"x" * max_bytes]
 
 
-@CALM
+@SLOW_OK
 @given(st.lists(st.binary(min_size=1, max_size=4096), min_size=1, max_size=40))
-def test_random_bytes_raise_wire_error_or_wait_and_hold_little(chunks: list[bytes]) -> None:
-    """What a reader keeps is never more than one frame of the allowed size."""
+def test_random_bytes_raise_wire_error_or_wait_in_a_bounded_buffer(chunks: list[bytes]) -> None:
+    """The buffer never exceeds one frame of the maximum size."""
     reader = FrameReader()
     try:
         for chunk in chunks:
@@ -140,7 +140,7 @@ def test_a_reader_of_a_long_stream_needs_no_more_memory_than_one_frame() -> None
     frame = framed([b"x" * 1000])
     tracemalloc.start()
     try:
-        for _ in range(20_000):  # 20 MB, cut where it hurts
+        for _ in range(20_000):  # 20 MB, split inside frames
             assert len(reader.feed(frame[:700])) + len(reader.feed(frame[700:])) == 1
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
@@ -152,7 +152,7 @@ def test_a_reader_of_a_long_stream_needs_no_more_memory_than_one_frame() -> None
 
 @pytest.mark.parametrize("kind", FROM_AGENT, ids=lambda kind: kind.__name__)
 def test_every_frame_of_an_agent_round_trips(kind: type[Any]) -> None:
-    @settings(CALM, max_examples=50)
+    @settings(SLOW_OK, max_examples=50)
     @given(any_of(kind))
     def check(frame: Any) -> None:
         assert wire.decode_from_agent(body_of(frame)) == frame
@@ -162,7 +162,7 @@ def test_every_frame_of_an_agent_round_trips(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", FROM_SERVER, ids=lambda kind: kind.__name__)
 def test_every_frame_of_the_server_round_trips(kind: type[Any]) -> None:
-    @settings(CALM, max_examples=50)
+    @settings(SLOW_OK, max_examples=50)
     @given(any_of(kind))
     def check(frame: Any) -> None:
         assert wire.decode_from_server(body_of(frame)) == frame
@@ -171,8 +171,8 @@ def test_every_frame_of_the_server_round_trips(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", FromNode.__args__, ids=lambda kind: kind.__name__)
-def test_every_word_of_a_node_round_trips(kind: type[Any]) -> None:
-    @settings(CALM, max_examples=50)
+def test_every_message_of_a_node_round_trips(kind: type[Any]) -> None:
+    @settings(SLOW_OK, max_examples=50)
     @given(any_of(kind))
     def check(message: Any) -> None:
         assert wire.decode_from_agent(body_of(wire.Message(message))) == wire.Message(message)
@@ -182,7 +182,7 @@ def test_every_word_of_a_node_round_trips(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", FromCoordinator.__args__, ids=lambda kind: kind.__name__)
 def test_every_event_of_the_coordinator_round_trips(kind: type[Any]) -> None:
-    @settings(CALM, max_examples=50)
+    @settings(SLOW_OK, max_examples=50)
     @given(any_of(kind))
     def check(event: Any) -> None:
         assert wire.decode_from_server(body_of(wire.Event(event))) == wire.Event(event)
@@ -190,8 +190,8 @@ def test_every_event_of_the_coordinator_round_trips(kind: type[Any]) -> None:
     check()
 
 
-def test_text_that_utf_8_does_not_have_travels_as_codes() -> None:
-    """A worker's last words may be any bytes; they must not cost the run its report."""
+def test_text_that_is_not_valid_unicode_is_escaped() -> None:
+    """A worker's output may be any bytes, and must not prevent the report."""
     sent = wire.Event(JoinRefused("half a character: \udc80"))
     assert wire.decode_from_server(body_of(sent)) == wire.Event(JoinRefused("half a character: \\udc80"))
 
@@ -200,7 +200,7 @@ HELLO = Hello(wire.VERSION, "run", "node", b"n" * wire.NONCE_BYTES)
 JOINED = wire.Message(NodeJoined(NodeInfo("node", "host")))
 
 
-@CALM
+@SLOW_OK
 @given(st.binary(max_size=400))
 def test_random_bodies_raise_wire_error_only(body: bytes) -> None:
     for decode in (wire.decode_from_agent, wire.decode_from_server):
@@ -208,9 +208,9 @@ def test_random_bodies_raise_wire_error_only(body: bytes) -> None:
             decode(body)
 
 
-@CALM
+@SLOW_OK
 @given(st.data())
-def test_our_frames_with_bytes_changed_raise_wire_error_or_mean_something(data: st.DataObject) -> None:
+def test_frames_with_changed_bytes_raise_wire_error_or_decode(data: st.DataObject) -> None:
     body = bytearray(body_of(data.draw(st.sampled_from([HELLO, JOINED, wire.Beat(3), wire.Cancel("why")]))))
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -229,7 +229,7 @@ JSON = st.recursive(
 )
 
 
-@CALM
+@SLOW_OK
 @given(st.sampled_from([kind.__name__ for kind in FROM_AGENT + FROM_SERVER]), st.dictionaries(TEXT, JSON, max_size=4))
 def test_wrong_fields_and_wrong_types_raise_wire_error_only(name: str, fields: dict[str, Any]) -> None:
     body = msgspec.json.encode({**fields, "frame": name})
@@ -273,7 +273,7 @@ def test_deep_huge_and_wrong_json_raises_wire_error_only(body: bytes) -> None:
 
 
 def test_unknown_fields_of_a_newer_minor_version_are_ignored() -> None:
-    """In the frame, in the word, in the node: at every depth."""
+    """At every depth: in the frame, in the message, in the node."""
     newer = msgspec.to_builtins(JOINED)
     newer["priority"] = 3
     newer["message"]["zone"] = {"rack": [1, 2]}
@@ -281,15 +281,15 @@ def test_unknown_fields_of_a_newer_minor_version_are_ignored() -> None:
     assert wire.decode_from_agent(msgspec.json.encode(newer)) == JOINED
 
 
-def test_an_unknown_kind_of_frame_or_word_is_not_ours() -> None:
-    for body in (b'{"frame":"Vote","number":1}', b'{"frame":"Word","message":{"message":"NodeSang"}}'):
+def test_an_unknown_kind_of_frame_or_message_is_rejected() -> None:
+    for body in (b'{"frame":"Vote","number":1}', b'{"frame":"Word","message":{"message":"NodeUnknown"}}'):
         with pytest.raises(WireError):
             wire.decode_from_agent(body)
 
 
 def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
-    """Thousands of workers that failed with long stories, and every earlier cause: still one frame."""
-    story = Evidence(
+    """Thousands of failed workers with long evidence, and every earlier cause."""
+    evidence = Evidence(
         "E" * 500,
         "m" * 500,
         "\x01" * 32_000,
@@ -299,7 +299,7 @@ def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
         "q" * 4096,
         stacks="\x01" * 32_000,
     )
-    failures = [Failure(1, 0, rank, 4_000_000, -11, 1.5, "r" * 5000, story, True, "h" * 64) for rank in range(5000)]
+    failures = [Failure(1, 0, rank, 4_000_000, -11, 1.5, "r" * 5000, evidence, True, "h" * 64) for rank in range(5000)]
     verdict = Verdict(
         Outcome.FAILED,
         "w" * 1000,
@@ -313,8 +313,8 @@ def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
     assert len(wire.encode(wire.Event(RunEnded(verdict, 1.0)))) < wire.MAX_BYTES
 
 
-def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
-    story = Evidence(
+def test_the_longest_message_of_a_large_node_fits_into_a_frame() -> None:
+    evidence = Evidence(
         "E" * 500,
         "m" * 500,
         "\x01" * 32_000,
@@ -324,13 +324,13 @@ def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
         "q" * 4096,
         stacks="\x01" * 32_000,
     )
-    failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, story) for rank in range(512)]
+    failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, evidence) for rank in range(512)]
     stopped = tuple(Stopped(7, rank, 1, -15, "\x01" * 6007 if rank < 16 else "") for rank in range(512))
-    word = NodeStopped(1, 1.0, truncate_failures(failures), stopped)
-    assert len(wire.encode(wire.Message(word))) < wire.MAX_BYTES
+    message = NodeStopped(1, 1.0, truncate_failures(failures), stopped)
+    assert len(wire.encode(wire.Message(message))) < wire.MAX_BYTES
 
 
-def test_every_greeting_fits_into_what_a_stranger_may_send() -> None:
+def test_every_hello_fits_the_limit_of_unauthenticated_peers() -> None:
     hello = Hello(wire.VERSION, "r" * 1000, "n" * 64, b"n" * wire.NONCE_BYTES)
     assert len(wire.encode(hello)) < wire.MAX_UNAUTHENTICATED_BYTES
 
@@ -338,8 +338,8 @@ def test_every_greeting_fits_into_what_a_stranger_may_send() -> None:
 # --- proofs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_proof_is_of_one_role_one_run_one_node_one_connection_and_one_secret() -> None:
-    """So none can be replayed, reflected, or used for another."""
+def test_a_proof_is_bound_to_role_run_node_connection_and_secret() -> None:
+    """So it cannot be replayed, reflected, or used for another."""
     nonce = b"s" * wire.NONCE_BYTES
 
     def changed(**fields: Any) -> Hello:
@@ -359,17 +359,17 @@ def test_a_proof_is_of_one_role_one_run_one_node_one_connection_and_one_secret()
     assert proofs[0] == prove(b"secret", "agent", HELLO, nonce)
 
 
-@CALM
+@SLOW_OK
 @given(TEXT, TEXT, TEXT, TEXT)
-def test_no_shift_between_the_parts_of_a_proof_gives_the_same(run: str, node: str, run2: str, node2: str) -> None:
-    """run "a" of node "bc" is not run "ab" of node "c"."""
+def test_shifting_text_between_the_parts_changes_the_proof(run: str, node: str, run2: str, node2: str) -> None:
+    """Run "a" with node "bc" is not run "ab" with node "c"."""
     one, other = (Hello(1, run_id, node_id, b"") for run_id, node_id in ((run, node), (run2, node2)))
     same = prove(b"s", "agent", one, b"") == prove(b"s", "agent", other, b"")
     assert same == ((run, node) == (run2, node2))
 
 
-def test_events_that_people_read_are_in_the_frame_as_they_are() -> None:
-    """A capture of the wire can be read."""
+def test_reasons_are_readable_in_the_frame() -> None:
+    """A network capture can be read."""
     for event in (Waiting("why"), GenerationEnded(3, "why"), LeaveNoticed(3, "host", "why", 1.5)):
         assert b'"why":"why"' in wire.encode(wire.Event(event))
     assert NodeReady(0) == msgspec.json.decode(msgspec.json.encode(NodeReady(0)), type=NodeReady)

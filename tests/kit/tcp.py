@@ -63,7 +63,7 @@ def wait_readable(sock: socket.socket | int, timeout_s: float = PATIENCE_S) -> b
 # --- links, served by hand --------------------------------------------------------------------------------------------
 
 
-class HeardLink:
+class RecordedLink:
     """A link, and what it received."""
 
     def __init__(
@@ -83,7 +83,7 @@ class HeardLink:
         self.closed = (why, was_announced)
 
 
-def serve(links: list[HeardLink], condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+def serve(links: list[RecordedLink], condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
     """Serve these links as a loop would, until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -174,7 +174,7 @@ class LoopThread:
 # --- a server and its clients -----------------------------------------------------------------------------------------
 
 
-class Served:
+class ServerThread:
     """A coordinator's server on its own loop. Events and messages of the coordinator are recorded."""
 
     def __init__(self, nodes: tuple[int, int] = (1, 4), secret: bytes = b"", **options: Any) -> None:
@@ -182,9 +182,9 @@ class Served:
         self.record: list[tuple[Any, list[Any]]] = []
         self._recorded = threading.Condition()
         self.thread = LoopThread(options.pop("clock", time.monotonic))
-        door = options.pop("door", None) or listener()
-        self.port: int = door.getsockname()[1]
-        doors = [door, *options.pop("more_doors", [])]
+        first = options.pop("listener", None) or listener()
+        self.port: int = first.getsockname()[1]
+        listeners = [first, *options.pop("more_listeners", [])]
         run = RunSettings(
             options.pop("run_id", "run"),
             *nodes,
@@ -195,26 +195,26 @@ class Served:
         terms = options.pop("terms", LeaseTerms())
 
         def start() -> CoordinatorServer:
-            made = CoordinatorServer(doors, run, terms, secret, self.thread.loop, record=self._note, **options)
+            made = CoordinatorServer(listeners, run, terms, secret, self.thread.loop, record=self._note, **options)
             made.open(opened)
             return made
 
         self.server = self.thread.call(start)
 
-    def _note(self, _at: float, event: Any, says: list[Any], _state: Any) -> None:
+    def _note(self, _at: float, event: Any, sends: list[Any], _state: Any) -> None:
         with self._recorded:
-            self.record.append((event, says))
+            self.record.append((event, sends))
             self._recorded.notify_all()
 
-    def until_heard(
-        self, kind: type[Any], *, number: int = 0, kind_of_message: type[Any] | None = None, **fields: object
+    def until_event(
+        self, kind: type[Any], *, number: int = 0, message_kind: type[Any] | None = None, **fields: object
     ) -> Any:
         """Wait until the coordinator received this event for the n-th time."""
 
         def is_it(event: Any) -> bool:
             return (
                 isinstance(event, kind)
-                and (kind_of_message is None or isinstance(event.message, kind_of_message))
+                and (message_kind is None or isinstance(event.message, message_kind))
                 and all(getattr(event, key) == value for key, value in fields.items())
             )
 
@@ -225,7 +225,7 @@ class Served:
             assert self._recorded.wait_for(found, PATIENCE_S), f"no {kind.__name__} {fields} in {self.record}"
             return found()
 
-    def facts(self, kind: type[Any]) -> list[Any]:
+    def events(self, kind: type[Any]) -> list[Any]:
         return [event for event, _ in self.record if isinstance(event, kind)]
 
     def client(self, node_id: str = "", **options: Any) -> Client:
@@ -244,8 +244,8 @@ class Served:
 
 
 @contextmanager
-def served(**options: Any) -> Iterator[Served]:
-    made = Served(**options)
+def run_server(**options: Any) -> Iterator[ServerThread]:
+    made = ServerThread(**options)
     try:
         yield made
     finally:
@@ -275,7 +275,7 @@ class Client:
     def send(self, frame: wire.FromAgent) -> None:
         self.sock.sendall(wire.encode(frame))
 
-    def say(self, message: FromNode) -> None:
+    def send_message(self, message: FromNode) -> None:
         self.send(wire.Message(message))
 
     def receive(self) -> wire.FromServer | None:
@@ -323,8 +323,8 @@ class Client:
         return NodeInfo(self.node_id, f"host-{self.node_id}", min_nodes=nodes[0], max_nodes=nodes[1], **fields)
 
     def join(self, generation: int = 0, nodes: tuple[int, int] = (1, 4), **fields: Any) -> None:
-        self.say(NodeJoined(self.info(nodes, **fields), generation=generation))
-        self.say(NodeReady(generation, "127.0.0.1", 1))
+        self.send_message(NodeJoined(self.info(nodes, **fields), generation=generation))
+        self.send_message(NodeReady(generation, "127.0.0.1", 1))
 
     def close(self) -> None:
         self.sock.close()
@@ -431,14 +431,14 @@ class ServerProcess:
         nodes: tuple[int, int] = (1, 4),
         terms: LeaseTerms = SHORT,
         handshake_timeout_s: float = 5.0,
-        most_descriptors: int = 0,
+        max_descriptors: int = 0,
     ) -> None:
         options = {
             "nodes": nodes,
             "beat_s": terms.beat_s,
             "lease_s": terms.lease_s,
             "handshake_timeout_s": handshake_timeout_s,
-            "most_descriptors": most_descriptors,
+            "max_descriptors": max_descriptors,
         }
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "tcp_server_main.py"), json.dumps(options)],
@@ -452,12 +452,12 @@ class ServerProcess:
         assert wait_readable(self.process.stdout.fileno()), "the server printed nothing"
         return self.process.stdout.readline()
 
-    def facts(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         assert self.process.stdin is not None
         self.process.stdin.write(b"?\n")
         self.process.stdin.flush()
-        facts: dict[str, Any] = json.loads(self._line())
-        return facts
+        figures: dict[str, Any] = json.loads(self._line())
+        return figures
 
     def client(self, node_id: str = "") -> Client:
         return Client(self.port, node_id or os.urandom(8).hex())
@@ -473,11 +473,11 @@ class ServerProcess:
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        self.go_on()
+        self.resume()
         self.process.kill()
         self.process.communicate()
 
@@ -502,7 +502,7 @@ class EngineNode:
 
     def __init__(self, endpoint: str, nodes: tuple[int, int] = (1, 4), max_restarts: int = 3, **settings: Any) -> None:
         self.events: list[Any] = []
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.holds: list[float] = []
         self.kept: list[str] = []  # connections of which a keeper would hold a copy
         self.released: list[str] = []
@@ -518,11 +518,11 @@ class EngineNode:
         self._node = ControlledNode(
             settings=agent,
             policy=None,
-            messages_on_connecting=self._words,
+            messages_on_connecting=self._messages,
             hold=self._on_hold,
             keep=lambda name, _: self._note(self.kept, name),
             release=lambda name: self._note(self.released, name),
-            print_line=self._on_said,
+            print_line=self._on_printed,
         )
         self._is_open = True
         self.thread.call(lambda: self.engine.open(self.thread.loop, self._on_event, self._node))
@@ -535,10 +535,10 @@ class EngineNode:
     def _on_hold(self, seconds: float) -> None:
         self._note(self.holds, seconds)
 
-    def _on_said(self, text: str) -> None:
-        self._note(self.said, text)
+    def _on_printed(self, text: str) -> None:
+        self._note(self.printed, text)
 
-    def _words(self, info: NodeInfo) -> list[FromNode]:
+    def _messages(self, info: NodeInfo) -> list[FromNode]:
         joined = NodeJoined(
             info,
             generation=self.generation,
@@ -558,7 +558,7 @@ class EngineNode:
                 self.engine.send(NodeReady(self.generation))
         self._note(self.events, event)
 
-    def turns(self) -> list[type[Any]]:
+    def event_kinds(self) -> list[type[Any]]:
         """Return the kinds of the received events, except ``Waiting``."""
         return [type(event) for event in self.events if not isinstance(event, Waiting)]
 
@@ -570,8 +570,8 @@ class EngineNode:
 
         return self._until(found, timeout_s)
 
-    def until_said(self, text: str) -> str:
-        return str(self._until(lambda: next((line for line in self.said if text in line), None)))
+    def until_printed(self, text: str) -> str:
+        return str(self._until(lambda: next((line for line in self.printed if text in line), None)))
 
     def until_held(self, condition: Callable[[list[float]], bool]) -> None:
         self._until(lambda: condition(self.holds))
@@ -579,10 +579,10 @@ class EngineNode:
     def _until(self, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         with self._changed:
             came = self._changed.wait_for(condition, timeout_s)
-            assert came, f"timed out; events {self.events}, printed {self.said}, loop {self.thread.raised!r}"
+            assert came, f"timed out; events {self.events}, printed {self.printed}, loop {self.thread.raised!r}"
             return condition()
 
-    def tell(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         self.thread.call(lambda: self.engine.send(message))
 
     def close(self) -> None:
@@ -601,7 +601,7 @@ def engine_node(endpoint: str, **settings: Any) -> Iterator[EngineNode]:
         made.close()
 
 
-class Held:
+class ReservedAddress:
     """An address that is bound but does not listen until requested: connections are refused."""
 
     def __init__(self) -> None:
@@ -619,8 +619,8 @@ class Held:
 
 
 @contextmanager
-def held() -> Iterator[Held]:
-    made = Held()
+def reserved_address() -> Iterator[ReservedAddress]:
+    made = ReservedAddress()
     try:
         yield made
     finally:

@@ -1,6 +1,6 @@
 """A coordinator's server in its own process, for tests that stop, limit or measure it.
 
-    python tcp_server_main.py '{"nodes": [1, 4], "beat_s": 0.1, "lease_s": 0.6, "most_descriptors": 0}'
+    python tcp_server_main.py '{"nodes": [1, 4], "beat_s": 0.1, "lease_s": 0.6, "max_descriptors": 0}'
 
 It prints its port, and answers each line on its standard input with one line of figures about itself.
 """
@@ -61,8 +61,8 @@ class StandardInput:
 
 def main() -> None:
     options = json.loads(sys.argv[1])
-    if options["most_descriptors"]:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (options["most_descriptors"],) * 2)
+    if options["max_descriptors"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options["max_descriptors"],) * 2)
     loop = Loop()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The c10d backend: one document under one key, changed only by those who know what it was; and where the key lives."""
+"""The c10d backend: one state under one key, changed by compare-and-set; and the stores that hold it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ["memory", "file", "tcp", "torch tcp", "torch file", "torch hash"]
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """One of every kind that has a compare-and-set."""
+    """A store of each kind with compare-and-set."""
     torch = pytest.importorskip("torch.distributed") if request.param.startswith("torch") else None
     with ExitStack() as stack:
         kinds: dict[str, Callable[[], Any]] = {
@@ -42,7 +42,7 @@ def test_the_default_port_is_torchs() -> None:
     assert DEFAULT_PORT == 29400
 
 
-def test_a_state_is_written_by_whoever_knows_the_last_one(store: Any) -> None:
+def test_a_state_is_written_only_with_the_token_of_the_last_one(store: Any) -> None:
     backend = C10dRendezvousBackend(store, "run")
     assert backend.name == "c10d"
     assert backend.get_state() is None
@@ -50,13 +50,13 @@ def test_a_state_is_written_by_whoever_knows_the_last_one(store: Any) -> None:
     assert written is not None
     assert (written[0], written[2]) == (b"one", True)
     assert backend.get_state() == written[:2]
-    too_late = backend.set_state(b"another one")  # only if there was none
+    too_late = backend.set_state(b"another one")  # without a token: only if there is none
     assert too_late == (*written[:2], False)
     newer = backend.set_state(b"two", written[1])
     assert newer is not None
     assert (newer[0], newer[2]) == (b"two", True)
     assert backend.set_state(b"three", written[1]) == (*newer[:2], False)
-    assert backend.set_state(b"three", "not a token of ours") == (*newer[:2], False)
+    assert backend.set_state(b"three", "not a valid token") == (*newer[:2], False)
     assert backend.get_state() == newer[:2]
 
 
@@ -69,8 +69,8 @@ def test_two_backends_see_the_same_state(store: Any) -> None:
     assert C10dRendezvousBackend(store, "another run").get_state() is None
 
 
-def test_a_key_that_was_lost_reads_as_no_state(store: Any) -> None:
-    """Stores answer as if the old value were there. We would write over it again and again, in vain."""
+def test_a_lost_key_reads_as_no_state(store: Any) -> None:
+    """Stores answer as if the old value were there, so writing with its token would never succeed."""
     backend = C10dRendezvousBackend(store, "run")
     written = backend.set_state(b"one")
     assert written is not None
@@ -83,7 +83,7 @@ def test_a_key_that_was_lost_reads_as_no_state(store: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [b"not base64!", b"AAA", b"\xff\xfe", b"A" * (9 << 20)], ids=lambda value: value[:8])
-def test_a_value_that_is_not_ours_is_refused(value: bytes) -> None:
+def test_an_invalid_value_is_rejected(value: bytes) -> None:
     store = MemoryStore()
     backend = C10dRendezvousBackend(store, "run")
     store.set(KEY, value)
@@ -91,7 +91,7 @@ def test_a_value_that_is_not_ours_is_refused(value: bytes) -> None:
         backend.get_state()
 
 
-def test_a_store_that_fails_is_a_lost_connection() -> None:
+def test_a_store_error_is_raised_as_a_connection_error() -> None:
     with StoreServer.in_thread("127.0.0.1", 0) as server:
         backend = C10dRendezvousBackend(TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=1)), "run")
     with pytest.raises(RendezvousConnectionError, match="cannot reach the rendezvous store: "):
@@ -100,7 +100,7 @@ def test_a_store_that_fails_is_a_lost_connection() -> None:
         backend.set_state(b"state")
 
 
-def test_a_run_needs_a_name() -> None:
+def test_an_empty_run_id_is_rejected() -> None:
     with pytest.raises(ValueError, match="run id"):
         C10dRendezvousBackend(MemoryStore(), "")
 
@@ -113,8 +113,8 @@ def params(endpoint: str, **options: Any) -> RendezvousParameters:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_first_that_can_listen_hosts_and_the_others_find_it(host: str) -> None:
-    """No names are compared: whoever can listen at the endpoint does."""
+def test_the_first_node_that_can_listen_at_the_endpoint_hosts_the_store(host: str) -> None:
+    """Host names are not compared."""
     endpoint = f"{host}:{free_port()}"
     one, _ = create_backend(params(endpoint))
     other, store = create_backend(params(endpoint))
@@ -126,7 +126,7 @@ def test_the_first_that_can_listen_hosts_and_the_others_find_it(host: str) -> No
     assert store.get("key") == b"value"
 
 
-def test_one_can_say_who_hosts() -> None:
+def test_is_host_chooses_the_node_that_hosts_the_store() -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     with pytest.raises(RendezvousConnectionError, match="cannot reach"):
         create_backend(params(endpoint, is_host="no", read_timeout=1))
@@ -136,7 +136,7 @@ def test_one_can_say_who_hosts() -> None:
     assert client.get_state() is not None
 
 
-def test_a_port_that_is_taken_cannot_be_served() -> None:
+def test_a_port_in_use_cannot_be_served() -> None:
     with (
         StoreServer.in_thread("127.0.0.1", 0) as server,
         pytest.raises(RendezvousConnectionError, match="not serve"),
@@ -144,7 +144,7 @@ def test_a_port_that_is_taken_cannot_be_served() -> None:
         create_backend(params(f"127.0.0.1:{server.port}", is_host=True, read_timeout=1))
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_file_store_can_hold_the_state(tmp_path: Path) -> None:
     path = str(tmp_path / "rendezvous")
     one, _ = create_backend(params(path, store_type="File "))
     other, _ = create_backend(params(path, store_type="file"))
@@ -158,7 +158,7 @@ def test_a_file(tmp_path: Path) -> None:
     ("options", "fault"),
     [({"store_type": "stone"}, "store_type"), ({"read_timeout": 0}, "read_timeout"), ({"is_host": "maybe"}, "is_host")],
 )
-def test_options_that_make_no_sense(options: dict[str, Any], fault: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         create_backend(params("127.0.0.1:1", **options))
 
@@ -178,8 +178,8 @@ for options in ({{"store_type": "file"}}, {{}}):
 
 @pytest.mark.process
 @pytest.mark.parametrize("first", ["", "import torch"])
-def test_the_store_is_torchs_only_where_torch_is_loaded_already(tmp_path: Path, first: str) -> None:
-    """And torch is never loaded by us."""
+def test_the_store_is_torchs_only_if_torch_is_already_imported(tmp_path: Path, first: str) -> None:
+    """tenax never imports torch itself."""
     if first:
         pytest.importorskip("torch", reason="torch is not installed")
     command = [sys.executable, "-c", _WHICH.format(first=first), str(tmp_path / "store"), str(free_port())]
@@ -188,8 +188,8 @@ def test_the_store_is_torchs_only_where_torch_is_loaded_already(tmp_path: Path, 
     assert done.stdout.splitlines() == expected
 
 
-def test_what_torch_wrote_is_recognised() -> None:
-    """Both use the same key, so that a mixed run is refused instead of becoming two."""
+def test_a_state_written_by_torch_is_found() -> None:
+    """Both use the same key, so that a mixed run is rejected instead of becoming two groups."""
     theirs = pytest.importorskip("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
     from torch.distributed import HashStore
 

@@ -1,4 +1,4 @@
-"""DynamicRendezvousHandler keeps the contract of handlers, over every store that people have."""
+"""DynamicRendezvousHandler passes the contract of handlers with every kind of store and backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def handler_over(
         local_addr="127.0.0.1",
         timeout=RendezvousTimeout(timedelta(seconds=join_timeout_s), timedelta(seconds=last_call_s)),
         keep_alive_interval=1,
-        keep_alive_max_attempt=20,  # nobody dies here, however busy the machine is
+        keep_alive_max_attempt=20,  # no node counts as dead on a busy machine
     )
 
 
@@ -54,7 +54,7 @@ class OverAStore(RendezvousHandlerContract):
 
 class TestOverMemoryStore(OverAStore):
     @pytest.fixture(autouse=True)
-    def _place(self) -> None:
+    def _set_up(self) -> None:
         self._store = MemoryStore()
 
     def store(self) -> Any:
@@ -63,7 +63,7 @@ class TestOverMemoryStore(OverAStore):
 
 class TestOverFileStore(OverAStore):
     @pytest.fixture(autouse=True)
-    def _place(self, tmp_path: Path) -> None:
+    def _set_up(self, tmp_path: Path) -> None:
         self._path = str(tmp_path / "store")
 
     def store(self) -> Any:
@@ -85,7 +85,7 @@ class TestOverTCPStore(OverAStore):
 
 class TestOverTorchTCPStore(OverAStore):
     @pytest.fixture(autouse=True)
-    def _place(self) -> None:
+    def _set_up(self) -> None:
         distributed = pytest.importorskip("torch.distributed", reason="torch is not installed")
         self._stores = distributed.TCPStore
         self._server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
@@ -95,7 +95,7 @@ class TestOverTorchTCPStore(OverAStore):
 
 
 class ThirdPartyBackend(RendezvousBackend):
-    """Written from the documentation: a dictionary and numbers."""
+    """As written from the documentation: a dictionary and version numbers."""
 
     _lock = threading.Lock()
 
@@ -119,9 +119,9 @@ class ThirdPartyBackend(RendezvousBackend):
             return (*written, True)
 
 
-class TestOverABackendOfOthers(RendezvousHandlerContract):
+class TestOverAThirdPartyBackend(RendezvousHandlerContract):
     @pytest.fixture(autouse=True)
-    def _place(self) -> None:
+    def _set_up(self) -> None:
         self._cells: dict[str, tuple[bytes, int]] = {}
         self._store = MemoryStore()
 

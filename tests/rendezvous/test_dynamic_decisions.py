@@ -1,4 +1,4 @@
-"""The pure part of the dynamic rendezvous: readings of a state, single decisions, and whole clusters in one thread."""
+"""The pure part of the dynamic rendezvous: single decisions, the watch, and whole clusters in one thread."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def standings(state_: State) -> dict[str, Standing]:
     [
         ("", "abc", "abc"),
         ("abc", "abc", "abc"),
-        ("abc", "cab", "abc"),  # the order in which they came back does not matter
-        ("abcd", "acd", "acd"),  # nobody replaces b: those behind move up, in order
-        ("abcd", "acdx", "axcd"),  # x replaces b: everybody keeps the rank
+        ("abc", "cab", "abc"),  # the order of rejoining does not matter
+        ("abcd", "acd", "acd"),  # b is not replaced: later ranks move up, in order
+        ("abcd", "acdx", "axcd"),  # x replaces b: the others keep their ranks
         ("abcd", "bcdx", "xbcd"),
         ("abcd", "adxy", "axyd"),
         ("abc", "abcxy", "abcxy"),
@@ -63,13 +63,13 @@ def standings(state_: State) -> dict[str, Standing]:
         ("abcd", "xyz", "xyz"),
     ],
 )
-def test_members_keep_their_order_and_newcomers_fill_the_holes(before: str, chosen: str, expected: str) -> None:
+def test_members_keep_their_order_and_new_nodes_get_the_free_ranks(before: str, chosen: str, expected: str) -> None:
     ranks = decisions.ranks({each: rank for rank, each in enumerate(before)}, list(chosen))
     assert ranks == {each: rank for rank, each in enumerate(expected)}
 
 
-def test_members_go_before_newcomers_when_there_are_too_many() -> None:
-    """The newcomer that came first is left over, and waits."""
+def test_members_have_priority_over_new_nodes() -> None:
+    """The new node waits although it joined first."""
     done = decisions.complete(state(*nodes(x=JOINED, b=JOINED, a=JOINED), members="ab", round=2, max_nodes=2))
     assert done.members == {"a": 0, "b": 1}
     assert standings(done) == {"x": WAITING, "b": RUNNING, "a": RUNNING}
@@ -84,15 +84,15 @@ def test_the_first_node_opens_round_1() -> None:
     assert (decision.state.round, decision.state.complete, standings(decision.state)) == (1, False, {"a": JOINED})
 
 
-def test_the_node_that_fills_the_last_place_completes_the_round() -> None:
+def test_the_node_that_reaches_max_nodes_completes_the_round() -> None:
     decision = joiner("b", terms(2, 2)).decide(state(*nodes(a=JOINED), max_nodes=2), View(), 0.0)
     assert isinstance(decision, Put)
     assert decision.state.complete
     assert decision.state.members == {"a": 0, "b": 1}
 
 
-def test_strangers_hear_a_last_call() -> None:
-    """D4: enough are there, but more may come."""
+def test_a_group_of_new_nodes_waits_for_the_last_call() -> None:
+    """D4: there are enough nodes, but more may join."""
     here = state(*nodes(a=JOINED, b=JOINED))
     assert isinstance(joiner("a").decide(here, View(enough_s=29.9), 50.0), Wait)
     decision = joiner("a").decide(here, View(enough_s=30.0), 50.0)
@@ -101,7 +101,7 @@ def test_strangers_hear_a_last_call() -> None:
 
 
 def test_known_members_form_the_next_round_at_once() -> None:
-    """D4: the last of those who live completes it, without a last call."""
+    """D4: the last live member completes it, without a last call."""
     here = state(*nodes(a=JOINED, b=RUNNING), members="abc", round=2)
     decision = joiner("b", last_round=1).decide(here, View(), 0.0)
     assert isinstance(decision, Put)
@@ -109,8 +109,8 @@ def test_known_members_form_the_next_round_at_once() -> None:
     assert decision.state.members == {"a": 0, "b": 1}
 
 
-def test_a_living_member_is_waited_for_but_not_for_ever() -> None:
-    """It may have to end its workers; after two last calls the others go on without it."""
+def test_a_live_member_is_awaited_for_a_limited_time() -> None:
+    """It may have to stop its workers; after two last calls the others continue without it."""
     here = state(*nodes(a=JOINED, b=JOINED, c=RUNNING), members="abc", round=2)
     waiting = joiner("a", last_round=1).decide(here, View(gathering_s=59, enough_s=59), 59.0)
     assert isinstance(waiting, Wait)
@@ -121,15 +121,15 @@ def test_a_living_member_is_waited_for_but_not_for_ever() -> None:
     assert done.state.node("c") is None
 
 
-def test_a_dead_member_is_not_waited_for() -> None:
+def test_a_dead_member_is_not_awaited() -> None:
     here = state(*nodes(a=JOINED, b=JOINED, c=RUNNING), members="abc", round=2)
     decision = joiner("a", last_round=1).decide(here, View(dead=frozenset("c")), 1.0)
     assert isinstance(decision, Put)
     assert decision.state.members == {"a": 0, "b": 1}
 
 
-def test_the_place_of_a_living_member_is_kept() -> None:
-    """D3: a spare that is quicker than a member, which still ends its workers, does not push it out."""
+def test_a_live_member_is_not_replaced_by_a_faster_spare() -> None:
+    """D3: the member may still be stopping its workers."""
     here = state(*nodes(a=JOINED, b=RUNNING, s=WAITING), members="ab", round=2, max_nodes=2)
     decision = joiner("s", terms(2, 2)).decide(here, View(), 0.0)
     assert isinstance(decision, Wait)
@@ -139,7 +139,7 @@ def test_the_place_of_a_living_member_is_kept() -> None:
     assert later.state.members == {"a": 0, "s": 1}
 
 
-def test_a_newcomer_beside_a_group_waits() -> None:
+def test_a_new_node_waits_while_a_group_runs() -> None:
     here = state(*nodes(a=RUNNING, b=RUNNING), members="ab", complete=True)
     decision = joiner("n").decide(here, View(), 0.0)
     assert isinstance(decision, Put)
@@ -147,8 +147,8 @@ def test_a_newcomer_beside_a_group_waits() -> None:
     assert standings(decision.state)["n"] is WAITING
 
 
-def test_a_newcomer_beside_a_group_of_which_nobody_is_left_opens_the_next_round() -> None:
-    """D6: there is nobody else who could."""
+def test_a_new_node_opens_the_next_round_if_all_members_are_dead() -> None:
+    """D6: no other node can."""
     here = state(*nodes(a=RUNNING, b=RUNNING, n=WAITING), members="abc", complete=True, round=7)
     decision = joiner("n").decide(here, View(dead=frozenset("ab")), 0.0)
     assert isinstance(decision, Put)
@@ -156,7 +156,7 @@ def test_a_newcomer_beside_a_group_of_which_nobody_is_left_opens_the_next_round(
     assert standings(decision.state) == {"n": JOINED}
 
 
-def test_a_member_does_not_take_the_round_that_it_leaves_for_the_next() -> None:
+def test_a_member_that_joins_again_opens_the_next_round() -> None:
     here = state(*nodes(a=RUNNING, b=RUNNING), members="ab", complete=True, round=3)
     assert joiner("a", last_round=2).decide(here, View(), 0.0) == Done(3, 0, 2)
     decision = joiner("a", last_round=3).decide(here, View(), 0.0)
@@ -164,27 +164,27 @@ def test_a_member_does_not_take_the_round_that_it_leaves_for_the_next() -> None:
     assert (decision.state.round, standings(decision.state)) == (4, {"a": JOINED, "b": RUNNING})
 
 
-def test_a_member_that_the_others_gave_up_does_not_start() -> None:
-    """It was slow to see that the round is complete, and they have struck it off meanwhile."""
+def test_a_member_removed_by_the_others_does_not_enter_the_round() -> None:
+    """It noticed late that the round is complete, and was removed meanwhile."""
     here = state(*nodes(b=RUNNING), members="ab", complete=True, round=3)
     decision = joiner("a", last_round=2).decide(here, View(), 0.0)
     assert isinstance(decision, Put)
     assert decision.state.round == 4
 
 
-def test_rounds_grow_for_a_node_that_remembers_more_than_the_state() -> None:
-    """D2: the state was lost; numbers of old rounds must not come back."""
+def test_rounds_grow_after_the_state_was_lost() -> None:
+    """D2: numbers of old rounds are not used again."""
     decision = joiner("a", last_round=9).decide(None, View(), 0.0)
     assert isinstance(decision, Put)
     assert decision.state.round == 10
-    begun_anew = state(*nodes(n=JOINED), round=1)
-    decision = joiner("a", last_round=9).decide(begun_anew, View(), 0.0)
+    recreated = state(*nodes(n=JOINED), round=1)
+    decision = joiner("a", last_round=9).decide(recreated, View(), 0.0)
     assert isinstance(decision, Put)
     assert (decision.state.round, standings(decision.state)) == (10, {"n": JOINED, "a": JOINED})
 
 
-def test_a_spare_has_no_deadline_and_is_excused() -> None:
-    """D5, and TorchElastic's error for it."""
+def test_a_spare_has_no_deadline_and_exits_without_an_error() -> None:
+    """D5; with TorchElastic's RendezvousGracefulExitError."""
     full = state(*nodes(a=RUNNING, b=RUNNING, s=WAITING), members="ab", complete=True, max_nodes=2)
     spare = joiner("s", terms(2, 2, join_s=10))
     for now in (0.0, 1000.0, 100000.0):
@@ -196,7 +196,7 @@ def test_a_spare_has_no_deadline_and_is_excused() -> None:
     assert isinstance(decision.error, RendezvousGracefulExitError)
 
 
-def test_the_deadline_of_a_spare_that_is_needed_begins_then() -> None:
+def test_the_deadline_of_a_spare_starts_when_it_is_needed() -> None:
     spare = joiner("s", terms(2, 2, join_s=10))
     full = state(*nodes(a=RUNNING, b=RUNNING, s=WAITING), members="ab", complete=True, max_nodes=2)
     assert isinstance(spare.decide(full, View(), 5000.0), Wait)
@@ -207,7 +207,7 @@ def test_the_deadline_of_a_spare_that_is_needed_begins_then() -> None:
     assert isinstance(decision.error, RendezvousTimeoutError)
 
 
-def test_too_late_says_who_came() -> None:
+def test_a_join_timeout_names_the_nodes_that_joined() -> None:
     decision = joiner("a", terms(join_s=10)).decide(state(*nodes(a=JOINED)), View(), 10.0)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, RendezvousTimeoutError)
@@ -217,15 +217,15 @@ def test_too_late_says_who_came() -> None:
     )
 
 
-def test_a_closed_run_refuses() -> None:
+def test_a_closed_run_rejects_nodes() -> None:
     decision = joiner("a").decide(state(closed="it was closed on host-b"), View(), 0.0)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, RendezvousClosedError)
     assert str(decision.error) == "the run 'run' is over: it was closed on host-b"
 
 
-def test_nodes_with_other_numbers_are_told_so() -> None:
-    """They would complete rounds that others find incomplete, and so on without end."""
+def test_a_node_with_other_min_and_max_nodes_is_rejected() -> None:
+    """Otherwise it would complete rounds that are incomplete for the others, without end."""
     decision = joiner("b", terms(1, 2)).decide(state(*nodes(a=JOINED)), View(), 0.0)
     assert isinstance(decision, Refused)
     assert isinstance(decision.error, RendezvousStateError)
@@ -233,21 +233,21 @@ def test_nodes_with_other_numbers_are_told_so() -> None:
     assert "but the run 'run' for 2 to 4;" in str(decision.error)
 
 
-def test_other_numbers_are_fine_when_nobody_is_left() -> None:
+def test_other_min_and_max_nodes_are_accepted_if_all_others_are_dead() -> None:
     decision = joiner("b", terms(1, 2)).decide(state(*nodes(a=JOINED)), View(dead=frozenset("a")), 0.0)
     assert isinstance(decision, Put)
     assert (decision.state.min_nodes, decision.state.max_nodes) == (1, 2)
 
 
-# --- what an agent that polls is told (D6) ----------------------------------------------------------------------------
+# --- the result of num_nodes_waiting (D6) -----------------------------------------------------------------------------
 
 
 def pending(state_: State | None, node_id: str = "a", round_: int = 1, dead: str = "") -> int:
     return decisions.pending(state_, View(dead=frozenset(dead)), node_id, round_)
 
 
-def test_those_who_wait_count_as_far_as_they_fit_in() -> None:
-    """Spares do not: a group that is full would restart for nothing, again and again."""
+def test_waiting_nodes_count_up_to_max_nodes() -> None:
+    """Spares do not count: a full group would restart without need."""
     group = nodes(a=RUNNING, b=RUNNING)
     assert pending(state(*group, members="ab", complete=True)) == 0
     waiting = [*group, *nodes(x=WAITING, y=WAITING, z=WAITING)]
@@ -257,7 +257,7 @@ def test_those_who_wait_count_as_far_as_they_fit_in() -> None:
 
 
 def test_a_dead_member_counts() -> None:
-    """Silent as we see it, or struck off by somebody else; its place is free for a spare."""
+    """Whether it is silent or was removed by another node; a spare can replace it."""
     group = state(*nodes(a=RUNNING, b=RUNNING), members="abc", complete=True)
     assert pending(group) == 1
     assert pending(group, dead="b") == 2
@@ -265,15 +265,15 @@ def test_a_dead_member_counts() -> None:
     assert pending(with_spare, dead="b") == 2
 
 
-def test_a_group_that_went_on_without_us_counts() -> None:
-    """A node that was stopped or cut off learns here that it is the old group."""
+def test_a_later_round_without_this_node_counts() -> None:
+    """So a node that was stopped or cut off learns that its group is over."""
     assert pending(state(*nodes(a=RUNNING, b=JOINED, c=JOINED), members="abc", round=2)) == 2
     assert pending(state(*nodes(b=RUNNING), members="b", round=2, complete=True)) == 1
     assert pending(state(*nodes(b=RUNNING), members="ab", complete=True)) == 1
     assert pending(None) == 1
 
 
-def test_nothing_counts_in_a_closed_run_and_for_a_node_without_a_group_all_who_wait() -> None:
+def test_nothing_counts_in_a_closed_run_and_all_waiting_nodes_without_a_group() -> None:
     here = state(*nodes(b=RUNNING, x=WAITING, y=WAITING), members="b", complete=True)
     assert pending(decisions.closed(here, "over")) == 0
     assert pending(here, round_=0) == 2
@@ -299,7 +299,7 @@ def beating(**beats: int) -> State:
 
 @pytest.mark.parametrize("origin", [0.0, 1.7e9, -3600.0])
 def test_death_is_silence_on_the_observers_own_clock(origin: float) -> None:
-    """Whatever that clock shows: only what passes on it counts."""
+    """With any origin of that clock: only elapsed time counts."""
     watch = Watch(keep_alive_s=5, max_attempts=3)
     assert not watch.look(beating(a=1, b=1), origin).dead
     for second in range(5, 15, 5):
@@ -308,8 +308,8 @@ def test_death_is_silence_on_the_observers_own_clock(origin: float) -> None:
     assert not watch.look(beating(a=100, b=2), origin + 16).dead
 
 
-def test_an_observer_that_was_stopped_does_not_accuse_the_others_at_once() -> None:
-    """An hour during which nobody looked counts as one interval: perhaps all were stopped."""
+def test_an_observer_that_was_stopped_does_not_declare_others_dead() -> None:
+    """An hour without a reading counts as one interval."""
     watch = Watch(keep_alive_s=5, max_attempts=3)
     watch.look(beating(a=1), 0.0)
     assert not watch.look(beating(a=1), 3600.0).dead
@@ -317,8 +317,8 @@ def test_an_observer_that_was_stopped_does_not_accuse_the_others_at_once() -> No
     assert watch.look(beating(a=1), 3610.0).dead == {"a"}
 
 
-def test_the_last_call_begins_when_there_are_enough() -> None:
-    """And begins again after there were too few, and in another round."""
+def test_the_last_call_starts_when_there_are_enough_nodes() -> None:
+    """And starts again after there were too few, and in another round."""
     watch = Watch(keep_alive_s=5, max_attempts=300)
     one, two = state(*nodes(a=JOINED)), state(*nodes(a=JOINED, b=JOINED))
     assert watch.look(one, 0.0).enough_s == 0
@@ -338,7 +338,7 @@ LAST_CALL_S = 3.0
 
 
 class SimulatedNode:
-    """One node: a clock with an origin of its own, what it saw, and what it is doing."""
+    """One node: its clock, its last reading, and its current attempt to join."""
 
     def __init__(self, node_id: str, origin: float) -> None:
         self.id = node_id
@@ -346,12 +346,12 @@ class SimulatedNode:
         self.watch = Watch(KEEP_ALIVE_S, ATTEMPTS)
         self.round = self.last_round = 0
         self.joiner: Joiner | None = None
-        self.sight: tuple[State | None, int, View] = (None, 0, View())
+        self.reading: tuple[State | None, int, View] = (None, 0, View())
         self.is_spare = False
 
 
 class Cluster(RuleBasedStateMachine):
-    """Nodes that come, fail and die in any order, between any two steps of each other, over one compare-and-set."""
+    """Nodes start, fail and die in any order, between any two steps of each other, with one compare-and-set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -382,19 +382,19 @@ class Cluster(RuleBasedStateMachine):
             assert self.groups.setdefault(new.round, new.members) == new.members, "D1"
         return True
 
-    def look_of(self, node: SimulatedNode) -> None:
+    def read(self, node: SimulatedNode) -> None:
         here = self.state()
-        node.sight = (here, self.version, node.watch.look(here, self.time + node.origin))
+        node.reading = (here, self.version, node.watch.look(here, self.time + node.origin))
 
-    def act_of(self, node: SimulatedNode) -> None:
-        here, version, view = node.sight
+    def act(self, node: SimulatedNode) -> None:
+        here, version, view = node.reading
         assert node.joiner is not None
         decision = node.joiner.decide(here, view, self.time + node.origin)
         node.is_spare = isinstance(decision, Wait) and decision.is_spare
         match decision:
             case Put(new):
                 self.write(new, version)
-                self.look_of(node)
+                self.read(node)
             case Done(round_, rank, world_size):
                 assert self.groups[round_][node.id] == rank
                 assert len(self.groups[round_]) == world_size
@@ -404,25 +404,25 @@ class Cluster(RuleBasedStateMachine):
             case Wait():
                 pass
             case Refused(error):
-                raise AssertionError(f"nothing was closed and there is time enough, but {error!r}")
+                raise AssertionError(f"unexpected {error!r}")
 
     def begin_join(self, node: SimulatedNode) -> None:
         node.joiner = Joiner(node.id, node.id, self.terms, node.last_round, self.time + node.origin)
         node.round = 0
-        self.look_of(node)
+        self.read(node)
 
-    def beat_of(self, node: SimulatedNode) -> None:
+    def beat(self, node: SimulatedNode) -> None:
         here = self.state()
         beaten = None if here is None else decisions.with_heartbeat(here, node.id)
         if beaten is not None:
             self.write(beaten, self.version)
 
-    def poll_of(self, node: SimulatedNode) -> None:
-        self.look_of(node)
-        if decisions.pending(node.sight[0], node.sight[2], node.id, node.round) > 0:
+    def poll(self, node: SimulatedNode) -> None:
+        self.read(node)
+        if decisions.pending(node.reading[0], node.reading[2], node.id, node.round) > 0:
             self.begin_join(node)
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- rules --------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.nodes) < 6)
     @rule(origin=st.sampled_from([0.0, 1e6, -1e6]))
@@ -437,23 +437,23 @@ class Cluster(RuleBasedStateMachine):
         return data.draw(st.sampled_from(choices)) if choices else None
 
     @rule(data=st.data())
-    def somebody_looks(self, data: Any) -> None:
+    def a_node_reads(self, data: Any) -> None:
         if node := self.pick(data, is_joining=True):
-            self.look_of(node)
+            self.read(node)
 
     @rule(data=st.data())
-    def somebody_acts_on_what_it_saw(self, data: Any) -> None:
+    def a_node_acts_on_its_reading(self, data: Any) -> None:
         if node := self.pick(data, is_joining=True):
-            self.act_of(node)
+            self.act(node)
 
     @rule()
-    def everybody_has_a_quiet_moment(self) -> None:
-        self.fair_moment()
+    def all_nodes_take_a_step(self) -> None:
+        self.step_all()
 
     @rule(data=st.data())
     def an_agent_polls(self, data: Any) -> None:
         if node := self.pick(data, is_joining=False):
-            self.poll_of(node)
+            self.poll(node)
 
     @rule(data=st.data())
     def a_worker_fails(self, data: Any) -> None:
@@ -467,26 +467,26 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 5.0]), data=st.data())
     def time_passes(self, seconds: float, data: Any) -> None:
-        """Some nodes manage a heartbeat in it, some do not."""
+        """Some nodes send a heartbeat meanwhile, some do not."""
         self.time += seconds
         for node in self.nodes:
             if data.draw(st.booleans()):
-                self.beat_of(node)
+                self.beat(node)
 
     @invariant()
-    def nobody_runs_in_a_group_that_was_not_agreed(self) -> None:
+    def every_node_runs_in_an_agreed_group(self) -> None:
         for node in self.nodes:
             assert node.round == 0 or node.id in self.groups[node.round]
 
     def teardown(self) -> None:
-        """Faults stop: the living settle down in one group and stay there, or are too few and wait."""
+        """Without further faults, the live nodes form one stable group, or wait if they are too few."""
         if not self.nodes:
             return
         for _ in range(80):
-            self.fair_moment()
+            self.step_all()
         settled = dict(self.groups)
         for _ in range(20):
-            self.fair_moment()
+            self.step_all()
         assert self.groups == settled, "no livelock"
         in_group = [node for node in self.nodes if node.round]
         if len(self.nodes) < self.terms.min_nodes:
@@ -496,16 +496,16 @@ class Cluster(RuleBasedStateMachine):
         assert {node.round for node in in_group} == {max(self.groups)}
         assert all(node.is_spare for node in self.nodes if not node.round), "D5"
 
-    def fair_moment(self) -> None:
+    def step_all(self) -> None:
         self.time += 0.5
         for node in self.nodes:
-            self.beat_of(node)
+            self.beat(node)
         for node in self.nodes:
             if node.joiner is None:
-                self.poll_of(node)
+                self.poll(node)
             else:
-                self.look_of(node)
-                self.act_of(node)
+                self.read(node)
+                self.act(node)
 
 
 TestCluster = Cluster.TestCase

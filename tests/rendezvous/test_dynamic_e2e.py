@@ -1,4 +1,4 @@
-"""Two agents in two processes over a dynamic rendezvous: they find each other, restart together, and end together."""
+"""Two agents in two processes with a dynamic rendezvous: they form a group, restart together, and end together."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ print(json.dumps({
 }))
 """
 
-# Everybody meets in the workers' store, which is a new one in every round. The first time, a worker of node b fails
-# and those of node a hang, as in a collective: only the agents can tell them apart from working ones.
+# All workers use the workers' store, which is new in every round. In the first round a worker of node b fails and those
+# of node a hang, as in a collective, so the agents must stop them.
 WORKER = """
 import json, os, pathlib, signal, sys
 from datetime import timedelta
@@ -94,7 +94,7 @@ dist.destroy_process_group()
 
 
 def run_two_agents(folder: Path, worker: str, workers: int) -> dict[str, Any]:
-    """What each of them says at its end."""
+    """Return what each agent prints at its end."""
     (folder / "worker.py").write_text(worker)
     with StoreServer.in_thread("127.0.0.1", 0) as server:
         agents = {
@@ -106,35 +106,35 @@ def run_two_agents(folder: Path, worker: str, workers: int) -> dict[str, Any]:
             )
             for node in "ab"
         }
-        said = {}
+        results = {}
         try:
             for node, agent in agents.items():
                 stdout, stderr = agent.communicate(timeout=LIMIT_S)
                 assert agent.returncode == 0, stderr
-                said[node] = json.loads(stdout.splitlines()[-1])
+                results[node] = json.loads(stdout.splitlines()[-1])
         finally:
             for agent in agents.values():
                 agent.kill()
                 agent.communicate()
-    return said
+    return results
 
 
 def test_a_failure_on_one_node_restarts_both(tmp_path: Path) -> None:
-    """Node b pays for it out of its budget, node a follows for free: with such a handler each agent has its own."""
-    said = run_two_agents(tmp_path, WORKER, workers=2)
-    assert {node: (each["state"], each["restarts_left"], each["torch"]) for node, each in said.items()} == {
+    """Node b uses a restart, node a follows uncharged: with such a handler each agent has its own budget."""
+    results = run_two_agents(tmp_path, WORKER, workers=2)
+    assert {node: (each["state"], each["restarts_left"], each["torch"]) for node, each in results.items()} == {
         "a": ("SUCCEEDED", 1, False),
         "b": ("SUCCEEDED", 0, False),
     }
-    assert sorted(said["a"]["ranks"] + said["b"]["ranks"]) == [0, 1, 2, 3]
+    assert sorted(results["a"]["ranks"] + results["b"]["ranks"]) == [0, 1, 2, 3]
     wrote = {rank: json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(4)}
-    assert {rank for rank, (node, _, _) in wrote.items() if node == "a"} == set(said["a"]["ranks"])
+    assert {rank for rank, (node, _, _) in wrote.items() if node == "a"} == set(results["a"]["ranks"])
     assert {world_size for _, world_size, _ in wrote.values()} == {4}
 
 
 def test_a_real_process_group_forms_again_after_a_failure(tmp_path: Path) -> None:
-    """Gloo over the agents' store, twice: with keys of the first time the second would connect to dead addresses."""
+    """Gloo twice over the agents' store: with old keys the second group would connect to dead addresses."""
     pytest.importorskip("torch", reason="torch is not installed")
-    said = run_two_agents(tmp_path, TORCH_WORKER, workers=1)
-    assert {each["state"] for each in said.values()} == {"SUCCEEDED"}
+    results = run_two_agents(tmp_path, TORCH_WORKER, workers=1)
+    assert {each["state"] for each in results.values()} == {"SUCCEEDED"}
     assert {(tmp_path / f"rank-{rank}").read_text() for rank in range(2)} == {"a", "b"}

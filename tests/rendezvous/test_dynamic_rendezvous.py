@@ -1,4 +1,4 @@
-"""DynamicRendezvousHandler at its edges: death, lost places, hostile documents, endings, and the workers' store."""
+"""DynamicRendezvousHandler: rounds, dead members, lost backends, the end of a run, and invalid states."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KEY = "torch.rendezvous.run"
 
 
 class MemoryBackend(RendezvousBackend):
-    """One document in this process. A test can break it."""
+    """Holds the state in this process. With ``fault`` set, every call raises it."""
 
     def __init__(self) -> None:
         self.cell: tuple[bytes, int] | None = None
@@ -71,8 +71,8 @@ class MemoryBackend(RendezvousBackend):
             return (*self.cell, True)
 
 
-class Place:
-    """Where the nodes of one test meet. All of them have threads, which end with the test."""
+class Rendezvous:
+    """The nodes of one test, with their store and backend. They are shut down with the test."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -107,8 +107,8 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    here = Place()
+def rendezvous() -> Iterator[Rendezvous]:
+    here = Rendezvous()
     yield here
     here.backend.fault = None
     for handler in here.handlers:
@@ -120,8 +120,8 @@ def meet(*handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
     return [call.result() for call in calls]
 
 
-def interrupted(handler: DynamicRendezvousHandler) -> None:
-    """What a launcher does whose ``finally`` shuts the handler down, after Ctrl-C."""
+def interrupt(handler: DynamicRendezvousHandler) -> None:
+    """Do what a launcher does after Ctrl-C: its ``finally`` block shuts the handler down."""
 
     def launch() -> None:
         try:
@@ -150,7 +150,7 @@ def test_timeouts_have_torchs_defaults_and_must_be_positive() -> None:
                 RendezvousTimeout(**{name: wrong})
 
 
-def test_a_handler_is_made_from_parameters() -> None:
+def test_a_handler_is_created_from_parameters() -> None:
     params = RendezvousParameters(
         "memory", "", "run", 1, 2, join_timeout="7", last_call_timeout=8, keep_alive_interval="2"
     )
@@ -161,8 +161,8 @@ def test_a_handler_is_made_from_parameters() -> None:
     assert (settings.keep_alive_interval, settings.keep_alive_max_attempt) == (timedelta(seconds=2), 3)
 
 
-def test_the_timeout_of_the_command_line_is_not_ignored() -> None:
-    """``--rdzv-conf timeout=9`` says how long to wait for a group, unless ``join_timeout`` says it too."""
+def test_the_option_timeout_is_the_join_timeout() -> None:
+    """Unless ``join_timeout`` is given too."""
     params = RendezvousParameters("memory", "", "run", 1, 2, timeout=9)
     assert create_handler(None, MemoryBackend(), params).settings.timeout.join == timedelta(seconds=9)
     params = RendezvousParameters("memory", "", "run", 1, 2, timeout=9, join_timeout=0)
@@ -174,7 +174,9 @@ def test_the_timeout_of_the_command_line_is_not_ignored() -> None:
     ("run_id", "min_nodes", "max_nodes", "interval", "attempts"),
     [("", 1, 1, 5, 3), ("run", 0, 1, 5, 3), ("run", 2, 1, 5, 3), ("run", 1, 1, 0, 3), ("run", 1, 1, 5, 0)],
 )
-def test_settings_that_make_no_sense(run_id: str, min_nodes: int, max_nodes: int, interval: int, attempts: int) -> None:
+def test_invalid_settings_are_rejected(
+    run_id: str, min_nodes: int, max_nodes: int, interval: int, attempts: int
+) -> None:
     with pytest.raises(ValueError, match=r"expected|empty"):
         DynamicRendezvousHandler.from_backend(
             run_id,
@@ -187,7 +189,7 @@ def test_settings_that_make_no_sense(run_id: str, min_nodes: int, max_nodes: int
         )
 
 
-def test_method_names() -> None:
+def test_get_method_name_returns_the_callers_name() -> None:
     def inner() -> str:
         return get_method_name(1)
 
@@ -198,36 +200,36 @@ def test_method_names() -> None:
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_round_has_its_own_keys_in_the_store(place: Place) -> None:
-    node = place.node()
+def test_every_round_has_its_own_keys_in_the_store(rendezvous: Rendezvous) -> None:
+    node = rendezvous.node()
     node.next_rendezvous().store.set("key", b"1")
     node.next_rendezvous().store.set("key", b"2")
-    assert place.store.get("tenax.rendezvous.run.1/key") == b"1"
-    assert place.store.get("tenax.rendezvous.run.2/key") == b"2"
+    assert rendezvous.store.get("tenax.rendezvous.run.1/key") == b"1"
+    assert rendezvous.store.get("tenax.rendezvous.run.2/key") == b"2"
 
 
-def test_known_members_do_not_wait_for_strangers(place: Place) -> None:
-    """An elastic job that restarts below its largest size would else pay for a last call every time."""
-    nodes = [place.node(2, 4, last_call_s=0.05) for _ in range(2)]
+def test_known_members_do_not_wait_for_new_nodes(rendezvous: Rendezvous) -> None:
+    """Otherwise an elastic job below its maximum size would wait for a last call at every restart."""
+    nodes = [rendezvous.node(2, 4, last_call_s=0.05) for _ in range(2)]
     meet(*nodes)
-    patient = [place.node(2, 4, last_call_s=10_000, join_s=20_000) for _ in range(2)]
+    patient = [rendezvous.node(2, 4, last_call_s=10_000, join_s=20_000) for _ in range(2)]
     for node in nodes:
-        interrupted(node)
+        interrupt(node)
     calls = [
         BlockingCall(node.next_rendezvous) for node in patient
-    ]  # two strangers: these would wait for the last call
-    third = place.node(2, 4, last_call_s=0.05)
+    ]  # two new nodes: these would wait for the last call
+    third = rendezvous.node(2, 4, last_call_s=0.05)
     assert third.next_rendezvous().world_size == 3
     assert sorted(call.result().world_size for call in calls) == [3, 3]
     assert [info.world_size for info in meet(*patient, third)] == [3, 3, 3]  # the last calls of 10,000 s do not matter
 
 
-def test_all_members_get_the_new_address_when_rank_0_is_gone(place: Place) -> None:
+def test_all_members_get_the_new_address_when_rank_0_is_gone(rendezvous: Rendezvous) -> None:
     """TorchElastic's survivors kept the old one (W3)."""
-    nodes = [place.node(2, 3) for _ in range(3)]
+    nodes = [rendezvous.node(2, 3) for _ in range(3)]
     infos = meet(*nodes)
     by_rank = {info.rank: node for info, node in zip(infos, nodes, strict=True)}
-    interrupted(by_rank[0])
+    interrupt(by_rank[0])
     infos = meet(by_rank[1], by_rank[2])
     assert [info.rank for info in infos] == [0, 1]
     ports = {info.bootstrap_store_info.master_port for info in infos}
@@ -236,9 +238,9 @@ def test_all_members_get_the_new_address_when_rank_0_is_gone(place: Place) -> No
         pass
 
 
-def test_the_workers_store_is_served_anew_in_every_round(place: Place) -> None:
-    """By rank 0's agent, at a port that it holds; the server of the last round is gone, and with it every key."""
-    node = place.node(1, 1)
+def test_the_workers_store_is_served_anew_in_every_round(rendezvous: Rendezvous) -> None:
+    """By rank 0's agent, at a bound port; the server of the last round is gone with its keys."""
+    node = rendezvous.node(1, 1)
     first = node.next_rendezvous().bootstrap_store_info
     TCPStore(first.master_addr, first.master_port).set("stale", b"1")
     second = node.next_rendezvous().bootstrap_store_info
@@ -251,40 +253,40 @@ def test_the_workers_store_is_served_anew_in_every_round(place: Place) -> None:
         socket.create_connection((second.master_addr, second.master_port), LIMIT_S)
 
 
-def test_the_workers_may_serve_their_store_themselves(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the port is only chosen, and nobody listens there yet."""
+def test_the_workers_can_serve_their_store_themselves(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the port is only chosen, not bound."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    node = place.node(1, 1)
+    node = rendezvous.node(1, 1)
     where = node.next_rendezvous().bootstrap_store_info
     assert not node.use_agent_store
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((where.master_addr, where.master_port), LIMIT_S)
 
 
-def test_a_store_of_torch_stays_one(place: Place) -> None:
+def test_a_torch_store_gets_a_torch_prefix_store(rendezvous: Rendezvous) -> None:
     distributed = pytest.importorskip("torch.distributed", reason="torch is not installed")
-    store = place.node(1, 1, store=distributed.HashStore()).next_rendezvous().store
+    store = rendezvous.node(1, 1, store=distributed.HashStore()).next_rendezvous().store
     assert isinstance(store, distributed.PrefixStore)
 
 
-def test_a_lost_state_is_begun_anew_with_later_rounds(place: Place) -> None:
-    """The place where nodes meet was emptied: members notice, and numbers of old rounds do not come back."""
-    nodes = [place.node(2, 2) for _ in range(2)]
+def test_a_lost_state_is_recreated_with_later_rounds(rendezvous: Rendezvous) -> None:
+    """Members notice it, and numbers of old rounds are not used again."""
+    nodes = [rendezvous.node(2, 2) for _ in range(2)]
     meet(*nodes)
     meet(*nodes)
-    place.backend.cell = None
+    rendezvous.backend.cell = None
     wait_until(lambda: nodes[0].num_nodes_waiting() > 0)
     meet(*nodes)
-    assert place.backend.cell is not None
-    assert decode(place.backend.cell[0], "run").round == 3
+    assert rendezvous.backend.cell is not None
+    assert decode(rendezvous.backend.cell[0], "run").round == 3
 
 
-def test_rank_0_that_dies_before_it_publishes_does_not_hold_up_the_others(place: Place) -> None:
-    """The round is complete, but its rank 0 is gone before anybody learned its address. The next one forms."""
-    place.backend.cell = (encode(State("run", 2, 2, nodes=(Node("dead", "host-b", Standing.JOINED),))), 1)
-    waiting = BlockingCall(place.node(2, 2, keep_alive_s=0.2, attempts=5).next_rendezvous)
-    wait_until(lambda: decode(place.backend.cell[0], "run").members.get("dead") == 0)  # type: ignore[index]
-    other = BlockingCall(place.node(2, 2).next_rendezvous)
+def test_the_death_of_rank_0_before_it_publishes_its_address_does_not_block_the_others(rendezvous: Rendezvous) -> None:
+    """The next round forms."""
+    rendezvous.backend.cell = (encode(State("run", 2, 2, nodes=(Node("dead", "host-b", Standing.JOINED),))), 1)
+    waiting = BlockingCall(rendezvous.node(2, 2, keep_alive_s=0.2, attempts=5).next_rendezvous)
+    wait_until(lambda: decode(rendezvous.backend.cell[0], "run").members.get("dead") == 0)  # type: ignore[index]
+    other = BlockingCall(rendezvous.node(2, 2).next_rendezvous)
     assert {waiting.result().world_size, other.result().world_size} == {2}
 
 
@@ -307,11 +309,11 @@ sys.stdin.read()
 
 
 @pytest.mark.process
-def test_the_death_of_a_member_is_a_change_of_the_group() -> None:
-    """Nobody says goodbye after SIGKILL. The survivor is told through num_nodes_waiting(), and goes on alone."""
+def test_num_nodes_waiting_reports_the_death_of_a_member() -> None:
+    """After SIGKILL of the other member, the survivor forms the next round alone."""
     with StoreServer.in_thread("127.0.0.1", 0) as server:
         store = TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))
-        here = Place()
+        here = Rendezvous()
         node = here.node(
             1,
             2,
@@ -336,10 +338,10 @@ def test_the_death_of_a_member_is_a_change_of_the_group() -> None:
         node.shutdown()
 
 
-def test_a_node_that_blocks_on_the_store_of_its_round_is_not_taken_for_dead() -> None:
-    """As in an exit barrier. Its heart has a connection of its own."""
+def test_a_node_that_blocks_on_the_store_keeps_sending_heartbeats() -> None:
+    """As in an exit barrier. The heartbeat thread has its own connection."""
     with StoreServer.in_thread("127.0.0.1", 0) as server:
-        here = Place()
+        here = Rendezvous()
         nodes = []
         for _ in range(2):
             store = TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))
@@ -354,90 +356,92 @@ def test_a_node_that_blocks_on_the_store_of_its_round_is_not_taken_for_dead() ->
             node.shutdown()
 
 
-def test_a_backend_that_is_away_for_a_moment_disturbs_nobody(place: Place) -> None:
-    node = place.node(1, 1, keep_alive_s=0.1, attempts=600)
+def test_a_short_outage_of_the_backend_is_not_an_error(rendezvous: Rendezvous) -> None:
+    node = rendezvous.node(1, 1, keep_alive_s=0.1, attempts=600)
     node.next_rendezvous()
-    place.backend.fault = RendezvousConnectionError("away")
-    before = place.backend.calls
-    wait_until(lambda: node.num_nodes_waiting() == 0 and place.backend.calls > before + 3)
-    place.backend.fault = None
-    before = place.backend.calls
-    wait_until(lambda: node.num_nodes_waiting() == 0 and place.backend.calls > before + 3)
+    rendezvous.backend.fault = RendezvousConnectionError("unreachable")
+    before = rendezvous.backend.calls
+    wait_until(lambda: node.num_nodes_waiting() == 0 and rendezvous.backend.calls > before + 3)
+    rendezvous.backend.fault = None
+    before = rendezvous.backend.calls
+    wait_until(lambda: node.num_nodes_waiting() == 0 and rendezvous.backend.calls > before + 3)
 
 
-def test_a_backend_that_stays_away_is_an_error(place: Place) -> None:
-    """The others must think us dead by then, and may have formed a group without us."""
-    node = place.node(1, 1, keep_alive_s=0.1, attempts=5)
+def test_a_long_outage_of_the_backend_is_an_error(rendezvous: Rendezvous) -> None:
+    """By then this node counts as dead, and the others may have formed a group without it."""
+    node = rendezvous.node(1, 1, keep_alive_s=0.1, attempts=5)
     node.next_rendezvous()
-    place.backend.fault = RendezvousConnectionError("gone")
+    rendezvous.backend.fault = RendezvousConnectionError("gone")
     with pytest.raises(RendezvousConnectionError, match="gone"):
         wait_until(lambda: node.num_nodes_waiting() > 0)
 
 
-def test_a_backend_that_went_away_after_the_end_of_the_run_disturbs_nobody(place: Place) -> None:
-    """It may have lived on the node that ended first; the others finish their work."""
-    nodes = [place.node(2, 2, keep_alive_s=0.1, attempts=2) for _ in range(2)]
+def test_an_outage_of_the_backend_after_the_end_of_the_run_is_not_an_error(rendezvous: Rendezvous) -> None:
+    """It may have been hosted by the node that finished first."""
+    nodes = [rendezvous.node(2, 2, keep_alive_s=0.1, attempts=2) for _ in range(2)]
     meet(*nodes)
     nodes[0].shutdown()
     wait_until(nodes[1].is_closed)
-    place.backend.fault = RendezvousConnectionError("gone")
-    before = place.backend.calls
-    wait_until(lambda: nodes[1].num_nodes_waiting() == 0 and place.backend.calls > before + 5)
+    rendezvous.backend.fault = RendezvousConnectionError("gone")
+    before = rendezvous.backend.calls
+    wait_until(lambda: nodes[1].num_nodes_waiting() == 0 and rendezvous.backend.calls > before + 5)
 
 
-def test_a_backend_that_is_never_reached_is_an_error_of_the_join(place: Place) -> None:
-    place.backend.fault = RendezvousConnectionError("nobody there")
-    with pytest.raises(RendezvousConnectionError, match="nobody there"):
-        place.node(1, 1, keep_alive_s=0.1, attempts=2).next_rendezvous()
+def test_joining_fails_if_the_backend_is_never_reachable(rendezvous: Rendezvous) -> None:
+    rendezvous.backend.fault = RendezvousConnectionError("unreachable")
+    with pytest.raises(RendezvousConnectionError, match="unreachable"):
+        rendezvous.node(1, 1, keep_alive_s=0.1, attempts=2).next_rendezvous()
 
 
-def test_the_heart_does_not_die_in_silence(place: Place) -> None:
-    """A fault of somebody's backend is raised by the next call, whatever it is; after that the heart beats on."""
-    node = place.node(1, 1, keep_alive_s=0.1, attempts=5)
+def test_an_exception_of_the_heartbeat_is_raised_by_the_next_call(rendezvous: Rendezvous) -> None:
+    """Also an unexpected exception of a third-party backend."""
+    node = rendezvous.node(1, 1, keep_alive_s=0.1, attempts=5)
     node.next_rendezvous()
-    place.backend.fault = ZeroDivisionError("a fault of mine")
-    with pytest.raises(ZeroDivisionError, match="a fault of mine"):
+    rendezvous.backend.fault = ZeroDivisionError("a bug of the backend")
+    with pytest.raises(ZeroDivisionError, match="a bug of the backend"):
         wait_until(lambda: node.num_nodes_waiting() > 0)
-    with pytest.raises(ZeroDivisionError, match="a fault of mine"):
+    with pytest.raises(ZeroDivisionError, match="a bug of the backend"):
         node.next_rendezvous()
 
 
-def test_a_join_that_fails_takes_its_node_off_the_list(place: Place) -> None:
-    """Nobody waits for it, and its heart is still."""
-    node = place.node(2, 2, join_s=1.0)
+def test_a_node_whose_join_failed_is_removed_from_the_state(rendezvous: Rendezvous) -> None:
+    """And its heartbeat thread has ended."""
+    node = rendezvous.node(2, 2, join_s=1.0)
     with pytest.raises(RendezvousTimeoutError, match="only 1 of at least 2 nodes joined"):
         node.next_rendezvous()
-    assert place.backend.cell is not None
-    assert decode(place.backend.cell[0], "run").nodes == ()
-    assert not [thread for thread in threading.enumerate() if thread.name == f"rendezvous-heart-{node._node.id[:8]}"]
+    assert rendezvous.backend.cell is not None
+    assert decode(rendezvous.backend.cell[0], "run").nodes == ()
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == f"rendezvous-heartbeat-{node._node.id[:8]}"
+    ]
 
 
-# --- endings ----------------------------------------------------------------------------------------------------------
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_member_whose_work_ends_ends_the_run(place: Place) -> None:
-    nodes = [place.node(2, 2) for _ in range(2)]
+def test_a_member_that_finishes_closes_the_run(rendezvous: Rendezvous) -> None:
+    nodes = [rendezvous.node(2, 2) for _ in range(2)]
     meet(*nodes)
     assert nodes[0].shutdown()
     assert nodes[1].is_closed()
-    wait_until(lambda: nodes[1].num_nodes_waiting() == 0)  # nothing could form any more: let it finish its work
+    wait_until(lambda: nodes[1].num_nodes_waiting() == 0)  # no group can form any more, so it may finish
     with pytest.raises(RendezvousClosedError, match=r"the run 'run' is over: the workers of 127\.0\.0\.1 finished"):
         nodes[1].next_rendezvous()
 
 
-def test_an_interrupt_on_one_node_leaves_the_run_to_the_others(place: Place) -> None:
-    """Ctrl-C, or a signal that became an exception. The others are told at once that the group changed."""
-    nodes = [place.node(1, 2, last_call_s=0.5) for _ in range(2)]
+def test_an_interrupt_on_one_node_does_not_close_the_run(rendezvous: Rendezvous) -> None:
+    """Ctrl-C, or a signal that became an exception. The others notice the change at once."""
+    nodes = [rendezvous.node(1, 2, last_call_s=0.5) for _ in range(2)]
     meet(*nodes)
-    interrupted(nodes[0])
+    interrupt(nodes[0])
     assert not nodes[1].is_closed()
     wait_until(lambda: nodes[1].num_nodes_waiting() == 1)
     assert nodes[1].next_rendezvous().world_size == 1
 
 
-def test_a_node_that_was_left_behind_does_not_end_the_run(place: Place) -> None:
-    """It was stopped while the others went on; then it gives up. Their run is not its to end."""
-    nodes = [place.node(1, 2, last_call_s=0.5) for _ in range(2)]
+def test_a_node_that_the_group_left_behind_does_not_close_the_run(rendezvous: Rendezvous) -> None:
+    """It was stopped while the others continued, and then shuts down."""
+    nodes = [rendezvous.node(1, 2, last_call_s=0.5) for _ in range(2)]
     meet(*nodes)
     left_behind, other = nodes
     assert other.next_rendezvous().world_size == 1  # after two last calls without the first one
@@ -446,40 +450,40 @@ def test_a_node_that_was_left_behind_does_not_end_the_run(place: Place) -> None:
     assert not other.is_closed()
 
 
-def test_closing_a_run_that_nobody_joined(place: Place) -> None:
-    operator = place.node()
+def test_a_run_without_nodes_can_be_closed(rendezvous: Rendezvous) -> None:
+    operator = rendezvous.node()
     operator.set_closed()
     assert operator.is_closed()
     with pytest.raises(RendezvousClosedError, match=r"it was closed on 127\.0\.0\.1"):
-        place.node().next_rendezvous()
+        rendezvous.node().next_rendezvous()
 
 
-def test_shutdown_says_whether_it_worked(place: Place) -> None:
-    node = place.node(1, 1)
+def test_shutdown_returns_whether_it_succeeded(rendezvous: Rendezvous) -> None:
+    node = rendezvous.node(1, 1)
     node.next_rendezvous()
-    place.backend.fault = RendezvousConnectionError("gone")
+    rendezvous.backend.fault = RendezvousConnectionError("gone")
     with pytest.warns(RuntimeWarning, match="could not leave the run 'run': gone"):
         assert not node.shutdown()
 
 
-def test_a_handler_that_is_forgotten_lets_its_heart_go(place: Place) -> None:
-    node = place.node(1, 1)
+def test_the_heartbeat_thread_ends_with_a_garbage_collected_handler(rendezvous: Rendezvous) -> None:
+    node = rendezvous.node(1, 1)
     node.next_rendezvous()
-    name = f"rendezvous-heart-{node._node.id[:8]}"
-    (heart,) = [thread for thread in threading.enumerate() if thread.name == name]
-    place.handlers.clear()
+    name = f"rendezvous-heartbeat-{node._node.id[:8]}"
+    (heartbeat,) = [thread for thread in threading.enumerate() if thread.name == name]
+    rendezvous.handlers.clear()
     del node
-    heart.join(LIMIT_S)
-    assert not heart.is_alive()
+    heartbeat.join(LIMIT_S)
+    assert not heartbeat.is_alive()
 
 
-# --- hostile documents (S1) -------------------------------------------------------------------------------------------
+# --- invalid states (S1) ----------------------------------------------------------------------------------------------
 
 GOOD = json.loads(encode(State("run", 1, 2, nodes=(Node("a", "host", Standing.JOINED),))))
 
 
 class Trap:
-    """A pickle that leaves a trace when it is loaded."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -496,69 +500,69 @@ def node(**fields: Any) -> dict[str, Any]:
     return {**GOOD["nodes"][0], **fields}
 
 
-HOSTILE = {
-    "nothing": b"",
+INVALID = {
+    "empty": b"",
     "random bytes": bytes(range(255, 0, -1)),
     "text": b"hello",
     "a number": b"17",
     "a list": b"[]",
     "null": b"null",
     "an empty object": b"{}",
-    "half a document": encode(State("run", 1, 2))[:-5],
+    "a truncated document": encode(State("run", 1, 2))[:-5],
     "two documents": encode(State("run", 1, 2)) * 2,
     "not UTF-8": b'{"format": "tenax.rendezvous\xff"}',
     "huge": b'{"format": "' + b"x" * MAX_BYTES + b'"}',
-    "deep": b'{"format": ' + b"[" * 100_000,
-    "deep behind a good header": changed(nodes=[])[:-1] + b', "more": ' + b'{"a":' * 100_000,
-    "another format": changed(format="somebody.else"),
+    "deeply nested": b'{"format": ' + b"[" * 100_000,
+    "deeply nested after a valid header": changed(nodes=[])[:-1] + b', "more": ' + b'{"a":' * 100_000,
+    "another format": changed(format="another.format"),
     "a later version": changed(version=2),
     "an unknown field": changed(colour="blue"),
     "another run": changed(run_id="other"),
     "round 0": changed(round=0),
     "a negative round": changed(round=-1),
-    "a round beyond all numbers": changed(round=1 << 70),
+    "a round that is too large": changed(round=1 << 70),
     "a round that is text": changed(round="1"),
-    "more at least than at most": changed(min_nodes=3, max_nodes=2),
-    "no nodes at all": changed(max_nodes=0),
+    "min_nodes above max_nodes": changed(min_nodes=3, max_nodes=2),
+    "max_nodes 0": changed(max_nodes=0),
     "a node twice": changed(nodes=[node(), node()]),
     "a node without an id": changed(nodes=[node(id="")]),
     "a node with a long id": changed(nodes=[node(id="x" * 65)]),
     "a node with a long address": changed(nodes=[node(addr="x" * 256)]),
-    "a standing that does not exist": changed(nodes=[node(standing="king")]),
+    "an unknown standing": changed(nodes=[node(standing="unknown")]),
     "too many nodes": changed(nodes=[node(id=str(number)) for number in range(20_001)]),
     "a rank twice": changed(members={"a": 0, "b": 0}),
     "a missing rank": changed(members={"a": 1}),
-    "a stranger that runs": changed(nodes=[node(standing="running")]),
+    "a running node that is not a member": changed(nodes=[node(standing="running")]),
     "complete without members": changed(complete=True, nodes=[]),
-    "complete with somebody without a place": changed(complete=True, members={"b": 0}),
+    "complete with a joined node without a rank": changed(complete=True, members={"b": 0}),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_document_that_is_not_ours_is_refused(place: Place, name: str) -> None:
-    place.backend.cell = (HOSTILE[name], 1)
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_state_is_rejected(rendezvous: Rendezvous, name: str) -> None:
+    rendezvous.backend.cell = (INVALID[name], 1)
     with pytest.raises(RendezvousStateError, match="rendezvous state of the run 'run' is invalid: ") as caught:
-        place.node(1, 2).next_rendezvous()
+        rendezvous.node(1, 2).next_rendezvous()
     assert len(str(caught.value)) < 500
-    assert place.backend.cell == (HOSTILE[name], 1), "an invalid state is not overwritten either"
+    assert rendezvous.backend.cell == (INVALID[name], 1), "it is not overwritten"
 
 
-def test_a_pickle_is_refused_and_not_loaded(place: Place, tmp_path: Path) -> None:
-    """TorchElastic ran whatever a stranger wrote there."""
+def test_a_pickle_is_rejected_and_not_loaded(rendezvous: Rendezvous, tmp_path: Path) -> None:
+    """TorchElastic loads it, and so runs code that any writer put there."""
     trace = tmp_path / "loaded"
-    place.backend.cell = (pickle.dumps(Trap(trace)), 1)
+    rendezvous.backend.cell = (pickle.dumps(Trap(trace)), 1)
     with pytest.raises(RendezvousStateError, match="it is a pickle, written by an agent of TorchElastic"):
-        place.node(1, 2).next_rendezvous()
+        rendezvous.node(1, 2).next_rendezvous()
     assert not trace.exists()
     pickle.loads(pickle.dumps(Trap(trace)))
     assert trace.exists(), "the trap works"
 
 
-def test_a_stranger_that_writes_while_a_group_runs_is_reported(place: Place) -> None:
+def test_an_invalid_state_written_while_a_group_runs_is_reported(rendezvous: Rendezvous) -> None:
     store = MemoryStore()
-    member = place.node(1, 1, keep_alive_s=0.1, store=store, backend=C10dRendezvousBackend(store, "run"))
+    member = rendezvous.node(1, 1, keep_alive_s=0.1, store=store, backend=C10dRendezvousBackend(store, "run"))
     member.next_rendezvous()
-    store.set(KEY, base64.b64encode(b"I was here"))
-    with pytest.raises(RendezvousStateError, match="is invalid: it begins with b'I was here'"):
+    store.set(KEY, base64.b64encode(b"overwritten"))
+    with pytest.raises(RendezvousStateError, match="is invalid: it begins with b'overwritten'"):
         wait_until(lambda: member.num_nodes_waiting() > 0)
     store.delete_key(KEY)

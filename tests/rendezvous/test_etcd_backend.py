@@ -1,4 +1,4 @@
-"""The etcd backend: one document under one key, changed only by those who know what it was, and not kept for ever."""
+"""The etcd backend: one state under one key, changed by compare-and-set, bound to a lease."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def backend(client: BlockingEtcd, prefix: str) -> EtcdRendezvousBackend:
 # --- the state --------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_is_written_by_whoever_knows_the_last_one(backend: EtcdRendezvousBackend) -> None:
+def test_a_state_is_written_only_with_the_token_of_the_last_one(backend: EtcdRendezvousBackend) -> None:
     assert backend.name == "etcd-v2"
     assert backend.get_state() is None
     written = backend.set_state(b"one")
     assert written is not None
     assert (written[0], written[2]) == (b"one", True)
     assert backend.get_state() == written[:2]
-    too_late = backend.set_state(b"another one")  # only if there was none
+    too_late = backend.set_state(b"another one")  # without a token: only if there is none
     assert too_late == (*written[:2], False)
     newer = backend.set_state(b"two", written[1])
     assert newer is not None
     assert (newer[0], newer[2]) == (b"two", True)
     assert backend.set_state(b"three", written[1]) == (*newer[:2], False)
-    assert backend.set_state(b"three", "not a token of ours") == (*newer[:2], False)
+    assert backend.set_state(b"three", "not a valid token") == (*newer[:2], False)
     assert backend.get_state() == newer[:2]
 
 
@@ -78,7 +78,7 @@ def test_two_backends_see_the_same_state(client: BlockingEtcd, prefix: str) -> N
     assert EtcdRendezvousBackend(client, "another run", prefix).get_state() is None
 
 
-def test_of_two_who_write_the_same_one_has_written(client: BlockingEtcd, prefix: str) -> None:
+def test_one_of_two_writers_of_the_same_state_succeeds(client: BlockingEtcd, prefix: str) -> None:
     one, other = (EtcdRendezvousBackend(client, "run", prefix) for _ in range(2))
     first = one.set_state(b"same")
     assert first is not None
@@ -86,7 +86,7 @@ def test_of_two_who_write_the_same_one_has_written(client: BlockingEtcd, prefix:
     assert other.set_state(b"same") == (*first[:2], False)
 
 
-def test_a_state_that_was_lost_reads_as_none(client: BlockingEtcd, backend: EtcdRendezvousBackend, prefix: str) -> None:
+def test_a_lost_state_reads_as_none(client: BlockingEtcd, backend: EtcdRendezvousBackend, prefix: str) -> None:
     written = backend.set_state(b"one")
     assert written is not None
     client.call(Delete(f"{prefix}run".encode()))
@@ -97,8 +97,8 @@ def test_a_state_that_was_lost_reads_as_none(client: BlockingEtcd, backend: Etcd
     assert again[2]
 
 
-class AskingTwice(BlockingEtcd):
-    """The first answer to every transaction is lost, and the client asks again."""
+class RetryingClient(BlockingEtcd):
+    """The first answer to every transaction is lost, and the client retries."""
 
     def __init__(self, client: BlockingEtcd) -> None:
         self._inner = client
@@ -109,8 +109,8 @@ class AskingTwice(BlockingEtcd):
         return self._inner.call(operation, patience_s)
 
 
-def test_a_write_whose_answer_was_lost_is_recognised(client: BlockingEtcd, prefix: str) -> None:
-    backend = EtcdRendezvousBackend(AskingTwice(client), "run", prefix)
+def test_a_write_whose_answer_was_lost_counts_as_written(client: BlockingEtcd, prefix: str) -> None:
+    backend = EtcdRendezvousBackend(RetryingClient(client), "run", prefix)
     written = backend.set_state(b"one")
     assert written is not None
     assert written[2]
@@ -120,8 +120,8 @@ def test_a_write_whose_answer_was_lost_is_recognised(client: BlockingEtcd, prefi
     assert backend.get_state() == newer[:2]
 
 
-def test_a_value_that_cannot_be_a_state_is_refused(client: BlockingEtcd, prefix: str) -> None:
-    """One that is larger than any: here, as seen through a client that says so. (etcd takes 1.5 MiB by default.)"""
+def test_a_value_that_is_too_large_is_rejected(client: BlockingEtcd, prefix: str) -> None:
+    """When reading, with a fake client (etcd's default limit is 1.5 MiB), and when writing."""
 
     class Large(BlockingEtcd):
         def __init__(self) -> None:
@@ -138,7 +138,7 @@ def test_a_value_that_cannot_be_a_state_is_refused(client: BlockingEtcd, prefix:
         EtcdRendezvousBackend(client, "run", prefix).set_state(b"x" * (3 << 20))
 
 
-def test_a_run_needs_a_name_and_a_time(client: BlockingEtcd) -> None:
+def test_an_empty_run_id_and_a_ttl_of_0_are_rejected(client: BlockingEtcd) -> None:
     with pytest.raises(ValueError, match="run id"):
         EtcdRendezvousBackend(client, "")
     with pytest.raises(ValueError, match="ttl"):
@@ -148,7 +148,7 @@ def test_a_run_needs_a_name_and_a_time(client: BlockingEtcd) -> None:
 # --- the lease --------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_is_forgotten_some_time_after_the_last_write(client: BlockingEtcd, prefix: str) -> None:
+def test_a_state_expires_after_the_last_write(client: BlockingEtcd, prefix: str) -> None:
     key = f"{prefix}run".encode()
     for ttl, expected in ((None, 7200), (60, 60)):
         backend = EtcdRendezvousBackend(client, "run", prefix, ttl)
@@ -161,8 +161,8 @@ def test_a_state_is_forgotten_some_time_after_the_last_write(client: BlockingEtc
         assert client.call(Range(key)).kvs[0].lease == kv.lease
 
 
-def test_whoever_writes_holds_the_state(client: BlockingEtcd, prefix: str) -> None:
-    """So that the lease of a node that left long ago does not take it along."""
+def test_a_state_is_bound_to_the_lease_of_its_last_writer(client: BlockingEtcd, prefix: str) -> None:
+    """So it does not expire with the lease of a node that left long ago."""
     one, other = (EtcdRendezvousBackend(client, "run", prefix) for _ in range(2))
     written = one.set_state(b"one")
     assert written is not None
@@ -174,10 +174,8 @@ def test_whoever_writes_holds_the_state(client: BlockingEtcd, prefix: str) -> No
     assert found[0] == b"two"
 
 
-def test_a_lease_that_has_expired_is_replaced(
-    client: BlockingEtcd, backend: EtcdRendezvousBackend, prefix: str
-) -> None:
-    """As of a node that was suspended for hours."""
+def test_an_expired_lease_is_replaced(client: BlockingEtcd, backend: EtcdRendezvousBackend, prefix: str) -> None:
+    """For example after the node was suspended for hours."""
     backend.set_state(b"one")
     client.call(RevokeLease(client.call(Range(f"{prefix}run".encode())).kvs[0].lease))
     assert backend.get_state() is None
@@ -197,7 +195,7 @@ def params(endpoint: str, **options: Any) -> RendezvousParameters:
 
 
 def use(params: RendezvousParameters) -> None:
-    """Everything that a handler would do with them."""
+    """Create a backend and a store, and use them as a handler does."""
     backend, store = create_backend(params)
     with store:
         written = backend.set_state(b"hello")
@@ -207,22 +205,22 @@ def use(params: RendezvousParameters) -> None:
         assert store.get(params.run_id) == b"value"
 
 
-def test_a_backend_and_a_store_from_parameters(etcd: EtcdCluster, client: BlockingEtcd) -> None:
+def test_a_backend_and_a_store_are_created_from_parameters(etcd: EtcdCluster, client: BlockingEtcd) -> None:
     for endpoint in (etcd.endpoints, etcd.url(), f"{etcd.endpoints},127.0.0.1:1", f"127.0.0.1:1, {etcd.endpoints}"):
-        asked = params(endpoint, read_timeout="20")
-        use(asked)
-        assert client.call(Range(f"/torch/elastic/rendezvous/{asked.run_id}".encode())).kvs[0].value == b"hello"
-        name = f"/torch/elastic/store/{asked.run_id.replace('/', '%2F')}/{asked.run_id}"
+        parameters = params(endpoint, read_timeout="20")
+        use(parameters)
+        assert client.call(Range(f"/torch/elastic/rendezvous/{parameters.run_id}".encode())).kvs[0].value == b"hello"
+        name = f"/torch/elastic/store/{parameters.run_id.replace('/', '%2F')}/{parameters.run_id}"
         assert client.call(Range(name.encode())).kvs[0].value == b"value"
 
 
-def test_etcd_that_is_not_there() -> None:
+def test_an_unreachable_etcd_is_a_connection_error() -> None:
     host = own_address()
     with pytest.raises(RendezvousConnectionError, match=f"cannot reach etcd: .*{host}"):
         create_backend(params(f"{host}:2379", read_timeout=1))
 
 
-def test_tls(make_etcd: Callable[..., EtcdCluster]) -> None:
+def test_the_connection_can_use_tls(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(tls="mutual")
     assert cluster.certificates is not None
     cert, key = cluster.certificates.client
@@ -236,7 +234,7 @@ def test_tls(make_etcd: Callable[..., EtcdCluster]) -> None:
         create_backend(params(cluster.endpoints, **{**files, "ca_cert": cluster.certificates.strange_ca}))
 
 
-def test_users(make_etcd: Callable[..., EtcdCluster], tmp_path: Path) -> None:
+def test_a_user_and_a_password_can_be_given(make_etcd: Callable[..., EtcdCluster], tmp_path: Path) -> None:
     cluster = make_etcd(users=True)
     use(params(cluster.endpoints, user=ROOT, password=ROOT_PASSWORD))
     file = tmp_path / "password"
@@ -250,7 +248,7 @@ def test_users(make_etcd: Callable[..., EtcdCluster], tmp_path: Path) -> None:
         create_backend(params(cluster.endpoints))
 
 
-def test_a_password_in_the_environment(make_etcd: Callable[..., EtcdCluster]) -> None:
+def test_the_password_can_be_in_the_environment(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(users=True)
     assert PASSWORD_VARIABLE == "TENAX_ETCD_PASSWORD"
     os.environ[PASSWORD_VARIABLE] = ROOT_PASSWORD
@@ -271,18 +269,18 @@ def test_a_password_in_the_environment(make_etcd: Callable[..., EtcdCluster]) ->
         ({"user": "u", "password_file": os.devnull}, "is empty or too long"),
     ],
 )
-def test_options_that_make_no_sense(options: dict[str, Any], fault: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault) as raised:
         create_backend(params("127.0.0.1:1", **options))
     assert "secret" not in str(raised.value)
 
 
-# --- under the dynamic rendezvous -------------------------------------------------------------------------------------
+# --- with the dynamic rendezvous --------------------------------------------------------------------------------------
 
 
 class TestHandlerContract(RendezvousHandlerContract):
     @pytest.fixture(autouse=True)
-    def _place(self, client: BlockingEtcd) -> None:
+    def _set_up(self, client: BlockingEtcd) -> None:
         self.client = client
         self.prefix = f"/{unique_prefix().decode()}"
 
@@ -298,16 +296,16 @@ class TestHandlerContract(RendezvousHandlerContract):
             local_addr="127.0.0.1",
             timeout=RendezvousTimeout(timedelta(seconds=join_timeout_s), timedelta(seconds=last_call_s)),
             keep_alive_interval=1,
-            keep_alive_max_attempt=20,  # nobody dies here, however busy the machine is
+            keep_alive_max_attempt=20,  # no node counts as dead on a busy machine
         )
 
 
-def test_a_handler_from_parameters(etcd: EtcdCluster) -> None:
-    asked = params(etcd.endpoints, join_timeout=60, last_call_timeout=0.1)
+def test_a_handler_is_created_from_parameters(etcd: EtcdCluster) -> None:
+    parameters = params(etcd.endpoints, join_timeout=60, last_call_timeout=0.1)
     with ExitStack() as stack:
-        backend, store = create_backend(asked)
+        backend, store = create_backend(parameters)
         stack.enter_context(store)
-        handler = create_handler(store, backend, asked)
+        handler = create_handler(store, backend, parameters)
         assert handler.get_backend() == "etcd-v2"
         info = handler.next_rendezvous()
         assert (info.rank, info.world_size) == (0, 1)
@@ -317,14 +315,14 @@ def test_a_handler_from_parameters(etcd: EtcdCluster) -> None:
         assert handler.is_closed()
 
 
-def test_a_round_outlives_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
-    """etcd is killed and comes back: the group goes on, and the next round forms."""
+def test_a_round_survives_a_restart_of_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
+    """The group continues, and the next round forms."""
     cluster = make_etcd()
-    asked = params(cluster.endpoints, join_timeout=60, last_call_timeout=0.1, keep_alive_interval=1)
-    asked.config["keep_alive_max_attempt"] = 60
-    backend, store = create_backend(asked)
+    parameters = params(cluster.endpoints, join_timeout=60, last_call_timeout=0.1, keep_alive_interval=1)
+    parameters.config["keep_alive_max_attempt"] = 60
+    backend, store = create_backend(parameters)
     with store:
-        handler = create_handler(store, backend, asked)
+        handler = create_handler(store, backend, parameters)
         assert handler.next_rendezvous().world_size == 1
         cluster.kill(0)
         cluster.start(0)
@@ -332,7 +330,7 @@ def test_a_round_outlives_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
         assert handler.shutdown()
 
 
-def test_what_somebody_else_wrote_is_refused(client: BlockingEtcd, prefix: str) -> None:
+def test_a_value_of_another_program_is_rejected(client: BlockingEtcd, prefix: str) -> None:
     client.call(Put(f"{prefix}run".encode(), b"\x80 a pickle"))
     backend = EtcdRendezvousBackend(client, "run", prefix)
     handler = DynamicRendezvousHandler.from_backend("run", EtcdStore(client, f"{prefix}store"), backend, 1, 1)

@@ -1,4 +1,4 @@
-"""The names of TorchElastic's older etcd rendezvous do what their users expect, over etcd v3."""
+"""TorchElastic's names of the older etcd rendezvous work with etcd v3."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prefix() -> str:
 
 class TestHandlerContract(RendezvousHandlerContract):
     @pytest.fixture(autouse=True)
-    def _place(self, client: BlockingEtcd, prefix: str) -> None:
+    def _set_up(self, client: BlockingEtcd, prefix: str) -> None:
         self.client, self.prefix = client, prefix
 
     def make_handler(
@@ -51,21 +51,21 @@ class TestHandlerContract(RendezvousHandlerContract):
         return EtcdRendezvousHandler(rendezvous, "127.0.0.1")
 
 
-def test_the_store_is_the_stores_own() -> None:
+def test_etcd_store_is_the_class_of_tenax_store() -> None:
     import tenax.store
 
     assert EtcdStore is tenax.store.EtcdStore
 
 
-def test_a_barrier_and_data_for_the_others_of_a_round(client: BlockingEtcd, prefix: str) -> None:
+def test_nodes_of_a_round_pass_a_barrier_and_share_data(client: BlockingEtcd, prefix: str) -> None:
     nodes = [EtcdRendezvous(client, prefix, "run", 2, 2, 60, 0.1) for _ in range(2)]
-    places: list[tuple[int, int, int]] = []
-    threads = [threading.Thread(target=lambda node=node: places.append(node.rendezvous_barrier())) for node in nodes]
+    results: list[tuple[int, int, int]] = []
+    threads = [threading.Thread(target=lambda node=node: results.append(node.rendezvous_barrier())) for node in nodes]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert sorted(places) == [(1, 0, 2), (1, 1, 2)]
+    assert sorted(results) == [(1, 0, 2), (1, 1, 2)]
 
     one, other = nodes
     one.setup_kv_store(1).set("key", "value")
@@ -83,7 +83,7 @@ def test_a_barrier_and_data_for_the_others_of_a_round(client: BlockingEtcd, pref
         node.handler().shutdown()
 
 
-def test_a_handler_from_parameters(etcd: EtcdCluster, client: BlockingEtcd, prefix: str) -> None:
+def test_a_handler_is_created_from_parameters(etcd: EtcdCluster, client: BlockingEtcd, prefix: str) -> None:
     params = RendezvousParameters(
         "etcd", etcd.endpoints, "run", 1, 1, "127.0.0.1", timeout=60, last_call_timeout=1, etcd_prefix=prefix
     )
@@ -104,7 +104,7 @@ def test_a_handler_from_parameters(etcd: EtcdCluster, client: BlockingEtcd, pref
     assert f"{prefix}/store/run/tenax.rendezvous.run.1/MASTER_ADDR".encode() in names
 
 
-def test_it_has_names_of_its_own_for_certificates(make_etcd: Callable[..., EtcdCluster]) -> None:
+def test_the_older_option_names_for_certificates_work(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(tls="mutual")
     assert cluster.certificates is not None
     cert, key = cluster.certificates.client
@@ -115,19 +115,19 @@ def test_it_has_names_of_its_own_for_certificates(make_etcd: Callable[..., EtcdC
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"last_call_timeout": "-1"}, {"timeout": "soon"}])
-def test_times_that_make_no_sense(options: dict[str, Any]) -> None:
+def test_invalid_timeouts_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="timeout"):
         create_rdzv_handler(RendezvousParameters("etcd", "127.0.0.1:1", "run", 1, 1, **options))
 
 
-def test_the_exceptions_can_be_caught() -> None:
+def test_the_legacy_exceptions_exist() -> None:
     for kind in (EtcdRendezvousRetryableFailure, EtcdRendezvousRetryImmediately):
         assert issubclass(kind, Exception)
 
 
 @pytest.mark.parametrize(("one", "other"), [("job", "job/2"), ("job", "job/"), ("a%2Fb", "a/b"), ("..", "../x")])
-def test_no_run_has_its_store_inside_another(client: BlockingEtcd, prefix: str, one: str, other: str) -> None:
-    """Keys of one run are never counted, read or deleted as keys of another."""
+def test_the_stores_of_two_runs_have_disjoint_keys(client: BlockingEtcd, prefix: str, one: str, other: str) -> None:
+    """Keys of one run are not counted, read or deleted as keys of another."""
     stores = {}
     for run_id in (one, other):
         rendezvous = EtcdRendezvous(client, prefix, run_id, 1, 1, 60, 1)
@@ -135,4 +135,4 @@ def test_no_run_has_its_store_inside_another(client: BlockingEtcd, prefix: str, 
         stores[run_id] = rendezvous
     for run_id, rendezvous in stores.items():
         assert rendezvous.setup_kv_store(1).get("key") == run_id.encode()
-        assert rendezvous._store.num_keys() == 1, "only its own"
+        assert rendezvous._store.num_keys() == 1, "only its own key"

@@ -1,5 +1,5 @@
-"""The contract, kept by what a platform engineer brings: the blocking side of our tcp handler, and a handler of others
-that knows only the methods of the older documents and answers with a tuple."""
+"""The contract of handlers for the blocking methods of the tcp handler, and for a third-party handler that has only the
+methods of older TorchElastic documentation and returns a tuple."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tenax.store import MemoryStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
 
-class TestTheTcpHandlerWhenItIsAsked(RendezvousHandlerContract):
-    """As an agent with hooks of its own uses it."""
+class TestBlockingMethodsOfTheTcpHandler(RendezvousHandlerContract):
+    """As used by an agent with its own hooks."""
 
     @pytest.fixture(autouse=True)
     def _endpoint(self) -> None:
-        # Where torch was imported the store is torch's, which listens at every address of this host.
-        self._place = f"127.0.0.1:{free_port()}"
+        # If torch is imported, the store is torch's, which listens on all addresses of this host.
+        self._address = f"127.0.0.1:{free_port()}"
 
     def make_handler(
         self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1
@@ -32,10 +32,10 @@ class TestTheTcpHandlerWhenItIsAsked(RendezvousHandlerContract):
         return get_rendezvous_handler(
             RendezvousParameters(
                 "c10d",
-                self._place,
+                self._address,
                 run_id,
                 min_nodes,
-                max(max_nodes, 2),  # alone it would not need to meet anybody
+                max(max_nodes, 2),  # with one node it would use the local engine
                 local_addr="127.0.0.1",
                 join_timeout=join_timeout_s,
                 last_call_timeout=last_call_s,
@@ -45,8 +45,8 @@ class TestTheTcpHandlerWhenItIsAsked(RendezvousHandlerContract):
         )
 
 
-class Older(RendezvousHandler):
-    """Only what the older documents name; nothing is inherited but the base."""
+class OldHandler(RendezvousHandler):
+    """Only the methods of the older documentation."""
 
     def __init__(self, inner: DynamicRendezvousHandler) -> None:
         self._inner = inner
@@ -71,15 +71,15 @@ class Older(RendezvousHandler):
         return self._inner.shutdown()
 
 
-class TestAHandlerOfTheOlderKind(RendezvousHandlerContract):
+class TestAnOldHandler(RendezvousHandlerContract):
     @pytest.fixture(autouse=True)
-    def _place(self) -> None:
+    def _set_up(self) -> None:
         self._store = MemoryStore()
 
     def make_handler(
         self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1
     ) -> RendezvousHandler:
-        return Older(
+        return OldHandler(
             DynamicRendezvousHandler.from_backend(
                 run_id,
                 self._store,
@@ -94,22 +94,22 @@ class TestAHandlerOfTheOlderKind(RendezvousHandlerContract):
         )
 
 
-def _older(params: RendezvousParameters) -> RendezvousHandler:
+def create_old_handler(params: RendezvousParameters) -> RendezvousHandler:
     store = MemoryStore()
     backend = C10dRendezvousBackend(store, params.run_id)
-    return Older(
+    return OldHandler(
         DynamicRendezvousHandler.from_backend(params.run_id, store, backend, params.min_nodes, params.max_nodes)
     )
 
 
-def test_a_handler_without_a_name_of_its_own_is_registered_under_any() -> None:
-    rendezvous_handler_registry.register("older", _older)
+def test_a_handler_without_get_backend_can_be_registered_under_any_name() -> None:
+    rendezvous_handler_registry.register("older", create_old_handler)
     handler = get_rendezvous_handler(RendezvousParameters("older", "", "run", 1, 1))
-    assert isinstance(handler, Older)
+    assert isinstance(handler, OldHandler)
     assert handler.get_run_id() == "run"
 
 
-def test_an_installed_package_brings_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_can_provide_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under TorchElastic's entry point group: a function without arguments that returns the creator."""
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()

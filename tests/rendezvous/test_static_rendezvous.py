@@ -1,4 +1,4 @@
-"""The static rendezvous: fixed ranks, one attempt for all, and nothing left over from the attempt before."""
+"""The static rendezvous: fixed ranks, one attempt for all nodes, and fresh keys in every attempt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 60
 
 
 class Group:
-    """Nodes that meet at one port; shut down with the test, rank 0 last."""
+    """Nodes with one port. They are shut down with the test, rank 0 last."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -49,7 +49,7 @@ def meet(*handlers: StaticTCPRendezvous) -> list[RendezvousInfo]:
     return [call.result() for call in calls]
 
 
-def test_everybody_gets_the_rank_that_it_was_given(group: Group) -> None:
+def test_every_node_has_its_configured_rank(group: Group) -> None:
     nodes = [group.node(rank, 3) for rank in (2, 0, 1)]
     infos = meet(*nodes)
     assert [(info.rank, info.world_size) for info in infos] == [(2, 3), (0, 3), (1, 3)]
@@ -65,8 +65,8 @@ def test_everybody_gets_the_rank_that_it_was_given(group: Group) -> None:
     assert not node.is_closed()
 
 
-def test_a_node_that_restarts_takes_the_others_along(group: Group) -> None:
-    """TorchElastic leaves it alone (W19)."""
+def test_all_nodes_follow_a_node_that_restarts(group: Group) -> None:
+    """In TorchElastic it restarts alone (W19)."""
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
     again = BlockingCall(one.next_rendezvous)
@@ -77,7 +77,7 @@ def test_a_node_that_restarts_takes_the_others_along(group: Group) -> None:
 
 
 def test_an_attempt_has_fresh_keys_for_agents_and_workers(group: Group) -> None:
-    """Workers use the port as it is, without any prefix: what they left must be gone too."""
+    """Workers use the store without a prefix: their keys must be deleted too."""
     nodes = [group.node(rank, 2) for rank in range(2)]
     for info in meet(*nodes):
         info.store.set(f"from-{info.rank}", b"old")
@@ -89,8 +89,8 @@ def test_an_attempt_has_fresh_keys_for_agents_and_workers(group: Group) -> None:
         assert not [key for key in worker.list_keys() if key.startswith("run/1/")]
 
 
-def test_a_node_that_was_started_again_is_let_in(group: Group) -> None:
-    """Its place in the attempt that runs is its dead predecessor's, so it begins the next one."""
+def test_a_node_that_was_started_again_joins_the_next_attempt(group: Group) -> None:
+    """The slot in the current attempt belongs to its dead predecessor, so it begins the next one."""
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
     successor = BlockingCall(group.node(1, 2).next_rendezvous)
@@ -99,8 +99,8 @@ def test_a_node_that_was_started_again_is_let_in(group: Group) -> None:
     assert successor.result().rank == 1
 
 
-def test_two_nodes_with_the_same_rank(group: Group) -> None:
-    """The later one is taken for the successor; the earlier one is told, instead of both pushing each other out."""
+def test_the_earlier_of_two_nodes_with_the_same_rank_is_rejected(group: Group) -> None:
+    """The later one counts as its successor."""
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
     earlier = BlockingCall(one.next_rendezvous)
@@ -112,14 +112,14 @@ def test_two_nodes_with_the_same_rank(group: Group) -> None:
     assert later.result().rank == 1
 
 
-def test_who_is_missing_is_said(group: Group) -> None:
+def test_a_timeout_names_the_missing_ranks(group: Group) -> None:
     with pytest.raises(
         RendezvousTimeoutError, match="did not join attempt 1 of the run 'run' within 1 s: 1, 2; start them"
     ):
         group.node(0, 3, timeout_s=1).next_rendezvous()
 
 
-def test_rank_0_that_is_not_there(group: Group) -> None:
+def test_an_unreachable_rank_0_is_a_connection_error(group: Group) -> None:
     with pytest.raises(RendezvousConnectionError, match=f"cannot use the store of rank 0 at 127.0.0.1:{group.port}"):
         group.node(1, 2, timeout_s=1).next_rendezvous()
 
@@ -137,7 +137,7 @@ def params(endpoint: str, **options: Any) -> RendezvousParameters:
     return RendezvousParameters("static", endpoint, "run", 2, 2, **options)
 
 
-def test_a_handler_is_made_from_parameters() -> None:
+def test_a_handler_is_created_from_parameters() -> None:
     handler = create_rdzv_handler(params("[::1]:123", rank="1"))
     assert isinstance(handler, StaticTCPRendezvous)
     assert (handler.master_addr, handler.master_port, handler.rank, handler.world_size) == ("::1", 123, 1, 2)
@@ -157,6 +157,6 @@ def test_a_handler_is_made_from_parameters() -> None:
         ("host:1", {"rank": 0, "timeout": 0}, "timeout"),
     ],
 )
-def test_parameters_that_make_no_sense(endpoint: str, options: dict[str, Any], fault: str) -> None:
+def test_invalid_parameters_are_rejected(endpoint: str, options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         create_rdzv_handler(params(endpoint, **options))

@@ -1,4 +1,4 @@
-"""Endpoints and options as texts: read as torch reads them."""
+"""Endpoints and options of the command line are parsed as torch parses them."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from tenax.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_en
         ("[2001:db8::1]:123", ("2001:db8::1", 123)),
     ],
 )
-def test_an_endpoint(endpoint: str | None, expected: tuple[str, int]) -> None:
+def test_an_endpoint_is_parsed(endpoint: str | None, expected: tuple[str, int]) -> None:
     assert parse_rendezvous_endpoint(endpoint, 29400) == expected
 
 
 @pytest.mark.parametrize(
     "endpoint", ["host:", "host:x", "host:65536", "host:123456", "host:-1", ":1", "ho st:1", "[]:1"]
 )
-def test_an_endpoint_that_cannot_be_meant(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_rejected(endpoint: str) -> None:
     with pytest.raises(ValueError, match="of the rendezvous endpoint"):
         parse_rendezvous_endpoint(endpoint, 29400)
 
 
-def test_options() -> None:
+def test_options_are_parsed() -> None:
     assert _parse_rendezvous_config("") == {}
     assert _parse_rendezvous_config(" a=1 , b = x=y ") == {"a": "1", "b": "x=y"}
 
 
 @pytest.mark.parametrize("text", [",", "a", "a=", "=1", "a=1,", "a=1,,b=2"])
-def test_options_without_a_name_or_a_value(text: str) -> None:
+def test_options_without_a_name_or_a_value_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="rendezvous option"):
         _parse_rendezvous_config(text)
 
@@ -56,7 +56,7 @@ def outcome(call: Callable[..., Any], *args: Any) -> Any:
         return ValueError
 
 
-# No line breaks: torch takes one at the end of a host, which no host has.
+# No line breaks: torch accepts one at the end of a host.
 _PIECES = st.lists(st.sampled_from([*"[]:.-_ ,=a1", "host", "localhost", "65535", "65536", "::1", "é"]), max_size=8)
 TEXTS = _PIECES.map("".join)
 
@@ -68,11 +68,11 @@ def theirs() -> Any:
 
 @given(text=TEXTS)
 @settings(deadline=None)
-def test_endpoints_are_read_as_torch_reads_them(theirs: Any, text: str) -> None:
+def test_endpoints_are_parsed_as_by_torch(theirs: Any, text: str) -> None:
     assert outcome(parse_rendezvous_endpoint, text, 7) == outcome(theirs.parse_rendezvous_endpoint, text, 7)
 
 
 @given(text=TEXTS)
 @settings(deadline=None)
-def test_options_are_read_as_torch_reads_them(theirs: Any, text: str) -> None:
+def test_options_are_parsed_as_by_torch(theirs: Any, text: str) -> None:
     assert outcome(_parse_rendezvous_config, text) == outcome(theirs._parse_rendezvous_config, text)

@@ -29,7 +29,7 @@ _RECENT_KEPT = 256  # steps, shown as recent events in the status
 
 
 def _is_noise(event: AnyCoordinatorEvent) -> bool:
-    """Return whether the event is too frequent to be worth a place among the recent steps."""
+    """Return whether the event is too frequent to be kept among the recent steps."""
     return isinstance(event, Tick) or (isinstance(event, Received) and isinstance(event.message, NodeProgress))
 
 

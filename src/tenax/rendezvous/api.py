@@ -194,10 +194,10 @@ class RendezvousParameters:
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
-        word = str(value).lower()
-        if word in _TRUE:
+        text = str(value).lower()
+        if text in _TRUE:
             return True
-        if word in _FALSE:
+        if text in _FALSE:
             return False
         raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected yes or no")
 

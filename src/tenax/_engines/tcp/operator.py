@@ -30,7 +30,7 @@ _MAX_UNANSWERED = 6
 
 
 class OperatorError(Exception):
-    """Base of these errors. The text is one sentence without a full stop; a peer may have written it."""
+    """Base of these errors. The message has no full stop; a peer may have written it."""
 
 
 class Unreachable(OperatorError):

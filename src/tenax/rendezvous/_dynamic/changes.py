@@ -1,4 +1,4 @@
-"""Describes a change of the shared state in words, for events. Pure: two states in, texts out."""
+"""Describes a change of the shared state as text, for events. Pure: two states in, texts out."""
 
 from __future__ import annotations
 

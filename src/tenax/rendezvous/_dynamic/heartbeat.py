@@ -40,7 +40,7 @@ class Heartbeat:
         self._timeout_s = timeout_s
         self._recorder = recorder
         self._stop_requested = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"rendezvous-heart-{node_id[:8]}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"rendezvous-heartbeat-{node_id[:8]}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
