@@ -90,14 +90,14 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     for part in (
         "host-a joined with 1 worker",
         "host-a is ready for a generation",
-        "  to host-a: generation 1, node 0 of 2, 2 workers in total (first generation)",
+        "  to host-a: generation 1, node 0 of 2, world size 2 (first generation)",
         "host-b reported that rank 1 failed in generation 1: exit code 3",
         "  to host-a, host-b: generation 1 ended: rank 1 on host-b failed",
         "host-b was lost: connection closed",
         "  to host-a, host-c: the run succeeded: all 2 workers succeeded",
     ):
         assert part in told, told
-    assert any(line.startswith("  to host-c: generation 3, node 1 of 2, 2 workers in total (") for line in told), told
+    assert any(line.startswith("  to host-c: generation 3, node 1 of 2, world size 2 (") for line in told), told
     assert [at for at, _ in story] == sorted(at for at, _ in story)
 
 

@@ -122,7 +122,7 @@ def _sent_message(send: Send) -> str:
     match send.event:
         case GenerationFormed(part):
             size = f"node {part.group_rank} of {part.group_world_size}"
-            return f"generation {part.generation}, {size}, {part.world_size} workers in total ({part.why})"
+            return f"generation {part.generation}, {size}, world size {part.world_size} ({part.why})"
         case GenerationEnded(generation, why):
             return f"generation {generation} ended: {why}"
         case RunEnded(verdict):

@@ -74,7 +74,7 @@ def test_an_operators_restart_is_uncharged_and_shows_its_reason(operator: Operat
     workers = operator.cluster.desk.generation(2, 2)
     status = operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     assert (status.generation, status.restarts_used, status.requests) == (2, 0, 1)
-    assert status.generations[-1].why == "new data"
+    assert status.generations[-1].why == "an operator restarted the run: new data"
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"0"}
     operator.cluster.finish(workers)
     assert operator.tenax("restart", "--yes").code == 1
