@@ -191,7 +191,7 @@ def _judge_name(module: str, name: str, entry: dict[str, Any], ours: Any) -> Jud
     if not hasattr(ours, name):
         return Judgement(name, "absent", reason) if reason else Judgement(name, "wrong", "it is missing")
     if reason:
-        return Judgement(name, "wrong", "it is said to be absent, and is here")
+        return Judgement(name, "wrong", "it is listed as absent, but exists")
     problems = _problems(name, getattr(ours, name), entry, ABSENT_METHODS.get(f"{module}.{name}", frozenset()))
     if problems:
         return Judgement(name, "wrong", "; ".join(problems))

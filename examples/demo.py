@@ -106,7 +106,7 @@ def fail_for_good(folder: Path) -> None:
 
 def replay_journal(log_folder: Path) -> None:
     """Part 3."""
-    show("", "3. Every run writes a journal. tenax replay prints part 1 from it, and derives each decision again.", "")
+    show("", "3. Every run writes a journal. tenax replay prints part 1 from it, and checks each decision.", "")
     code, lines = tenax(["replay", log_folder], lambda _: None)
     check(code == 0, f"every decision should follow from the journal, but the exit code is {code}")
     check(any("SIGKILL" in line for line in lines), "the replay should show the SIGKILL, but does not")
@@ -118,10 +118,10 @@ def tenax_run(flags: list[object], script_arguments: list[object], watch: Callab
 
 def tenax(arguments: list[object], watch: Callable[[str], None]) -> tuple[int, list[str]]:
     """Run a tenax command and show its output, indented. Returns its exit code and its lines."""
-    words = [str(argument) for argument in arguments]
-    show("   $ tenax " + " ".join(os.path.basename(word) if os.sep in word else word for word in words))
+    args = [str(argument) for argument in arguments]
+    show("   $ tenax " + " ".join(os.path.basename(arg) if os.sep in arg else arg for arg in args))
     process = subprocess.Popen(
-        [sys.executable, "-m", "tenax", *words],
+        [sys.executable, "-m", "tenax", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -143,7 +143,7 @@ def train(dataset: Dataset, held_out: Dataset, args: argparse.Namespace, request
     rank, generation = dist.get_rank(), preemption.generation()
     training = Training()
     load(args.folder, training)
-    print(f"rank {rank} of {dist.get_world_size()}: generation {generation} goes on after step {training.step}")
+    print(f"rank {rank} of {dist.get_world_size()}: generation {generation} continues after step {training.step}")
 
     has_saved_for_notice = must_leave = False
     while training.epoch < args.epochs and not must_leave:

@@ -240,14 +240,14 @@ def test_a_restart_policy_decides() -> None:
     assert agent.calls.count("start") == 3
 
 
-class Curious:
-    """Restarts twice, and keeps what it was given."""
+class RecordingPolicy:
+    """Restarts twice, and records its arguments."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Failure, History]] = []
+        self.calls: list[tuple[Failure, History]] = []
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
-        self.asked.append((failure, history))
+        self.calls.append((failure, history))
         return Restart("again") if history.restarts_used < 2 else GiveUp("twice is enough")
 
 
@@ -256,9 +256,9 @@ class OwnHook(LocalElasticAgent):
         return super()._start_workers(worker_group)
 
 
-def test_a_policy_gets_what_the_coordinator_would_give(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Evidence, host, all failures, how long generations ran, and times that can be compared."""
-    policy = Curious()
+def test_a_policy_gets_the_arguments_of_the_coordinator(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Evidence, host, all failures, durations of generations, and comparable times."""
+    policy = RecordingPolicy()
     script = "import os, time; time.sleep(0.1 * int(os.environ['RANK'])); raise KeyError('lost')"
     spec = WorkerSpec(
         role="trainer",
@@ -269,7 +269,7 @@ def test_a_policy_gets_what_the_coordinator_would_give(tmp_path: Path, capfd: py
         monitor_interval=0.005,
     )
     OwnHook(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), restart_policy=policy).run()
-    (first, _), (second, _), (third, history) = policy.asked
+    (first, _), (second, _), (third, history) = policy.calls
     for number, failure in enumerate((first, second, third), 1):
         assert (failure.generation, failure.global_rank, failure.exit_code) == (number, 0, 1)
         assert (failure.evidence.error_type, failure.host) == ("KeyError", os.uname().nodename)
@@ -283,8 +283,8 @@ def test_a_policy_gets_what_the_coordinator_would_give(tmp_path: Path, capfd: py
     assert "tenax: giving up: twice is enough" in capfd.readouterr().err
 
 
-def test_an_error_file_is_evidence_too(tmp_path: Path) -> None:
-    """A hook that returns TorchElastic's class: what its error file says is found."""
+def test_an_error_file_is_read_as_evidence(tmp_path: Path) -> None:
+    """For a hook that returns TorchElastic's ProcessFailure."""
     path = tmp_path / "error.json"
     path.write_text('{"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "", "timestamp": "9"}}}')
 
@@ -292,9 +292,9 @@ def test_an_error_file_is_evidence_too(tmp_path: Path) -> None:
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             return RunResult(WorkerState.FAILED, failures={3: ProcessFailure(0, 77, 1, str(path))})
 
-    policy = Curious()
+    policy = RecordingPolicy()
     WithFile(spec_of("exec sleep 60"), restart_policy=policy).run()
-    failure, _ = policy.asked[0]
+    failure, _ = policy.calls[0]
     assert (failure.global_rank, failure.pid, failure.evidence.error_type) == (3, 77, "ValueError")
 
 
@@ -303,7 +303,7 @@ class Raising:
         raise ZeroDivisionError("oh")
 
 
-def test_a_policy_that_raises_gives_up_here_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_that_raises_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
     """The failure of the worker is the result, and one line names the policy and its exception."""
     assert Minimal(spec_of("exit 3", max_restarts=2), restart_policy=Raising()).run().failures[0].exitcode == 3
     line = "tenax: giving up: the restart policy Raising raised ZeroDivisionError: oh\n"
@@ -316,7 +316,7 @@ class SignalsItself:
         raise AssertionError("the signal came too late")
 
 
-def test_a_signal_while_the_policy_decides_is_a_signal() -> None:
+def test_a_signal_during_the_decision_of_the_policy_stops_the_run() -> None:
     agent = Minimal(spec_of("exit 3"), restart_policy=SignalsItself(), signals_to_handle="SIGUSR1")
     with pytest.raises(SignalException):
         agent.run()

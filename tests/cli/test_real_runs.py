@@ -185,8 +185,8 @@ def test_a_restart_policy_by_name(project, code: str) -> None:
     """MODULE:CLASS of the current folder decides, also where that folder is not on the path."""
     (project / "train.py").write_text("import sys; sys.exit(3)")
     (project / "my_policies.py").write_text(POLICY)
-    words = ["--restart-policy", "my_policies:Twice", "train.py"]
-    done = tenax_run(["run", *words] if code else words, project, code)
+    args = ["--restart-policy", "my_policies:Twice", "train.py"]
+    done = tenax_run(["run", *args] if code else args, project, code)
     assert done.returncode == 3
     assert "generation 2 (once more)" in done.stderr
     assert "exit code 3 twice within an hour" in done.stderr

@@ -87,8 +87,8 @@ def test_a_missing_or_not_executable_program_is_rejected(tmp_path) -> None:
 @pytest.mark.process
 def test_run_script_path_runs_a_script_like_the_interpreter(tmp_path) -> None:
     """With its name, its arguments and the modules of its folder."""
-    (tmp_path / "helper.py").write_text("word = 'helped'\n")
-    (tmp_path / "train.py").write_text("import sys, helper; print(__name__, sys.argv, helper.word)\n")
+    (tmp_path / "helper.py").write_text("text = 'helped'\n")
+    (tmp_path / "train.py").write_text("import sys, helper; print(__name__, sys.argv, helper.text)\n")
     code = "import sys; from tenax.cli.script import run_script_path; run_script_path(*sys.argv[1:])"
     script = str(tmp_path / "train.py")
     done = subprocess.run(

@@ -64,7 +64,7 @@ class SharedStore:
     def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._values.keys() >= set(keys), timeout.total_seconds()):
-                raise TimeoutError(f"waited in vain for {keys}")
+                raise TimeoutError(f"timed out waiting for {keys}")
 
     def get(self, key: str) -> bytes:
         self.wait([key])

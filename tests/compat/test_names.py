@@ -88,8 +88,8 @@ def test_a_method_listed_as_absent_must_exist_only_in_torch(generator: ModuleTyp
     entry = {"parameters": None, "members": {"here": None, "absent": None}, "home": "x"}
     assert generator._problems("Mine", Mine, entry, frozenset({"absent"})) == []
     assert generator._problems("Mine", Mine, entry, frozenset({"absent", "here", "nowhere"})) == [
-        "Mine.here is said to be absent, and is here",
-        "Mine.nowhere is said to be absent, and torch has none either",
+        "Mine.here is listed as absent, but exists",
+        "Mine.nowhere is listed as absent, but torch does not have it",
     ]
 
 

@@ -42,7 +42,7 @@ def test_invariants_hold_in_random_histories(block: int, invalid_events: bool) -
     Without invalid events, each command is also compared with the state of the processes. Invalid events are
     duplicates, events of other generations or of workers that do not exist, and wrong ones.
     """
-    size = 2_500
+    size = 600
     outcomes = set()
     for seed in range(block * size, (block + 1) * size):
         verdict = run(seed, invalid_events=invalid_events).machine.state.verdict
@@ -52,15 +52,17 @@ def test_invariants_hold_in_random_histories(block: int, invalid_events: bool) -
 
 
 def test_random_histories_have_every_event_in_every_phase() -> None:
-    seen = set()
+    missing = {(phase, kind) for phase in Phase for kind in AnyEvent.__args__}
     for seed in range(2_500):
+        if not missing:
+            break
         node = RandomNode(random.Random(seed), invalid_events=True)
         machine = AgentMachine(node.settings)
         node.run()
         for event, now, _ in node.steps:
-            seen.add((machine.state.phase, type(event)))
+            missing.discard((machine.state.phase, type(event)))
             machine.step(event, now)
-    assert seen == {(phase, kind) for phase in Phase for kind in AnyEvent.__args__}
+    assert not missing
 
 
 @given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
@@ -160,7 +162,7 @@ def test_the_machine_is_deterministic(invalid_events: bool) -> None:
 
 def test_a_machine_continues_from_a_decoded_state() -> None:
     """A machine has no data besides its state: one rebuilt from JSON at every step issues the same commands."""
-    for seed in range(300):
+    for seed in range(150):
         node = run(seed, invalid_events=True)
         machine = AgentMachine(node.settings)
         for event, now, commands in node.steps:

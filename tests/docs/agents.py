@@ -1,4 +1,4 @@
-"""Agents as a reader would start them: ``tenax run`` in processes of their own, and what they say, line by line."""
+"""``tenax run`` in real processes, as a reader would start it, and its output line by line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LONGEST_S = 120
 
 
 class Agent:
-    """``tenax run`` in a process of its own, and what it says, line by line."""
+    """``tenax run`` in its own process, and its output line by line."""
 
-    def __init__(self, words: list[str], folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, args: list[str], folder: Path, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tenax", "run", *words],
+            [sys.executable, "-m", "tenax", "run", *args],
             cwd=folder,
             env={
                 **os.environ,
@@ -35,34 +35,34 @@ class Agent:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._lines: queue.Queue[str] = queue.Queue()
-        self.said: list[str] = []
+        self._queue: queue.Queue[str] = queue.Queue()
+        self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def __repr__(self) -> str:
-        return f"--- exit code {self.process.poll()}\n" + "\n".join(self.said)
+        return f"--- exit code {self.process.poll()}\n" + "\n".join(self.lines)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._lines.put(line.rstrip("\n"))
+            self._queue.put(line.rstrip("\n"))
 
     def until(self, pattern: str) -> re.Match[str]:
-        """The next line that matches."""
+        """Wait for the next line that matches, and return the match."""
         while True:
             try:
-                self.said.append(self._lines.get(timeout=LONGEST_S))
+                self.lines.append(self._queue.get(timeout=LONGEST_S))
             except queue.Empty:
-                raise AssertionError(f"waited in vain for {pattern!r} after\n" + "\n".join(self.said)) from None
-            if found := re.search(pattern, self.said[-1]):
+                raise AssertionError(f"no line matches {pattern!r}; the lines are\n" + "\n".join(self.lines)) from None
+            if found := re.search(pattern, self.lines[-1]):
                 return found
 
     def ended(self) -> int:
         code = self.process.wait(LONGEST_S)
         self._reader.join(LONGEST_S)
-        while not self._lines.empty():
-            self.said.append(self._lines.get())
+        while not self._queue.empty():
+            self.lines.append(self._queue.get())
         return code
 
     def close(self) -> None:
@@ -78,11 +78,11 @@ Start = Callable[..., Agent]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts an agent; all of them are gone after the test."""
+    """Starts agents, which are killed after the test."""
     started: list[Agent] = []
 
-    def start_one(words: list[str], **env: str) -> Agent:
-        started.append(Agent(words, tmp_path, env))
+    def start_one(args: list[str], **env: str) -> Agent:
+        started.append(Agent(args, tmp_path, env))
         return started[-1]
 
     yield start_one

@@ -1,4 +1,4 @@
-"""The pages under test: every Markdown file that a reader may open, cut into what the tests look at."""
+"""The pages under test: every Markdown file for readers, with its samples, links and headings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
     language: str
     text: str
     is_to_run: bool
-    line_to_run: str = ""  # a command line that it is the script of; empty: it is a program of its own
+    line_to_run: str = ""  # the command line that runs it; empty: it is a program
 
     @property
     def name(self) -> str:
@@ -44,17 +44,17 @@ def samples(page: Path) -> list[Sample]:
 
 
 def prose(page: Path) -> str:
-    """The page without its fenced blocks."""
+    """Return the page without its fenced blocks."""
     return _FENCE.sub("", page.read_text())
 
 
 def links(page: Path) -> list[str]:
-    """The targets of its links to other pages and to places in them."""
+    """Return the targets of its links to other pages and headings."""
     return [target for target in _LINK.findall(prose(page)) if not re.match(r"\w+://", target)]
 
 
 def anchors(page: Path) -> set[str]:
-    """What the site names the headings of a page."""
+    """Return the anchors that the site gives the headings of a page."""
     found: set[str] = set()
     for heading in _HEADING.findall(prose(page)):
         base = anchor = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())

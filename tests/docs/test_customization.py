@@ -1,4 +1,4 @@
-"""The page on customization: its programs do what it says, also those that need more than one file."""
+"""The programs of the customization guide work, also those with several files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"# (\w+\.py)\n")
 
 
 def named(*pages: Path) -> dict[str, Sample]:
-    """The samples that are files: their first line says which."""
+    """Return the samples that are files, by the name in their first line."""
     found = [(match[1], sample) for page in pages for sample in samples(page) if (match := _NAME.match(sample.text))]
     assert len(dict(found)) == len(found), "two samples have the same name"
     return dict(found)
@@ -38,9 +38,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *words: str) -> str:
+def run(folder: Path, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *args],
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(folder)},
         capture_output=True,
@@ -53,28 +53,27 @@ def run(folder: Path, *words: str) -> str:
 
 
 def test_every_program_of_the_page_is_run() -> None:
-    """By its mark or by a test of this module."""
-    here = {"my_launcher.py", "test_my_store.py"}
+    """By its mark, or by a test of this module."""
+    tested = {"my_launcher.py", "test_my_store.py"}
     left_out = [
         sample.name
         for sample in samples(PAGE)
-        if sample.language == "python" and not sample.is_to_run and sample.text[2:].partition("\n")[0] not in here
+        if sample.language == "python" and not sample.is_to_run and sample.text[2:].partition("\n")[0] not in tested
     ]
     assert not left_out
 
 
-def test_the_launcher_says_what_the_page_shows(folder: Path) -> None:
-    """One node: the line, and what is below it."""
+def test_the_launcher_prints_what_the_page_shows(folder: Path) -> None:
     (shown,) = [sample.text for sample in samples(PAGE) if sample.text.startswith("$ python3 my_launcher.py")]
-    command, *said = shown.splitlines()
-    assert run(folder, *shlex.split(command)[2:]).splitlines() == said
+    command, *expected = shown.splitlines()
+    assert run(folder, *shlex.split(command)[2:]).splitlines() == expected
 
 
-def test_the_launcher_says_in_words_how_a_worker_failed(folder: Path) -> None:
-    """Both that one raised and that one was killed, on a line each."""
+def test_the_launcher_prints_how_a_worker_failed(folder: Path) -> None:
+    """By an exception, and by a signal."""
     launcher = folder / "my_launcher.py"
     whole = launcher.read_text()
-    for line, said in (
+    for line, message in (
         ("raise ValueError(f'{greeting} is wrong')", "rank 0 failed: ValueError: hi is wrong"),
         ("os.kill(os.getpid(), 9)", "rank 0 failed: Signal 9 (SIGKILL) received by PID "),
     ):
@@ -89,52 +88,52 @@ def test_the_launcher_says_in_words_how_a_worker_failed(folder: Path) -> None:
             check=False,
         )
         assert done.returncode == 1
-        assert [line for line in done.stderr.splitlines() if line.startswith(said)], done.stderr
+        assert [line for line in done.stderr.splitlines() if line.startswith(message)], done.stderr
 
 
 def test_the_launcher_joins_several_nodes(folder: Path) -> None:
-    """Two of it, at one endpoint: four ranks, each told by its own node."""
-    words = [sys.executable, "my_launcher.py", "--nodes", "2", "--endpoint", own_endpoint(), "--workers", "2", "hi"]
+    """Two launchers at one endpoint: four ranks, each printed by its own node."""
+    command = [sys.executable, "my_launcher.py", "--nodes", "2", "--endpoint", own_endpoint(), "--workers", "2", "hi"]
     env = {**os.environ, "TMPDIR": str(folder)}
-    nodes = [subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    nodes = [subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        said = [node.communicate(timeout=2 * PATIENCE_S)[0].splitlines() for node in nodes]
+        outputs = [node.communicate(timeout=2 * PATIENCE_S)[0].splitlines() for node in nodes]
     finally:
         for node in nodes:
             node.kill()
             node.wait()
-    assert sorted(said) == [[f"hi from rank {rank} of 4" for rank in ranks] for ranks in ((0, 1), (2, 3))]
+    assert sorted(outputs) == [[f"hi from rank {rank} of 4" for rank in ranks] for ranks in ((0, 1), (2, 3))]
 
 
-def test_the_handler_calls_the_others_when_one_meets_again(folder: Path) -> None:
-    """A node whose workers failed waits in the next round, and the other one is told to come."""
+def test_the_handler_reports_a_waiting_node_to_the_others(folder: Path) -> None:
+    """A node whose workers failed waits in the next round."""
     program = """
 from threading import Thread
 from my_rendezvous import InFolder
 
-one, other = (InFolder("meeting", "run", 2) for _ in range(2))
+one, other = (InFolder("rendezvous", "run", 2) for _ in range(2))
 
-def meet(*handlers):
-    met = []
-    threads = [Thread(target=lambda each=each: met.append(each.next_rendezvous())) for each in handlers]
+def join(*handlers):
+    joined = []
+    threads = [Thread(target=lambda each=each: joined.append(each.next_rendezvous())) for each in handlers]
     for thread in threads:
         thread.start()
-    return threads, met
+    return threads, joined
 
 def finish(threads):
     for thread in threads:
         thread.join()
 
-threads, met = meet(one, other)
+threads, joined = join(one, other)
 finish(threads)
-assert sorted(rank for _, rank, _ in met) == [0, 1]
+assert sorted(rank for _, rank, _ in joined) == [0, 1]
 assert other.num_nodes_waiting() == 0
-threads, met = meet(one)
+threads, joined = join(one)
 while not other.num_nodes_waiting():
     pass
-more, met_too = meet(other)
+more, also_joined = join(other)
 finish(threads + more)
-assert sorted(rank for _, rank, _ in met + met_too) == [0, 1]
+assert sorted(rank for _, rank, _ in joined + also_joined) == [0, 1]
 assert not one.is_closed()
 one.set_closed()
 assert other.is_closed()
@@ -149,18 +148,18 @@ def test_the_store_keeps_the_contract(folder: Path) -> None:
     assert int(passed[1]) > 20
 
 
-CONTRACT_OF_A_GROUP = "forms or shares or fresh or closed or in_time"  # what does not wait to see that nothing happens
+FAST_TESTS = "forms or shares or fresh or closed or in_time"  # without tests that wait to see that nothing happens
 
 
 def test_the_backend_keeps_the_contract(tmp_path: Path) -> None:
-    """The module of the other page, against its own backend."""
+    """The test module of the other page, with its own backend."""
     page = DOCS / "guides" / "custom-rendezvous.md"
     (backend,) = [sample.text for sample in samples(page) if "class FolderBackend" in sample.text]
     (contract,) = [sample.text for sample in samples(page) if "RendezvousHandlerContract" in sample.text]
     (tmp_path / "my_package.py").write_text(backend)
     (tmp_path / "test_folder.py").write_text(contract)
-    said = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CONTRACT_OF_A_GROUP, "test_folder.py")
-    passed = re.search(r"(\d+) passed", said)
+    output = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", FAST_TESTS, "test_folder.py")
+    passed = re.search(r"(\d+) passed", output)
     assert passed is not None
     assert int(passed[1]) >= 5
 
@@ -169,7 +168,7 @@ def test_the_backend_keeps_the_contract(tmp_path: Path) -> None:
 
 
 def install(folder: Path, entries: str) -> None:
-    """What an installer leaves behind, as far as entry points are concerned."""
+    """Write the metadata of an installed package with these entry points."""
     info = folder / "my_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
@@ -177,14 +176,14 @@ def install(folder: Path, entries: str) -> None:
     (info / "entry_points.txt").write_text(lines)
 
 
-def test_what_a_package_offers_is_found_by_name(start: Start, folder: Path) -> None:
-    """The command line of the page on two nodes, with the entries of the page: each of the four has done its work."""
+def test_entry_points_of_an_installed_package_are_used(start: Start, folder: Path) -> None:
+    """The command line of the page on two nodes uses all four entry points of the page."""
     (entries,) = [sample.text for sample in samples(PAGE) if sample.language == "toml"]
     (line,) = [sample.text for sample in samples(PAGE) if sample.language == "console" and "--metrics" in sample.text]
     install(folder, entries)
     (folder / "train.py").write_text("import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE']); sys.exit(3)")
-    words = shlex.split(line.removeprefix("$ ").replace("\\\n", " "))[2:]
-    nodes = [start(words, PYTHONPATH=str(folder)) for _ in range(2)]
+    args = shlex.split(line.removeprefix("$ ").replace("\\\n", " "))[2:]
+    nodes = [start(args, PYTHONPATH=str(folder)) for _ in range(2)]
     assert [node.ended() for node in nodes] == [3, 3], nodes
     for rank in range(2):
         assert (folder / "kept" / f"rank-{rank}-generation-1.out").read_text() == f"{rank} 2\n"

@@ -1,4 +1,4 @@
-"""The layout of the package: public and private names are told apart, and the map in the docs shows all of it."""
+"""The layout of the package: public and private names are distinguished, and the map in the docs is complete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REFERENCE = generator()
 
 
 def rows_of_packages() -> list[tuple[list[str], str]]:
-    """Each row of the map: the names of its packages, and what is in them."""
+    """Return each row of the map: the names of its packages, and the text."""
     rows = re.findall(r"^\| (`.*?`) \| (.*) \|$", PACKAGES, re.MULTILINE)
     return [(re.findall(r"`(\w+)/?`", names), text) for names, text in rows]
 
@@ -85,7 +85,7 @@ def test_decisions_name_files_that_exist() -> None:
 
 
 def test_test_folders_mirror_the_packages() -> None:
-    """A folder of tests has the name of a package, or CONTRIBUTING.md says what it is for."""
+    """A folder of tests has the name of a package, or CONTRIBUTING.md lists it."""
     listed = re.findall(
         r"`(\w+)`", (ROOT / "CONTRIBUTING.md").read_text().partition("outside of that rule")[2].partition("\n- ")[0]
     )

@@ -1,4 +1,4 @@
-"""Several nodes as the guides show them: agents on loopback, started as a reader would start them."""
+"""Several nodes as the guides show them, with agents on the loopback address."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ pytestmark = on_linux
 __all__ = ["start"]
 
 
-def test_two_terminals_on_one_machine(start: Start, tmp_path: Path) -> None:
-    """The first steps of the guide: its line in two terminals, with the script of the first page, and what it says."""
+def test_the_guides_command_line_works_in_two_terminals(start: Start, tmp_path: Path) -> None:
+    """With the script of the first page and the output that the guide shows."""
     script = next(each.text for each in samples(DOCS / "getting-started.md") if each.text.startswith("# train.py"))
     (tmp_path / "train.py").write_text(script)
     guide = (DOCS / "guides" / "multi-node.md").read_text()
     page = guide.partition("## Try it on one machine")[2].partition("\n## ")[0]
     line = re.search(r"^\$ tenax run (.+)$", page, re.MULTILINE)
     assert line is not None
-    words = shlex.split(line[1].replace("--rdzv-endpoint 127.0.0.1", f"--rdzv-endpoint {own_endpoint()}"))
-    one, other = start(words), start(words)
-    assert [one.ended(), other.ended()] == [0, 0], one.said + other.said
-    said = one.said + other.said
-    assert sorted(each[len("[default0]:") :] for each in said if each.startswith("[default")) == [
+    args = shlex.split(line[1].replace("--rdzv-endpoint 127.0.0.1", f"--rdzv-endpoint {own_endpoint()}"))
+    one, other = start(args), start(args)
+    assert [one.ended(), other.ended()] == [0, 0], one.lines + other.lines
+    lines = one.lines + other.lines
+    assert sorted(each[len("[default0]:") :] for each in lines if each.startswith("[default")) == [
         f"rank {rank} of 4, step {step}" for rank in range(4) for step in range(3)
     ]
-    for sentence in re.findall(r"^tenax: ((?:generation|all workers|the run) .+)$", page, re.MULTILINE):
-        assert f"tenax: {sentence}" in said
+    for message in re.findall(r"^tenax: ((?:generation|all workers|the run) .+)$", page, re.MULTILINE):
+        assert f"tenax: {message}" in lines

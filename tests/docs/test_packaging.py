@@ -1,4 +1,4 @@
-"""Packaging: what is published, and what only those who work on tenax install."""
+"""Packaging: the contents of the sdist, the version and the extras."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_SOURCE = shutil.ignore_patterns(
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist of this source, unpacked. It is built from a copy, because setuptools writes beside what it builds."""
+    """An unpacked sdist of this source. It is built from a copy, because setuptools writes to the source folder."""
     source, built = tmp_path_factory.mktemp("source") / "tenax", tmp_path_factory.mktemp("built")
     shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
     done = subprocess.run(
@@ -55,8 +55,8 @@ def test_the_sdist_contains_every_file_of_the_source(sdist: Path) -> None:
     assert (sdist / "mkdocs.yml").is_file()
 
 
-def test_the_version_is_the_packages(sdist: Path) -> None:
-    """It is written in one place, ``tenax.__version__``."""
+def test_the_version_is_that_of_the_package(sdist: Path) -> None:
+    """``tenax.__version__`` is its only definition."""
     assert metadata(sdist)["Version"] == __version__
     assert __version__ not in (ROOT / "pyproject.toml").read_text()
 

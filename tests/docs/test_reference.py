@@ -1,4 +1,4 @@
-"""The reference: it says what the code knows, all of it, and nothing else."""
+"""The reference is complete and up to date."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ COMMAND_LINE = (DOCS / "reference" / "command-line.md").read_text()
 
 
 def table_cells(page: str, column: int = 0) -> list[str]:
-    """The cells of one column of all tables of a page, without their headers."""
+    """Return the cells of one column of all tables of a page, without headers."""
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     return [row[column] for row in rows if column < len(row) and not row[0].startswith("---")]
 
 
 def test_the_generated_parts_are_up_to_date() -> None:
-    """Flags, public names and journal lines are as docs/generate_reference.py writes them today."""
+    """Flags, public names and journal lines are as docs/generate_reference.py writes them."""
     ran = subprocess.run(
         [sys.executable, str(DOCS / "generate_reference.py"), "--check"],
         capture_output=True,
@@ -61,14 +61,13 @@ def test_every_flag_is_documented(flag: Flag) -> None:
     assert (flag.variable or "Variable: none") in section
 
 
-def test_no_flag_is_documented_that_does_not_exist() -> None:
-    """A section of the command line page is a flag of today."""
+def test_only_existing_flags_are_documented() -> None:
     documented = set(re.findall(r"^#### `(--[\w-]+)`$", COMMAND_LINE, re.MULTILINE))
     assert documented == {flag.name for flag in FLAGS}
 
 
 def test_every_variable_of_a_worker_is_documented() -> None:
-    """What tenax sets in a worker's environment is in the table, and what is in the table is set."""
+    """And every documented variable is set."""
     page = (DOCS / "reference" / "environment.md").read_text().partition("## Read by tenax")[0]
     settings = AgentSettings(run_id="r", role="default", local_world_size=2, max_restarts=0)
     options = WorkerEnvironment(virtual_local_rank=True, omp_num_threads=(1, 1))
@@ -80,7 +79,6 @@ def test_every_variable_of_a_worker_is_documented() -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    """The numbers of the table are those of the code."""
     page = (DOCS / "reference" / "exit-codes.md").read_text()
     documented = {int(number) for cell in table_cells(page, 1) for number in re.findall(r"\b\d+\b", cell)}
     numbers = {value for name, value in vars(exit_codes).items() if name.isupper()}
@@ -96,23 +94,25 @@ def test_every_exit_code_is_documented() -> None:
     ],
     ids=["agent", "coordinator", "ranks"],
 )
-def test_the_invariants_are_the_machines(module: str, letter: str, page: str) -> None:
-    """The promises on a machine's page are those at the top of its module, word for word."""
+def test_the_invariants_of_a_page_are_those_of_the_module(module: str, letter: str, page: str) -> None:
+    """With the same text as in the docstring of the module."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     with open(spec.origin) as source:
-        law = source.read().partition('"""\n\nfrom')[0]
-    promised = dict(re.findall(rf"^({letter}\d+) +(.+(?:\n    .+)*)$", law, re.MULTILINE))
-    told = dict(re.findall(rf"^\| ({letter}\d+) \| (.+) \|$", (DOCS / "concepts" / page).read_text(), re.MULTILINE))
-    assert len(promised) >= 4
-    assert {number: plain(text) for number, text in told.items()} == {
-        number: plain(text) for number, text in promised.items()
+        docstring = source.read().partition('"""\n\nfrom')[0]
+    defined = dict(re.findall(rf"^({letter}\d+) +(.+(?:\n    .+)*)$", docstring, re.MULTILINE))
+    documented = dict(
+        re.findall(rf"^\| ({letter}\d+) \| (.+) \|$", (DOCS / "concepts" / page).read_text(), re.MULTILINE)
+    )
+    assert len(defined) >= 4
+    assert {number: plain(text) for number, text in documented.items()} == {
+        number: plain(text) for number, text in defined.items()
     }
 
 
 def test_every_setting_of_the_rendezvous_is_documented() -> None:
-    """What ``--rdzv-conf`` knows is on the page, and what is on the page is known."""
+    """And every documented setting exists."""
     page = (DOCS / "reference" / "rdzv-conf.md").read_text()
     documented = {key for cell in table_cells(page) for key in re.findall(r"`(\w+)`", cell)}
     assert documented == _KNOWN_SETTINGS
@@ -120,10 +120,10 @@ def test_every_setting_of_the_rendezvous_is_documented() -> None:
 
 @pytest.mark.parametrize(("module", "letter"), [("checks", "S"), ("liveness", "L")])
 def test_the_simulators_page_names_every_property(module: str, letter: str) -> None:
-    """Those that the simulator checks are in a table; those that others check are told."""
-    law = importlib.import_module(f"tenax.testing.simulator.{module}").__doc__ or ""
+    """In a table."""
+    docstring = importlib.import_module(f"tenax.testing.simulator.{module}").__doc__ or ""
     page = (DOCS / "concepts" / "simulator.md").read_text()
-    checked = set(re.findall(rf"^({letter}\d+)  ", law, re.MULTILINE))
+    checked = set(re.findall(rf"^({letter}\d+)  ", docstring, re.MULTILINE))
     assert checked
     assert set(re.findall(rf"^\| ({letter}\d+) \|", page, re.MULTILINE)) == checked
 

@@ -306,7 +306,7 @@ def play(seed: int, *, invalid_events: bool) -> list[tuple[str, str, float]]:
 def test_the_invariants_hold_in_any_history(invalid_events: bool) -> None:
     """V1-V3: no exception, no negative number, one end for each span, nothing twice at the end; all names are known."""
     seen = set()
-    for seed in range(1_500):
+    for seed in range(600):
         emitted = play(seed, invalid_events=invalid_events)
         names = [name for _, name, _ in emitted]
         assert all(value >= 0 for _, _, value in emitted), f"seed {seed}"

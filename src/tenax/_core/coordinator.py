@@ -811,9 +811,9 @@ class CoordinatorMachine:
         match state.phase:
             case RunPhase.RUNNING:
                 is_full = len(state.members) >= settings.max_nodes
-                spare = f"is a spare: the run has its maximum of {_nodes(settings.max_nodes)}"
-                what = spare if is_full else "will join the next one"
-                return f"generation {state.generation} is running; this node {what}"
+                spare = f"this node is a spare: the run has its maximum of {_nodes(settings.max_nodes)}"
+                what = spare if is_full else "this node will join the next one"
+                return f"generation {state.generation} is running; {what}"
             case RunPhase.ENDING:
                 names = some_of([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
                 return f"generation {state.generation} is ending ({state.ended_why}); waiting for {names}"

@@ -501,10 +501,10 @@ def convert(flag: Flag, text: str, source: str) -> Any:
 
 def truth(text: str, source: str) -> bool:
     """Parse the environment variable of a switch."""
-    word = text.strip().lower()
-    if word in _TRUE:
+    value = text.strip().lower()
+    if value in _TRUE:
         return True
-    if word in _FALSE:
+    if value in _FALSE:
         return False
     raise UsageError(f"{source} takes 0, 1, true, false, yes or no, not {text!r}")
 

@@ -489,7 +489,7 @@ def _ranks(flags: FlagValues, workers: int) -> frozenset[int]:
     text = flags["local_ranks_filter"].strip()
     if not text:
         return frozenset()
-    ranks = [word.strip() for word in text.split(",")]
+    ranks = [rank.strip() for rank in text.split(",")]
     if not all(rank.isdecimal() for rank in ranks):
         raise UsageError(f"{flags.name('local_ranks_filter')} takes local ranks such as '0' or '0,1,2', not {text!r}")
     for rank in ranks:
@@ -534,7 +534,7 @@ def _signals(flags: FlagValues, dest: str) -> list[Signals]:
 def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the exit codes and exceptions after which the job is not restarted."""
     codes, errors = (
-        [word.strip() for word in flags[dest].split(",") if word.strip()]
+        [part.strip() for part in flags[dest].split(",") if part.strip()]
         for dest in ("fatal_exit_codes", "fatal_errors")
     )
     if not all(code.isdecimal() and 1 <= int(code) <= 255 for code in codes):

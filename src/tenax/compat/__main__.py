@@ -30,24 +30,24 @@ If another launcher starts the program, put the folder that --path prints first 
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Run the program. Returns only if there is none to run."""
-    if not words or words[0] in ("-h", "--help"):
-        (sys.stdout if words else sys.stderr).write(_HELP)
-        return 0 if words else _WRONG_USAGE
-    if words[0] == "--path":
+    if not args or args[0] in ("-h", "--help"):
+        (sys.stdout if args else sys.stderr).write(_HELP)
+        return 0 if args else _WRONG_USAGE
+    if args[0] == "--path":
         sys.stdout.write(f"{FOLDER}\n")
         return 0
     if sys.flags.ignore_environment:
         sys.stderr.write("python -m tenax.compat: Python ignores PYTHONPATH with -E or -I; remove that flag\n")
         return _WRONG_USAGE
-    return os.execve(sys.executable, _command(words), {**os.environ, **environment(os.environ)})
+    return os.execve(sys.executable, _command(args), {**os.environ, **environment(os.environ)})
 
 
-def _command(words: Sequence[str]) -> list[str]:
+def _command(args: Sequence[str]) -> list[str]:
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 
-    own = list(words)
+    own = list(args)
     if own[0] == "-m" and len(own) > 1:
         own[1] = target_of(own[1]) or own[1]  # otherwise Python would import torch to find the module
     return [sys.executable, *_args_from_interpreter_flags(), *own]
