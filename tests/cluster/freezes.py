@@ -32,22 +32,22 @@ class Freezes:
         self.pause_s = pause_s
         conf = {"keep_alive_interval": lease_s / 5, "keep_alive_max_attempt": 5, "last_call_timeout": 0.2}
         script = str(Path(__file__).with_name("exclusive_worker_main.py"))
-        cluster.told |= {"nodes": (2, NODES), "script": script, "grace_s": 2, "max_restarts": 1000}
-        cluster.told["conf"] = {**cluster.told["conf"], **conf}
+        cluster.options |= {"nodes": (2, NODES), "script": script, "grace_s": 2, "max_restarts": 1000}
+        cluster.options["conf"] = {**cluster.options["conf"], **conf}
         self.server, *self.others = cluster.start_in_order(NODES)
         self.workers = self.settle()
 
     def settle(self, after: int = 0) -> list[Worker]:
         """Wait for a complete generation after ``after`` with all nodes, and return its workers."""
-        desk = self.cluster.desk
+        hub = self.cluster.hub
         while True:
             groups: dict[int, list[Worker]] = {}
-            for worker in desk.workers:
+            for worker in hub.workers:
                 groups.setdefault(worker.generation, []).append(worker)
             latest = max(groups, default=0)
             if latest > after and len(groups[latest]) == NODES:
                 return sorted(groups[latest], key=lambda worker: worker.rank)
-            desk.next()
+            hub.next()
 
     @property
     def generation(self) -> int:
@@ -73,14 +73,14 @@ class Freezes:
     def _quiet(self) -> bool:
         """Nothing else happens: the workers continue."""
         self._stop(self.server)
-        assert not self.workers[0].is_heard_within(self.pause_s), self.cluster
+        assert not self.workers[0].is_active_within(self.pause_s), self.cluster
         self._continue(self.server)
         return False
 
     def _failure(self) -> bool:
         """A worker of another node fails."""
         self._stop(self.server)
-        self._worker_of(self.others[0]).tell("exit 3")
+        self._worker_of(self.others[0]).send("exit 3")
         self._wait()
         self._continue(self.server)
         return True
@@ -99,7 +99,7 @@ class Freezes:
     def _host(self) -> bool:
         """All agents of a host are stopped: the serving one and another. A worker of the third node fails."""
         self._stop(self.server, self.others[0])
-        self._worker_of(self.others[1]).tell("exit 3")
+        self._worker_of(self.others[1]).send("exit 3")
         self._wait()
         self._continue(self.server, self.others[0])
         return True
@@ -144,15 +144,15 @@ class Freezes:
 
     def start_intruder(self) -> None:
         """Start a worker of a generation that was never formed, next to those of the current one."""
-        desk = self.cluster.desk
-        numbers = {"RANK": "9", "TENAX_GENERATION": "999", "CLUSTER_DESK": desk.name, "CLUSTER_AGENT": "none"}
+        hub = self.cluster.hub
+        numbers = {"RANK": "9", "TENAX_GENERATION": "999", "CLUSTER_HUB": hub.name, "CLUSTER_AGENT": "none"}
         variables = {name: "0" for name in _SHOWN.split()}
-        script = self.cluster.told["script"]
+        script = self.cluster.options["script"]
         intruder = subprocess.Popen(
             [sys.executable, script], env={**self.cluster.bench.environ, **variables, **numbers}
         )
-        worker = desk.next()
-        worker.tell("exit 0")
+        worker = hub.next()
+        worker.send("exit 0")
         assert intruder.wait() == 0
 
     def clear_overlaps(self) -> None:

@@ -15,7 +15,7 @@ from tenax._engines.tcp import wire
 def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> None:
     """Each value closes its connection. The generation continues, the status works, and no console line is forged."""
     agents = cluster.start_in_order(2)
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     info = {"node_id": "operator", "host": "host", "min_nodes": 2, "max_nodes": 2}
     absurd = [
         NodeJoined(NodeInfo(**{**info, "slots": 1 << 40})),
@@ -30,7 +30,7 @@ def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> No
     assert {worker.ask("generation") for worker in workers} == {1}
     status = subprocess.run(
         # At the endpoint: an agent opens its control socket shortly after its workers have started.
-        [sys.executable, "-m", "tenax", "status", "--json", cluster.told["run_id"], "--endpoint", cluster.endpoint],
+        [sys.executable, "-m", "tenax", "status", "--json", cluster.options["run_id"], "--endpoint", cluster.endpoint],
         env=cluster.bench.environ,
         capture_output=True,
         text=True,

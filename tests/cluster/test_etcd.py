@@ -45,12 +45,12 @@ def in_one_line(text: str) -> str:
 
 def all_run_on(workers: Sequence[Worker], seconds: float) -> bool:
     """Return whether no worker prints anything or exits for so long."""
-    return not workers[0].is_heard_within(seconds) and not any(worker.is_heard_within(0.0) for worker in workers)
+    return not workers[0].is_active_within(seconds) and not any(worker.is_active_within(0.0) for worker in workers)
 
 
 def records(cluster: Cluster, etcd: EtcdCluster) -> list[Written]:
     """Return every record that was written for this run."""
-    return records_of(lambda path, body: etcd.ask(0, path, body, etcd.token()), cluster.told["run_id"])
+    return records_of(lambda path, body: etcd.ask(0, path, body, etcd.token()), cluster.options["run_id"])
 
 
 def leases(etcd: EtcdCluster) -> set[str]:
@@ -58,7 +58,7 @@ def leases(etcd: EtcdCluster) -> set[str]:
 
 
 def remove_leader(cluster: Cluster, etcd: EtcdCluster) -> None:
-    key = b64encode(Keys(cluster.told["run_id"]).leader).decode()
+    key = b64encode(Keys(cluster.options["run_id"]).leader).decode()
     assert etcd.ask(0, "/v3/kv/deleterange", {"key": key})["deleted"] == "1"
 
 
@@ -73,7 +73,7 @@ def let_lead(cluster: Cluster, etcd: EtcdCluster, heir: Agent, others: Sequence[
     """Make ``heir`` the leader: the others are stopped while the leader key is deleted."""
     stop(*others)
     remove_leader(cluster, etcd)
-    heir.until_said(TAKES_OVER)
+    heir.until_printed(TAKES_OVER)
     for agent in others:
         agent.send(signal.SIGCONT)
 
@@ -84,16 +84,16 @@ def let_lead(cluster: Cluster, etcd: EtcdCluster, heir: Agent, others: Sequence[
 def test_a_run_succeeds(cluster: Cluster, etcd: EtcdCluster) -> None:
     cluster.use_etcd(etcd)
     cluster.start(2)
-    cluster.finish(cluster.desk.generation(2))
+    cluster.finish(cluster.hub.generation(2))
 
 
 def test_after_the_death_of_the_leader_the_others_continue_uncharged(cluster: Cluster, etcd: EtcdCluster) -> None:
     """Another node leads at once, and the rest continue in a new generation."""
     cluster.use_etcd(etcd)
     leader, others = start(cluster, 3, nodes=(2, 3))
-    cluster.desk.generation(3)
+    cluster.hub.generation(3)
     cluster.kill(leader)
-    workers = cluster.desk.generation(2, number=2)
+    workers = cluster.hub.generation(2, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"0"}
     cluster.finish(workers, *others)
 
@@ -102,19 +102,19 @@ def test_the_death_of_a_leading_spare_does_not_end_the_generation(cluster: Clust
     """Two changes of the leader restart nothing."""
     cluster.use_etcd(etcd, **PATIENT)
     members = cluster.start(2)
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     (spare,) = cluster.start()
-    spare.until_said("this node is a spare")
+    spare.until_printed("this node is a spare")
     let_lead(cluster, etcd, spare, members)
     for agent in members:
-        agent.until_said("workers keep running while this node reconnects")
+        agent.until_printed("workers keep running while this node reconnects")
     until(lambda: records(cluster, etcd)[-1].before == (), "all members to be linked to the spare")
     cluster.kill(spare)
     until(lambda: any(TAKES_OVER in agent.text for agent in members), "one of the members to take over")
     until(lambda: records(cluster, etcd)[-1].before == (), "all members to be linked to that one")
     assert all_run_on(workers, 0.0)
-    workers[0].tell("exit 3")
-    second = cluster.desk.generation(2, number=2)
+    workers[0].send("exit 3")
+    second = cluster.hub.generation(2, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
     cluster.finish(second, *members)
 
@@ -123,15 +123,15 @@ def test_a_stopped_leader_is_deposed_and_rejoins(cluster: Cluster, etcd: EtcdClu
     """Its workers are dead before the others continue. When it continues, it cannot write, and joins again."""
     cluster.use_etcd(etcd, **SHORT)
     leader, others = start(cluster, 3, nodes=(2, 3))
-    workers = cluster.desk.generation(3)
+    workers = cluster.hub.generation(3)
     led_by = records(cluster, etcd)[-1].by
     leader.send(signal.SIGSTOP)
     (stopped,) = cluster.workers_of(leader, workers)
     stopped.until_gone()
-    second = cluster.desk.generation(2, number=2)
+    second = cluster.hub.generation(2, number=2)
     assert leader.name not in {worker.agent for worker in second}
     leader.send(signal.SIGCONT)
-    third = cluster.desk.generation(3, number=3)
+    third = cluster.hub.generation(3, number=3)
     by = [written.by for written in records(cluster, etcd)]
     assert by[0] == led_by
     assert by[-1] != led_by
@@ -147,15 +147,15 @@ def test_workers_keep_running_while_all_of_etcd_is_down(cluster: Cluster, make_e
     etcd = make_etcd(3)
     cluster.use_etcd(etcd, **SHORT)
     agents = cluster.start(2, nodes=(2, 3), conf={"last_call_timeout": 0.1})
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     etcd.kill_all()
     (late,) = cluster.start(nodes=(2, 3))
-    late.until_said("connection refused; retrying for")
+    late.until_printed("connection refused; retrying for")
     assert all_run_on(workers, 5.0), "longer than any lease"
     etcd.start_all()
-    second = cluster.desk.generation(3, number=2)
-    second[0].tell("exit 3")
-    third = cluster.desk.generation(3, number=3)
+    second = cluster.hub.generation(3, number=2)
+    second[0].send("exit 3")
+    third = cluster.hub.generation(3, number=3)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in third} == {"1"}
     cluster.finish(third, *agents, late)
 
@@ -165,14 +165,14 @@ def test_workers_keep_running_when_etcd_loses_its_data(cluster: Cluster, make_et
     etcd = make_etcd(3)
     cluster.use_etcd(etcd, **PATIENT)
     agents = cluster.start(3, nodes=(3, 3))
-    workers = cluster.desk.generation(3)
+    workers = cluster.hub.generation(3)
     etcd.wipe()
     etcd.start_all()
     for agent in agents:
-        agent.until_said("it is no longer the leader; workers keep running while this node reconnects")
+        agent.until_printed("it is no longer the leader; workers keep running while this node reconnects")
     assert all_run_on(workers, 2.0)
-    workers[0].tell("exit 3")
-    cluster.finish(cluster.desk.generation(3, number=2), *agents)
+    workers[0].send("exit 3")
+    cluster.finish(cluster.hub.generation(3, number=2), *agents)
 
 
 def test_a_spare_leads_after_etcd_lost_its_data(cluster: Cluster, make_etcd: MakeEtcd) -> None:
@@ -180,20 +180,20 @@ def test_a_spare_leads_after_etcd_lost_its_data(cluster: Cluster, make_etcd: Mak
     etcd = make_etcd(3)
     cluster.use_etcd(etcd, **PATIENT)
     members = cluster.start(2)
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     (spare,) = cluster.start()
-    spare.until_said("this node is a spare")
+    spare.until_printed("this node is a spare")
     stop(*members)
     etcd.wipe()
     etcd.start_all()
-    spare.until_said(SERVES)
+    spare.until_printed(SERVES)
     for agent in members:
         agent.send(signal.SIGCONT)
     for agent in members:
-        agent.until_said("it is no longer the leader; workers keep running while this node reconnects")
+        agent.until_printed("it is no longer the leader; workers keep running while this node reconnects")
     assert all_run_on(workers, 2.0)
-    workers[0].tell("exit 3")
-    second = cluster.desk.generation(2, number=2)
+    workers[0].send("exit 3")
+    second = cluster.hub.generation(2, number=2)
     cluster.finish(second, *members, spare)
 
 
@@ -204,9 +204,9 @@ def test_the_leader_can_die_if_etcd_requires_certificates_and_passwords(cluster:
     etcd = make_etcd(3, tls="mutual", users=True)
     cluster.use_etcd(etcd)
     leader, others = start(cluster, 3, nodes=(2, 3))
-    cluster.desk.generation(3)
+    cluster.hub.generation(3)
     cluster.kill(leader)
-    cluster.finish(cluster.desk.generation(2, number=2), *others)
+    cluster.finish(cluster.hub.generation(2, number=2), *others)
 
 
 def test_rejected_agents_print_the_reason(cluster: Cluster, make_etcd: MakeEtcd) -> None:
@@ -255,7 +255,7 @@ def test_the_id_of_a_finished_run_can_soon_be_used_again(cluster: Cluster, etcd:
     cluster.use_etcd(etcd)
     before = leases(etcd)
     cluster.start(2)
-    cluster.finish(cluster.desk.generation(2))
+    cluster.finish(cluster.hub.generation(2))
     (early,) = cluster.start()
     assert early.wait() == REFUSED, early
     assert "is over: all 2 workers succeeded; to use its --rdzv-id again, wait 10 s" in in_one_line(early.text)
@@ -266,7 +266,7 @@ def test_the_id_of_a_finished_run_can_soon_be_used_again(cluster: Cluster, etcd:
     etcd.ask(0, "/v3/lease/revoke", {"ID": lease})
     assert not records(cluster, etcd), "nothing of the run is left in etcd"
     agents = cluster.start(2)
-    workers = [worker for worker in cluster.desk.all(4) if cluster.agent_of(worker) in agents]
+    workers = [worker for worker in cluster.hub.all(4) if cluster.agent_of(worker) in agents]
     assert [worker.generation for worker in workers] == [1, 1]
     cluster.finish(workers, *agents)
 
@@ -275,12 +275,12 @@ def test_new_agents_continue_a_run_whose_agents_were_all_killed(cluster: Cluster
     """The restarts it has used stay used."""
     cluster.use_etcd(etcd, **SHORT)
     dead = cluster.start(2)
-    cluster.desk.generation(2)[0].tell("exit 3")
-    cluster.desk.generation(2, number=2)
+    cluster.hub.generation(2)[0].send("exit 3")
+    cluster.hub.generation(2, number=2)
     for agent in dead:
         cluster.kill(agent)
     agents = cluster.start(2)
-    third = cluster.desk.generation(2, number=3)
+    third = cluster.hub.generation(2, number=3)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in third} == {"1"}
     cluster.finish(third, *agents)
 
@@ -303,7 +303,7 @@ class Managed:
         arguments = ["--nnodes", self._nnodes, "--nproc-per-node", "1", "--max-restarts", "3"]
         arguments += ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", "managed"]
         arguments += ["--rdzv-conf", f"managed=true,managed_only={name},last_call_timeout=60", script]
-        env = {"CLUSTER_DESK": self._cluster.desk.name, "CLUSTER_AGENT": str(number)}
+        env = {"CLUSTER_HUB": self._cluster.hub.name, "CLUSTER_AGENT": str(number)}
         env |= {"TENAX_RDZV_TOKEN": self._secret} if self._secret else {}
         return self._cluster.bench.start(*arguments, env=env)
 
@@ -323,10 +323,10 @@ class Managed:
 def test_a_run_with_managed_etcd_succeeds(cluster: Cluster) -> None:
     managed = Managed(cluster, "3")
     agents = [managed.start(number) for number in range(3)]
-    workers = cluster.desk.generation(3)
+    workers = cluster.hub.generation(3)
     assert len(managed.servers()) == 3
     for worker in workers:
-        worker.tell("exit 0")
+        worker.send("exit 0")
     for agent in agents:
         done = agent.wait()
         assert done.code == 0, done
@@ -338,16 +338,16 @@ def test_a_run_with_managed_etcd_survives_the_death_of_its_leader(cluster: Clust
     """The leader dies together with its etcd member."""
     managed = Managed(cluster, "2:3", secret)
     agents = [managed.start(number) for number in range(3)]
-    cluster.desk.generation(3)
+    cluster.hub.generation(3)
     (leader,) = [agent for agent in agents if SERVES in agent.err]
     cluster.bench.leaves_within_s = 1.0
     leader.send(signal.SIGKILL)
-    second = cluster.desk.generation(2, number=2)
+    second = cluster.hub.generation(2, number=2)
     assert str(agents.index(leader)) not in {worker.agent for worker in second}
-    second[0].tell("exit 3")
-    third = cluster.desk.generation(2, number=3)
+    second[0].send("exit 3")
+    third = cluster.hub.generation(2, number=3)
     for worker in third:
-        worker.tell("exit 0")
+        worker.send("exit 0")
     for agent in agents:
         done = agent.wait()
         assert done.code == (-signal.SIGKILL if agent is leader else 0), done
@@ -359,18 +359,18 @@ def test_a_failure_while_there_is_no_leader_is_charged(cluster: Cluster, etcd: E
     cluster.use_etcd(etcd, **PATIENT)
     leader, (other,) = start(cluster, 2)
     members = [leader, other]
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     (spare,) = cluster.start()
-    spare.until_said("this node is a spare")
+    spare.until_printed("this node is a spare")
     stop(*members)
     (worker,) = cluster.workers_of(members[which], workers)
-    worker.tell("exit 3")
+    worker.send("exit 3")
     worker.until_gone()
     remove_leader(cluster, etcd)
-    spare.until_said(TAKES_OVER)
+    spare.until_printed(TAKES_OVER)
     for agent in members:
         agent.send(signal.SIGCONT)
-    second = cluster.desk.generation(2, number=2)
+    second = cluster.hub.generation(2, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
     cluster.finish(second, *members, spare)
 
@@ -379,31 +379,31 @@ def test_a_node_that_was_stopped_does_not_start_a_finished_run_again(cluster: Cl
     """It was stopped until etcd had no record of the run. It alone would be enough for a generation."""
     cluster.use_etcd(etcd, **SHORT)
     leader, (stopped,) = start(cluster, 2, nodes=(1, 2))
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     stop(stopped)
     (worker,) = cluster.workers_of(stopped, workers)
     worker.until_gone()
-    cluster.finish(cluster.desk.generation(1, number=2), leader)
-    key = b64encode(Keys(cluster.told["run_id"]).record).decode()
+    cluster.finish(cluster.hub.generation(1, number=2), leader)
+    key = b64encode(Keys(cluster.options["run_id"]).record).decode()
     etcd.ask(0, "/v3/kv/deleterange", {"key": key})
     stopped.send(signal.SIGCONT)
     assert stopped.wait() == REFUSED
     assert "etcd has no record of the run" in in_one_line(stopped.text)
-    assert len(cluster.desk.workers) == 3
+    assert len(cluster.hub.workers) == 3
 
 
 def test_a_run_after_a_stopped_one_with_the_same_id_starts_anew(cluster: Cluster, etcd: EtcdCluster) -> None:
     """After SIGTERM to all agents the next run starts with generation 1 and all its restarts."""
     cluster.use_etcd(etcd)
     agents = cluster.start(2)
-    (worker, *_) = cluster.desk.generation(2)
-    worker.tell("exit 3")
-    cluster.desk.generation(2, number=2)
+    (worker, *_) = cluster.hub.generation(2)
+    worker.send("exit 3")
+    cluster.hub.generation(2, number=2)
     for agent in agents:
         agent.send(signal.SIGTERM)
     assert {agent.wait() for agent in agents} == {128 + signal.SIGTERM}
     next_agents = cluster.start(2)
-    *_, one, other = cluster.desk.all(6)
+    *_, one, other = cluster.hub.all(6)
     assert {one.generation, other.generation} == {1}
     assert {one.env["TORCHELASTIC_RESTART_COUNT"], other.env["TORCHELASTIC_RESTART_COUNT"]} == {"0"}
     cluster.finish([one, other], *next_agents)

@@ -32,14 +32,14 @@ TIMEOUT_S = 30.0
 
 
 def leader_of(cluster: Cluster, etcd: EtcdCluster) -> Leader:
-    key = b64encode(Keys(cluster.told["run_id"]).leader).decode()
+    key = b64encode(Keys(cluster.options["run_id"]).leader).decode()
     (kv,) = etcd.ask(0, "/v3/kv/range", {"key": key}, etcd.token())["kvs"]
     return msgspec.json.decode(b64decode(kv["value"]), type=Leader)
 
 
 def settled(cluster: Cluster, etcd: EtcdCluster) -> bool:
     """Return whether all members of the generation are linked to the current leader."""
-    return records_of(lambda path, body: etcd.ask(0, path, body), cluster.told["run_id"])[-1].before == ()
+    return records_of(lambda path, body: etcd.ask(0, path, body), cluster.options["run_id"])[-1].before == ()
 
 
 def in_one_line(text: str) -> str:
@@ -64,9 +64,9 @@ def let_lead(cluster: Cluster, etcd: EtcdCluster, heir: Agent, others: Sequence[
     for agent in others:
         agent.send(signal.SIGSTOP)
         os.waitid(os.P_PID, agent.process.pid, os.WSTOPPED | os.WNOWAIT)
-    key = b64encode(Keys(cluster.told["run_id"]).leader).decode()
+    key = b64encode(Keys(cluster.options["run_id"]).leader).decode()
     assert etcd.ask(0, "/v3/kv/deleterange", {"key": key})["deleted"] == "1"
-    heir.until_said(TAKES_OVER)
+    heir.until_printed(TAKES_OVER)
     for agent in others:
         agent.send(signal.SIGCONT)
 
@@ -80,7 +80,7 @@ def test_links_use_the_certificates_of_the_connections_to_etcd(cluster: Cluster,
     assert etcd.certificates is not None
     cluster.use_etcd(etcd)
     cluster.start(2)
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     leader = leader_of(cluster, etcd)
     address = (leader.address.addr, leader.address.port)
     context = ssl.create_default_context(cafile=etcd.certificates.ca)
@@ -108,9 +108,9 @@ def test_unencrypted_links_are_reported(cluster: Cluster, make_etcd: MakeEtcd) -
     etcd = make_etcd(1, tls="server")
     cluster.use_etcd(etcd)
     (one,) = cluster.start()
-    one.until_said(SERVES)
+    one.until_printed(SERVES)
     (other,) = cluster.start(conf={"link_tls": "false"})
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     assert leader_of(cluster, etcd).certificate == b""
     cluster.finish(workers, one, other)
     assert PLAIN in in_one_line(one.text)
@@ -128,7 +128,7 @@ def test_nodes_with_different_tls_settings_do_not_link(
     files = {"ssl_cert": cert, "ssl_cert_key": key}
     cluster.use_etcd(etcd)
     (first,) = cluster.start(conf=files if leads_with_tls else {})
-    first.until_said(SERVES)
+    first.until_printed(SERVES)
     (second,) = cluster.start(conf={} if leads_with_tls else files)
     assert second.wait() == REFUSED
     expected = "requires TLS" if leads_with_tls else "does not use TLS"
@@ -146,9 +146,9 @@ def test_a_leader_uses_its_fixed_port_again_in_a_later_term(cluster: Cluster, et
     cluster.use_etcd(etcd, **PATIENT)
     ports = own_ports(2)
     (first,) = cluster.start(conf={"link_port": ports[0]})
-    first.until_said(SERVES)
+    first.until_printed(SERVES)
     (second,) = cluster.start(conf={"link_port": ports[1]})
-    workers = cluster.desk.generation(2)
+    workers = cluster.hub.generation(2)
     assert leader_of(cluster, etcd).address.port == ports[0]
     let_lead(cluster, etcd, second, [first])
     until(lambda: settled(cluster, etcd), "all members to be linked to the second")
@@ -165,8 +165,8 @@ def test_a_second_run_with_the_same_fixed_port_is_refused(cluster: Cluster, etcd
     conf: dict[str, Any] = {"link_port": port}
     cluster.use_etcd(etcd)
     (first,) = cluster.start(conf=conf)
-    first.until_said(SERVES)
-    (second,) = cluster.start(run_id=f"{cluster.told['run_id']}-other", conf={**conf, "join_timeout": 2})
+    first.until_printed(SERVES)
+    (second,) = cluster.start(run_id=f"{cluster.options['run_id']}-other", conf={**conf, "join_timeout": 2})
     assert second.wait() == REFUSED
     report = in_one_line(second.printed_report)
     assert f"cannot listen at 127.0.0.1:{port} for connections from other nodes: Address already in use" in report, (
@@ -185,7 +185,7 @@ def test_settings_without_effect_are_reported(cluster: Cluster, etcd: EtcdCluste
     """A user for an etcd without authentication, and options of torchrun that the engine does not use."""
     cluster.use_etcd(etcd)
     (agent,) = cluster.start(nodes=(1, 2), conf={"user": "me", "password": "unused", "etcd_prefix": "/mine"})
-    agent.until_said(SERVES)
+    agent.until_printed(SERVES)
     agent.send(signal.SIGTERM)
     assert agent.wait() == 128 + signal.SIGTERM
     printed = in_one_line(agent.text)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from kit.cluster import Cluster, told_alike
+from kit.cluster import Cluster, same_report
 
 
 def test_one_failure_ends_the_generation_everywhere_and_is_charged_once(cluster: Cluster) -> None:
     agents = cluster.start(3, nodes=(3, 3), workers=2)
-    first = cluster.desk.generation(6)
-    first[3].tell("exit 5")
+    first = cluster.hub.generation(6)
+    first[3].send("exit 5")
     for worker in first:
         worker.until_gone()
-    second = cluster.desk.generation(6, number=2)
+    second = cluster.hub.generation(6, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
     assert {worker.env["TENAX_GENERATION_REASON"] for worker in second} == {"restart 1 of 3"}
     assert len({(worker.env["MASTER_ADDR"], worker.env["MASTER_PORT"]) for worker in second}) == 1
@@ -27,10 +27,10 @@ def test_one_failure_ends_the_generation_everywhere_and_is_charged_once(cluster:
 
 def test_simultaneous_failures_on_two_nodes_cause_one_restart(cluster: Cluster) -> None:
     agents = cluster.start(2, max_restarts=1)
-    first = cluster.desk.generation(2)
+    first = cluster.hub.generation(2)
     for worker in first:
-        worker.tell("exit 5")
-    second = cluster.desk.generation(2, number=2)
+        worker.send("exit 5")
+    second = cluster.hub.generation(2, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
     cluster.finish(second, *agents)
 
@@ -38,11 +38,11 @@ def test_simultaneous_failures_on_two_nodes_cause_one_restart(cluster: Cluster) 
 def test_the_restart_budget_belongs_to_the_run_and_not_to_each_node(cluster: Cluster) -> None:
     """With one restart, a failure on one node and then one on the other end the run for both."""
     agents = cluster.start(2, max_restarts=1)
-    first = cluster.desk.generation(2)
-    first[0].tell("exit 5")
-    second = cluster.desk.generation(2, number=2)
-    second[1].tell("exit 6")
-    report = told_alike(agents, 6)
+    first = cluster.hub.generation(2)
+    first[0].send("exit 5")
+    second = cluster.hub.generation(2, number=2)
+    second[1].send("exit 6")
+    report = same_report(agents, 6)
     assert report["outcome"] == "failed"
     assert report["restarts_used"] == 1
     assert (report["first_cause"]["rank"], report["other_failures"]) == (1, [])
@@ -54,9 +54,9 @@ def test_the_restart_budget_belongs_to_the_run_and_not_to_each_node(cluster: Clu
 
 def test_the_report_is_the_same_on_every_node_and_names_the_first_cause(cluster: Cluster) -> None:
     agents = cluster.start(3, nodes=(3, 3), max_restarts=0)
-    workers = cluster.desk.generation(3)
-    workers[1].tell("raise")
-    report = told_alike(agents, 1)
+    workers = cluster.hub.generation(3)
+    workers[1].send("raise")
+    report = same_report(agents, 1)
     cause = report["first_cause"]
     assert (cause["rank"], cause["pid"], cause["message"]) == (1, workers[1].pid, "RuntimeError: requested to fail")
     assert sorted(each["rank"] for each in report["stopped"]) == [0, 2]
@@ -69,7 +69,7 @@ def test_a_syntax_error_is_not_restarted(cluster: Cluster, tmp_path: Path) -> No
     broken = tmp_path / "broken.py"
     broken.write_text("def broken(:\n")
     agents = cluster.start(2, workers=2, script=str(broken))
-    report = told_alike(agents, 1)
+    report = same_report(agents, 1)
     assert report["restarts_used"] == 0
     for agent in agents:
         assert "SyntaxError at startup is an error in the program itself" in agent.text.replace("\n", " "), agent
@@ -77,11 +77,11 @@ def test_a_syntax_error_is_not_restarted(cluster: Cluster, tmp_path: Path) -> No
 
 def test_a_fatal_exit_code_is_not_restarted(cluster: Cluster) -> None:
     agents = cluster.start(2, fatal_exit_codes=[3])
-    first = cluster.desk.generation(2)
-    first[0].tell("exit 4")
-    second = cluster.desk.generation(2, number=2)
-    second[1].tell("exit 3")
-    report = told_alike(agents, 3)
+    first = cluster.hub.generation(2)
+    first[0].send("exit 4")
+    second = cluster.hub.generation(2, number=2)
+    second[1].send("exit 3")
+    report = same_report(agents, 3)
     assert report["restarts_used"] == 1
     for agent in agents:
         assert "exit code 3 is marked as fatal" in agent.printed_report.replace("\n", " "), agent
@@ -90,11 +90,11 @@ def test_a_fatal_exit_code_is_not_restarted(cluster: Cluster) -> None:
 def test_a_worker_that_ignores_sigterm_only_delays_the_next_generation(cluster: Cluster) -> None:
     """No generation starts while a worker of the last one is alive on any node."""
     agents = cluster.start(2, grace_s=1)
-    first = cluster.desk.generation(2)
-    assert first[0].ask("ignore") == "deaf"
-    first[1].tell("exit 5")
+    first = cluster.hub.generation(2)
+    assert first[0].ask("ignore") == "ignoring"
+    first[1].send("exit 5")
     first[0].until_gone()
-    second = cluster.desk.generation(2, number=2)
+    second = cluster.hub.generation(2, number=2)
     cluster.finish(second, *agents)
 
 
@@ -102,11 +102,11 @@ def test_processes_left_by_workers_are_killed_before_the_next_generation(cluster
     from kit.processes import is_alive
 
     agents = cluster.start(2, grace_s=1)
-    first = cluster.desk.generation(2)
+    first = cluster.hub.generation(2)
     left = first[0].ask("daemon")
     assert is_alive(left)
-    first[1].tell("exit 5")
-    second = cluster.desk.generation(2, number=2)
+    first[1].send("exit 5")
+    second = cluster.hub.generation(2, number=2)
     assert not is_alive(left)
     cluster.finish(second, *agents)
 
@@ -115,4 +115,4 @@ def test_processes_left_by_workers_are_killed_before_the_next_generation(cluster
 def test_a_script_that_does_not_exist_fails_on_every_node_with_exit_code_2(cluster: Cluster, max_restarts: int) -> None:
     """It is the exit code of the Python interpreter."""
     agents = cluster.start(2, script="/no/such/script.py", max_restarts=max_restarts)
-    told_alike(agents, 2)
+    same_report(agents, 2)

@@ -193,7 +193,7 @@ def test_the_workers_of_a_run_can_be_queried(bench: Bench) -> None:
     arguments = ["--nproc-per-node", "2", "--virtual-local-rank", "--max-restarts", "1", script]
     run = bench.start(*arguments, env={"TORCH_WORKER_SERVER_SOCKET": folder})
     bench.pids(2)
-    run.until_said(f"to query workers that use worker_main: tenax ask '{folder}'")
+    run.until_printed(f"to query workers that use worker_main: tenax ask '{folder}'")
     assert ask(folder, "greet", "word=hello").stdout == "== rank0\nhello from 0\n== rank1\nhello from 1\n"
     assert '"generation":1,' in ask(f"{folder}/rank1", "status").stdout
     assert "in stay" in ask(f"{folder}/rank0", "dump_traceback").stdout

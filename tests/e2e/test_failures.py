@@ -215,7 +215,7 @@ def test_the_rank_that_raised_first_is_the_first_cause_even_if_it_exits_last(ben
     )
     job = bench.start("--nproc-per-node", "2", script)
     bench.note("raised")
-    job.until_said("rank 1")
+    job.until_printed("rank 1")
     bench.tell("dead", rank=1)
     done = job.wait()
     assert done.fact("error") == "RuntimeError: the real reason", done

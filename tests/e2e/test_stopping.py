@@ -178,7 +178,7 @@ def test_a_second_sigint_kills_at_once(bench: Bench) -> None:
     job = bench.start("--nproc-per-node", "2", bench.script(IGNORES_SIGNALS))
     pids = bench.pids(2)
     job.send(signal.SIGINT)
-    job.until_said("received SIGINT")
+    job.until_printed("received SIGINT")
     assert all(map(is_alive, pids))
     began = time.monotonic()
     job.send(signal.SIGINT)
@@ -220,9 +220,9 @@ def test_a_signal_after_a_failure_does_not_hide_it(bench: Bench) -> None:
         """
     )
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script)
-    job.until_said("stopping all workers")
+    job.until_printed("stopping all workers")
     job.send(signal.SIGINT)
-    job.until_said("the workers are already being stopped; Ctrl-C again kills them now")
+    job.until_printed("the workers are already being stopped; Ctrl-C again kills them now")
     job.send(signal.SIGINT)
     done = job.wait()
     assert done.code == 130

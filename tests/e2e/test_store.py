@@ -98,7 +98,7 @@ def test_a_killed_store_is_reported_and_replaced_in_the_next_generation(bench: B
     bench.pids(2)
     (store,) = bench.store_pids()
     os.kill(store, signal.SIGKILL)
-    job.until_said("the workers' store was lost: its process was killed by SIGKILL")
+    job.until_printed("the workers' store was lost: its process was killed by SIGKILL")
     for rank in range(2):
         bench.tell("go", rank)
     bench.pids(2, 1)

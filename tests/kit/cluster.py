@@ -43,7 +43,7 @@ class Worker:
         self._sock = sock
         sock.settimeout(PATIENCE_S)
         self._file = sock.makefile("rb")
-        self.env: dict[str, Any] = self.hear()
+        self.env: dict[str, Any] = self.receive()
         self.pid = int(self.env["pid"])
         self.agent: str = self.env["agent"]
         self.rank, self.generation = int(self.env["RANK"]), int(self.env["TENAX_GENERATION"])
@@ -51,20 +51,20 @@ class Worker:
     def __repr__(self) -> str:
         return f"<rank {self.rank} of generation {self.generation} on {self.agent}, pid {self.pid}>"
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Return its next message."""
         line = self._file.readline()
         assert line, "the worker exited without a message"
         return json.loads(line)
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         self._sock.sendall(line.encode() + b"\n")
 
     def ask(self, line: str) -> Any:
-        self.tell(line)
-        return self.hear()
+        self.send(line)
+        return self.receive()
 
-    def is_heard_within(self, seconds: float) -> bool:
+    def is_active_within(self, seconds: float) -> bool:
         """Return whether it sends something or exits. Only to check that something does not happen."""
         return bool(select.select([self._sock], [], [], seconds)[0])
 
@@ -140,7 +140,7 @@ class Agent:
                 self.text += data.decode(errors="replace")
                 self._printed.notify_all()
 
-    def until_said(self, text: str) -> None:
+    def until_printed(self, text: str) -> None:
         with self._printed:
             assert self._printed.wait_for(lambda: text in self.text, PATIENCE_S), f"{text!r} was not printed\n{self}"
 
@@ -196,7 +196,7 @@ def etcd_conf(etcd: EtcdCluster) -> dict[str, str]:
     return {key: value for key, value in conf.items() if value}
 
 
-def told_alike(agents: Sequence[Agent], code: int) -> dict[str, Any]:
+def same_report(agents: Sequence[Agent], code: int) -> dict[str, Any]:
     """Check that every agent exits with this code and the same report; return the report."""
     codes = {agent.name: agent.wait() for agent in agents}
     assert set(codes.values()) == {code}, f"{codes}\n{agents}"
@@ -216,10 +216,10 @@ class Cluster:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.desk = WorkerHub()
+        self.hub = WorkerHub()
         self.agents: list[Agent] = []
         self.endpoint = own_endpoint()
-        self.told: dict[str, Any] = {
+        self.options: dict[str, Any] = {
             "nodes": (2, 2),
             "workers": 1,
             "run_id": "run",
@@ -235,36 +235,36 @@ class Cluster:
     def use_etcd(self, etcd: EtcdCluster, **conf: Any) -> None:
         """Use etcd for the rendezvous, with a unique run id, because other tests may use the same etcd."""
         self.endpoint = etcd.endpoints
-        self.told["backend"] = "etcd"
-        self.told["run_id"] = f"run-{os.getpid()}-{next(_numbers)}"
-        self.told["conf"] = {**self.told["conf"], **etcd_conf(etcd), **conf}
+        self.options["backend"] = "etcd"
+        self.options["run_id"] = f"run-{os.getpid()}-{next(_numbers)}"
+        self.options["conf"] = {**self.options["conf"], **etcd_conf(etcd), **conf}
 
-    def start(self, count: int = 1, env: dict[str, str] | None = None, **told: Any) -> list[Agent]:
+    def start(self, count: int = 1, env: dict[str, str] | None = None, **options: Any) -> list[Agent]:
         """Start agents with these options. ``conf`` is added to the existing one."""
-        conf = {**self.told["conf"], **told.pop("conf", {})}
-        return [self._start({**self.told, **told, "conf": conf}, env or {}) for _ in range(count)]
+        conf = {**self.options["conf"], **options.pop("conf", {})}
+        return [self._start({**self.options, **options, "conf": conf}, env or {}) for _ in range(count)]
 
-    def _start(self, told: dict[str, Any], env: dict[str, str]) -> Agent:
+    def _start(self, options: dict[str, Any], env: dict[str, str]) -> Agent:
         name = f"node{len(self.agents)}"
         report = self.bench.home / f"{name}.json"
-        argument = json.dumps({**told, "endpoint": told.get("endpoint", self.endpoint), "report": str(report)})
+        argument = json.dumps({**options, "endpoint": options.get("endpoint", self.endpoint), "report": str(report)})
         process = subprocess.Popen(
             [sys.executable, str(_HERE / "agent_main.py"), argument],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=self.bench.home,
-            env={**self.bench.environ, "CLUSTER_DESK": self.desk.name, "CLUSTER_AGENT": name, **env},
+            env={**self.bench.environ, "CLUSTER_HUB": self.hub.name, "CLUSTER_AGENT": name, **env},
         )
         agent = Agent(name, process, report)
         self.agents.append(agent)
         return agent
 
-    def start_in_order(self, count: int, **told: Any) -> list[Agent]:
+    def start_in_order(self, count: int, **options: Any) -> list[Agent]:
         """Start agents so that the first one serves the endpoint: the others follow when it does."""
-        (first,) = self.start(**told)
-        first.until_said("this node serves the coordinator")
-        return [first, *self.start(count - 1, **told)]
+        (first,) = self.start(**options)
+        first.until_printed("this node serves the coordinator")
+        return [first, *self.start(count - 1, **options)]
 
     def agent_of(self, worker: Worker) -> Agent:
         return next(agent for agent in self.agents if agent.name == worker.agent)
@@ -275,7 +275,7 @@ class Cluster:
     def finish(self, workers: Sequence[Worker], *agents: Agent) -> None:
         """Let these workers succeed; their agents must succeed too."""
         for worker in workers:
-            worker.tell("exit 0")
+            worker.send("exit 0")
         for agent in agents or {self.agent_of(worker).name: self.agent_of(worker) for worker in workers}.values():
             assert agent.wait() == 0, agent
 
@@ -287,7 +287,7 @@ class Cluster:
     def operate(self, frame: wire.FromAgent) -> None:
         """Send a frame to the coordinator as a node of the run, with this user's secret."""
         host, _, port = self.endpoint.rpartition(":")
-        hello = wire.Hello(wire.VERSION, self.told["run_id"], "operator", os.urandom(wire.NONCE_BYTES))
+        hello = wire.Hello(wire.VERSION, self.options["run_id"], "operator", os.urandom(wire.NONCE_BYTES))
         with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
             reader = wire.FrameReader(wire.MAX_BYTES)
 
@@ -310,7 +310,7 @@ class Cluster:
         left = [agent.name for agent in self.agents if agent.is_running]
         for agent in self.agents:
             agent.close()
-        self.desk.close()
+        self.hub.close()
         if left:
             self.bench.leaves_within_s = 1.0
         self.bench.close()

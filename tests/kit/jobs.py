@@ -134,7 +134,7 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def until_said(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+    def until_printed(self, text: str, timeout_s: float = PATIENCE_S) -> None:
         until(lambda: text in self.err, lambda: f"{text!r} on stderr, which is:\n{self.err}", timeout_s)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> Done:

@@ -27,7 +27,7 @@ VARIABLES += " MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_M
 VARIABLES += " TENAX_GENERATION TENAX_GENERATION_REASON"
 
 hub = socket.socket(socket.AF_UNIX)
-hub.connect("\0" + os.environ["CLUSTER_DESK"])
+hub.connect("\0" + os.environ["CLUSTER_HUB"])
 
 
 def send(what: object) -> None:
@@ -68,7 +68,7 @@ for line in hub.makefile():
             raise RuntimeError("requested to fail")
         case ["ignore"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            send("deaf")
+            send("ignoring")
         case ["tell"]:
             signal.signal(signal.SIGTERM, lambda *_: send("got SIGTERM"))
             send("will tell")

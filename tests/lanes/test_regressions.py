@@ -108,7 +108,7 @@ def test_a_lost_node_does_not_receive_the_generation_that_it_lost() -> None:
     leading = Leading()
     leading.link("a", "b")
     assert leading.received == {"a": [], "b": []}, "nothing is written yet"
-    leading.step(NodeLost("b", "it was silent for 6 s"))
+    leading.step(NodeLost("b", "no heartbeat for 6 s"))
     leading.link("b")
     leading.etcd.answer()
     assert leading.formed("a") == [1]
@@ -141,7 +141,7 @@ def test_a_node_that_reconnects_after_its_assignment_was_sent_receives_it_again(
 def test_a_node_that_reconnects_during_another_write_receives_its_assignment_again() -> None:
     leading = Leading()
     leading.link("a", "b")
-    leading.step(NodeLost("a", "it was silent for 6 s"))
+    leading.step(NodeLost("a", "no heartbeat for 6 s"))
     leading.etcd.answer()
     assert leading.formed("b") == [1]
     leading.step(Received("b", NodeReady(1, "127.0.0.1", 1001, True)))

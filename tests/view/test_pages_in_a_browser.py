@@ -58,7 +58,7 @@ def test_lanes_are_drawn_in_the_colours_of_the_scheme(page: Page, files: dict[st
     page.prefer(color_scheme=scheme)
     page.driver.get(files["timeline"])
     until_drawn(page, "bg", "training", "starting", "stopping", "failed")
-    assert page.complaints() == []
+    assert page.browser_errors() == []
 
 
 def test_buttons_and_keys_zoom_and_move(page: Page, files: dict[str, str]) -> None:
@@ -76,7 +76,7 @@ def test_buttons_and_keys_zoom_and_move(page: Page, files: dict[str, str]) -> No
     page.until_true(f"{picture} === arguments[0]", whole)
     page.click("#with-workers")
     page.until_true(f"{picture} !== arguments[0]", whole)
-    assert page.complaints() == []
+    assert page.browser_errors() == []
 
 
 def test_the_span_under_the_pointer_is_described(page: Page, files: dict[str, str]) -> None:
@@ -100,4 +100,4 @@ def test_nothing_is_wider_than_the_window(page: Page, files: dict[str, str], nam
     page.resize(width)
     page.driver.get(files[name])
     assert page.js("return document.documentElement.scrollWidth") <= width
-    assert page.complaints() == []
+    assert page.browser_errors() == []

@@ -32,7 +32,7 @@ class Run:
         self.hub = WorkerHub()
         self.private_dir = os.environ["TENAX_PRIVATE_DIR"]
         self.agents: list[Running] = []
-        self._env = {"TENAX_PRIVATE_DIR": self.private_dir, "CLUSTER_DESK": self.hub.name}
+        self._env = {"TENAX_PRIVATE_DIR": self.private_dir, "CLUSTER_HUB": self.hub.name}
 
     def start(self, *flags: str, run_id: str = "seen") -> Running:
         """Start one more agent. Returns when its control socket exists."""
@@ -61,10 +61,10 @@ class Run:
 
     def print_and_exit(self, worker: Worker, text: str, code: int = 0) -> None:
         """Make the worker print this text and exit at once."""
-        worker.tell(json.dumps({"print": text, "to": 1}) + "\n" + json.dumps({"exit": code}))
+        worker.send(json.dumps({"print": text, "to": 1}) + "\n" + json.dumps({"exit": code}))
 
     def exit_worker(self, worker: Worker, code: int = 0) -> None:
-        worker.tell(json.dumps({"exit": code}))
+        worker.send(json.dumps({"exit": code}))
 
     def logs(self, *arguments: str) -> Done:
         """Run ``tenax logs`` in this process, which is faster than starting it."""

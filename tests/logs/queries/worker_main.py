@@ -15,7 +15,7 @@ import signal
 import socket
 
 hub = socket.socket(socket.AF_UNIX)
-hub.connect("\0" + os.environ["CLUSTER_DESK"])
+hub.connect("\0" + os.environ["CLUSTER_HUB"])
 names = ("RANK", "WORLD_SIZE", "TENAX_GENERATION")
 hello = {"pid": os.getpid(), "agent": os.environ["CLUSTER_AGENT"], **{name: os.environ[name] for name in names}}
 hub.sendall(json.dumps(hello).encode() + b"\n")

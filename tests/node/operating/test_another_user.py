@@ -58,7 +58,7 @@ def handshake(endpoint: str, hello: wire.Hello, secret: bytes) -> tuple[bytes, b
 def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator: Operator) -> None:
     """Even if the attacker knows the run id. The run is not affected."""
     serving, _ = start(operator)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     endpoint = operator.cluster.endpoint
     host, _, port = endpoint.rpartition(":")
     sockets, control_socket = operator.sockets, operator.control_socket(serving)

@@ -95,12 +95,12 @@ def test_an_agent_whose_control_socket_exists_has_not_ended(notes: Notes) -> Non
 def test_the_agent_that_served_the_coordinator_is_named_first(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, nodes=(1, 2), run_id="duo")
     operator.until_found(serving, other)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     status = operator.until_status(serving, lambda status: len(status.nodes) == 2 and status.phase == "running")
     leaving = next(node.name for node in status.nodes if not node.is_coordinator)
     assert operator.tenax("drain", leaving, "--yes").code == 0
     assert other.wait() == 130
-    operator.cluster.desk.generation(1, 2)
+    operator.cluster.hub.generation(1, 2)
     assert operator.tenax("stop", "duo", "--yes", "--wait").code == 0
     assert serving.wait() == 130
     folders = [agent.report["log_dir"] for agent in (serving, other)]
@@ -114,16 +114,16 @@ def test_the_agent_that_served_the_coordinator_is_named_first(operator: Operator
 def test_printed_folders_are_absolute(operator: Operator, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    bench, desk = operator.bench, operator.cluster.desk
-    env = {"CLUSTER_DESK": desk.name, "CLUSTER_AGENT": "node0"}
+    bench, hub = operator.bench, operator.cluster.hub
+    env = {"CLUSTER_HUB": hub.name, "CLUSTER_AGENT": "node0"}
     running = bench.start("--rdzv-id", "near", "--log-dir", "logs", WORKER, env=env)
-    (worker,) = desk.generation(1)
+    (worker,) = hub.generation(1)
     until(lambda: os.path.exists(f"{operator.sockets}/{running.process.pid}.sock"), "its control socket")
     listed = bench.start("ps", "--json", program=TENAX, cwd=elsewhere).wait()
     folder = str(bench.run_dir())
     assert os.path.isabs(folder)
     assert [run["log_dir"] for run in json.loads(listed.out)] == [folder]
-    worker.tell("exit 0")
+    worker.send("exit 0")
     assert running.wait().code == 0
     ended = bench.start("status", "near", program=TENAX, cwd=elsewhere).wait()
     assert ended.err.endswith(f"to see how it ended: tenax report {shlex.quote(folder)}\n")

@@ -44,7 +44,7 @@ def start(operator: Operator, count: int = 2, **told: object) -> list[Agent]:
 
 def test_every_node_answers_for_the_run(operator: Operator) -> None:
     serving, other = start(operator)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     by_pid = [operator.json("status", str(agent.process.pid)) for agent in (serving, other)]
     for status in by_pid:
         assert [node["state"] for node in status["nodes"]] == ["working", "working"]
@@ -57,13 +57,13 @@ def test_every_node_answers_for_the_run(operator: Operator) -> None:
 
 def test_a_node_is_drained_and_the_others_continue(operator: Operator) -> None:
     agents = start(operator, 3, nodes=(2, 3))
-    first = operator.cluster.desk.generation(3)
+    first = operator.cluster.hub.generation(3)
     leaving = next(agent for agent in agents[1:] if agent.name == first[2].agent or agent.name == first[1].agent)
     rank = next(worker.rank for worker in first if worker.agent == leaving.name)
     done = operator.tenax("drain", str(rank), "run", "--yes", "--why", "many errors")
     assert done.code == 0
     assert done.out.startswith("draining ")
-    workers = operator.cluster.desk.generation(2, 2)
+    workers = operator.cluster.hub.generation(2, 2)
     assert leaving.name not in {worker.agent for worker in workers}
     assert leaving.wait() == 130, "cancelled, by no signal"
     staying = next(agent for agent in agents if agent is not leaving)
@@ -74,18 +74,18 @@ def test_a_node_is_drained_and_the_others_continue(operator: Operator) -> None:
     assert any(" left: " in text or text.endswith(" has left") for text in told), told
     missing = operator.tenax("drain", "nobody", "--yes")
     assert missing.code == 1
-    assert "no node 'nobody'; known nodes: " in missing.err
+    assert "no node 'unknown'; known nodes: " in missing.err
     operator.cluster.finish(workers)
 
 
 def test_an_unknown_node_is_rejected_before_the_confirmation(operator: Operator) -> None:
     """A name that the status does not show is known all the same."""
     (named,) = operator.cluster.start(env={"TENAX_NODE_NAME": "first-of-rack-7"})
-    named.until_said("this node serves the coordinator")
+    named.until_printed("this node serves the coordinator")
     operator.cluster.start()
     operator.until_found()
     status = operator.until_status(named, lambda status: len(status.nodes) == 2 and working(status))
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     terminal = operator.terminal("drain", "vmm", columns=300)
     assert terminal.wait() == 1
     names = ", ".join(f"{node.name} (rank {node.rank})" for node in status.nodes)
@@ -112,7 +112,7 @@ def test_stopping_a_run_without_workers_says_so(operator: Operator) -> None:
 
 def test_stop_ends_every_node_as_cancelled(operator: Operator) -> None:
     agents = start(operator)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     done = operator.tenax("stop", "run", "--endpoint", operator.cluster.endpoint, "--yes", "--wait", "--why", "enough")
     assert (done.code, done.out) == (0, "stopping the run on every node\n")
     for agent in agents:
@@ -125,9 +125,9 @@ def test_stop_ends_every_node_as_cancelled(operator: Operator) -> None:
 
 def test_an_operators_restart_of_all_nodes_is_uncharged(operator: Operator) -> None:
     _, other = start(operator)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     assert operator.tenax("restart", str(other.process.pid), "--yes").code == 0
-    workers = operator.cluster.desk.generation(2, 2)
+    workers = operator.cluster.hub.generation(2, 2)
     status = operator.until_status(other, working)
     assert (status.generation, status.restarts_used, status.requests, status.max_restarts) == (2, 0, 1, 3)
     operator.cluster.finish(workers)
@@ -138,7 +138,7 @@ def test_an_endpoint_requires_the_secret(operator: Operator, tmp_path: Path) -> 
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o600)
     start(operator, conf={"token_file": str(tmp_path / "right")})
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     place = ("--endpoint", operator.cluster.endpoint)
     right, wrong = (("--rdzv-conf", f"token_file={tmp_path / name}") for name in ("right", "wrong"))
     assert operator.json("status", "run", *place, *right)["run_id"] == "run"
@@ -162,7 +162,7 @@ def test_a_run_with_tls_answers_operators_over_tls(operator: Operator, tmp_path:
     cert, key = self_signed(tmp_path, operator.cluster.endpoint.partition(":")[0])
     conf = {"ssl_cert": cert, "ssl_cert_key": key, "ca_cert": cert}
     start(operator, conf=conf)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     place = ("--endpoint", operator.cluster.endpoint)
     files = ("--rdzv-conf", ",".join(f"{name}={path}" for name, path in conf.items()))
     assert operator.json("status", "run", *place, *files)["run_id"] == "run"
@@ -176,7 +176,7 @@ def test_a_run_with_tls_answers_operators_over_tls(operator: Operator, tmp_path:
 
 def test_invalid_input_from_an_operator_does_not_affect_the_run(operator: Operator) -> None:
     serving, _ = start(operator, conf={"token": "a secret of tests"})
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     endpoint = operator.cluster.endpoint
     nodes = {node.node_id for node in operator.until_status(serving, working).nodes}
     joined = wire.Message(NodeJoined(NodeInfo("intruder", "intruder")))
@@ -205,7 +205,7 @@ def test_invalid_input_from_an_operator_does_not_affect_the_run(operator: Operat
 
 def test_a_peer_with_a_wrong_proof_is_rejected(operator: Operator, tmp_path: Path) -> None:
     start(operator)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     with pytest.raises(AccessDenied, match="another secret"):
         line_to(operator.cluster.endpoint, b"guess")
     if shutil.which("openssl") is not None:
@@ -232,10 +232,10 @@ def test_a_peer_with_a_wrong_proof_is_rejected(operator: Operator, tmp_path: Pat
 
 def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster, tmp_path: Path) -> None:
     operator.cluster.use_etcd(etcd, token="a secret of tests")
-    run_id = operator.cluster.told["run_id"]
+    run_id = operator.cluster.options["run_id"]
     agents = operator.cluster.start(2)
     operator.until_found(*agents)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     status = operator.until_status(agents[1], working)
     assert len(status.nodes) == 2
     place = ("--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
@@ -257,10 +257,10 @@ def test_through_an_open_etcd_a_run_without_a_secret_is_operated_on_its_nodes_on
 ) -> None:
     """Any client of etcd can read the secret of the links there, so that secret does not admit operators."""
     operator.cluster.use_etcd(etcd)
-    run_id = operator.cluster.told["run_id"]
+    run_id = operator.cluster.options["run_id"]
     agents = operator.cluster.start(2)
     operator.until_found(*agents)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     rejected = operator.tenax("stop", run_id, "--yes", "--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
     assert rejected.code == 1
     assert "a run without a secret is operated only on its nodes" in rejected.err
@@ -274,10 +274,10 @@ def test_through_etcd_with_tls_and_users(
     """An operator needs the same certificate, user name and password as a node; each missing one is named."""
     etcd = make_etcd(tls="mutual", users=True)
     operator.cluster.use_etcd(etcd)
-    run_id = operator.cluster.told["run_id"]
+    run_id = operator.cluster.options["run_id"]
     agents = operator.cluster.start(2)
     operator.until_found(*agents)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     place = ("--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
 
     def conf(**without: str) -> tuple[str, str]:
@@ -296,5 +296,5 @@ def test_through_etcd_with_tls_and_users(
         assert sentence in done.err
     restarted = operator.tenax("restart", run_id, "--yes", *place, *conf())
     assert restarted.code == 0, restarted
-    workers = operator.cluster.desk.generation(2, 2)
+    workers = operator.cluster.hub.generation(2, 2)
     operator.cluster.finish(workers)

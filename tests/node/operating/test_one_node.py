@@ -16,7 +16,7 @@ def start(operator: Operator, run_id: str = "solo", workers: int = 2) -> None:
 
 def test_the_only_run_needs_no_name(operator: Operator) -> None:
     start(operator)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     agent = operator.cluster.agents[0]
     operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     done = operator.tenax("status")
@@ -35,7 +35,7 @@ def test_the_only_run_needs_no_name(operator: Operator) -> None:
 def test_ps_lists_every_run_of_this_host(operator: Operator) -> None:
     start(operator, "one", 1)
     start(operator, "two", 2)
-    workers = operator.cluster.desk.all(3)
+    workers = operator.cluster.hub.all(3)
     done = operator.tenax("ps")
     assert done.code == 0
     titles, *rows = done.out.splitlines()
@@ -52,7 +52,7 @@ def test_ps_lists_every_run_of_this_host(operator: Operator) -> None:
 def test_two_runs_with_one_name_are_chosen_by_pid(operator: Operator) -> None:
     start(operator, "same", 1)
     start(operator, "same", 1)
-    workers = operator.cluster.desk.all(2)
+    workers = operator.cluster.hub.all(2)
     pids = [agent.process.pid for agent in operator.cluster.agents]
     done = operator.tenax("stop", "same", "--yes")
     assert done.code == 1
@@ -65,13 +65,13 @@ def test_two_runs_with_one_name_are_chosen_by_pid(operator: Operator) -> None:
 
 def test_an_operators_restart_is_uncharged_and_shows_its_reason(operator: Operator) -> None:
     start(operator)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     agent = operator.cluster.agents[0]
     operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     done = operator.tenax("restart", "--yes", "--why", "new data")
     assert done.code == 0
     assert done.out == "stopping generation 1; the next one follows\n"
-    workers = operator.cluster.desk.generation(2, 2)
+    workers = operator.cluster.hub.generation(2, 2)
     status = operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     assert (status.generation, status.restarts_used, status.requests) == (2, 0, 1)
     assert status.generations[-1].why == "an operator restarted the run: new data"
@@ -82,7 +82,7 @@ def test_an_operators_restart_is_uncharged_and_shows_its_reason(operator: Operat
 
 def test_stop_waits_for_the_agent_and_the_run_is_reported_as_cancelled(operator: Operator) -> None:
     start(operator)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     agent = operator.cluster.agents[0]
     done = operator.tenax("stop", "solo", "--yes", "--wait", "--why", "the rack is moved")
     assert done.code == 0
@@ -94,7 +94,7 @@ def test_stop_waits_for_the_agent_and_the_run_is_reported_as_cancelled(operator:
 
 def test_without_a_terminal_nothing_is_done_unless_yes_is_passed(operator: Operator) -> None:
     start(operator)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     for words in (("stop",), ("restart",), ("drain", "0")):
         done = operator.tenax(*words)
         assert done.code == 2
@@ -104,7 +104,7 @@ def test_without_a_terminal_nothing_is_done_unless_yes_is_passed(operator: Opera
 
 def test_on_a_terminal_the_command_asks_first(operator: Operator) -> None:
     start(operator)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     agent = operator.cluster.agents[0]
     operator.until_status(agent, lambda status: status.nodes[0].state == "working")
     terminal = operator.terminal("stop")
@@ -134,7 +134,7 @@ def test_on_a_terminal_the_command_asks_first(operator: Operator) -> None:
 
 def test_an_ended_run_is_distinguished_from_an_unknown_one(operator: Operator) -> None:
     start(operator, "past")
-    operator.cluster.finish(operator.cluster.desk.generation(2))
+    operator.cluster.finish(operator.cluster.hub.generation(2))
     done = operator.tenax("status", "past")
     assert done.code == 1
     assert "the run 'past' no longer runs on this host; to see how it ended: tenax report " in done.err
@@ -148,7 +148,7 @@ def test_an_ended_run_is_distinguished_from_an_unknown_one(operator: Operator) -
 
 def test_the_control_socket_of_a_killed_agent_is_removed(operator: Operator) -> None:
     start(operator)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     agent = operator.cluster.agents[0]
     path = operator.control_socket(agent)
     operator.cluster.kill(agent)
@@ -163,7 +163,7 @@ def test_the_control_socket_of_a_killed_agent_is_removed(operator: Operator) -> 
 def test_a_stopped_agent_is_listed_and_does_not_delay_the_command(operator: Operator) -> None:
     start(operator, "well", 1)
     start(operator, "stuck", 1)
-    workers = operator.cluster.desk.all(2)
+    workers = operator.cluster.hub.all(2)
     stuck = operator.cluster.agents[1]
     stuck.send(signal.SIGSTOP)
     well, silent = operator.json("ps")
@@ -176,7 +176,7 @@ def test_a_stopped_agent_is_listed_and_does_not_delay_the_command(operator: Oper
 
 def test_garbage_on_the_control_socket_closes_only_that_connection(operator: Operator) -> None:
     start(operator, workers=1)
-    workers = operator.cluster.desk.generation(1)
+    workers = operator.cluster.hub.generation(1)
     agent = operator.cluster.agents[0]
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\0\0\0\2{}", b"\0\0\0\0", b"\0\0"):
         with socket.socket(socket.AF_UNIX) as sock:
@@ -192,8 +192,8 @@ def test_garbage_on_the_control_socket_closes_only_that_connection(operator: Ope
 def test_a_folder_that_other_users_can_enter_is_not_used(operator: Operator) -> None:
     os.chmod(operator.sockets, 0o755)
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
-    workers = operator.cluster.desk.generation(1)
-    agent.until_said("could not open the control socket: ")
+    workers = operator.cluster.hub.generation(1)
+    agent.until_printed("could not open the control socket: ")
     assert os.listdir(operator.sockets) == []
     done = operator.tenax("ps")
     assert done.code == 1

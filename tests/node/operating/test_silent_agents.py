@@ -28,7 +28,7 @@ def at_once(operator: Operator, *commands: tuple[str, ...]) -> list[Done]:
 
 def test_every_command_names_a_stopped_agent(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
-    workers = operator.cluster.desk.generation(1)
+    workers = operator.cluster.hub.generation(1)
     operator.until_found(agent)
     said = stop(agent)
     commands = [
@@ -50,7 +50,7 @@ def test_every_command_names_a_stopped_agent(operator: Operator) -> None:
 
 def test_ps_names_the_run_of_a_silent_agent(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
-    workers = operator.cluster.desk.generation(1)
+    workers = operator.cluster.hub.generation(1)
     operator.until_found(agent)
     said = stop(agent)
     listed, as_json = at_once(operator, ("ps",), ("ps", "--json"))
@@ -67,7 +67,7 @@ def test_ps_names_the_run_of_a_silent_agent(operator: Operator) -> None:
 def test_a_silent_agent_counts_when_the_run_must_be_named(operator: Operator) -> None:
     for run_id in ("well", "stuck"):
         operator.until_found(*operator.cluster.start(nodes=(1, 1), run_id=run_id, backend="local"))
-    workers = operator.cluster.desk.all(2)
+    workers = operator.cluster.hub.all(2)
     stuck = operator.cluster.agents[1]
     stop(stuck)
     any_run, well, no_run = at_once(operator, ("stop", "--yes"), ("status", "well"), ("status", "other"))
@@ -83,7 +83,7 @@ def test_a_silent_agent_counts_when_the_run_must_be_named(operator: Operator) ->
 def test_another_agent_of_the_run_on_this_host_answers(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, conf={"keep_alive_interval": 30})
     operator.until_found(serving, other)
-    workers = operator.cluster.desk.generation(2)
+    workers = operator.cluster.hub.generation(2)
     stop(other)
     shown, listed = operator.tenax("status", "run"), operator.json("ps")
     # By phase: either agent may have opened its control socket first.

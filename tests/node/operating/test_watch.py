@@ -14,11 +14,11 @@ from .kit import Operator
 def test_on_a_terminal_it_follows_the_run_until_ctrl_c(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local", workers=2)
     operator.until_found(agent)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     terminal = operator.terminal("status", "--watch", columns=60, rows=20)
     terminal.until("generation 1 is running, 2 workers on 1 node")
     assert operator.tenax("restart", "--yes").code == 0
-    workers = operator.cluster.desk.generation(2, 2)
+    workers = operator.cluster.hub.generation(2, 2)
     terminal.until("generation 2 is running, 2 workers on 1 node")
     assert "\x1b[32m" in terminal.seen
     terminal.type(b"\x03")
@@ -34,29 +34,29 @@ def test_on_a_terminal_it_follows_the_run_until_ctrl_c(operator: Operator) -> No
 def test_in_a_pipe_every_event_is_one_line_until_the_run_ends(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
     operator.until_found(agent)
-    operator.cluster.desk.generation(1)
+    operator.cluster.hub.generation(1)
     watching = operator.bench.start("status", "--watch", program=TENAX)
     values = operator.bench.start("status", "--watch", "--json", program=TENAX)
     until(lambda: "started its worker" in watching.out and values.out, lambda: f"lines; there are {watching.out}")
     assert operator.tenax("stop", "--yes", "--why", "enough").code == 0
-    done, told = watching.wait(), values.wait()
+    done, statuses_done = watching.wait(), values.wait()
     assert agent.wait() == 130
     lines = done.out.splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d \S", line) for line in lines)
     assert sum("started its worker" in line for line in lines) == 1
     assert sum("an operator ended the run: enough" in line for line in lines) == 1
-    assert (done.code, told.code) == (0, 0)
+    assert (done.code, statuses_done.code) == (0, 0)
     assert done.err == "tenax status: the run 'solo' was cancelled: enough\n"
-    statuses = [json.loads(line) for line in told.out.splitlines()]
+    statuses = [json.loads(line) for line in statuses_done.out.splitlines()]
     assert statuses[-1]["outcome"] == "cancelled"
-    assert len({status["mark"] for status in statuses}) == len(statuses), "nothing is told twice"
+    assert len({status["mark"] for status in statuses}) == len(statuses), "no status is printed twice"
 
 
 def test_it_ends_when_the_reader_closes_the_pipe(operator: Operator) -> None:
     """``| head -1``, even if the run has no further event."""
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
     operator.until_found(agent)
-    workers = operator.cluster.desk.generation(1)
+    workers = operator.cluster.hub.generation(1)
     for words in ((), ("--json",)):
         reader, writer = os.pipe()
         watching = operator.bench.start("status", "--watch", *words, program=TENAX, stdout=writer)
@@ -71,12 +71,12 @@ def test_it_ends_when_the_reader_closes_the_pipe(operator: Operator) -> None:
 def test_it_continues_when_the_coordinator_moves(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, conf={"keep_alive_interval": 0.2})
     operator.until_found(serving, other)
-    operator.cluster.desk.generation(2)
+    operator.cluster.hub.generation(2)
     watching = operator.bench.start("status", "run", "--watch", program=TENAX)
     until(lambda: "started its worker" in watching.out, "the first lines")
     operator.cluster.kill(serving)
-    other.until_said("takes over the coordinator")
-    until(lambda: "takes over the coordinator" in watching.out, lambda: f"the new one; {watching.out} {watching.err}")
+    other.until_printed("takes over the coordinator")
+    until(lambda: "takes over as coordinator" in watching.out, lambda: f"the new one; {watching.out} {watching.err}")
     assert operator.tenax("stop", "run", "--yes").code == 0
     assert other.wait() == 130
     assert watching.wait().code == 0

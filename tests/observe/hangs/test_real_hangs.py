@@ -25,7 +25,7 @@ def test_a_sleeping_job_is_reported_on_every_node_and_can_continue(job: Job) -> 
     job.hub.steps_for(RHYTHM_S, members)
     job.hub.step(members, {3: "p"})
     for agent in agents:
-        agent.until_said("no action is taken")
+        agent.until_printed("no action is taken")
     reports = [hang_report(agent) for agent in agents]
     assert reports[0] == reports[1]
     first, caption, odd, others, follows = reports[0]
@@ -89,7 +89,7 @@ def test_a_spinning_job_is_detected(job: Job) -> None:
     job.hub.step(members, dict.fromkeys(range(3), "s"))
     job.hub.steps_for(5.0, members)
     job.hub.step(members, {1: "x"})
-    agent.until_said("no action is taken", LONG_PATIENCE_S)
+    agent.until_printed("no action is taken", LONG_PATIENCE_S)
     reports = hang_report(agent)
     assert "all workers are spinning" in reports[0]
     assert reports[2].startswith(f"  rank 1 (pid {members[1].pid} on ")
@@ -123,7 +123,7 @@ def test_missing_scopes_reveal_a_hang_behind_a_heartbeat(job: Job) -> None:
     )
     arguments = ("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "0.3", "--redirects", "3", script)
     agent = job.bench.start(*arguments, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
-    agent.until_said("no action is taken", LONG_PATIENCE_S)
+    agent.until_printed("no action is taken", LONG_PATIENCE_S)
     reports = hang_report(agent)
     assert "no worker enters or leaves a watchdog scope any more" in reports[0]
     assert reports[2].startswith("  ranks 0, 1: at ")
@@ -140,7 +140,7 @@ def test_a_stopped_worker_is_reported_and_not_continued(job: Job) -> None:
     try:
         job.hub.gather(members[:1])
         members[0].send(".")
-        agent.until_said("no action is taken")
+        agent.until_printed("no action is taken")
     finally:
         os.kill(members[1].pid, signal.SIGCONT)
     reports = hang_report(agent)
@@ -163,7 +163,7 @@ def test_a_program_without_python_is_reported_without_stacks(job: Job) -> None:
         until = time.monotonic() + RHYTHM_S
         while time.monotonic() < until:
             pipe.write(b"line\n" * 1000)  # blocks until it is read
-        agent.until_said("no action is taken")
+        agent.until_printed("no action is taken")
     reports = hang_report(agent)
     assert "not known: it is not a Python program prepared for stack dumps" in reports[2]
     assert agent.wait().code == 0

@@ -50,7 +50,7 @@ def test_the_rank_that_misses_a_collective_is_reported(job: Job) -> None:
     """The script reports no steps; the kernel's counters are enough."""
     script = job.bench.script(SCRIPT)
     agent = job.bench.start("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "2", script)
-    agent.until_said("no action is taken", LONG_PATIENCE_S)
+    agent.until_printed("no action is taken", LONG_PATIENCE_S)
     report = hang_report(agent)
     assert re.search(r"^  rank 1 \(pid .* in read_from_a_lost_disk, in threading\.py:", report[2])
     assert report[3].startswith("  rank 0 (pid ")

@@ -24,7 +24,7 @@ ON = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
 
 def port_of(run: Running) -> int:
     """Return the port that it printed."""
-    run.until_said("serving health checks on port ")
+    run.until_printed("serving health checks on port ")
     match = re.search(r"health checks on port (\d+)", run.err)
     assert match
     return int(match[1])
@@ -51,7 +51,7 @@ def test_waiting_for_nodes_is_alive_and_not_ready(bench: Bench) -> None:
     arguments = ["--nnodes", "2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "probes", bench.script(STAY)]
     first = bench.start(*arguments, env=ON)
     port = port_of(first)
-    first.until_said("waiting up to")
+    first.until_printed("waiting up to")
     assert kube_probe(port, "/livez").status == 200
     answer = kube_probe(port, "/readyz?format=json")
     assert (answer.status, answer.json()["phase"]) == (503, "joining")

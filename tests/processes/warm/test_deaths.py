@@ -116,7 +116,7 @@ def test_without_a_template_restarts_are_cold_and_the_console_says_so(bench: Ben
     standbys = family.until_standbys(2)
     root, template = family.root, family.template
     kill(root if which == "root" else template)
-    family.running.until_said("workers start cold: the template was killed by SIGKILL")
+    family.running.until_printed("workers start cold: the template was killed by SIGKILL")
     until(lambda: not is_alive(root) and not is_alive(template), "the end of both")
     assert all(map(is_alive, (*first, *standbys)))
     kill(first[0])
@@ -143,7 +143,7 @@ def test_workers_start_cold_if_the_template_dies_while_importing(bench: Bench) -
     family = _start(bench, source="import slow_kit\n" + "from worker_kit import *\nready()\nstay()", modules="slow_kit")
     bench.note("importing")
     kill(family.root)
-    family.running.until_said("workers start cold: the template was killed by SIGKILL")
+    family.running.until_printed("workers start cold: the template was killed by SIGKILL")
     bench.tell("go_on")
     bench.tell("go_on", 1)
     bench.pids(2)
