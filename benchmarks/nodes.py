@@ -49,7 +49,7 @@ class Node:
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
-            say=lambda _: None,
+            print_line=lambda _: None,
             record_run=self._record_run,
         )
         self.control.open(self._loop, self.emit, node)

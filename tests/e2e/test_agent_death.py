@@ -80,7 +80,7 @@ def test_a_killed_log_writer_is_restarted(bench: Bench) -> None:
     bench.pids(1)
     (log_writer,) = (pid for pid, command in bench.alive().items() if "writer_main" in command)
     os.kill(log_writer, signal.SIGKILL)
-    job.until_said("was started again")
+    job.until_said("died and was restarted")
     bench.tell("go")
     done = job.wait()
     assert done.code == 0, done

@@ -9,6 +9,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -48,6 +49,7 @@ class SlowEtcd:
     def __init__(self) -> None:
         self.waiting: list[Callable[[TransactionAnswer], None]] = []
         self.revision = 10
+        self.loop = SimpleNamespace(now=lambda: 0.0)
 
     def call(self, _: object, done: Callable[[Any], None], failed: object) -> None:
         self.waiting.append(done)
