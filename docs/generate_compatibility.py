@@ -206,7 +206,7 @@ def _key(module: str, name: str) -> str:
 def _problems(name: str, mine: Any, entry: dict[str, Any], absent: frozenset[str] = frozenset()) -> list[str]:
     problems = _call_problems(name, mine, entry["parameters"])
     problems += [
-        f"{name}.{member} is said to be absent, and {'is here' if hasattr(mine, member) else 'torch has none either'}"
+        f"{name}.{member} is listed as absent, but {'exists' if hasattr(mine, member) else 'torch does not have it'}"
         for member in sorted(absent)
         if hasattr(mine, member) or member not in entry["members"]
     ]
