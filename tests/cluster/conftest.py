@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.cluster import Cluster
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 if not sys.platform.startswith("linux"):
     collect_ignore_glob = ["test_*.py"]  # they inspect processes in /proc
@@ -17,6 +17,6 @@ if not sys.platform.startswith("linux"):
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    made = Cluster(Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
+    made = Cluster(Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
     yield made
     made.close()

@@ -56,7 +56,7 @@ class Freezes:
     @property
     def overlaps(self) -> str:
         """What workers wrote about live workers of other generations; empty: there were never two generations."""
-        path = self.cluster.bench.notes / "overlaps"
+        path = self.cluster.runner.notes / "overlaps"
         return path.read_text() if path.exists() else ""
 
     def freeze(self, kind: str) -> None:
@@ -149,14 +149,14 @@ class Freezes:
         variables = {name: "0" for name in _SHOWN.split()}
         script = self.cluster.options["script"]
         intruder = subprocess.Popen(
-            [sys.executable, script], env={**self.cluster.bench.environ, **variables, **numbers}
+            [sys.executable, script], env={**self.cluster.runner.environ, **variables, **numbers}
         )
         worker = hub.next()
         worker.send("exit 0")
         assert intruder.wait() == 0
 
     def clear_overlaps(self) -> None:
-        (self.cluster.bench.notes / "overlaps").unlink()
+        (self.cluster.runner.notes / "overlaps").unlink()
 
     def finish(self) -> None:
         self.cluster.finish(self.workers, self.server, *self.others)

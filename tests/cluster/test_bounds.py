@@ -31,7 +31,7 @@ def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> No
     status = subprocess.run(
         # At the endpoint: an agent opens its control socket shortly after its workers have started.
         [sys.executable, "-m", "tenax", "status", "--json", cluster.options["run_id"], "--endpoint", cluster.endpoint],
-        env=cluster.bench.environ,
+        env=cluster.runner.environ,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -213,7 +213,7 @@ def test_rejected_agents_print_the_reason(cluster: Cluster, make_etcd: MakeEtcd)
     etcd = make_etcd(1, tls="mutual", users=True)
     cluster.use_etcd(etcd)
     assert etcd.certificates is not None
-    cert, key = etcd.certificates.strange_client
+    cert, key = etcd.certificates.other_client
     endpoint = etcd.endpoint(0)
     cases: dict[str, dict[str, Any]] = {
         f"etcd at {endpoint} refused this client: authentication failed, invalid user ID or password": {
@@ -225,7 +225,7 @@ def test_rejected_agents_print_the_reason(cluster: Cluster, make_etcd: MakeEtcd)
             "link_tls": "false",  # otherwise it is rejected before the connection to etcd
         },
         f"etcd at {endpoint}: untrusted certificate": {
-            "ca_cert": etcd.certificates.strange_ca,
+            "ca_cert": etcd.certificates.other_ca,
             "link_tls": "false",
         },
     }
@@ -305,7 +305,7 @@ class Managed:
         arguments += ["--rdzv-conf", f"managed=true,managed_only={name},last_call_timeout=60", script]
         env = {"CLUSTER_HUB": self._cluster.hub.name, "CLUSTER_AGENT": str(number)}
         env |= {"TENAX_RDZV_TOKEN": self._secret} if self._secret else {}
-        return self._cluster.bench.start(*arguments, env=env)
+        return self._cluster.runner.start(*arguments, env=env)
 
     def servers(self) -> list[int]:
         """Return the pids of the etcd processes of this run."""
@@ -340,7 +340,7 @@ def test_a_run_with_managed_etcd_survives_the_death_of_its_leader(cluster: Clust
     agents = [managed.start(number) for number in range(3)]
     cluster.hub.generation(3)
     (leader,) = [agent for agent in agents if SERVES in agent.err]
-    cluster.bench.leaves_within_s = 1.0
+    cluster.runner.leaves_within_s = 1.0
     leader.send(signal.SIGKILL)
     second = cluster.hub.generation(2, number=2)
     assert str(agents.index(leader)) not in {worker.agent for worker in second}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 SRC = Path(__file__).parents[2] / "src"
 # A package that looks like torch as far as imports are concerned.
@@ -84,7 +84,7 @@ def like_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    bench = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
-    yield bench
-    bench.close()
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    runner = Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield runner
+    runner.close()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 from .conftest import Python
 
@@ -94,40 +94,40 @@ def printed(out: str) -> list[object]:
 
 
 @has_torch
-def test_a_training_script_runs_with_torch(bench: Bench) -> None:
+def test_a_training_script_runs_with_torch(runner: Runner) -> None:
     """It uses torch's collectives and tenax's modules for elastic."""
-    script = bench.script(worker(TRAIN, "import torch, torch.distributed as dist"))
-    done = bench.run("--compat", "--nproc-per-node", "2", script, timeout_s=100)
+    script = runner.script(worker(TRAIN, "import torch, torch.distributed as dist"))
+    done = runner.run("--compat", "--nproc-per-node", "2", script, timeout_s=100)
     assert done.code == 0, done
     assert printed(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
 
 
-def test_a_training_script_runs_without_torch(bench: Bench, bare: Python) -> None:
-    args = ("--compat", "--nproc-per-node", "2", bench.script(worker(SYNCHRONIZE)))
-    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"])
+def test_a_training_script_runs_without_torch(runner: Runner, bare: Python) -> None:
+    args = ("--compat", "--nproc-per-node", "2", runner.script(worker(SYNCHRONIZE)))
+    done = runner.run(*args, program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 0, done
     assert printed(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
 
 
-def test_the_variable_enables_compat_like_the_flag(bench: Bench, bare: Python) -> None:
-    args = ("--nproc-per-node", "2", bench.script(worker(SYNCHRONIZE)))
-    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"], env={"PET_COMPAT": "1"})
+def test_the_variable_enables_compat_like_the_flag(runner: Runner, bare: Python) -> None:
+    args = ("--nproc-per-node", "2", runner.script(worker(SYNCHRONIZE)))
+    done = runner.run(*args, program=[bare.path, "-m", "tenax", "run"], env={"PET_COMPAT": "1"})
     assert done.code == 0, done
 
 
-def test_the_exception_of_a_script_is_reported(bench: Bench, bare: Python) -> None:
+def test_the_exception_of_a_script_is_reported(runner: Runner, bare: Python) -> None:
     """By ``record``, imported from torch's path."""
-    script = bench.script(worker("pass"))
-    done = bench.run("--compat", script, "out of time", program=[bare.path, "-m", "tenax", "run"])
+    script = runner.script(worker("pass"))
+    done = runner.run("--compat", script, "out of time", program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 1
     assert done.fact("error") == "RendezvousClosedError: out of time"
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_scripts_run_with_run_path(bench: Bench, bare: Python, method: str) -> None:
+def test_scripts_run_with_run_path(runner: Runner, bare: Python, method: str) -> None:
     """With every start method."""
-    args = ("--compat", "--run-path", "--start-method", method, bench.script(worker("pass")))
-    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"])
+    args = ("--compat", "--run-path", "--start-method", method, runner.script(worker("pass")))
+    done = runner.run(*args, program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 0, done
     assert printed(done.out) == [[0, True, MEASURED]]
 
@@ -155,11 +155,11 @@ LAUNCHER = """
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_a_launcher_starts_functions_and_programs(bench: Bench, bare: Python, method: str) -> None:
+def test_a_launcher_starts_functions_and_programs(runner: Runner, bare: Python, method: str) -> None:
     """In both, torch's paths are redirected."""
-    script = bench.script(LAUNCHER, "launcher.py")
+    script = runner.script(LAUNCHER, "launcher.py")
     look = "import torch.distributed.elastic as e; print('worker', e.__name__)"
-    done = bench.run(script, method, look, program=[bare.path, "-m", "tenax.compat"], env={"WORKERS": "2"})
+    done = runner.run(script, method, look, program=[bare.path, "-m", "tenax.compat"], env={"WORKERS": "2"})
     assert done.code == 0, done
     assert done.out.splitlines() == [
         '[[0, "tenax.utils.api"], [21, "tenax.utils.api"]]',
@@ -168,35 +168,35 @@ def test_a_launcher_starts_functions_and_programs(bench: Bench, bare: Python, me
 
 
 @has_torch
-def test_a_launcher_runs_with_torch(bench: Bench) -> None:
-    script = bench.script(LAUNCHER, "launcher.py")
+def test_a_launcher_runs_with_torch(runner: Runner) -> None:
+    script = runner.script(LAUNCHER, "launcher.py")
     program = [sys.executable, "-m", "tenax.compat"]
-    done = bench.run(script, "spawn", program=program, env={"WORKERS": "1"}, timeout_s=100)
+    done = runner.run(script, "spawn", program=program, env={"WORKERS": "1"}, timeout_s=100)
     assert done.code == 0, done
     assert done.out == '[[0, "tenax.utils.api"]]\n'
 
 
-def test_python_m_torch_distributed_run_is_tenax_run(bench: Bench, bare: Python) -> None:
-    script = bench.script("import torch.distributed.elastic as e, os; print(e.__name__, os.environ['RANK'])")
+def test_python_m_torch_distributed_run_is_tenax_run(runner: Runner, bare: Python) -> None:
+    script = runner.script("import torch.distributed.elastic as e, os; print(e.__name__, os.environ['RANK'])")
     args = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)
-    done = bench.run(*args, program=[bare.path, "-m", "tenax.compat"])
+    done = runner.run(*args, program=[bare.path, "-m", "tenax.compat"])
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == ["tenax 0", "tenax 1"]
 
 
 @has_torch
-def test_torch_distributed_launch_uses_tenax_run(bench: Bench) -> None:
+def test_torch_distributed_launch_uses_tenax_run(runner: Runner) -> None:
     """The module itself is torch's."""
-    script = bench.script("import sys; print(sys.argv[1:])")
+    script = runner.script("import sys; print(sys.argv[1:])")
     args = ("-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2", script, "--own")
-    done = bench.run(*args, program=[sys.executable, "-m", "tenax.compat"], timeout_s=100)
+    done = runner.run(*args, program=[sys.executable, "-m", "tenax.compat"], timeout_s=100)
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == ["['--local-rank=0', '--own']", "['--local-rank=1', '--own']"]
 
 
-def test_a_program_runs_as_without_compat(bench: Bench, bare: Python) -> None:
+def test_a_program_runs_as_without_compat(runner: Runner, bare: Python) -> None:
     """With the same name, arguments, ``sys.path``, exit code and flags of Python."""
-    script = bench.script(
+    script = runner.script(
         """
         import sys
         import __main__
@@ -205,8 +205,8 @@ def test_a_program_runs_as_without_compat(bench: Bench, bare: Python) -> None:
         """,
         "below/program.py",
     )
-    plain = bench.run("-X", "dev", script, "--path", "-m", program=[bare.path])
-    under = bench.run(script, "--path", "-m", program=[bare.path, "-X", "dev", "-m", "tenax.compat"])
+    plain = runner.run("-X", "dev", script, "--path", "-m", program=[bare.path])
+    under = runner.run(script, "--path", "-m", program=[bare.path, "-X", "dev", "-m", "tenax.compat"])
     assert (under.code, under.out) == (plain.code, plain.out)
     assert under.code == 7
 
@@ -216,8 +216,8 @@ def test_the_printed_folder_on_pythonpath_enables_compat(bare: Python) -> None:
     assert bare.output("import torch.distributed.run as r; print(r.__name__)", PYTHONPATH=folder) == "tenax.run"
 
 
-def test_child_processes_of_a_worker_inherit_compat_unless_the_variable_is_0(bench: Bench, bare: Python) -> None:
-    script = bench.script(
+def test_child_processes_of_a_worker_inherit_compat_unless_the_variable_is_0(runner: Runner, bare: Python) -> None:
+    script = runner.script(
         """
         import os, subprocess, sys
         look = "import importlib.util as u; print(u.find_spec('torch.distributed.elastic').origin is not None)"
@@ -227,20 +227,20 @@ def test_child_processes_of_a_worker_inherit_compat_unless_the_variable_is_0(ben
             print(done.stdout.strip() or done.stderr.splitlines()[-1], flush=True)
         """
     )
-    done = bench.run("--compat", script, program=[bare.path, "-m", "tenax", "run"])
+    done = runner.run("--compat", script, program=[bare.path, "-m", "tenax", "run"])
     assert done.out.splitlines() == ["True", "ModuleNotFoundError: No module named 'torch'"]
 
 
-def test_a_worker_without_tenax_prints_a_message_and_continues(bench: Bench, without_tenax: Python) -> None:
+def test_a_worker_without_tenax_prints_a_message_and_continues(runner: Runner, without_tenax: Python) -> None:
     """In one line; its child processes print nothing."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, subprocess, sys
         child = subprocess.run([sys.executable, "-c", "print('child')"], capture_output=True, text=True)
         print("continued", child.stdout.strip(), repr(child.stderr))
         """
     )
-    done = bench.run("--compat", script, env={"PYTHON_EXEC": without_tenax.path})
+    done = runner.run("--compat", script, env={"PYTHON_EXEC": without_tenax.path})
     assert done.code == 0, done
     assert done.out == "continued child ''\n"
     messages = [line for line in done.said if "could not import tenax.compat" in line]
@@ -248,45 +248,45 @@ def test_a_worker_without_tenax_prints_a_message_and_continues(bench: Bench, wit
     assert "install tenax for this Python" in messages[0]
 
 
-def test_without_the_flag_nothing_is_redirected(bench: Bench, bare: Python) -> None:
-    script = bench.script("import torch.distributed.elastic")
-    done = bench.run(script, program=[bare.path, "-m", "tenax", "run"])
+def test_without_the_flag_nothing_is_redirected(runner: Runner, bare: Python) -> None:
+    script = runner.script("import torch.distributed.elastic")
+    done = runner.run(script, program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 1
     assert done.fact("error") == "ModuleNotFoundError: No module named 'torch'"
 
 
-def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench, bare: Python) -> None:
-    (bench.home / "lib").mkdir()
-    (bench.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
-    script = bench.script(
+def test_the_sitecustomize_of_the_environment_still_runs(runner: Runner, bare: Python) -> None:
+    (runner.home / "lib").mkdir()
+    (runner.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
+    script = runner.script(
         r"import sitecustomize, sys; print(sys.customized, sitecustomize.__file__, sys.path[1], sep='\n')"
     )
-    lib = str(bench.home / "lib")
-    done = bench.run("--compat", script, program=[bare.path, "-m", "tenax", "run"], env={"PYTHONPATH": lib})
+    lib = str(runner.home / "lib")
+    done = runner.run("--compat", script, program=[bare.path, "-m", "tenax", "run"], env={"PYTHONPATH": lib})
     assert done.out.splitlines() == ["True", f"{lib}/sitecustomize.py", lib]
 
 
-def test_a_plug_in_for_torchrun_works_in_the_launcher(bench: Bench, bare: Python) -> None:
+def test_a_plug_in_for_torchrun_works_in_the_launcher(runner: Runner, bare: Python) -> None:
     """A logs specs class that imports its base class from torch's path."""
-    (bench.home / "plug_in.py").write_text(
+    (runner.home / "plug_in.py").write_text(
         "from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs\n"
         "class Specs(DefaultLogsSpecs):\n"
         "    def __init__(self, **options):\n"
         "        super().__init__(**{**options, 'log_dir': 'plug_in_logs'})\n"
     )
-    info = bench.home / "plug_in-1.dist-info"
+    info = runner.home / "plug_in-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nmine = plug_in:Specs\n")
-    args = ("--compat", "--logs-specs", "mine", "--redirects", "1", bench.script("print('line')"))
-    env = {"PYTHONPATH": str(bench.home)}
-    done = bench.run(*args, program=[bare.path, "-m", "tenax", "run"], env=env)
+    args = ("--compat", "--logs-specs", "mine", "--redirects", "1", runner.script("print('line')"))
+    env = {"PYTHONPATH": str(runner.home)}
+    done = runner.run(*args, program=[bare.path, "-m", "tenax", "run"], env=env)
     assert done.code == 0, done
-    assert (bench.run_dir("plug_in_logs") / "attempt_0" / "0" / "stdout.log").read_text() == "line\n"
+    assert (runner.run_dir("plug_in_logs") / "attempt_0" / "0" / "stdout.log").read_text() == "line\n"
 
 
-def test_dry_run_shows_compat(bench: Bench) -> None:
-    done = bench.run("--compat", "--dry-run", bench.script(""))
+def test_dry_run_shows_compat(runner: Runner) -> None:
+    done = runner.run("--compat", "--dry-run", runner.script(""))
     assert "imports     torch.distributed.elastic is redirected to tenax (--compat)\n" in done.out
 
 

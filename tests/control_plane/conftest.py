@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 
 @pytest.fixture
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    made = Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
     yield made
     made.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import TENAX, Bench
+from kit.jobs import TENAX, Runner
 from kit.processes import PATIENCE_S, Program, leaving_nothing, on_linux, program
 from tenax.cli.ask import Answer, Question, WrongQuestion, parse_question, sockets_at
 from tenax.cli.ask import ask as ask_one
@@ -170,9 +170,9 @@ def test_the_worker_server_answers_like_torchs(program: Callable[..., Program], 
     assert answers[0] == answers[1]
 
 
-def test_the_workers_of_a_run_can_be_queried(bench: Bench) -> None:
+def test_the_workers_of_a_run_can_be_queried(runner: Runner) -> None:
     """All by the folder, one by its socket, also after a restart; the folder is removed at the end."""
-    script = bench.script("""
+    script = runner.script("""
         import os
         from tenax import control_plane
         from worker_kit import ATTEMPT, RANK, ready, stay, wait_for
@@ -191,14 +191,14 @@ def test_the_workers_of_a_run_can_be_queried(bench: Bench) -> None:
     """)
     folder = f"/tmp/tenax ask {os.getpid()}"
     arguments = ["--nproc-per-node", "2", "--virtual-local-rank", "--max-restarts", "1", script]
-    run = bench.start(*arguments, env={"TORCH_WORKER_SERVER_SOCKET": folder})
-    bench.pids(2)
+    run = runner.start(*arguments, env={"TORCH_WORKER_SERVER_SOCKET": folder})
+    runner.pids(2)
     run.until_printed(f"to query workers that use worker_main: tenax ask '{folder}'")
     assert ask(folder, "greet", "word=hello").stdout == "== rank0\nhello from 0\n== rank1\nhello from 1\n"
     assert '"generation":1,' in ask(f"{folder}/rank1", "status").stdout
     assert "in stay" in ask(f"{folder}/rank0", "dump_traceback").stdout
-    bench.tell("may_fail", 1)
-    bench.pids(2, attempt=1)
+    runner.tell("may_fail", 1)
+    runner.pids(2, attempt=1)
     status = ask(folder, "status")
     assert status.stdout.count('"generation":2,') == 2
     assert '"step":41,' in status.stdout
@@ -212,9 +212,9 @@ def test_the_workers_of_a_run_can_be_queried(bench: Bench) -> None:
 
 
 @needs_torch
-def test_workers_with_torchs_worker_main_can_be_queried(bench: Bench) -> None:
+def test_workers_with_torchs_worker_main_can_be_queried(runner: Runner) -> None:
     """Each worker has its own path, which is free for the next generation."""
-    script = bench.script("""
+    script = runner.script("""
         import os
         from torch.distributed.elastic.control_plane import worker_main
         from worker_kit import ATTEMPT, ready, stay, wait_for
@@ -226,19 +226,19 @@ def test_workers_with_torchs_worker_main_can_be_queried(bench: Bench) -> None:
             stay()
     """)
     folder = f"/tmp/tenax-ask-torch-{os.getpid()}"
-    run = bench.start("--max-restarts", "1", script, env={"TORCH_WORKER_SERVER_SOCKET": folder})
+    run = runner.start("--max-restarts", "1", script, env={"TORCH_WORKER_SERVER_SOCKET": folder})
     for attempt in range(2):
-        bench.pids(1, attempt)
+        runner.pids(1, attempt)
         assert ask(folder, "ping").stdout == "== rank0\npong\n"
-        bench.tell("may_fail")
+        runner.tell("may_fail")
     run.send(signal.SIGTERM)
     assert run.wait().code == 143
     assert not os.path.exists(folder)
 
 
-def test_an_unusable_folder_is_rejected_before_the_start(bench: Bench) -> None:
+def test_an_unusable_folder_is_rejected_before_the_start(runner: Runner) -> None:
     """A file instead of a folder."""
-    done = bench.run(bench.script("pass"), env={"TORCH_WORKER_SERVER_SOCKET": str(bench.home / "train.py")})
+    done = runner.run(runner.script("pass"), env={"TORCH_WORKER_SERVER_SOCKET": str(runner.home / "train.py")})
     assert done.code == 2
     assert "which is not a folder; expected a folder for the workers' sockets" in done.err
 

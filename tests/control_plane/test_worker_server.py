@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.http import Received, heard_from
+from kit.http import Received, receive_response
 from kit.processes import PATIENCE_S, leaving_nothing, on_linux
 from tenax import control_plane
 from tenax.control_plane import _handlers as handlers
@@ -50,7 +50,7 @@ def ask(path: str, method: str, target: str, body: bytes = b"") -> Received:
         sock.settimeout(PATIENCE_S)
         sock.connect(path)
         sock.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        return heard_from(sock)
+        return receive_response(sock)
 
 
 def test_the_handlers_are_listed(server: WorkerServer) -> None:
@@ -171,7 +171,7 @@ def test_a_hanging_handler_does_not_block_others(server: WorkerServer) -> None:
         assert entered.wait(PATIENCE_S)
         assert "in hang\n" in ask(server.path, "POST", "/handler/dump_traceback").body.decode()
         release.set()
-        assert heard_from(sock).body == b"at last"
+        assert receive_response(sock).body == b"at last"
 
 
 @pytest.mark.usefixtures("own_handlers")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 if not sys.platform.startswith("linux"):
     collect_ignore_glob = ["test_*.py"]  # they read /proc
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    made = Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
     yield made
     made.close()

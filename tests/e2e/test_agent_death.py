@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import tenax
-from kit.jobs import Bench, is_alive, needs_root, until
+from kit.jobs import Runner, is_alive, needs_root, until
 
 # Workers that are hard to end: they ignore signals, and have a daemon and an orphan.
 NASTY = """
@@ -31,57 +31,57 @@ NASTY = """
 """
 
 
-def all_pids(bench: Bench, workers: int) -> list[int]:
+def all_pids(runner: Runner, workers: int) -> list[int]:
     names = ("ready", "daemon", "child")
-    return [int(bench.note(name, rank)) for rank in range(workers) for name in names]
+    return [int(runner.note(name, rank)) for rank in range(workers) for name in names]
 
 
 @pytest.mark.parametrize("method", ["command", "spawn", "fork"])
-def test_no_process_outlives_a_killed_agent(bench: Bench, method: str) -> None:
+def test_no_process_outlives_a_killed_agent(runner: Runner, method: str) -> None:
     """Within one second after SIGKILL, neither workers with their descendants nor helpers are alive."""
     how = [] if method == "command" else ["--run-path", "--start-method", method]
-    job = bench.start("--nproc-per-node", "2", *how, bench.script(NASTY))
-    pids = all_pids(bench, 2)
+    job = runner.start("--nproc-per-node", "2", *how, runner.script(NASTY))
+    pids = all_pids(runner, 2)
     job.send(signal.SIGKILL)
     job.wait()
     until(lambda: not any(map(is_alive, pids)), "the end of every process of the job", timeout_s=1)
-    until(lambda: not bench.alive(), "the end of all helpers", timeout_s=1)
+    until(lambda: not runner.alive(), "the end of all helpers", timeout_s=1)
 
 
-def test_no_process_outlives_an_agent_killed_while_it_starts_or_restarts_workers(bench: Bench) -> None:
-    script = bench.script("from worker_kit import *; daemon(f'd{ATTEMPT}'); ready(); raise SystemExit(1)")
+def test_no_process_outlives_an_agent_killed_while_it_starts_or_restarts_workers(runner: Runner) -> None:
+    script = runner.script("from worker_kit import *; daemon(f'd{ATTEMPT}'); ready(); raise SystemExit(1)")
     for attempt in range(4):
-        for note in bench.notes.iterdir():
+        for note in runner.notes.iterdir():
             note.unlink()
-        job = bench.start("--nproc-per-node", "2", "--max-restarts", "1000", script)
-        bench.note("ready", attempt=attempt)
+        job = runner.start("--nproc-per-node", "2", "--max-restarts", "1000", script)
+        runner.note("ready", attempt=attempt)
         job.send(signal.SIGKILL)
         job.wait()
-        until(lambda: not bench.alive(), "the end of everything", timeout_s=1)
+        until(lambda: not runner.alive(), "the end of everything", timeout_s=1)
 
 
-def test_a_killed_keeper_ends_the_run(bench: Bench) -> None:
+def test_a_killed_keeper_ends_the_run(runner: Runner) -> None:
     """The agent reports it, kills the remaining processes, and exits with 71."""
-    job = bench.start("--nproc-per-node", "2", bench.script(NASTY))
-    all_pids(bench, 2)
-    (keeper,) = (pid for pid, command in bench.alive().items() if "keeper_main" in command)
+    job = runner.start("--nproc-per-node", "2", runner.script(NASTY))
+    all_pids(runner, 2)
+    (keeper,) = (pid for pid, command in runner.alive().items() if "keeper_main" in command)
     os.kill(keeper, signal.SIGKILL)
     done = job.wait()
     assert done.code == 71, done
     assert "train.py could not be run" in done.report
     assert "SIGKILL" in done.report
-    assert not bench.alive()
+    assert not runner.alive()
 
 
-def test_a_killed_log_writer_is_restarted(bench: Bench) -> None:
+def test_a_killed_log_writer_is_restarted(runner: Runner) -> None:
     """Workers are not affected, and a message reports it."""
-    script = bench.script("from worker_kit import *; ready(); wait_for('go'); print('still here'); note('printed')")
-    job = bench.start("--tee", "3", "--log-dir", "logs", script)
-    bench.pids(1)
-    (log_writer,) = (pid for pid, command in bench.alive().items() if "writer_main" in command)
+    script = runner.script("from worker_kit import *; ready(); wait_for('go'); print('still here'); note('printed')")
+    job = runner.start("--tee", "3", "--log-dir", "logs", script)
+    runner.pids(1)
+    (log_writer,) = (pid for pid, command in runner.alive().items() if "writer_main" in command)
     os.kill(log_writer, signal.SIGKILL)
     job.until_printed("died and was restarted")
-    bench.tell("go")
+    runner.tell("go")
     done = job.wait()
     assert done.code == 0, done
     assert done.out == "[default0]:still here\n"
@@ -100,11 +100,11 @@ def test_no_process_outlives_a_killed_agent_without_privileges() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:  # other users cannot enter pytest's folders
         os.chmod(folder, 0o777)
-        bench = Bench(Path(folder), "other-user")
-        for made in (bench.notes, bench.home / "tmp"):
+        runner = Runner(Path(folder), "other-user")
+        for made in (runner.notes, runner.home / "tmp"):
             made.chmod(0o777)
-        job = bench.start(
-            *("--nproc-per-node", "2", bench.script(NASTY)),
+        job = runner.start(
+            *("--nproc-per-node", "2", runner.script(NASTY)),
             program=[*as_other_user, python, "-m", "tenax", "run"],
             env={
                 "PYTHONPATH": os.pathsep.join(
@@ -112,12 +112,12 @@ def test_no_process_outlives_a_killed_agent_without_privileges() -> None:
                 )
             },
         )
-        pids = all_pids(bench, 2)
+        pids = all_pids(runner, 2)
         assert all(os.stat(f"/proc/{pid}").st_uid == 65534 for pid in pids)
         job.send(signal.SIGKILL)
         job.wait()
         until(lambda: not any(map(is_alive, pids)), "the end of every process of the job", timeout_s=1)
-        bench.close()
+        runner.close()
 
 
 def interpreter_for_other_users() -> str:
@@ -136,9 +136,9 @@ def interpreter_for_other_users() -> str:
 # --- stopped ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_agent_does_not_delay_the_output_of_workers(bench: Bench) -> None:
+def test_a_stopped_agent_does_not_delay_the_output_of_workers(runner: Runner) -> None:
     """After SIGSTOP to the agent, workers print megabytes, and no line is lost."""
-    script = bench.script(
+    script = runner.script(
         """
         from worker_kit import *
         ready()
@@ -147,12 +147,12 @@ def test_a_stopped_agent_does_not_delay_the_output_of_workers(bench: Bench) -> N
         note("printed")
         """
     )
-    job = bench.start("--nproc-per-node", "2", "--tee", "1", "--log-dir", "logs", script)
-    bench.pids(2)
+    job = runner.start("--nproc-per-node", "2", "--tee", "1", "--log-dir", "logs", script)
+    runner.pids(2)
     job.send(signal.SIGSTOP)
-    bench.tell("go")
+    runner.tell("go")
     for rank in range(2):
-        bench.note("printed", rank)
+        runner.note("printed", rank)
     job.send(signal.SIGCONT)
     done = job.wait()
     assert done.code == 0
@@ -164,16 +164,16 @@ def test_a_stopped_agent_does_not_delay_the_output_of_workers(bench: Bench) -> N
 # --- idle -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_agent_hardly_wakes_up(bench: Bench) -> None:
+def test_an_idle_agent_hardly_wakes_up(runner: Runner) -> None:
     """During two seconds, the agent and each helper wake up at most twice per second."""
-    script = bench.script("import time; from worker_kit import *; ready(); time.sleep(2); note('slept')")
-    job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", script)
-    workers = bench.pids(2)
-    helpers = [pid for pid in bench.alive() if pid not in workers]
+    script = runner.script("import time; from worker_kit import *; ready(); time.sleep(2); note('slept')")
+    job = runner.start("--nproc-per-node", "2", "--log-dir", "logs", script)
+    workers = runner.pids(2)
+    helpers = [pid for pid in runner.alive() if pid not in workers]
     assert len(helpers) == 3, "agent, keeper, log writer"
     until(lambda: all(state(pid) == "S" for pid in helpers), "all of them asleep")
     before = {pid: switches(pid) for pid in helpers}
-    until(lambda: bench.noted("slept", 0) or bench.noted("slept", 1), "two seconds", timeout_s=20)
+    until(lambda: runner.noted("slept", 0) or runner.noted("slept", 1), "two seconds", timeout_s=20)
     # The exit of the first worker may have woken them up, too: a few times, below the bound.
     woken = {pid: switches(pid) - count for pid, count in before.items() if is_alive(pid)}
     assert all(count <= 4 for count in woken.values()), woken

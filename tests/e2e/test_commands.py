@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kit.jobs import TENAX, Bench
+from kit.jobs import TENAX, Runner
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -65,9 +65,9 @@ worker 1: global rank 1 of 2
 """
 
 
-def test_dry_run_prints_the_plan_and_starts_nothing(bench: Bench) -> None:
-    script = bench.script("raise SystemExit('it was started')")
-    done = bench.run(
+def test_dry_run_prints_the_plan_and_starts_nothing(runner: Runner) -> None:
+    script = runner.script("raise SystemExit('it was started')")
+    done = runner.run(
         *("--dry-run", "--nproc-per-node", "2", "--max-restarts", "3", "--shutdown-timeout", "5", "--rdzv-id", "job7"),
         *(
             "--role",
@@ -86,9 +86,9 @@ def test_dry_run_prints_the_plan_and_starts_nothing(bench: Bench) -> None:
         env={"OMP_NUM_THREADS": "4"},
     )
     assert (done.code, done.err) == (0, ""), done
-    assert done.out == PLAN.format(python=sys.executable, home=bench.home)
-    assert not (bench.home / "logs").exists()
-    assert os.listdir(bench.home / "tmp") == []
+    assert done.out == PLAN.format(python=sys.executable, home=runner.home)
+    assert not (runner.home / "logs").exists()
+    assert os.listdir(runner.home / "tmp") == []
 
 
 # --- usage errors -----------------------------------------------------------------------------------------------------
@@ -121,30 +121,30 @@ def test_dry_run_prints_the_plan_and_starts_nothing(bench: Bench) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_an_invalid_command_line_is_rejected_with_one_message(
-    bench: Bench, arguments: list[str], expected: str
+    runner: Runner, arguments: list[str], expected: str
 ) -> None:
     """Exit code 2, a message that names the mistake, a pointer to --help, and no worker is started."""
-    bench.script("from worker_kit import note; note('started')")
-    done = bench.run(*arguments)
+    runner.script("from worker_kit import note; note('started')")
+    done = runner.run(*arguments)
     assert (done.code, done.out) == (2, "")
     message, try_this = done.err.splitlines()
     assert message.startswith("tenax run: ")
     assert expected in message
     assert try_this == "try: tenax run --help"
-    assert not bench.noted("started")
-    assert os.listdir(bench.home / "tmp") == []
+    assert not runner.noted("started")
+    assert os.listdir(runner.home / "tmp") == []
 
 
-def test_a_removed_working_directory_is_reported(bench: Bench) -> None:
+def test_a_removed_working_directory_is_reported(runner: Runner) -> None:
     """Without a traceback."""
     command = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
-    done = bench.run(str(bench.home / bench.script("")), program=["sh", "-c", command, "sh", *TENAX, "run"])
+    done = runner.run(str(runner.home / runner.script("")), program=["sh", "-c", command, "sh", *TENAX, "run"])
     assert done.code == 2
     assert done.err.startswith("tenax run: the current folder was removed"), done
 
 
-def test_flags_without_effect_are_noted(bench: Bench) -> None:
-    done = bench.run("--monitor-interval", "1", bench.script("print('ran')"), "--max-restarts=3")
+def test_flags_without_effect_are_noted(runner: Runner) -> None:
+    done = runner.run("--monitor-interval", "1", runner.script("print('ran')"), "--max-restarts=3")
     assert (done.code, done.out) == (0, "ran\n")
     notes = [line for line in done.err.splitlines() if line.startswith("tenax run: note: ")]
     assert len(notes) == 2
@@ -155,16 +155,16 @@ def test_flags_without_effect_are_noted(bench: Bench) -> None:
 # --- unwritable consoles ----------------------------------------------------------------------------------------------
 
 
-def test_an_unwritable_console_does_not_change_the_exit_code(bench: Bench) -> None:
+def test_an_unwritable_console_does_not_change_the_exit_code(runner: Runner) -> None:
     """Messages and pages on a full or closed device cause no traceback."""
-    bench.script("raise SystemExit(3)")
+    runner.script("raise SystemExit(3)")
     with open("/dev/full", "wb") as full:
-        assert bench.run("--monitor-interval", "1", "train.py", stderr=full).code == 3
-        assert bench.run("--no-such-flag", "train.py", stderr=full).code == 2
-        done = bench.run("--dry-run", "train.py", stdout=full)
+        assert runner.run("--monitor-interval", "1", "train.py", stderr=full).code == 3
+        assert runner.run("--no-such-flag", "train.py", stderr=full).code == 2
+        done = runner.run("--dry-run", "train.py", stdout=full)
     assert (done.code, done.err) == (1, "tenax: could not write to stdout: No space left on device\n")
     for streams in (">&-", "2>&-"):
-        done = bench.run("--dry-run", "train.py", program=["sh", "-c", f'exec "$@" {streams}', "sh", *TENAX, "run"])
+        done = runner.run("--dry-run", "train.py", program=["sh", "-c", f'exec "$@" {streams}', "sh", *TENAX, "run"])
         assert (done.code, done.err) == (0, "")
 
 
@@ -180,21 +180,21 @@ def test_an_unwritable_console_does_not_change_the_exit_code(bench: Bench) -> No
         (["launch"], "unknown command 'launch'"),
     ],
 )
-def test_an_unknown_command_is_rejected_with_a_suggestion(bench: Bench, arguments: list[str], expected: str) -> None:
-    bench.script("")
-    done = bench.run(*arguments, program=TENAX)
+def test_an_unknown_command_is_rejected_with_a_suggestion(runner: Runner, arguments: list[str], expected: str) -> None:
+    runner.script("")
+    done = runner.run(*arguments, program=TENAX)
     assert (done.code, done.out) == (2, "")
     assert expected in done.err
     assert "Traceback" not in done.err
 
 
-def test_help_and_version_print_to_stdout(bench: Bench) -> None:
+def test_help_and_version_print_to_stdout(runner: Runner) -> None:
     """Every flag is on the help page."""
     for arguments in ([], ["help"], ["--help"], ["help", "run"], ["run", "-h"], ["help", "replay"], ["version"]):
-        done = bench.run(*arguments, program=TENAX)
+        done = runner.run(*arguments, program=TENAX)
         assert (done.code, done.err) == (0, ""), arguments
         assert done.out
-    page = bench.run("--help").out
+    page = runner.run("--help").out
     for flag in (
         "--nproc-per-node",
         "--max-restarts",
@@ -207,12 +207,12 @@ def test_help_and_version_print_to_stdout(bench: Bench) -> None:
         assert flag in page
 
 
-def test_replay_prints_what_happened_and_checks_every_decision(bench: Bench) -> None:
+def test_replay_prints_what_happened_and_checks_every_decision(runner: Runner) -> None:
     """It takes the journal or its folder."""
-    script = bench.script("from worker_kit import ATTEMPT; raise SystemExit(ATTEMPT == 0)")
-    assert bench.run("--max-restarts", "1", "--log-dir", "logs", "--rdzv-id", "job7", script).code == 0
-    run = bench.run_dir()
-    stories = [bench.run(str(path), program=[*TENAX, "replay"]) for path in (run, run / "journal.jsonl")]
+    script = runner.script("from worker_kit import ATTEMPT; raise SystemExit(ATTEMPT == 0)")
+    assert runner.run("--max-restarts", "1", "--log-dir", "logs", "--rdzv-id", "job7", script).code == 0
+    run = runner.run_dir()
+    stories = [runner.run(str(path), program=[*TENAX, "replay"]) for path in (run, run / "journal.jsonl")]
     assert [story.code for story in stories] == [0, 0]
     assert stories[0].out == stories[1].out
     story = stories[0].out
@@ -227,34 +227,34 @@ def test_replay_prints_what_happened_and_checks_every_decision(bench: Bench) -> 
     assert "every decision follows from the recorded events" in story
 
 
-def test_replay_reads_the_journal_of_a_killed_agent(bench: Bench) -> None:
+def test_replay_reads_the_journal_of_a_killed_agent(runner: Runner) -> None:
     """And reports that it has no end."""
-    job = bench.start("--log-dir", "logs", bench.script("from worker_kit import *; ready(); stay()"))
-    bench.pids(1)
+    job = runner.start("--log-dir", "logs", runner.script("from worker_kit import *; ready(); stay()"))
+    runner.pids(1)
     job.process.kill()
     job.wait()
-    story = bench.run(str(bench.run_dir()), program=[*TENAX, "replay"])
+    story = runner.run(str(runner.run_dir()), program=[*TENAX, "replay"])
     assert story.code == 0
     assert "the agent was killed, or the run has not ended" in story.out
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"{}\n", b"\x00\xff" * 100, b'{"line":"header"}\n'])
-def test_replay_rejects_a_file_that_is_not_a_journal(bench: Bench, content: bytes) -> None:
-    (bench.home / "file").write_bytes(content)
+def test_replay_rejects_a_file_that_is_not_a_journal(runner: Runner, content: bytes) -> None:
+    (runner.home / "file").write_bytes(content)
     for path in ("file", "no-such-file", "."):
-        done = bench.run(path, program=[*TENAX, "replay"])
+        done = runner.run(path, program=[*TENAX, "replay"])
         assert (done.code, done.out) == (2, "")
         assert re.match("tenax replay: .*\n", done.err)
         assert "Traceback" not in done.err
 
 
-def test_replay_names_a_decision_that_does_not_follow(bench: Bench) -> None:
+def test_replay_names_a_decision_that_does_not_follow(runner: Runner) -> None:
     """With exit code 1."""
-    assert bench.run("--log-dir", "logs", bench.script("")).code == 0
-    journal = bench.run_dir() / "journal.jsonl"
+    assert runner.run("--log-dir", "logs", runner.script("")).code == 0
+    journal = runner.run_dir() / "journal.jsonl"
     text = journal.read_text()
     assert '"exit_code":0' in text
     journal.write_text(text.replace('"exit_code":0', '"exit_code":1', 1))
-    done = bench.run(str(journal), program=[*TENAX, "replay"])
+    done = runner.run(str(journal), program=[*TENAX, "replay"])
     assert done.code == 1
     assert "do not follow from the recorded events" in done.out

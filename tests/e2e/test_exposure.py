@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kit.addresses import own_endpoint
 from kit.etcd import EtcdCluster
-from kit.jobs import Bench, Running, until
+from kit.jobs import Runner, Running, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "security.md"
 _ROW = re.compile(r"^\| `(tcp|unix|fifo|file) ([^`]+)` \|", re.MULTILINE)
@@ -47,7 +47,7 @@ WORKER = """
 """
 
 
-def test_a_run_opens_what_the_security_page_lists(bench: Bench) -> None:
+def test_a_run_opens_what_the_security_page_lists(runner: Runner) -> None:
     """Two nodes at an endpoint, with every observer, the watchdog and worker sockets."""
     endpoint, dashboard = own_endpoint(), _free_port()
     metrics = [_free_port(), _free_port()]
@@ -58,40 +58,40 @@ def test_a_run_opens_what_the_security_page_lists(bench: Bench) -> None:
     }
     nodes = [
         _start(
-            bench, number, "--nnodes", "2", "--rdzv-endpoint", endpoint,
+            runner, number, "--nnodes", "2", "--rdzv-endpoint", endpoint,
             "--dashboard", str(dashboard),
             "--metrics", f"prometheus:{metrics[number]},jsonl:metrics-{number}.jsonl",
         )
         for number in range(2)
     ]  # fmt: skip
-    bench.pids(2)
-    _compare(bench, nodes, names, without={"LINK", *_MANAGED_ETCD})
+    runner.pids(2)
+    _compare(runner, nodes, names, without={"LINK", *_MANAGED_ETCD})
 
 
-def test_a_run_through_etcd_opens_what_the_security_page_lists(bench: Bench, etcd: EtcdCluster) -> None:
+def test_a_run_through_etcd_opens_what_the_security_page_lists(runner: Runner, etcd: EtcdCluster) -> None:
     """There is no endpoint: the elected leader listens for the links of the other nodes."""
-    node = _start(bench, 0, "--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints)
-    bench.pids(1)
+    node = _start(runner, 0, "--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints)
+    runner.pids(1)
     names = {"LINK": r"127\.[\d.]+:\d+"}
-    _compare(bench, [node], names, without={"ENDPOINT", "DASHBOARD", "METRICS", *_MANAGED_ETCD})
+    _compare(runner, [node], names, without={"ENDPOINT", "DASHBOARD", "METRICS", *_MANAGED_ETCD})
 
 
-def _start(bench: Bench, number: int, *words: str) -> Running:
-    return bench.start(
+def _start(runner: Runner, number: int, *words: str) -> Running:
+    return runner.start(
         *words, "--rdzv-id", "exposed", "--tee", "3", "--log-dir", "logs", "--on-hang", "report",
         "--event-log-handler", f"jsonl:events-{number}.jsonl", "--report", f"report-{number}.json",
-        bench.script(WORKER),
+        runner.script(WORKER),
         env={
             "TORCHELASTIC_HEALTH_CHECK_PORT": "0",
             "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
-            "TORCH_WORKER_SERVER_SOCKET": str(bench.home / "sockets"),
+            "TORCH_WORKER_SERVER_SOCKET": str(runner.home / "sockets"),
         },
     )  # fmt: skip
 
 
-def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without: set[str]) -> None:
+def _compare(runner: Runner, nodes: list[Running], names: dict[str, str], without: set[str]) -> None:
     """Compare the page with what the kernel reports now, and with the files that exist after the run."""
-    home = re.escape(str(bench.home))
+    home = re.escape(str(runner.home))
     names = {
         "LOGS": rf"{home}/logs/exposed_\w+",
         "CONTROL": re.escape(os.environ["TENAX_PRIVATE_DIR"]),
@@ -106,13 +106,13 @@ def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without:
     rows = [row for row in _ROW.findall(PAGE.read_text()) if not without & set(re.findall(r"\w+", row[1]))]
     assert rows
     patterns = {(kind, what): _pattern(what, names) for kind, what in rows}
-    until(lambda: _control_sockets(bench) == len(nodes), "the control sockets, which agents open a moment later")
-    opened = set(_opened(bench))
+    until(lambda: _control_sockets(runner) == len(nodes), "the control sockets, which agents open a moment later")
+    opened = set(_opened(runner))
     for node in nodes:
         node.send(signal.SIGTERM)
     for node in nodes:
         node.wait()
-    opened |= {("file", str(path)) for path in _files(bench)}
+    opened |= {("file", str(path)) for path in _files(runner)}
     fits = {
         one: [row for row, pattern in patterns.items() if row[0] == one[0] and pattern.fullmatch(one[1])]
         for one in opened
@@ -123,9 +123,9 @@ def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without:
     assert not unseen, f"in {PAGE.name}, but not open: {unseen}; open: {sorted(opened)}"
 
 
-def _control_sockets(bench: Bench) -> int:
+def _control_sockets(runner: Runner) -> int:
     folder = os.environ["TENAX_PRIVATE_DIR"]
-    return sum(kind == "unix" and what.startswith(folder) for kind, what in set(_opened(bench)))
+    return sum(kind == "unix" and what.startswith(folder) for kind, what in set(_opened(runner)))
 
 
 def _pattern(what: str, names: dict[str, str]) -> re.Pattern[str]:
@@ -135,10 +135,10 @@ def _pattern(what: str, names: dict[str, str]) -> re.Pattern[str]:
     return re.compile("".join(known[part] if index % 2 else re.escape(part) for index, part in enumerate(parts)))
 
 
-def _opened(bench: Bench) -> Iterator[tuple[str, str]]:
+def _opened(runner: Runner) -> Iterator[tuple[str, str]]:
     """Return the listening sockets of the processes of the run, the named pipes they hold, and the files they write."""
-    own_streams = {bench.home / f"{name}.{number}" for name in ("stdout", "stderr") for number in range(2)}
-    for pid in bench.alive():
+    own_streams = {runner.home / f"{name}.{number}" for name in ("stdout", "stderr") for number in range(2)}
+    for pid in runner.alive():
         sockets = dict(_listening(pid))
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -169,10 +169,10 @@ def _table(pid: int, name: str, most: int = 0) -> list[list[str]]:
     return [line.split(maxsplit=most - 1) for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
 
 
-def _files(bench: Bench) -> Iterator[Path]:
+def _files(runner: Runner) -> Iterator[Path]:
     for folder in ("logs", "tmp", "sockets"):
-        yield from (path for path in (bench.home / folder).rglob("*") if path.is_file())
-    yield from bench.home.glob("*.json*")
+        yield from (path for path in (runner.home / folder).rglob("*") if path.is_file())
+    yield from runner.home.glob("*.json*")
 
 
 def _free_port() -> int:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from kit.jobs import TENAX, Bench, control_group, is_alive, needs_root, until
+from kit.jobs import TENAX, Runner, control_group, is_alive, needs_root, until
 
 HOST = socket.gethostname()
 
@@ -29,10 +29,10 @@ RAISES = """
 """
 
 
-def test_an_exception_is_reported_completely_once_and_last(bench: Bench) -> None:
+def test_an_exception_is_reported_completely_once_and_last(runner: Runner) -> None:
     """Without a decorator: exception, traceback, host, rank and pid."""
-    done = bench.run("--nproc-per-node", "3", bench.script(RAISES))
-    pids = bench.pids(3)
+    done = runner.run("--nproc-per-node", "3", runner.script(RAISES))
+    pids = runner.pids(3)
     assert done.code == 1
     assert done.err.endswith(done.report)
     assert done.err.count("First cause") == 1
@@ -44,40 +44,42 @@ def test_an_exception_is_reported_completely_once_and_last(bench: Bench) -> None
     assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
     # One printed by the worker and one in the report.
     assert done.err.count("Traceback (most recent call last)") == 2
-    assert "/tenax/" not in done.err.replace(str(bench.home), "")
+    assert "/tenax/" not in done.err.replace(str(runner.home), "")
 
 
-def test_paths_and_commands_of_the_report_work(bench: Bench) -> None:
+def test_paths_and_commands_of_the_report_work(runner: Runner) -> None:
     """Every path exists, and the replay command works as printed."""
-    done = bench.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", "my logs", bench.script(RAISES))
-    assert "loss is nan" in (bench.home / done.fact("stderr log")).read_text()
-    assert (bench.home / done.fact("logs")).is_dir()
+    done = runner.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", "my logs", runner.script(RAISES))
+    assert "loss is nan" in (runner.home / done.fact("stderr log")).read_text()
+    assert (runner.home / done.fact("logs")).is_dir()
     command = done.fact("replay").replace("tenax", " ".join(TENAX), 1)
-    replayed = subprocess.run(["sh", "-c", command], cwd=bench.home, env=bench.environ, capture_output=True, text=True)
+    replayed = subprocess.run(
+        ["sh", "-c", command], cwd=runner.home, env=runner.environ, capture_output=True, text=True
+    )
     assert replayed.returncode == 0, replayed.stderr
     assert "ValueError: loss is nan" in replayed.stdout
     assert "every decision follows from the recorded events" in replayed.stdout
     assert "Traceback" not in done.err[: -len(done.report)], "redirected: the console shows it only in the report"
 
 
-def test_the_json_report_has_the_same_content(bench: Bench) -> None:
-    done = bench.run("--nproc-per-node", "3", "--max-restarts", "1", "--report", "r.json", bench.script(RAISES))
-    report = json.loads((bench.home / "r.json").read_bytes())
+def test_the_json_report_has_the_same_content(runner: Runner) -> None:
+    done = runner.run("--nproc-per-node", "3", "--max-restarts", "1", "--report", "r.json", runner.script(RAISES))
+    report = json.loads((runner.home / "r.json").read_bytes())
     cause = report["first_cause"]
     assert (report["outcome"], report["exit_code"], report["entrypoint"]) == ("failed", 1, "train.py")
-    assert (cause["rank"], cause["host"], cause["pid"]) == (1, HOST, bench.pids(3, attempt=1)[1])
+    assert (cause["rank"], cause["host"], cause["pid"]) == (1, HOST, runner.pids(3, attempt=1)[1])
     assert (cause["error_type"], cause["message"]) == ("ValueError", "ValueError: loss is nan")
     assert cause["traceback"].splitlines()[-1] == "ValueError: loss is nan"
     assert [worker["rank"] for worker in report["stopped"]] == [0, 2]
     assert (report["restarts_used"], report["max_restarts"], len(report["history"])) == (1, 1, 1)
-    assert str(bench.pids(3)[1]) in report["history"][0]
+    assert str(runner.pids(3)[1]) in report["history"][0]
     assert report["summary"] in " ".join(done.report.split())
 
 
-def test_the_report_lists_earlier_failures_and_restarts(bench: Bench) -> None:
+def test_the_report_lists_earlier_failures_and_restarts(runner: Runner) -> None:
     """In order."""
-    script = bench.script("import sys; from worker_kit import ATTEMPT; sys.exit(f'failed in attempt {ATTEMPT}')")
-    done = bench.run("--max-restarts", "3", script)
+    script = runner.script("import sys; from worker_kit import ATTEMPT; sys.exit(f'failed in attempt {ATTEMPT}')")
+    done = runner.run("--max-restarts", "3", script)
     assert done.code == 1
     lines = [line for line in done.report.splitlines() if "(local rank 0, pid" in line]
     assert len(lines) == 3
@@ -108,42 +110,44 @@ def test_the_report_lists_earlier_failures_and_restarts(bench: Bench) -> None:
         ("1/0", 1, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_the_exit_code_is_that_of_the_first_failed_worker(bench: Bench, ending: str, code: int, expected: str) -> None:
+def test_the_exit_code_is_that_of_the_first_failed_worker(
+    runner: Runner, ending: str, code: int, expected: str
+) -> None:
     """As a shell reports it, and described in the report."""
-    script = bench.script(
+    script = runner.script(
         f"import ctypes, os, signal, sys; from worker_kit import *; ready()\nif RANK: stay()\n{ending}"
     )
-    done = bench.run("--nproc-per-node", "2", script)
+    done = runner.run("--nproc-per-node", "2", script)
     assert done.code == code, done
     assert expected in done.report
     assert "Stopped by tenax, not failed: rank 1" in done.report
 
 
-def test_a_program_that_cannot_be_started_gives_126_or_127(bench: Bench) -> None:
+def test_a_program_that_cannot_be_started_gives_126_or_127(runner: Runner) -> None:
     """As in a shell, and the report names it."""
-    program = bench.home / "program"
+    program = runner.home / "program"
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
-    done = bench.run("--no-python", "./program")
+    done = runner.run("--no-python", "./program")
     assert done.code == 127, done
     report = " ".join(done.report.split())
     assert "could not be started: the interpreter in its first line does not exist: './program'" in report
     program.write_bytes(b"\x00\x01\x02 not a program")
-    done = bench.run("--no-python", "./program")
+    done = runner.run("--no-python", "./program")
     assert done.code == 126, done
     assert "could not be started: Exec format error: './program'" in done.report
 
 
-def test_a_missing_module_is_reported(bench: Bench) -> None:
+def test_a_missing_module_is_reported(runner: Runner) -> None:
     """With the interpreter's message."""
-    done = bench.run("-m", "no_such_module")
+    done = runner.run("-m", "no_such_module")
     assert done.code == 1
     assert "No module named no_such_module" in done.report
 
 
-def test_an_abort_during_interpreter_shutdown_does_not_hide_the_exception(bench: Bench) -> None:
+def test_an_abort_during_interpreter_shutdown_does_not_hide_the_exception(runner: Runner) -> None:
     """torch sometimes aborts there after an uncaught exception."""
-    script = bench.script(
+    script = runner.script(
         """
         import atexit, os
 
@@ -155,7 +159,7 @@ def test_an_abort_during_interpreter_shutdown_does_not_hide_the_exception(bench:
         raise ValueError("bad batch")
         """
     )
-    done = bench.run(script)
+    done = runner.run(script)
     assert done.code == 134
     assert done.fact("error") == "ValueError: bad batch"
 
@@ -164,11 +168,11 @@ def test_an_abort_during_interpreter_shutdown_does_not_hide_the_exception(bench:
 
 
 @pytest.mark.parametrize("home", ["tenax.multiprocessing.errors", "torch.distributed.elastic.multiprocessing.errors"])
-def test_recorded_exceptions_are_read_from_the_error_file(bench: Bench, home: str) -> None:
+def test_recorded_exceptions_are_read_from_the_error_file(runner: Runner, home: str) -> None:
     """Written by ``record`` of tenax or of torch."""
     if home.startswith("torch"):
         pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
-    script = bench.script(
+    script = runner.script(
         f"""
         from {home} import record
 
@@ -179,16 +183,16 @@ def test_recorded_exceptions_are_read_from_the_error_file(bench: Bench, home: st
         main()
         """
     )
-    done = bench.run("--log-dir", "logs", script)
+    done = runner.run("--log-dir", "logs", script)
     assert done.code == 1
     assert done.fact("error") == "KeyError: 'no such batch'"
     assert 'raise KeyError("no such batch")' in done.report
-    error = json.loads((bench.home / done.fact("error file")).read_bytes())
+    error = json.loads((runner.home / done.fact("error file")).read_bytes())
     assert error["message"]["message"] == "KeyError: 'no such batch'"
 
 
-def test_the_rank_that_raised_first_is_the_first_cause_even_if_it_exits_last(bench: Bench) -> None:
-    script = bench.script(
+def test_the_rank_that_raised_first_is_the_first_cause_even_if_it_exits_last(runner: Runner) -> None:
+    script = runner.script(
         """
         import sys
         from worker_kit import *
@@ -213,10 +217,10 @@ def test_the_rank_that_raised_first_is_the_first_cause_even_if_it_exits_last(ben
         main()
         """
     )
-    job = bench.start("--nproc-per-node", "2", script)
-    bench.note("raised")
+    job = runner.start("--nproc-per-node", "2", script)
+    runner.note("raised")
     job.until_printed("rank 1")
-    bench.tell("dead", rank=1)
+    runner.tell("dead", rank=1)
     done = job.wait()
     assert done.fact("error") == "RuntimeError: the real reason", done
 
@@ -233,9 +237,9 @@ def test_the_rank_that_raised_first_is_the_first_cause_even_if_it_exits_last(ben
     ],
     ids=["truncated", "empty", "deep", "escapes", "wrong types", "binary"],
 )
-def test_an_invalid_error_file_is_harmless(bench: Bench, content: str) -> None:
+def test_an_invalid_error_file_is_harmless(runner: Runner, content: str) -> None:
     """The exit code is the worker's, stderr is shown or named, and no escape code is printed."""
-    bench.script(
+    runner.script(
         """
         import os, sys
         from pathlib import Path
@@ -244,21 +248,21 @@ def test_an_invalid_error_file_is_harmless(bench: Bench, content: str) -> None:
         sys.exit(9)
         """
     )
-    (bench.home / "content").write_text(content, encoding="latin-1")
-    done = bench.run("--redirects", "2", "--log-dir", "logs", "train.py")
+    (runner.home / "content").write_text(content, encoding="latin-1")
+    done = runner.run("--redirects", "2", "--log-dir", "logs", "train.py")
     assert done.code == 9, done
     assert "\x1b" not in done.err
     assert "\x07" not in done.err
     assert len(done.report) < 8000
-    assert "what really happened" in done.report + (bench.home / done.fact("stderr log")).read_text()
+    assert "what really happened" in done.report + (runner.home / done.fact("stderr log")).read_text()
 
 
 # --- more than one ----------------------------------------------------------------------------------------------------
 
 
-def test_two_independent_failures_are_both_reported(bench: Bench) -> None:
+def test_two_independent_failures_are_both_reported(runner: Runner) -> None:
     """Both had exited before the stop."""
-    script = bench.script(
+    script = runner.script(
         """
         from worker_kit import *
         ready()
@@ -268,10 +272,10 @@ def test_two_independent_failures_are_both_reported(bench: Bench) -> None:
         raise RuntimeError(f"rank {RANK} has failed")
         """
     )
-    job = bench.start("--nproc-per-node", "3", "--redirects", "2", script)
-    pids = bench.pids(3)
+    job = runner.start("--nproc-per-node", "3", "--redirects", "2", script)
+    pids = runner.pids(3)
     job.send(signal.SIGSTOP)  # so that both are dead when the agent continues
-    bench.tell("now")
+    runner.tell("now")
     until(lambda: not any(map(is_alive, pids[:2])), "both are dead")
     job.send(signal.SIGCONT)
     done = job.wait()
@@ -281,16 +285,16 @@ def test_two_independent_failures_are_both_reported(bench: Bench) -> None:
     assert "Stopped by tenax, not failed: rank 2" in done.report
 
 
-def test_equal_failures_are_reported_once(bench: Bench) -> None:
+def test_equal_failures_are_reported_once(runner: Runner) -> None:
     """The report stays short."""
-    script = bench.script("from worker_kit import ready; ready(); raise ConnectionError('peer is gone')")
-    done = bench.run("--nproc-per-node", "8", "--redirects", "2", script)
+    script = runner.script("from worker_kit import ready; ready(); raise ConnectionError('peer is gone')")
+    done = runner.run("--nproc-per-node", "8", "--redirects", "2", script)
     assert done.code == 1
     assert len(done.report.splitlines()) < 40, done.report
 
 
-def test_a_stopped_worker_is_not_a_failure_whatever_its_exit_code(bench: Bench) -> None:
-    script = bench.script(
+def test_a_stopped_worker_is_not_a_failure_whatever_its_exit_code(runner: Runner) -> None:
+    script = runner.script(
         """
         import signal, sys
         from worker_kit import *
@@ -301,7 +305,7 @@ def test_a_stopped_worker_is_not_a_failure_whatever_its_exit_code(bench: Bench) 
         stay()
         """
     )
-    done = bench.run("--nproc-per-node", "3", script)
+    done = runner.run("--nproc-per-node", "3", script)
     assert done.code == 4
     assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
 
@@ -310,9 +314,9 @@ def test_a_stopped_worker_is_not_a_failure_whatever_its_exit_code(bench: Bench) 
 
 
 @needs_root
-def test_an_out_of_memory_kill_is_reported_as_such(bench: Bench) -> None:
+def test_an_out_of_memory_kill_is_reported_as_such(runner: Runner) -> None:
     """With the kernel's counter as proof."""
-    script = bench.script(
+    script = runner.script(
         """
         from worker_kit import *
         ready()
@@ -324,16 +328,16 @@ def test_an_out_of_memory_kill_is_reported_as_such(bench: Bench) -> None:
         """
     )
     with control_group("memory", "memory.limit_in_bytes", 160 << 20) as enter:
-        done = bench.run("--nproc-per-node", "2", script, program=[*enter, *TENAX, "run"])
+        done = runner.run("--nproc-per-node", "2", script, program=[*enter, *TENAX, "run"])
     assert done.code == 137, done
     assert "out of memory" in done.report.split("----")[0], "in the headline"
     assert "oom_kill" in done.fact("memory")
     assert any("out of memory" in line for line in done.said)
 
 
-def test_another_sigkill_is_not_reported_as_out_of_memory(bench: Bench) -> None:
-    job = bench.start(bench.script("from worker_kit import ready, stay; ready(); stay()"))
-    os.kill(bench.pids(1)[0], signal.SIGKILL)
+def test_another_sigkill_is_not_reported_as_out_of_memory(runner: Runner) -> None:
+    job = runner.start(runner.script("from worker_kit import ready, stay; ready(); stay()"))
+    os.kill(runner.pids(1)[0], signal.SIGKILL)
     done = job.wait()
     assert done.code == 137
     assert "memory" not in done.err
@@ -342,11 +346,11 @@ def test_another_sigkill_is_not_reported_as_out_of_memory(bench: Bench) -> None:
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_too_few_descriptors_for_the_workers_are_reported_with_the_remedy(bench: Bench) -> None:
+def test_too_few_descriptors_for_the_workers_are_reported_with_the_remedy(runner: Runner) -> None:
     """The job ends normally."""
     command = 'ulimit -n 40; exec "$@"'
     program = ["sh", "-c", command, "sh", *TENAX, "run"]
-    done = bench.run("--nproc-per-node", "32", "--no-python", "true", program=program)
+    done = runner.run("--nproc-per-node", "32", "--no-python", "true", program=program)
     assert done.code == 1, done
     assert "could not be started" in done.report
     assert "Too many open files" in done.report
@@ -355,10 +359,10 @@ def test_too_few_descriptors_for_the_workers_are_reported_with_the_remedy(bench:
 
 
 @needs_root
-def test_too_few_processes_for_the_workers_are_reported(bench: Bench) -> None:
+def test_too_few_processes_for_the_workers_are_reported(runner: Runner) -> None:
     """Workers that had started are stopped."""
     with control_group("pids", "pids.max", 7) as enter:  # the agent, two helpers with a few threads, and not much more
-        done = bench.run("--nproc-per-node", "8", "--no-python", "sleep", "60", program=[*enter, *TENAX, "run"])
+        done = runner.run("--nproc-per-node", "8", "--no-python", "sleep", "60", program=[*enter, *TENAX, "run"])
     # It may hit a worker, or a helper that needs a process or a thread.
     messages = " ".join(done.err.split())
     if done.code == 1:
@@ -371,17 +375,17 @@ def test_too_few_processes_for_the_workers_are_reported(bench: Bench) -> None:
     assert "Traceback" not in done.err
 
 
-def test_too_few_descriptors_for_the_helpers_are_reported_with_the_remedy(bench: Bench) -> None:
+def test_too_few_descriptors_for_the_helpers_are_reported_with_the_remedy(runner: Runner) -> None:
     program = ["sh", "-c", 'ulimit -n 8; exec "$@"', "sh", *TENAX, "run"]
-    done = bench.run("--no-python", "true", program=program)
+    done = runner.run("--no-python", "true", program=program)
     assert done.code == 71, done
     assert "could not start the helper process" in done.err
     assert "ulimit -n" in done.err
     assert "Traceback" not in done.err
 
 
-def test_a_missing_main_guard_is_reported_with_the_remedy(bench: Bench) -> None:
-    script = bench.script(
+def test_a_missing_main_guard_is_reported_with_the_remedy(runner: Runner) -> None:
+    script = runner.script(
         """
         from tenax.agent.server import LocalElasticAgent, WorkerSpec
 
@@ -391,19 +395,19 @@ def test_a_missing_main_guard_is_reported_with_the_remedy(bench: Bench) -> None:
         print(LocalElasticAgent(WorkerSpec(entrypoint=work, max_restarts=0), start_method="spawn").run().failures)
         """
     )
-    done = bench.run(script, program=[sys.executable])
+    done = runner.run(script, program=[sys.executable])
     assert "if __name__ == '__main__':" in done.out + done.err, done
 
 
 # --- the launcher itself ----------------------------------------------------------------------------------------------
 
 
-def test_modules_next_to_the_script_do_not_affect_the_launcher(bench: Bench) -> None:
+def test_modules_next_to_the_script_do_not_affect_the_launcher(runner: Runner) -> None:
     """Even if they are named like modules of tenax or of Python."""
     for name in ("msgspec.py", "selectors.py", "json.py", "signal.py", "tenax.py", "socket.py"):
-        bench.script("raise SystemExit('the wrong module was imported')", name)
+        runner.script("raise SystemExit('the wrong module was imported')", name)
     if sys.version_info >= (3, 11):  # -P: do not import from the current folder
-        done = bench.run(bench.script("print('fine')"), program=[sys.executable, "-P", "-m", "tenax", "run"])
+        done = runner.run(runner.script("print('fine')"), program=[sys.executable, "-P", "-m", "tenax", "run"])
         assert (done.code, done.out) == (0, "fine\n"), done
-    done = bench.run(bench.script("print('fine')"))
+    done = runner.run(runner.script("print('fine')"))
     assert (done.code, done.out) == (0, "fine\n"), done

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import TENAX, Bench, is_alive, needs_root, small_disk, until
+from kit.jobs import TENAX, Runner, is_alive, needs_root, small_disk, until
 
 OURS_ALONE = ("journal.", "coordinator.")  # files that torchrun does not write
 TORCHRUN = Path(sys.executable).parent / "torchrun"
@@ -32,43 +32,43 @@ def tree(folder: Path) -> list[str]:
 # --- where lines go ---------------------------------------------------------------------------------------------------
 
 
-def test_a_log_folder_has_one_folder_per_run_attempt_and_local_rank(bench: Bench) -> None:
+def test_a_log_folder_has_one_folder_per_run_attempt_and_local_rank(runner: Runner) -> None:
     """And the journals."""
-    done = bench.run(
-        "--nproc-per-node", "2", "--redirects", "3", "--rdzv-id", "job7", "--log-dir", "a/logs", bench.script(PRINTS)
+    done = runner.run(
+        "--nproc-per-node", "2", "--redirects", "3", "--rdzv-id", "job7", "--log-dir", "a/logs", runner.script(PRINTS)
     )
     assert (done.code, done.out) == (0, ""), done
-    run = bench.run_dir("a/logs")
+    run = runner.run_dir("a/logs")
     assert re.fullmatch("job7_[0-9a-f]{8}", run.name)
     files = ["attempt_0/0/stderr.log", "attempt_0/0/stdout.log", "attempt_0/1/stderr.log", "attempt_0/1/stdout.log"]
     times = [f"journal.times/attempt_0.{rank}.{stream}" for rank in (0, 1) for stream in ("stderr", "stdout")]
     assert tree(run) == [*files, "coordinator.jsonl", "journal.jsonl", *times]
     assert [(run / file).read_text() for file in files] == ["err 0\n", "out 0\n", "err 1\n", "out 1\n"]
-    assert any(str(run.relative_to(bench.home)) in line for line in done.said), "the console shows the folder"
+    assert any(str(run.relative_to(runner.home)) in line for line in done.said), "the console shows the folder"
 
 
-def test_two_runs_with_the_same_id_have_separate_folders(bench: Bench) -> None:
-    script = bench.script(PRINTS)
+def test_two_runs_with_the_same_id_have_separate_folders(runner: Runner) -> None:
+    script = runner.script(PRINTS)
     for _ in range(2):
-        assert bench.run("--redirects", "3", "--rdzv-id", "job7", "--log-dir", "logs", script).code == 0
-    assert len(list((bench.home / "logs").iterdir())) == 2
+        assert runner.run("--redirects", "3", "--rdzv-id", "job7", "--log-dir", "logs", script).code == 0
+    assert len(list((runner.home / "logs").iterdir())) == 2
 
 
-def test_files_of_earlier_attempts_are_kept(bench: Bench) -> None:
-    script = bench.script("from worker_kit import ATTEMPT; print('attempt', ATTEMPT); raise SystemExit(ATTEMPT < 2)")
-    assert bench.run("--max-restarts", "2", "--redirects", "1", "--log-dir", "logs", script).code == 0
-    run = bench.run_dir()
+def test_files_of_earlier_attempts_are_kept(runner: Runner) -> None:
+    script = runner.script("from worker_kit import ATTEMPT; print('attempt', ATTEMPT); raise SystemExit(ATTEMPT < 2)")
+    assert runner.run("--max-restarts", "2", "--redirects", "1", "--log-dir", "logs", script).code == 0
+    run = runner.run_dir()
     for attempt in range(3):
         assert (run / f"attempt_{attempt}/0/stdout.log").read_text() == f"attempt {attempt}\n"
 
 
-def test_redirects_and_tee_accept_ranks_of_two_digits(bench: Bench) -> None:
-    done = bench.run(
+def test_redirects_and_tee_accept_ranks_of_two_digits(runner: Runner) -> None:
+    done = runner.run(
         *("--nproc-per-node", "12", "--redirects", "10:1,11:3", "--tee", "9:2", "--log-dir", "logs"),
-        bench.script(PRINTS),
+        runner.script(PRINTS),
     )
     assert done.code == 0
-    run = bench.run_dir()
+    run = runner.run_dir()
     assert tree(run) == [
         "attempt_0/10/stdout.log",
         "attempt_0/11/stderr.log",
@@ -86,18 +86,18 @@ def test_redirects_and_tee_accept_ranks_of_two_digits(bench: Bench) -> None:
     assert errors == {*(f"err {rank}" for rank in range(9)), "err 10", "[default9]:err 9"}
 
 
-def test_the_local_ranks_filter_applies_to_the_console_not_to_files(bench: Bench) -> None:
-    done = bench.run(
+def test_the_local_ranks_filter_applies_to_the_console_not_to_files(runner: Runner) -> None:
+    done = runner.run(
         *("--nproc-per-node", "3", "--tee", "3", "--local-ranks-filter", "0,2", "--log-dir", "logs"),
-        bench.script(PRINTS),
+        runner.script(PRINTS),
     )
     assert sorted(done.out.splitlines()) == ["[default0]:out 0", "[default2]:out 2"]
     assert "err 1" not in done.err
-    assert (bench.run_dir() / "attempt_0/1/stdout.log").read_text() == "out 1\n"
+    assert (runner.run_dir() / "attempt_0/1/stdout.log").read_text() == "out 1\n"
 
 
-def test_the_local_ranks_filter_works_without_tee(bench: Bench) -> None:
-    done = bench.run("--nproc-per-node", "3", "--local-ranks-filter", "0", bench.script(PRINTS))
+def test_the_local_ranks_filter_works_without_tee(runner: Runner) -> None:
+    done = runner.run("--nproc-per-node", "3", "--local-ranks-filter", "0", runner.script(PRINTS))
     assert (done.code, done.out) == (0, "out 0\n")
     assert "err 1" not in done.err
 
@@ -111,15 +111,15 @@ def test_the_local_ranks_filter_works_without_tee(bench: Bench) -> None:
     ],
     ids=["maps", "one for all"],
 )
-def test_files_and_console_lines_equal_those_of_torchrun(bench: Bench, arguments: list[str]) -> None:
+def test_files_and_console_lines_equal_those_of_torchrun(runner: Runner, arguments: list[str]) -> None:
     """With the same arguments."""
-    script = bench.script(PRINTS)
+    script = runner.script(PRINTS)
     found = []
     for program, log_dir in (([str(TORCHRUN)], "theirs"), ([*TENAX, "run"], "ours")):
         command = ["--nproc-per-node", "4", *arguments, "--log-dir", log_dir, script]
-        done = bench.run(*command, program=program, env={"OMP_NUM_THREADS": "1"}, timeout_s=60)
+        done = runner.run(*command, program=program, env={"OMP_NUM_THREADS": "1"}, timeout_s=60)
         assert done.code == 0, done
-        run = bench.run_dir(log_dir)
+        run = runner.run_dir(log_dir)
         files = {name: (run / name).read_text() for name in tree(run) if not name.startswith(OURS_ALONE)}
         written = {name: text for name, text in files.items() if text or "filtered" not in name}
         errors = [line for line in done.err.splitlines() if re.search(r"err \d$", line)]
@@ -127,9 +127,9 @@ def test_files_and_console_lines_equal_those_of_torchrun(bench: Bench, arguments
     assert found[1] == found[0]
 
 
-def test_duplicate_filters_copy_matching_lines_of_all_workers(bench: Bench) -> None:
+def test_duplicate_filters_copy_matching_lines_of_all_workers(runner: Runner) -> None:
     """With prefixes, into one file."""
-    script = bench.script(
+    script = runner.script(
         """
         import sys
         from worker_kit import RANK
@@ -138,66 +138,66 @@ def test_duplicate_filters_copy_matching_lines_of_all_workers(bench: Bench) -> N
         print("loss on stderr", file=sys.stderr)
         """
     )
-    done = bench.run(
+    done = runner.run(
         *("--nproc-per-node", "2", "--tee", "3", "--duplicate-stdout-filters", "loss,a,,b", "--log-dir", "logs"), script
     )
     assert done.code == 0
-    copies = (bench.run_dir() / "attempt_0/filtered_stdout.log").read_text().splitlines()
+    copies = (runner.run_dir() / "attempt_0/filtered_stdout.log").read_text().splitlines()
     assert sorted(copies) == [f"[default{rank}]:{rank} {word}" for rank in range(2) for word in ("a,b", "loss=1")]
 
 
-def test_the_prefix_template_is_used(bench: Bench) -> None:
+def test_the_prefix_template_is_used(runner: Runner) -> None:
     """With torchrun's three names."""
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/${local_rank}> "}
-    done = bench.run("--role", "actor", "--tee", "1", bench.script(PRINTS), env=template)
+    done = runner.run("--role", "actor", "--tee", "1", runner.script(PRINTS), env=template)
     assert done.out == "<actor 0/0> out 0\n"
 
 
-def test_log_dir_dev_null_writes_no_file(bench: Bench) -> None:
-    done = bench.run("--log-dir", "/dev/null", bench.script(PRINTS))
+def test_log_dir_dev_null_writes_no_file(runner: Runner) -> None:
+    done = runner.run("--log-dir", "/dev/null", runner.script(PRINTS))
     assert (done.code, done.out) == (0, "out 0\n"), done
-    assert os.listdir(bench.home / "tmp") == []
+    assert os.listdir(runner.home / "tmp") == []
 
 
 # --- complete, once, in order ----------------------------------------------------------------------------------------
 
 
-def test_every_line_is_written_once_completely_and_in_order(bench: Bench) -> None:
+def test_every_line_is_written_once_completely_and_in_order(runner: Runner) -> None:
     """Four workers with 20,000 lines each, on the console and in files."""
-    script = bench.script(
+    script = runner.script(
         "from worker_kit import *; flood(1, 20_000, lambda number: f'{number:05} ' + 'x' * (number % 97))"
     )
-    done = bench.run("--nproc-per-node", "4", "--tee", "1", "--log-dir", "logs", script)
+    done = runner.run("--nproc-per-node", "4", "--tee", "1", "--log-dir", "logs", script)
     assert done.code == 0
     lines = done.out.splitlines()
     expected = [f"{number:05} " + "x" * (number % 97) for number in range(20_000)]
     for rank in range(4):
         mark = f"[default{rank}]:"
         assert [line[len(mark) :] for line in lines if line.startswith(mark)] == expected
-        assert (bench.run_dir() / f"attempt_0/{rank}/stdout.log").read_text().splitlines() == expected
+        assert (runner.run_dir() / f"attempt_0/{rank}/stdout.log").read_text().splitlines() == expected
     assert len(lines) == 80_000
 
 
-def test_incomplete_and_binary_lines_are_kept(bench: Bench) -> None:
+def test_incomplete_and_binary_lines_are_kept(runner: Runner) -> None:
     """A last line without newline, invalid UTF-8, NUL and carriage returns are unchanged in the file."""
-    script = bench.script(
+    script = runner.script(
         r"""
         import os
         os.write(1, b"bad \xff\xfe\x00 bytes\r\nprogress 1\rprogress 2\rprogress 3\n")
         os.write(1, b"no end")
         """
     )
-    assert bench.run("--tee", "1", "--log-dir", "logs", script).code == 0
+    assert runner.run("--tee", "1", "--log-dir", "logs", script).code == 0
     written = b"bad \xff\xfe\x00 bytes\r\nprogress 1\rprogress 2\rprogress 3\nno end"
-    assert (bench.run_dir() / "attempt_0/0/stdout.log").read_bytes() == written
-    shown = (bench.home / "stdout.0").read_bytes()
+    assert (runner.run_dir() / "attempt_0/0/stdout.log").read_bytes() == written
+    shown = (runner.home / "stdout.0").read_bytes()
     assert shown.startswith(b"[default0]:bad \xff\xfe\x00 bytes\r\n")
     assert shown.endswith(b"[default0]:no end\n")
 
 
-def test_no_line_is_lost_when_a_worker_is_killed(bench: Bench) -> None:
+def test_no_line_is_lost_when_a_worker_is_killed(runner: Runner) -> None:
     """Its last line is in its file, on the console and in the report."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, signal
         from worker_kit import *
@@ -205,16 +205,16 @@ def test_no_line_is_lost_when_a_worker_is_killed(bench: Bench) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    done = bench.run("--tee", "2", "--log-dir", "logs", script)
+    done = runner.run("--tee", "2", "--log-dir", "logs", script)
     assert done.code == 137
     assert len(re.findall(r"^\[default0\]:line \d+$", done.err, re.MULTILINE)) == 20_000
-    assert (bench.run_dir() / "attempt_0/0/stderr.log").read_text().endswith("line 19999\n")
+    assert (runner.run_dir() / "attempt_0/0/stderr.log").read_text().endswith("line 19999\n")
     assert "line 19999" in done.report
 
 
-def test_without_tee_output_is_unchanged(bench: Bench) -> None:
+def test_without_tee_output_is_unchanged(runner: Runner) -> None:
     """stdout and stderr stay separate."""
-    done = bench.run("--nproc-per-node", "2", bench.script(PRINTS))
+    done = runner.run("--nproc-per-node", "2", runner.script(PRINTS))
     assert sorted(done.out.splitlines()) == ["out 0", "out 1"]
     assert {"err 0", "err 1"} <= set(done.err.splitlines())
 
@@ -229,18 +229,18 @@ PRINTS_A_LOT = """
 """
 
 
-def test_a_blocked_console_does_not_delay_workers_restarts_or_files(bench: Bench) -> None:
+def test_a_blocked_console_does_not_delay_workers_restarts_or_files(runner: Runner) -> None:
     """No process reads the pipe at stdout, while workers print 20 MB, fail, are restarted and finish.
 
     The files have every line, and a message counts the lines that were not shown.
     """
     reader, writer = os.pipe()
     try:
-        job = bench.start(
-            "--max-restarts", "1", "--tee", "1", "--log-dir", "logs", bench.script(PRINTS_A_LOT), stdout=writer
+        job = runner.start(
+            "--max-restarts", "1", "--tee", "1", "--log-dir", "logs", runner.script(PRINTS_A_LOT), stdout=writer
         )
         for attempt in range(2):
-            bench.note("printed", attempt=attempt, timeout_s=10)
+            runner.note("printed", attempt=attempt, timeout_s=10)
         done = job.wait()
     finally:
         os.close(writer)
@@ -248,15 +248,15 @@ def test_a_blocked_console_does_not_delay_workers_restarts_or_files(bench: Bench
     assert done.code == 0, done
     assert "not shown" in done.err, done
     for attempt in range(2):
-        lines = (bench.run_dir() / f"attempt_{attempt}/0/stdout.log").read_bytes().splitlines()
+        lines = (runner.run_dir() / f"attempt_{attempt}/0/stdout.log").read_bytes().splitlines()
         assert [line[:6] for line in lines] == [b"%06d" % number for number in range(300_000)]
 
 
-def test_a_job_ends_although_stdout_and_stderr_are_blocked(bench: Bench) -> None:
+def test_a_job_ends_although_stdout_and_stderr_are_blocked(runner: Runner) -> None:
     reader, writer = os.pipe()
     began = time.monotonic()
     try:
-        code = bench.run("--nproc-per-node", "2", bench.script(PRINTS_A_LOT), stdout=writer, stderr=writer).code
+        code = runner.run("--nproc-per-node", "2", runner.script(PRINTS_A_LOT), stdout=writer, stderr=writer).code
     finally:
         os.close(writer)
         os.close(reader)
@@ -264,54 +264,54 @@ def test_a_job_ends_although_stdout_and_stderr_are_blocked(bench: Bench) -> None
     assert time.monotonic() - began < 15
 
 
-def test_a_job_continues_when_the_reader_of_its_output_exits(bench: Bench) -> None:
+def test_a_job_continues_when_the_reader_of_its_output_exits(runner: Runner) -> None:
     """``| head -1``"""
-    bench.script("from worker_kit import *; flood(1, 50_000, str); note('printed')")
+    runner.script("from worker_kit import *; flood(1, 50_000, str); note('printed')")
     shell = f"{' '.join(TENAX)} run --log-dir logs --tee 1 train.py 2>err | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
-        ["bash", "-c", shell], cwd=bench.home, env=bench.environ, capture_output=True, text=True, timeout=30
+        ["bash", "-c", shell], cwd=runner.home, env=runner.environ, capture_output=True, text=True, timeout=30
     )
-    assert done.stdout == "[default0]:0\n0\n", (bench.home / "err").read_text()
-    assert len((bench.run_dir() / "attempt_0/0/stdout.log").read_text().splitlines()) == 50_000
+    assert done.stdout == "[default0]:0\n0\n", (runner.home / "err").read_text()
+    assert len((runner.run_dir() / "attempt_0/0/stdout.log").read_text().splitlines()) == 50_000
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_a_job_runs_with_closed_standard_streams(bench: Bench, streams: str) -> None:
+def test_a_job_runs_with_closed_standard_streams(runner: Runner, streams: str) -> None:
     """As some service managers start it; files are kept."""
-    script = bench.script(PRINTS + "    assert open('/dev/null').fileno() > 2\n")
+    script = runner.script(PRINTS + "    assert open('/dev/null').fileno() > 2\n")
     command = f'exec "$@" {streams}'
-    done = bench.run(
+    done = runner.run(
         *("--nproc-per-node", "2", "--tee", "3", "--log-dir", "logs"),
         script,
         program=["sh", "-c", command, "sh", *TENAX, "run"],
     )
     assert done.code == 0, done
     for rank in range(2):
-        assert (bench.run_dir() / f"attempt_0/{rank}/stdout.log").read_text() == f"out {rank}\n"
-        assert (bench.run_dir() / f"attempt_0/{rank}/stderr.log").read_text() == f"err {rank}\n"
+        assert (runner.run_dir() / f"attempt_0/{rank}/stdout.log").read_text() == f"out {rank}\n"
+        assert (runner.run_dir() / f"attempt_0/{rank}/stderr.log").read_text() == f"err {rank}\n"
     if "2>" not in streams:
         assert "the run succeeded" in done.err
 
 
-def test_lines_that_cannot_be_shown_are_counted_on_stderr(bench: Bench) -> None:
+def test_lines_that_cannot_be_shown_are_counted_on_stderr(runner: Runner) -> None:
     """stdout is /dev/full."""
     with open("/dev/full", "wb") as full:
-        done = bench.run("--nproc-per-node", "2", bench.script(PRINTS), stdout=full)
+        done = runner.run("--nproc-per-node", "2", runner.script(PRINTS), stdout=full)
     assert done.code == 0, done
     assert re.search(r"2 lines \(12 bytes\) were not shown: No space left on device", done.err), done
 
 
-def test_the_exit_code_is_right_if_no_stream_can_be_written(bench: Bench) -> None:
+def test_the_exit_code_is_right_if_no_stream_can_be_written(runner: Runner) -> None:
     with open("/dev/full", "wb") as full:
-        assert bench.run(bench.script("raise SystemExit(6)"), stdout=full, stderr=full).code == 6
+        assert runner.run(runner.script("raise SystemExit(6)"), stdout=full, stderr=full).code == 6
 
 
 @needs_root
-def test_a_full_disk_does_not_fail_the_job(bench: Bench) -> None:
+def test_a_full_disk_does_not_fail_the_job(runner: Runner) -> None:
     """The loss is reported once, and counted at the end."""
-    script = bench.script("from worker_kit import *; flood(1, 20_000, lambda number: f'{number:06} ' + 'x' * 92)")
-    with small_disk(bench.home / "disk", "1m") as disk:
-        done = bench.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(disk), script)
+    script = runner.script("from worker_kit import *; flood(1, 20_000, lambda number: f'{number:06} ' + 'x' * 92)")
+    with small_disk(runner.home / "disk", "1m") as disk:
+        done = runner.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(disk), script)
         assert done.code == 0, done
         sizes = [path.stat().st_size for path in disk.rglob("stdout.log")]
     assert sum("No space left on device" in line for line in done.said) == 2, done
@@ -321,43 +321,43 @@ def test_a_full_disk_does_not_fail_the_job(bench: Bench) -> None:
 
 
 @needs_root
-def test_a_job_runs_without_logs_if_no_folder_can_be_created(bench: Bench) -> None:
-    with small_disk(bench.home / "disk", "64k") as disk:
+def test_a_job_runs_without_logs_if_no_folder_can_be_created(runner: Runner) -> None:
+    with small_disk(runner.home / "disk", "64k") as disk:
         with (disk / "fill").open("wb") as fill:
             fill.write(b"x" * (64 << 10))
-        done = bench.run("--redirects", "3", "--log-dir", str(disk / "logs"), bench.script("print('hello')"))
+        done = runner.run("--redirects", "3", "--log-dir", str(disk / "logs"), runner.script("print('hello')"))
     assert done.code == 0, done
     assert "No space left on device" in done.err
 
 
-def test_a_job_continues_when_its_log_folder_is_removed(bench: Bench) -> None:
-    script = bench.script(
+def test_a_job_continues_when_its_log_folder_is_removed(runner: Runner) -> None:
+    script = runner.script(
         "from worker_kit import *; ready(); wait_for('go'); print('hello'); raise SystemExit(ATTEMPT == 0)"
     )
-    job = bench.start("--max-restarts", "1", "--redirects", "3", "--log-dir", "logs", script)
-    bench.pids(1)
-    subprocess.run(["rm", "-r", str(bench.home / "logs")], check=True)
-    bench.tell("go", attempt=0)
-    bench.pids(1, attempt=1)
-    bench.tell("go", attempt=1)
+    job = runner.start("--max-restarts", "1", "--redirects", "3", "--log-dir", "logs", script)
+    runner.pids(1)
+    subprocess.run(["rm", "-r", str(runner.home / "logs")], check=True)
+    runner.tell("go", attempt=0)
+    runner.pids(1, attempt=1)
+    runner.tell("go", attempt=1)
     done = job.wait()
     assert done.code == 0, done
 
 
-def test_a_worker_may_close_its_streams(bench: Bench) -> None:
+def test_a_worker_may_close_its_streams(runner: Runner) -> None:
     """The job waits for the process, not for its pipes."""
-    script = bench.script(
+    script = runner.script(
         "import os; from worker_kit import *; os.close(1); os.close(2); ready(); wait_for('go'); note('done')"
     )
-    job = bench.start("--tee", "3", script)
-    bench.pids(1)
-    bench.tell("go")
+    job = runner.start("--tee", "3", script)
+    runner.pids(1)
+    runner.tell("go")
     assert job.wait().code == 0
-    assert bench.noted("done")
+    assert runner.noted("done")
 
 
-def test_output_of_children_is_kept_until_they_are_stopped(bench: Bench) -> None:
-    script = bench.script(
+def test_output_of_children_is_kept_until_they_are_stopped(runner: Runner) -> None:
+    script = runner.script(
         """
         import os, signal
         from worker_kit import *
@@ -371,26 +371,26 @@ def test_output_of_children_is_kept_until_they_are_stopped(bench: Bench) -> None
         stay()
         """
     )
-    job = bench.start("--redirects", "3", "--log-dir", "logs", script)
-    bench.pids(1)
+    job = runner.start("--redirects", "3", "--log-dir", "logs", script)
+    runner.pids(1)
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
-    log = bench.run_dir() / "attempt_0/0/stdout.log"
+    log = runner.run_dir() / "attempt_0/0/stdout.log"
     until(lambda: "last line of the child" in log.read_text(), "the last line of the child", timeout_s=1)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--tee", "3"), ("--tee", "3", "--redirects", "3")], ids=" ".join)
-def test_the_final_message_comes_after_all_output(bench: Bench, arguments: tuple[str, ...]) -> None:
+def test_the_final_message_comes_after_all_output(runner: Runner, arguments: tuple[str, ...]) -> None:
     """Even if the log writer is late and the output has no newline."""
-    script = bench.script("from worker_kit import *; ready(); wait_for('go', 0); print(f'rank {RANK} ends', end='')")
-    job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", *arguments, script, stderr=subprocess.STDOUT)
-    pids = bench.pids(2)
-    (log_writer,) = [pid for pid, command in bench.alive().items() if "tenax-logs" in command]
+    script = runner.script("from worker_kit import *; ready(); wait_for('go', 0); print(f'rank {RANK} ends', end='')")
+    job = runner.start("--nproc-per-node", "2", "--log-dir", "logs", *arguments, script, stderr=subprocess.STDOUT)
+    pids = runner.pids(2)
+    (log_writer,) = [pid for pid, command in runner.alive().items() if "tenax-logs" in command]
     os.kill(log_writer, signal.SIGSTOP)
     try:
-        bench.tell("go")
+        runner.tell("go")
         until(lambda: not any(map(is_alive, pids)), "the end of the workers")
-        journal = bench.run_dir() / "journal.jsonl"
+        journal = runner.run_dir() / "journal.jsonl"
         until(lambda: "Finish" in journal.read_text(), lambda: f"the end of the run in {journal.read_text()}")
     finally:
         os.kill(log_writer, signal.SIGCONT)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 # Runs until there is a notice, then exits; ignores SIGTERM.
 TRAINS = """
@@ -28,39 +28,39 @@ TRAINS = """
 """
 
 
-def noticed(bench: Bench, rank: int) -> tuple[str, bool, str, float | None]:
-    host, is_this_host, why, left = json.loads(bench.note("notice", rank))
+def noticed(runner: Runner, rank: int) -> tuple[str, bool, str, float | None]:
+    host, is_this_host, why, left = json.loads(runner.note("notice", rank))
     return host, is_this_host, why, left
 
 
-def test_workers_get_a_notice_when_their_agent_is_stopped(bench: Bench) -> None:
+def test_workers_get_a_notice_when_their_agent_is_stopped(runner: Runner) -> None:
     """Every rank, within the grace period. Workers that exit in time are not killed, and the run is cancelled."""
-    script = bench.script(TRAINS.replace("STAYS_IF_MORE_THAN_S", "1e9"))
-    job = bench.start("--nproc-per-node", "2", "--shutdown-timeout", "25", script)
-    bench.pids(2)
-    assert [json.loads(bench.note("before", rank)) for rank in range(2)] == [[True, 1], [True, 1]]
+    script = runner.script(TRAINS.replace("STAYS_IF_MORE_THAN_S", "1e9"))
+    job = runner.start("--nproc-per-node", "2", "--shutdown-timeout", "25", script)
+    runner.pids(2)
+    assert [json.loads(runner.note("before", rank)) for rank in range(2)] == [[True, 1], [True, 1]]
     job.send(signal.SIGTERM)
     done = job.wait()
     assert done.code == 143, done
     for rank in range(2):
-        host, is_this_host, why, left = noticed(bench, rank)
+        host, is_this_host, why, left = noticed(runner, rank)
         assert (host, is_this_host, why) == (os.uname().nodename, True, "the agent received SIGTERM")
         assert left is not None
         assert 0 < left <= 25
     assert not any("killing" in line for line in done.said), done
 
 
-def test_an_advance_notice_stops_no_worker(bench: Bench) -> None:
+def test_an_advance_notice_stops_no_worker(runner: Runner) -> None:
     """``--notice-signals``: only the stop signal that follows does."""
-    script = bench.script(TRAINS.replace("STAYS_IF_MORE_THAN_S", "60"))
-    job = bench.start(
+    script = runner.script(TRAINS.replace("STAYS_IF_MORE_THAN_S", "60"))
+    job = runner.start(
         *("--nproc-per-node", "2", "--shutdown-timeout", "1"),
         *("--notice-signals", "SIGUSR1", "--notice-seconds", "120", script),
     )
-    bench.pids(2)
+    runner.pids(2)
     job.send(signal.SIGUSR1)
     for rank in range(2):
-        host, is_this_host, why, left = noticed(bench, rank)
+        host, is_this_host, why, left = noticed(runner, rank)
         assert (host, is_this_host, why) == (os.uname().nodename, True, "its agent received SIGUSR1")
         assert left is not None
         assert 60 < left <= 120
@@ -71,9 +71,9 @@ def test_an_advance_notice_stops_no_worker(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("log_dir", ["logs", os.devnull])
-def test_without_a_log_folder_there_are_no_notices(bench: Bench, log_dir: str) -> None:
+def test_without_a_log_folder_there_are_no_notices(runner: Runner, log_dir: str) -> None:
     """``preemption.notice()`` returns None."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, signal
         from tenax import preemption
@@ -88,16 +88,16 @@ def test_without_a_log_folder_there_are_no_notices(bench: Bench, log_dir: str) -
         stay()
         """
     )
-    job = bench.start("--log-dir", log_dir, script)
-    bench.pids(1)
+    job = runner.start("--log-dir", log_dir, script)
+    runner.pids(1)
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
     kept = log_dir != os.devnull
-    assert bench.note("answer") == f"{kept} {kept}"
+    assert runner.note("answer") == f"{kept} {kept}"
 
 
-def test_a_notice_is_for_its_generation_only(bench: Bench) -> None:
-    script = bench.script(
+def test_a_notice_is_for_its_generation_only(runner: Runner) -> None:
+    script = runner.script(
         """
         import sys, time
         from tenax import preemption
@@ -111,8 +111,8 @@ def test_a_notice_is_for_its_generation_only(bench: Bench) -> None:
             sys.exit(1)
         """
     )
-    job = bench.start("--max-restarts", "1", "--notice-signals", "SIGUSR2", script)
-    bench.pids(1)
+    job = runner.start("--max-restarts", "1", "--notice-signals", "SIGUSR2", script)
+    runner.pids(1)
     job.send(signal.SIGUSR2)
     assert job.wait().code == 0
-    assert [bench.note("generation", attempt=attempt) for attempt in range(2)] == ["1 True", "2 True"]
+    assert [runner.note("generation", attempt=attempt) for attempt in range(2)] == ["1 True", "2 True"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 TRAINS = "from worker_kit import note; note('started')"
 NOWHERE = "/proc/nowhere"  # no file or folder can be created there, not even by root
@@ -51,31 +51,31 @@ REQUESTS = [
 
 @pytest.mark.parametrize(("request_", "what", "remedy"), REQUESTS, ids=[row[0] for row in REQUESTS])
 def test_a_request_that_cannot_be_met_is_rejected(
-    bench: Bench, taken_port: int, request_: str, what: str, remedy: str
+    runner: Runner, taken_port: int, request_: str, what: str, remedy: str
 ) -> None:
     """One message with the problem and the remedy, exit code 2, and no worker is started."""
-    (bench.home / "file").touch()
-    values = {"nowhere": NOWHERE, "home": str(bench.home), "port": str(taken_port)}
+    (runner.home / "file").touch()
+    values = {"nowhere": NOWHERE, "home": str(runner.home), "port": str(taken_port)}
     words = [word.format(**values) for word in request_.split()]
     variables = dict(word.split("=") for word in words if "=" in word)
     flags = [word for word in words if "=" not in word]
-    done = bench.run(*flags, bench.script(TRAINS), env=variables)
+    done = runner.run(*flags, runner.script(TRAINS), env=variables)
     assert done.code == 2, done
     assert what.format(**values) in done.err, done
     assert remedy in done.err, done
     assert "Traceback" not in done.err, done
-    assert not bench.noted("started")
+    assert not runner.noted("started")
 
 
-def test_an_existing_report_is_unchanged_until_the_run_ends(bench: Bench) -> None:
+def test_an_existing_report_is_unchanged_until_the_run_ends(runner: Runner) -> None:
     """The check for writability creates no empty report."""
-    script = bench.script("import os; from worker_kit import note; note('seen', os.listdir())")
-    earlier = bench.home / "earlier.json"
+    script = runner.script("import os; from worker_kit import note; note('seen', os.listdir())")
+    earlier = runner.home / "earlier.json"
     earlier.write_text("of yesterday")
-    job = bench.run("--report", "new.json", script)
+    job = runner.run("--report", "new.json", script)
     assert job.code == 0, job
-    assert "new.json" not in bench.note("seen")
-    assert (bench.home / "new.json").stat().st_size > 0
-    done = bench.run("--report", "earlier.json", "--metrics", "other", script)
+    assert "new.json" not in runner.note("seen")
+    assert (runner.home / "new.json").stat().st_size > 0
+    done = runner.run("--report", "earlier.json", "--metrics", "other", script)
     assert done.code == 2, done
     assert earlier.read_text() == "of yesterday"

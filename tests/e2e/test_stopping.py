@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kit.jobs import TENAX, Bench, is_alive, until
+from kit.jobs import TENAX, Runner, is_alive, until
 
 SLEEPS = "from worker_kit import ready, stay; ready(); stay()"
 IGNORES_SIGNALS = (
@@ -33,51 +33,51 @@ NOTES_SIGNALS = """
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-def test_a_signal_is_forwarded_to_workers_and_ends_the_job(bench: Bench, name: str) -> None:
+def test_a_signal_is_forwarded_to_workers_and_ends_the_job(runner: Runner, name: str) -> None:
     """The exit code is 128 + n although the workers exit with 0."""
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "3", bench.script(NOTES_SIGNALS))
-    bench.pids(2)
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "3", runner.script(NOTES_SIGNALS))
+    runner.pids(2)
     number = getattr(signal, name)
     job.send(number)
     done = job.wait()
     assert done.code == 128 + number
-    assert [bench.note("got", rank, timeout_s=1) for rank in range(2)] == [name, name]
+    assert [runner.note("got", rank, timeout_s=1) for rank in range(2)] == [name, name]
     assert f"train.py was cancelled by {name}" in done.report
     assert "Stopped by tenax, not failed: ranks 0, 1" in done.report
     assert "First cause" not in done.report
-    assert not bench.noted("ready", attempt=1), "a cancelled job does not restart"
+    assert not runner.noted("ready", attempt=1), "a cancelled job does not restart"
 
 
-def test_the_console_shows_the_stop_before_the_output_it_causes(bench: Bench) -> None:
-    job = bench.start("--nproc-per-node", "2", bench.script(SLEEPS))
-    bench.pids(2)
+def test_the_console_shows_the_stop_before_the_output_it_causes(runner: Runner) -> None:
+    job = runner.start("--nproc-per-node", "2", runner.script(SLEEPS))
+    runner.pids(2)
     job.send(signal.SIGINT)
     err = job.wait().err
     positions = [err.index("received SIGINT"), err.index("stopping all workers"), err.index("KeyboardInterrupt")]
     assert positions == sorted(positions), err
 
 
-def test_workers_without_handlers_die_at_once(bench: Bench) -> None:
+def test_workers_without_handlers_die_at_once(runner: Runner) -> None:
     """Without waiting for the grace period."""
-    job = bench.start("--nproc-per-node", "2", bench.script(SLEEPS))
-    bench.pids(2)
+    job = runner.start("--nproc-per-node", "2", runner.script(SLEEPS))
+    runner.pids(2)
     began = time.monotonic()
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
     assert time.monotonic() - began < 5
 
 
-def test_signals_to_handle_selects_the_stop_signals(bench: Bench) -> None:
-    job = bench.start("--signals-to-handle", "SIGUSR1", bench.script(NOTES_SIGNALS))
-    bench.pids(1)
+def test_signals_to_handle_selects_the_stop_signals(runner: Runner) -> None:
+    job = runner.start("--signals-to-handle", "SIGUSR1", runner.script(NOTES_SIGNALS))
+    runner.pids(1)
     job.send(signal.SIGUSR1)
     assert job.wait().code == 128 + signal.SIGUSR1
-    assert bench.note("got") == "SIGUSR1"
+    assert runner.note("got") == "SIGUSR1"
 
 
-def test_an_unhandled_signal_kills_the_agent_and_the_workers(bench: Bench) -> None:
-    job = bench.start("--signals-to-handle", "SIGUSR1", "--nproc-per-node", "2", bench.script(IGNORES_SIGNALS))
-    pids = bench.pids(2)
+def test_an_unhandled_signal_kills_the_agent_and_the_workers(runner: Runner) -> None:
+    job = runner.start("--signals-to-handle", "SIGUSR1", "--nproc-per-node", "2", runner.script(IGNORES_SIGNALS))
+    pids = runner.pids(2)
     job.send(signal.SIGTERM)
     assert job.wait().code == -signal.SIGTERM
     until(lambda: not any(map(is_alive, pids)), "the workers' end", timeout_s=1)
@@ -86,9 +86,9 @@ def test_an_unhandled_signal_kills_the_agent_and_the_workers(bench: Bench) -> No
 # --- the grace period -------------------------------------------------------------------------------------------------
 
 
-def test_workers_that_ignore_the_signal_are_killed_after_the_shutdown_timeout(bench: Bench) -> None:
-    job = bench.start("--nproc-per-node", "2", "--shutdown-timeout", "1", bench.script(IGNORES_SIGNALS))
-    bench.pids(2)
+def test_workers_that_ignore_the_signal_are_killed_after_the_shutdown_timeout(runner: Runner) -> None:
+    job = runner.start("--nproc-per-node", "2", "--shutdown-timeout", "1", runner.script(IGNORES_SIGNALS))
+    runner.pids(2)
     began = time.monotonic()
     job.send(signal.SIGTERM)
     done = job.wait()
@@ -98,8 +98,8 @@ def test_workers_that_ignore_the_signal_are_killed_after_the_shutdown_timeout(be
     assert any("the grace period is over" in line for line in done.said)
 
 
-def test_the_shutdown_timeout_applies_to_each_restart(bench: Bench) -> None:
-    script = bench.script(
+def test_the_shutdown_timeout_applies_to_each_restart(runner: Runner) -> None:
+    script = runner.script(
         """
         import sys
         from worker_kit import *
@@ -111,33 +111,33 @@ def test_the_shutdown_timeout_applies_to_each_restart(bench: Bench) -> None:
         """
     )
     began = time.monotonic()
-    done = bench.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--max-restarts", "1", script)
+    done = runner.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--max-restarts", "1", script)
     assert done.code == 5
     assert 1.9 < time.monotonic() - began < 8
-    assert not is_alive(bench.pids(2, attempt=0)[1])
+    assert not is_alive(runner.pids(2, attempt=0)[1])
     assert "Stopped by tenax, not failed: rank 1" in done.report
 
 
-def test_a_shutdown_timeout_of_zero_kills_at_once(bench: Bench) -> None:
-    job = bench.start("--shutdown-timeout", "0", bench.script(IGNORES_SIGNALS))
-    bench.pids(1)
+def test_a_shutdown_timeout_of_zero_kills_at_once(runner: Runner) -> None:
+    job = runner.start("--shutdown-timeout", "0", runner.script(IGNORES_SIGNALS))
+    runner.pids(1)
     began = time.monotonic()
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
     assert time.monotonic() - began < 3
 
 
-def test_a_daemon_of_a_successful_worker_is_killed(bench: Bench) -> None:
+def test_a_daemon_of_a_successful_worker_is_killed(runner: Runner) -> None:
     """Without waiting for the grace period, and the run succeeds."""
     began = time.monotonic()
-    done = bench.run(bench.script("from worker_kit import daemon; daemon('daemon'); print('done')"))
+    done = runner.run(runner.script("from worker_kit import daemon; daemon('daemon'); print('done')"))
     assert done.code == 0, done
-    assert not is_alive(int(bench.note("daemon")))
+    assert not is_alive(int(runner.note("daemon")))
     assert time.monotonic() - began < 10
 
 
-def test_children_in_the_process_group_of_a_worker_get_the_grace_period(bench: Bench) -> None:
-    script = bench.script(
+def test_children_in_the_process_group_of_a_worker_get_the_grace_period(runner: Runner) -> None:
+    script = runner.script(
         """
         import os, signal, sys
         from worker_kit import *
@@ -154,29 +154,29 @@ def test_children_in_the_process_group_of_a_worker_get_the_grace_period(bench: B
         stay()
         """
     )
-    job = bench.start(script)
-    bench.pids(1)
+    job = runner.start(script)
+    runner.pids(1)
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
-    assert bench.noted("tidied")
+    assert runner.noted("tidied")
 
 
-def test_a_worker_under_sigstop_receives_the_stop_signal(bench: Bench) -> None:
-    job = bench.start(bench.script(NOTES_SIGNALS))
-    (pid,) = bench.pids(1)
+def test_a_worker_under_sigstop_receives_the_stop_signal(runner: Runner) -> None:
+    job = runner.start(runner.script(NOTES_SIGNALS))
+    (pid,) = runner.pids(1)
     os.kill(pid, signal.SIGSTOP)
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
-    assert bench.note("got") == "SIGTERM"
+    assert runner.note("got") == "SIGTERM"
 
 
 # --- repeated signals -------------------------------------------------------------------------------------------------
 
 
-def test_a_second_sigint_kills_at_once(bench: Bench) -> None:
+def test_a_second_sigint_kills_at_once(runner: Runner) -> None:
     """And the report is still printed."""
-    job = bench.start("--nproc-per-node", "2", bench.script(IGNORES_SIGNALS))
-    pids = bench.pids(2)
+    job = runner.start("--nproc-per-node", "2", runner.script(IGNORES_SIGNALS))
+    pids = runner.pids(2)
     job.send(signal.SIGINT)
     job.until_printed("received SIGINT")
     assert all(map(is_alive, pids))
@@ -189,10 +189,10 @@ def test_a_second_sigint_kills_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_repeated_signals_keep_the_report_and_the_exit_code(bench: Bench, name: str) -> None:
+def test_repeated_signals_keep_the_report_and_the_exit_code(runner: Runner, name: str) -> None:
     """One report, the exit code of the first signal, no traceback of tenax."""
-    job = bench.start("--nproc-per-node", "2", bench.script(SLEEPS))
-    bench.pids(2)
+    job = runner.start("--nproc-per-node", "2", runner.script(SLEEPS))
+    runner.pids(2)
     number = getattr(signal, name)
 
     def sent_until_the_end() -> bool:
@@ -204,11 +204,11 @@ def test_repeated_signals_keep_the_report_and_the_exit_code(bench: Bench, name: 
     assert done.code == 128 + number, done
     assert done.report.count("train.py was cancelled by") == 1
     assert done.err.endswith(done.report)
-    assert "tenax/" not in done.err[: -len(done.report)].replace(str(bench.home), "")
+    assert "tenax/" not in done.err[: -len(done.report)].replace(str(runner.home), "")
 
 
-def test_a_signal_after_a_failure_does_not_hide_it(bench: Bench) -> None:
-    script = bench.script(
+def test_a_signal_after_a_failure_does_not_hide_it(runner: Runner) -> None:
+    script = runner.script(
         """
         import sys
         from worker_kit import *
@@ -219,7 +219,7 @@ def test_a_signal_after_a_failure_does_not_hide_it(bench: Bench) -> None:
         stay()
         """
     )
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script)
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", script)
     job.until_printed("stopping all workers")
     job.send(signal.SIGINT)
     job.until_printed("the workers are already being stopped; Ctrl-C again kills them now")
@@ -227,7 +227,7 @@ def test_a_signal_after_a_failure_does_not_hide_it(bench: Bench) -> None:
     done = job.wait()
     assert done.code == 130
     assert "RuntimeError: this was first" in done.report
-    assert not bench.noted("ready", attempt=1)
+    assert not runner.noted("ready", attempt=1)
 
 
 # --- at any time ------------------------------------------------------------------------------------------------------
@@ -238,12 +238,12 @@ START_SIGNALS = int(os.environ.get("TENAX_TEST_START_SIGNALS", "10"))
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_at_any_time_of_the_start_leaves_no_process(bench: Bench, name: str) -> None:
-    script = bench.script(IGNORES_SIGNALS)
+def test_a_signal_at_any_time_of_the_start_leaves_no_process(runner: Runner, name: str) -> None:
+    script = runner.script(IGNORES_SIGNALS)
     number = getattr(signal, name)
     began = time.monotonic()
-    job = bench.start("--nproc-per-node", "2", "--shutdown-timeout", "0", script)
-    bench.pids(2)
+    job = runner.start("--nproc-per-node", "2", "--shutdown-timeout", "0", script)
+    runner.pids(2)
     start_s = time.monotonic() - began
     for moment in range(START_SIGNALS):
         job.send(number)
@@ -251,8 +251,8 @@ def test_a_signal_at_any_time_of_the_start_leaves_no_process(bench: Bench, name:
         # SIGINT during the initialization of Python gives a traceback and exit code 1.
         is_from_python = number == signal.SIGINT and "KeyboardInterrupt" in done.err and "tenax:" not in done.err
         assert done.code in (128 + number, -number, *([1] if is_from_python else [])), done
-        until(lambda: not bench.alive(), f"the end of everything after signal {moment}", timeout_s=1)
-        job = bench.start("--nproc-per-node", "2", "--shutdown-timeout", "0", script)
+        until(lambda: not runner.alive(), f"the end of everything after signal {moment}", timeout_s=1)
+        job = runner.start("--nproc-per-node", "2", "--shutdown-timeout", "0", script)
         # To aim at races: each round hits another time of the start.
         time.sleep(start_s * moment / START_SIGNALS)
     job.send(number)
@@ -260,54 +260,54 @@ def test_a_signal_at_any_time_of_the_start_leaves_no_process(bench: Bench, name:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_stops_a_job_that_restarts_all_the_time(bench: Bench, name: str) -> None:
-    script = bench.script("from worker_kit import ready; ready(); raise SystemExit(7)")
+def test_a_signal_stops_a_job_that_restarts_all_the_time(runner: Runner, name: str) -> None:
+    script = runner.script("from worker_kit import ready; ready(); raise SystemExit(7)")
     number = getattr(signal, name)
     for attempt in (0, 2, 5):
-        for note in bench.notes.iterdir():
+        for note in runner.notes.iterdir():
             note.unlink()
-        job = bench.start("--nproc-per-node", "2", "--max-restarts", "100000", script)
-        bench.pids(2, attempt)
+        job = runner.start("--nproc-per-node", "2", "--max-restarts", "100000", script)
+        runner.pids(2, attempt)
         job.send(number)
         done = job.wait()
         assert done.code == 128 + number, done
         assert f"cancelled by {name}" in done.report
-        assert not bench.alive()
+        assert not runner.alive()
 
 
 # --- nohup ------------------------------------------------------------------------------------------------------------
 
 
-def test_nohup_ignores_sighup(bench: Bench) -> None:
+def test_nohup_ignores_sighup(runner: Runner) -> None:
     """Workers inherit that."""
-    script = bench.script("from worker_kit import *; ready(); wait_for('go'); print('finished')")
-    job = bench.start(script, program=["nohup", *TENAX, "run"])
-    (pid,) = bench.pids(1)
+    script = runner.script("from worker_kit import *; ready(); wait_for('go'); print('finished')")
+    job = runner.start(script, program=["nohup", *TENAX, "run"])
+    (pid,) = runner.pids(1)
     job.send(signal.SIGHUP)
     os.kill(pid, signal.SIGHUP)
-    bench.tell("go")
+    runner.tell("go")
     done = job.wait()
     assert (done.code, done.out) == (0, "finished\n"), done
 
 
-def test_nohup_does_not_ignore_other_signals(bench: Bench) -> None:
-    job = bench.start(bench.script(SLEEPS), program=["nohup", *TENAX, "run"])
-    bench.pids(1)
+def test_nohup_does_not_ignore_other_signals(runner: Runner) -> None:
+    job = runner.start(runner.script(SLEEPS), program=["nohup", *TENAX, "run"])
+    runner.pids(1)
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
 
 
-def test_in_the_background_of_a_script_sigint_is_ignored(bench: Bench) -> None:
+def test_in_the_background_of_a_script_sigint_is_ignored(runner: Runner) -> None:
     """As for every background process of a shell script; SIGTERM ends it."""
-    script = bench.script(SLEEPS)
+    script = runner.script(SLEEPS)
     shell = f"{' '.join(TENAX)} run {script} & echo $! > pid; wait $!; echo $? > code"
-    job = bench.start(program=["sh", "-c", shell])
-    (worker,) = bench.pids(1)
-    pid = int((bench.home / "pid").read_text())
+    job = runner.start(program=["sh", "-c", shell])
+    (worker,) = runner.pids(1)
+    pid = int((runner.home / "pid").read_text())
     os.kill(pid, signal.SIGINT)
     os.kill(worker, signal.SIGINT)
     assert is_alive(pid)
     assert is_alive(worker)
     os.kill(pid, signal.SIGTERM)
     job.wait()
-    assert (bench.home / "code").read_text() == "143\n"
+    assert (runner.home / "code").read_text() == "143\n"

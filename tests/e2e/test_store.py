@@ -7,14 +7,14 @@ import signal
 
 import pytest
 
-from kit.jobs import Bench, holders, is_alive, until
+from kit.jobs import Runner, holders, is_alive, until
 from store.users import NOBODY, answer_to
 from tenax._engines.free_port import free_port
 
 
-def test_without_connections_no_store_process_is_started(bench: Bench) -> None:
+def test_without_connections_no_store_process_is_started(runner: Runner) -> None:
     """The agent only listens; also after a restart."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, sys
         from worker_kit import *
@@ -24,17 +24,17 @@ def test_without_connections_no_store_process_is_started(bench: Bench) -> None:
         sys.exit(ATTEMPT == 0)
         """
     )
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script)
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", script)
     ports = []
     for attempt in range(2):
-        workers = bench.pids(2, attempt)
-        assert bench.store_pids() == []
-        used, port = bench.note("where", attempt=attempt).split()
+        workers = runner.pids(2, attempt)
+        assert runner.store_pids() == []
+        used, port = runner.note("where", attempt=attempt).split()
         assert used == "True"
         assert holders(int(port), [job.process.pid, *workers]) == [job.process.pid]
         ports.append(port)
         for rank in range(2):
-            bench.tell("go", rank, attempt)
+            runner.tell("go", rank, attempt)
     assert job.wait().code == 0
     assert len(set(ports)) == 2
 
@@ -59,20 +59,20 @@ MEETS = """
 """
 
 
-def test_each_generation_gets_an_empty_store(bench: Bench) -> None:
+def test_each_generation_gets_an_empty_store(runner: Runner) -> None:
     """One process serves all generations, each at another port."""
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", bench.script(MEETS))
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", runner.script(MEETS))
     seen = []
     for attempt in range(2):
-        workers = bench.pids(2, attempt)
-        (store,) = bench.store_pids()
-        assert bench.note("stale", attempt=attempt) == "False"
-        (port, here), _ = [bench.note("met", rank, attempt).split() for rank in range(2)]
+        workers = runner.pids(2, attempt)
+        (store,) = runner.store_pids()
+        assert runner.note("stale", attempt=attempt) == "False"
+        (port, here), _ = [runner.note("met", rank, attempt).split() for rank in range(2)]
         assert here == "2"
         assert holders(int(port), [store, *workers]) == [store]
         seen.append((store, port))
         for rank in range(2):
-            bench.tell("go", rank, attempt)
+            runner.tell("go", rank, attempt)
     assert job.wait().code == 0
     (first, old_port), (second, new_port) = seen
     assert first == second
@@ -80,40 +80,40 @@ def test_each_generation_gets_an_empty_store(bench: Bench) -> None:
     assert not is_alive(first)
 
 
-def test_a_given_master_port_is_used_by_every_generation(bench: Bench) -> None:
+def test_a_given_master_port_is_used_by_every_generation(runner: Runner) -> None:
     """With an empty store each time."""
     port = str(free_port())
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port, bench.script(MEETS))
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port, runner.script(MEETS))
     for attempt in range(2):
-        bench.pids(2, attempt)
-        assert bench.note("met", attempt=attempt) == f"{port} 2"
-        assert bench.note("stale", attempt=attempt) == "False"
+        runner.pids(2, attempt)
+        assert runner.note("met", attempt=attempt) == f"{port} 2"
+        assert runner.note("stale", attempt=attempt) == "False"
         for rank in range(2):
-            bench.tell("go", rank, attempt)
+            runner.tell("go", rank, attempt)
     assert job.wait().code == 0
 
 
-def test_a_killed_store_is_reported_and_replaced_in_the_next_generation(bench: Bench) -> None:
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", bench.script(MEETS))
-    bench.pids(2)
-    (store,) = bench.store_pids()
+def test_a_killed_store_is_reported_and_replaced_in_the_next_generation(runner: Runner) -> None:
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", runner.script(MEETS))
+    runner.pids(2)
+    (store,) = runner.store_pids()
     os.kill(store, signal.SIGKILL)
     job.until_printed("the workers' store was lost: its process was killed by SIGKILL")
     for rank in range(2):
-        bench.tell("go", rank)
-    bench.pids(2, 1)
-    (another,) = bench.store_pids()
+        runner.tell("go", rank)
+    runner.pids(2, 1)
+    (another,) = runner.store_pids()
     assert another != store
     for rank in range(2):
-        bench.tell("go", rank, 1)
+        runner.tell("go", rank, 1)
     assert job.wait().code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped and killed"])
-def test_the_store_exits_with_a_killed_agent(bench: Bench, number: signal.Signals) -> None:
-    job = bench.start("--nproc-per-node", "2", bench.script(MEETS))
-    bench.pids(2)
-    (store,) = bench.store_pids()
+def test_the_store_exits_with_a_killed_agent(runner: Runner, number: signal.Signals) -> None:
+    job = runner.start("--nproc-per-node", "2", runner.script(MEETS))
+    runner.pids(2)
+    (store,) = runner.store_pids()
     job.send(number)
     if number is signal.SIGSTOP:
         job.send(signal.SIGKILL)
@@ -121,10 +121,10 @@ def test_the_store_exits_with_a_killed_agent(bench: Bench, number: signal.Signal
     until(lambda: not is_alive(store), "the end of the store")
 
 
-def test_a_store_under_sigstop_does_not_delay_the_end(bench: Bench) -> None:
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", bench.script(MEETS))
-    bench.pids(2)
-    (store,) = bench.store_pids()
+def test_a_store_under_sigstop_does_not_delay_the_end(runner: Runner) -> None:
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", runner.script(MEETS))
+    runner.pids(2)
+    (store,) = runner.store_pids()
     os.kill(store, signal.SIGSTOP)
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
@@ -139,9 +139,9 @@ def test_a_store_under_sigstop_does_not_delay_the_end(bench: Bench) -> None:
     ],
     ids=["flag", "torch's variable"],
 )
-def test_a_worker_can_host_the_store(bench: Bench, arguments: list[str], env: dict[str, str]) -> None:
+def test_a_worker_can_host_the_store(runner: Runner, arguments: list[str], env: dict[str, str]) -> None:
     """Then the port is free for rank 0, and a variable tells the workers."""
-    script = bench.script(
+    script = runner.script(
         """
         import os
         from tenax.store import TCPStore
@@ -154,18 +154,18 @@ def test_a_worker_can_host_the_store(bench: Bench, arguments: list[str], env: di
         wait_for("go")
         """
     )
-    job = bench.start("--nproc-per-node", "2", *arguments, script, env=env)
-    bench.pids(2)
-    assert bench.store_pids() == []
+    job = runner.start("--nproc-per-node", "2", *arguments, script, env=env)
+    runner.pids(2)
+    assert runner.store_pids() == []
     for rank in range(2):
-        bench.tell("go", rank)
+        runner.tell("go", rank)
     assert job.wait().code == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
-def test_another_user_of_the_host_cannot_use_the_store(bench: Bench) -> None:
+def test_another_user_of_the_host_cannot_use_the_store(runner: Runner) -> None:
     """In a run of one node with default flags. A message shows what was rejected, and how to allow it."""
-    script = bench.script(
+    script = runner.script(
         """
         import os
         from worker_kit import *
@@ -174,12 +174,12 @@ def test_another_user_of_the_host_cannot_use_the_store(bench: Bench) -> None:
         wait_for("go")
         """
     )
-    job = bench.start(script)
-    bench.pids(1)
-    port = int(bench.note("port"))
+    job = runner.start(script)
+    runner.pids(1)
+    port = int(runner.note("port"))
     assert answer_to("127.0.0.1", port, NOBODY) == b""
     assert answer_to("127.0.0.1", port, 0) == b"abcd"
-    bench.tell("go")
+    runner.tell("go")
     done = job.wait()
     assert done.code == 0
     messages = " ".join(done.err.split())

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from kit.jobs import TENAX, Bench, Screen, is_alive
+from kit.jobs import TENAX, Runner, Screen, is_alive
 
 ESCAPE = "\x1b"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,35 +31,35 @@ SLEEPS = "from worker_kit import *; ready(); stay()"
 # --- the live line ----------------------------------------------------------------------------------------------------
 
 
-def test_the_live_line_shows_phase_generation_workers_and_restarts(bench: Bench) -> None:
-    terminal = bench.terminal(
-        "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", bench.script(FAILS_ONCE)
+def test_the_live_line_shows_phase_generation_workers_and_restarts(runner: Runner) -> None:
+    terminal = runner.terminal(
+        "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", runner.script(FAILS_ONCE)
     )
     terminal.until("tenax job7: generation 1 running, 2 of 2 workers, 1 of 1 restarts left")
-    bench.pids(2, attempt=1)
+    runner.pids(2, attempt=1)
     terminal.until("tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left")
-    bench.tell("go", attempt=1)
+    runner.tell("go", attempt=1)
     assert terminal.wait() == 0
     assert "tenax: the run succeeded" in terminal.seen
 
 
-def test_the_live_line_names_workers_that_have_not_exited(bench: Bench) -> None:
-    script = bench.script("from worker_kit import *\nif RANK: ignore('SIGINT')\nready(); stay()")
-    terminal = bench.terminal("--nproc-per-node", "2", "--rdzv-id", "job7", script)
-    bench.pids(2)
+def test_the_live_line_names_workers_that_have_not_exited(runner: Runner) -> None:
+    script = runner.script("from worker_kit import *\nif RANK: ignore('SIGINT')\nready(); stay()")
+    terminal = runner.terminal("--nproc-per-node", "2", "--rdzv-id", "job7", script)
+    runner.pids(2)
     terminal.type(b"\x03")
     terminal.until("tenax job7: generation 1 stopping, waiting for local rank 1")
     terminal.type(b"\x03")
     assert terminal.wait() == 130
 
 
-def test_the_live_line_is_erased_before_other_output(bench: Bench) -> None:
+def test_the_live_line_is_erased_before_other_output(runner: Runner) -> None:
     """No line is mixed with it, and it is gone at the end."""
-    terminal = bench.terminal(
-        "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", bench.script(FAILS_ONCE)
+    terminal = runner.terminal(
+        "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", runner.script(FAILS_ONCE)
     )
-    bench.pids(2, attempt=1)
-    bench.tell("go", attempt=1)
+    runner.pids(2, attempt=1)
+    runner.tell("go", attempt=1)
     assert terminal.wait() == 0
     screen = [row.rpartition("\r" + ESCAPE + "[K")[2] for row in terminal.seen.split("\r\n")]
     assert not [row for row in screen if row.startswith("tenax job7:")], screen
@@ -67,9 +67,9 @@ def test_the_live_line_is_erased_before_other_output(bench: Bench) -> None:
     assert all(re.match("tenax: |hello from [01]$|$", row) for row in screen), screen
 
 
-def test_the_live_line_is_truncated_to_one_row(bench: Bench) -> None:
+def test_the_live_line_is_truncated_to_one_row(runner: Runner) -> None:
     """So that it can be erased completely."""
-    terminal = bench.terminal(bench.script(SLEEPS), columns=24)
+    terminal = runner.terminal(runner.script(SLEEPS), columns=24)
     terminal.until("generat")
     terminal.process.terminate()
     terminal.wait()
@@ -79,19 +79,19 @@ def test_the_live_line_is_truncated_to_one_row(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
-def test_a_real_screen_shows_output_above_one_live_line(bench: Bench) -> None:
+def test_a_real_screen_shows_output_above_one_live_line(runner: Runner) -> None:
     """As drawn by tmux; at the end the live line is gone."""
-    bench.script(FAILS_ONCE)
+    runner.script(FAILS_ONCE)
     command = (
         f"{' '.join(TENAX)} run --nproc-per-node 2 --max-restarts 1 --rdzv-id job7 train.py; echo code $?; exec cat"
     )
-    screen = Screen(bench, ["sh", "-c", command], columns=90)
+    screen = Screen(runner, ["sh", "-c", command], columns=90)
     try:
         rows = screen.until("generation 2 running, 2 of 2 workers")
         assert rows[-1] == "tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left"
         assert sum("tenax job7:" in row for row in rows) == 1, "one live line, the last row"
-        bench.pids(2, attempt=1)
-        bench.tell("go", attempt=1)
+        runner.pids(2, attempt=1)
+        runner.tell("go", attempt=1)
         rows = screen.until("code 0")
         assert not [row for row in rows if "tenax job7:" in row], rows
         assert rows.count("hello from 0") == 2
@@ -106,32 +106,32 @@ def test_a_real_screen_shows_output_above_one_live_line(bench: Bench) -> None:
 # --- colour -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_is_coloured_on_a_terminal(bench: Bench) -> None:
-    terminal = bench.terminal(bench.script(FAILS))
+def test_the_report_is_coloured_on_a_terminal(runner: Runner) -> None:
+    terminal = runner.terminal(runner.script(FAILS))
     assert terminal.wait() == 1
     assert COLOUR.search(terminal.seen)
     assert "train.py failed: rank 0 on" in COLOUR.sub("", terminal.seen)
 
 
 @pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_color_and_dumb_terminals_disable_colour(bench: Bench, variable: dict[str, str]) -> None:
-    terminal = bench.terminal(bench.script(FAILS), env=variable)
+def test_no_color_and_dumb_terminals_disable_colour(runner: Runner, variable: dict[str, str]) -> None:
+    terminal = runner.terminal(runner.script(FAILS), env=variable)
     assert terminal.wait() == 1
     assert not COLOUR.search(terminal.seen)
 
 
-def test_a_dumb_terminal_gets_no_escape_code(bench: Bench) -> None:
+def test_a_dumb_terminal_gets_no_escape_code(runner: Runner) -> None:
     """And no live line, because it cannot be erased."""
-    terminal = bench.terminal(bench.script(FAILS), env={"TERM": "dumb"})
+    terminal = runner.terminal(runner.script(FAILS), env={"TERM": "dumb"})
     assert terminal.wait() == 1
     assert ESCAPE not in terminal.seen
 
 
-def test_a_file_gets_plain_lines(bench: Bench) -> None:
+def test_a_file_gets_plain_lines(runner: Runner) -> None:
     """No escape code, carriage return or live line, and no line twice."""
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", bench.script(FAILS_ONCE))
-    bench.pids(2, attempt=1)
-    bench.tell("go", attempt=1)
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", runner.script(FAILS_ONCE))
+    runner.pids(2, attempt=1)
+    runner.tell("go", attempt=1)
     done = job.wait()
     assert done.code == 0
     assert ESCAPE not in done.err + done.out
@@ -144,9 +144,9 @@ def test_a_file_gets_plain_lines(bench: Bench) -> None:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_interrupts_workers_once(bench: Bench) -> None:
+def test_ctrl_c_interrupts_workers_once(runner: Runner) -> None:
     """By the agent; exit code 130, and the report comes last."""
-    script = bench.script(
+    script = runner.script(
         """
         from worker_kit import *
         try:
@@ -160,22 +160,22 @@ def test_ctrl_c_interrupts_workers_once(bench: Bench) -> None:
                 note("twice")
         """
     )
-    terminal = bench.terminal("--nproc-per-node", "2", script)
-    bench.pids(2)
+    terminal = runner.terminal("--nproc-per-node", "2", script)
+    runner.pids(2)
     terminal.type(b"\x03")
     for rank in range(2):
-        bench.note("interrupted", rank)
-        bench.tell("go", rank)
+        runner.note("interrupted", rank)
+        runner.tell("go", rank)
     assert terminal.wait() == 130
-    assert not bench.noted("twice", 0)
+    assert not runner.noted("twice", 0)
     assert "train.py was cancelled by SIGINT" in terminal.seen
     assert terminal.seen.rstrip().endswith("=" * 80)
     assert "Ctrl-C again kills them now" in terminal.seen
 
 
-def test_a_second_ctrl_c_kills_workers(bench: Bench) -> None:
-    terminal = bench.terminal("--nproc-per-node", "2", bench.script(IGNORES_SIGNALS))
-    pids = bench.pids(2)
+def test_a_second_ctrl_c_kills_workers(runner: Runner) -> None:
+    terminal = runner.terminal("--nproc-per-node", "2", runner.script(IGNORES_SIGNALS))
+    pids = runner.pids(2)
     terminal.type(b"\x03")
     terminal.until("received SIGINT")
     began = time.monotonic()
@@ -185,34 +185,34 @@ def test_a_second_ctrl_c_kills_workers(bench: Bench) -> None:
     assert not any(map(is_alive, pids))
 
 
-def test_a_closed_terminal_stops_the_job(bench: Bench) -> None:
+def test_a_closed_terminal_stops_the_job(runner: Runner) -> None:
     """By SIGHUP."""
-    terminal = bench.terminal("--nproc-per-node", "2", "--shutdown-timeout", "1", bench.script(IGNORES_SIGNALS))
-    pids = bench.pids(2)
+    terminal = runner.terminal("--nproc-per-node", "2", "--shutdown-timeout", "1", runner.script(IGNORES_SIGNALS))
+    pids = runner.pids(2)
     terminal.hang_up()
     assert terminal.wait() == 128 + signal.SIGHUP
     assert not any(map(is_alive, pids))
 
 
-def test_workers_continue_while_the_agent_is_suspended(bench: Bench) -> None:
+def test_workers_continue_while_the_agent_is_suspended(runner: Runner) -> None:
     """Ctrl-Z and fg: they keep running and printing."""
-    script = bench.script(
+    script = runner.script(
         "from worker_kit import *; ready(); wait_for('go'); print('still here', flush=True); note('printed')"
     )
-    terminal = bench.terminal(script)
-    bench.pids(1)
+    terminal = runner.terminal(script)
+    runner.pids(1)
     os.kill(terminal.process.pid, signal.SIGSTOP)
-    bench.tell("go")
-    bench.note("printed")
+    runner.tell("go")
+    runner.note("printed")
     terminal.until("still here")
     os.kill(terminal.process.pid, signal.SIGCONT)
     assert terminal.wait() == 0
 
 
-def test_input_and_pdb_work(bench: Bench) -> None:
+def test_input_and_pdb_work(runner: Runner) -> None:
     """Prompts without a newline are shown."""
-    script = bench.script("name = input('name? ')\nprint('hello', name)\nbreakpoint()\nprint('end')\n")
-    terminal = bench.terminal(script)
+    script = runner.script("name = input('name? ')\nprint('hello', name)\nbreakpoint()\nprint('end')\n")
+    terminal = runner.terminal(script)
     terminal.until("name? ")
     terminal.type(b"ada\n")
     terminal.until("hello ada")
@@ -222,9 +222,9 @@ def test_input_and_pdb_work(bench: Bench) -> None:
     assert "end" in terminal.seen
 
 
-def test_a_progress_bar_is_shown_at_once(bench: Bench) -> None:
+def test_a_progress_bar_is_shown_at_once(runner: Runner) -> None:
     """Text that ends with a carriage return can be overwritten."""
-    script = bench.script(
+    script = runner.script(
         """
         import os
         from worker_kit import *
@@ -235,9 +235,9 @@ def test_a_progress_bar_is_shown_at_once(bench: Bench) -> None:
         os.write(2, b"\\n")
         """
     )
-    terminal = bench.terminal(script)
+    terminal = runner.terminal(script)
     for percent in (10, 50, 99):
-        bench.note(f"at{percent}")
+        runner.note(f"at{percent}")
         terminal.until(f"step {percent}%")
-        bench.tell(f"seen{percent}")
+        runner.tell(f"seen{percent}")
     assert terminal.wait() == 0

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kit.jobs import Bench, holders, is_alive
+from kit.jobs import Runner, holders, is_alive
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -57,21 +57,21 @@ TRAIN = """
 """
 
 
-def test_ddp_training_survives_two_killed_workers(bench: Bench) -> None:
+def test_ddp_training_survives_two_killed_workers(runner: Runner) -> None:
     """``init_process_group``, ``all_reduce`` and DDP work with the environment alone. A worker is killed in each of two
     attempts; each restart uses an empty store, and the third attempt finishes."""
-    done = bench.run("--nproc-per-node", "2", "--max-restarts", "2", bench.script(TRAIN), "2", "6", timeout_s=110)
+    done = runner.run("--nproc-per-node", "2", "--max-restarts", "2", runner.script(TRAIN), "2", "6", timeout_s=110)
     assert done.code == 0, done
-    assert [bench.note("began", 0, attempt) for attempt in range(3)] == ["0", "2", "4"]
-    assert [bench.note("finished", rank, attempt=2) for rank in range(2)] == ["6", "6"]
+    assert [runner.note("began", 0, attempt) for attempt in range(3)] == ["0", "2", "4"]
+    assert [runner.note("finished", rank, attempt=2) for rank in range(2)] == ["6", "6"]
     deaths = [line for line in done.said if "was killed by SIGKILL" in line]
     assert len(deaths) == 2
     assert all(line.startswith("rank 1 ") for line in deaths), deaths
 
 
-def test_a_process_group_uses_the_store_of_the_agent(bench: Bench) -> None:
+def test_a_process_group_uses_the_store_of_the_agent(runner: Runner) -> None:
     """torch hosts none. After a restart the same process serves an empty store at another port."""
-    script = bench.script(
+    script = runner.script(
         """
         import os
         import torch.distributed as dist
@@ -90,17 +90,17 @@ def test_a_process_group_uses_the_store_of_the_agent(bench: Bench) -> None:
         os._exit(0)  # see above
         """
     )
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script)
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", script)
     stores, ports = [], []
     for attempt in range(2):
-        workers = [int(bench.note("ready", rank, attempt, timeout_s=60)) for rank in range(2)]
-        stores += bench.store_pids()
-        used, port = bench.note("met", attempt=attempt).split()
+        workers = [int(runner.note("ready", rank, attempt, timeout_s=60)) for rank in range(2)]
+        stores += runner.store_pids()
+        used, port = runner.note("met", attempt=attempt).split()
         assert used == "True"
         assert holders(int(port), [*stores[-1:], *workers]) == stores[-1:]
         ports.append(port)
         for rank in range(2):
-            bench.tell("go", rank, attempt)
+            runner.tell("go", rank, attempt)
     done = job.wait(60)
     assert done.code == 0, done
     assert len(stores) == 2
@@ -109,9 +109,9 @@ def test_a_process_group_uses_the_store_of_the_agent(bench: Bench) -> None:
     assert not is_alive(stores[0])
 
 
-def test_the_first_cause_is_the_rank_that_raised(bench: Bench) -> None:
+def test_the_first_cause_is_the_rank_that_raised(runner: Runner) -> None:
     """The other ranks fail in their collectives because of it, or are stopped."""
-    script = bench.script(
+    script = runner.script(
         """
         import torch, torch.distributed as dist
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -128,7 +128,7 @@ def test_the_first_cause_is_the_rank_that_raised(bench: Bench) -> None:
         main()
         """
     )
-    done = bench.run("--nproc-per-node", "2", script, timeout_s=60)
+    done = runner.run("--nproc-per-node", "2", script, timeout_s=60)
     assert done.code in (1, 134), "134: torch aborted while the interpreter took it down"
     assert "rank 1" in done.report.split("----")[0]
     assert done.fact("error") == "ValueError: bad batch"
@@ -150,7 +150,7 @@ SHARES = """
 """
 
 
-def test_tensors_are_shared_and_returned_as_by_torch_multiprocessing(bench: Bench) -> None:
+def test_tensors_are_shared_and_returned_as_by_torch_multiprocessing(runner: Runner) -> None:
     """A function worker changes the tensor that it was given, and returns a tensor."""
-    done = bench.run(bench.script(SHARES, "shares.py"), program=[sys.executable], timeout_s=90)
+    done = runner.run(runner.script(SHARES, "shares.py"), program=[sys.executable], timeout_s=90)
     assert (done.code, done.out) == (0, "spawn 1.0 90000.0\nforkserver 1.0 90000.0\n"), done

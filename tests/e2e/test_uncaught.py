@@ -7,14 +7,14 @@ import os
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 
 @pytest.mark.parametrize("handled", ["SIGTERM", ""])
-def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(bench: Bench, handled: str) -> None:
+def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(runner: Runner, handled: str) -> None:
     """Rank 0 raises, then waits for a thread; rank 1 fails because of that and exits first. The exit code is not that
     of the signal that ended rank 0."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, sys, threading, time
         from worker_kit import RANK, ignore
@@ -30,7 +30,7 @@ def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(
         raise ConnectionError("the peer went away")
         """
     )
-    done = bench.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", "logs", script, handled)
+    done = runner.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", "logs", script, handled)
     assert done.code == 1
     assert done.fact("rank").startswith("0 ")
     assert done.fact("error") == "ValueError: loss is nan: the root cause"
@@ -38,9 +38,9 @@ def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(
     assert "Stopped by tenax, not failed" not in done.report
 
 
-def test_the_hook_is_invisible_to_workers_and_their_children(bench: Bench) -> None:
+def test_the_hook_is_invisible_to_workers_and_their_children(runner: Runner) -> None:
     """Whatever PYTHONPATH was."""
-    script = bench.script(
+    script = runner.script(
         """
         import json, os, subprocess, sys
         look = "import json, os, sys; print(json.dumps([os.environ.get('PYTHONPATH'), sys.path[1:],"
@@ -50,34 +50,34 @@ def test_the_hook_is_invisible_to_workers_and_their_children(bench: Bench) -> No
         print(json.dumps([mine, child]))
         """
     )
-    for value in (None, "", f"{bench.home}/lib"):
+    for value in (None, "", f"{runner.home}/lib"):
         environ = {} if value is None else {"PYTHONPATH": value}
-        done = bench.run(script, env=environ)
+        done = runner.run(script, env=environ)
         mine, child = json.loads(done.out)
         assert mine[0] == child[0] == value
         assert mine[2] == child[2] == []
         assert child[3] is True
         assert not any("failures/hook" in entry for entry in mine[1] + child[1])
-        assert (f"{bench.home}/lib" in mine[1]) == bool(value)
+        assert (f"{runner.home}/lib" in mine[1]) == bool(value)
 
 
-def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench) -> None:
+def test_the_sitecustomize_of_the_environment_still_runs(runner: Runner) -> None:
     """The hook comes first on the path and then imports it."""
-    (bench.home / "lib").mkdir()
-    (bench.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
-    script = bench.script(
+    (runner.home / "lib").mkdir()
+    (runner.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
+    script = runner.script(
         """
         import sitecustomize, sys
         print(sys.customized, sitecustomize.__file__, sep="\\n")
         """
     )
-    done = bench.run(script, env={"PYTHONPATH": str(bench.home / "lib")})
-    assert done.out.splitlines() == ["True", str(bench.home / "lib" / "sitecustomize.py")]
+    done = runner.run(script, env={"PYTHONPATH": str(runner.home / "lib")})
+    assert done.out.splitlines() == ["True", str(runner.home / "lib" / "sitecustomize.py")]
 
 
-def test_exceptions_of_child_processes_are_not_recorded(bench: Bench) -> None:
+def test_exceptions_of_child_processes_are_not_recorded(runner: Runner) -> None:
     """Only the worker writes its error file."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, subprocess, sys
         subprocess.run([sys.executable, "-c", "raise OSError('of a child')"])
@@ -87,17 +87,17 @@ def test_exceptions_of_child_processes_are_not_recorded(bench: Bench) -> None:
         print(os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"]))
         """
     )
-    assert bench.run(script).out.split() == ["False"]
+    assert runner.run(script).out.split() == ["False"]
 
 
-def test_a_launcher_that_is_a_worker_writes_its_first_cause_to_its_own_error_file(bench: Bench) -> None:
-    script = bench.script('raise KeyError("inner")')
-    path = bench.home / "outer.json"
-    assert bench.run(script, env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 1
+def test_a_launcher_that_is_a_worker_writes_its_first_cause_to_its_own_error_file(runner: Runner) -> None:
+    script = runner.script('raise KeyError("inner")')
+    path = runner.home / "outer.json"
+    assert runner.run(script, env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 1
     message = json.loads(path.read_text())["message"]
     assert message["message"] == "KeyError: 'inner'"
     assert message["errorCode"] == 1
-    assert os.listdir(bench.home).count("outer.json") == 1
+    assert os.listdir(runner.home).count("outer.json") == 1
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_a_launcher_that_is_a_worker_writes_its_first_cause_to_its_own_error_fil
         ("raise KeyboardInterrupt", None),
     ],
 )
-def test_uncaught_exceptions_are_recorded(bench: Bench, source: str, error: str | None) -> None:
+def test_uncaught_exceptions_are_recorded(runner: Runner, source: str, error: str | None) -> None:
     """In the wording of Python; SystemExit and KeyboardInterrupt are not recorded."""
-    done = bench.run("--log-dir", "logs", bench.script(source))
-    path = bench.run_dir() / "attempt_0" / "0" / "error.json"
+    done = runner.run("--log-dir", "logs", runner.script(source))
+    path = runner.run_dir() / "attempt_0" / "0" / "error.json"
     assert path.exists() == (error is not None)
     if error is not None:
         assert json.loads(path.read_text())["message"]["message"].removeprefix("__main__.").startswith(error)
@@ -124,9 +124,9 @@ def test_uncaught_exceptions_are_recorded(bench: Bench, source: str, error: str 
     assert os.listdir(path.parent) == (["error.json"] if error else [])
 
 
-def test_a_module_json_next_to_the_script_only_prevents_the_recording(bench: Bench) -> None:
+def test_a_module_json_next_to_the_script_only_prevents_the_recording(runner: Runner) -> None:
     """The exit code and the report are right."""
-    bench.script("raise SystemExit(55)", "json.py")
-    done = bench.run(bench.script("raise ValueError('loss is nan')"))
+    runner.script("raise SystemExit(55)", "json.py")
+    done = runner.run(runner.script("raise ValueError('loss is nan')"))
     assert done.code == 1
     assert done.fact("error") == "ValueError: loss is nan"

@@ -498,8 +498,8 @@ def test_a_node_that_cannot_serve_without_a_certificate_reports_that(certificate
 @needs_openssl
 def test_a_coordinator_with_an_untrusted_certificate_is_rejected(certificates: Certificates) -> None:
     endpoint = certificates.endpoint
-    strange = TlsFiles(certificates.strange_cert, certificates.strange_key)
-    with engine_node(endpoint, tls=msgspec.structs.replace(strange, ca=certificates.strange_ca)) as theirs:
+    strange = TlsFiles(certificates.other_cert, certificates.other_key)
+    with engine_node(endpoint, tls=msgspec.structs.replace(strange, ca=certificates.other_ca)) as theirs:
         theirs.until(GenerationFormed)
         with engine_node(endpoint, tls=TlsFiles(certificates.cert, certificates.key, certificates.ca)) as ours:
             assert "TLS handshake failed" in ours.until(JoinRefused).reason

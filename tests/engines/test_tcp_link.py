@@ -385,9 +385,7 @@ def test_a_tls_stream_contains_no_plain_text(certificates: Certificates) -> None
 
 @needs_openssl
 def test_a_server_with_an_untrusted_certificate_is_rejected(certificates: Certificates) -> None:
-    server, client = tls_ends(
-        TlsFiles(certificates.strange_cert, certificates.strange_key), TlsFiles(ca=certificates.ca)
-    )
+    server, client = tls_ends(TlsFiles(certificates.other_cert, certificates.other_key), TlsFiles(ca=certificates.ca))
     serve([server, client], lambda: server.closed and client.closed)
     assert client.closed is not None
     assert client.closed[0].startswith("TLS handshake failed: ")
@@ -411,7 +409,7 @@ def test_a_client_without_a_trusted_certificate_is_rejected(certificates: Certif
     """Mutual TLS."""
     theirs = TlsFiles(ca=certificates.ca)
     if certificate == "untrusted":
-        theirs = TlsFiles(certificates.strange_cert, certificates.strange_key, certificates.ca)
+        theirs = TlsFiles(certificates.other_cert, certificates.other_key, certificates.ca)
     server, client = tls_ends(TlsFiles(certificates.cert, certificates.key, certificates.ca), theirs)
     client.link.send(BEAT)
     serve([server, client], lambda: server.closed and client.closed)
@@ -444,7 +442,7 @@ def test_unusable_tls_files_are_rejected_with_a_message(certificates: Certificat
     for files in (
         TlsFiles(str(tmp_path / "missing.pem"), certificates.key),
         TlsFiles(str(empty), certificates.key),
-        TlsFiles(certificates.cert, certificates.strange_key),
+        TlsFiles(certificates.cert, certificates.other_key),
         TlsFiles(ca=str(empty)),
     ):
         with pytest.raises(ValueError, match=r"^could not load the TLS files \(.*\): "):

@@ -74,7 +74,7 @@ def test_a_peer_without_tls_is_recognized_and_gets_an_alert(certificates: Certif
 def test_a_rejection_is_reported_on_both_sides(certificates: Certificates) -> None:
     """A client that does not trust the server fails by itself; the server receives an alert."""
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
-    client, server = pair(TlsFiles(certificates.cert, certificates.key), TlsFiles(ca=certificates.strange_ca))
+    client, server = pair(TlsFiles(certificates.cert, certificates.key), TlsFiles(ca=certificates.other_ca))
     exchange(client, server)
     assert client.failure is not None
     assert not client.failure.is_rejection

@@ -25,7 +25,7 @@ import pytest
 
 from kit.addresses import own_endpoint
 from kit.etcd import EtcdCluster
-from kit.jobs import PATIENCE_S, Bench
+from kit.jobs import PATIENCE_S, Runner
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
 
@@ -214,8 +214,8 @@ def same_report(agents: Sequence[Agent], code: int) -> dict[str, Any]:
 class Cluster:
     """One run. ``start`` adds agents with the same options, unless it gets others."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
         self.hub = WorkerHub()
         self.agents: list[Agent] = []
         self.endpoint = own_endpoint()
@@ -246,15 +246,15 @@ class Cluster:
 
     def _start(self, options: dict[str, Any], env: dict[str, str]) -> Agent:
         name = f"node{len(self.agents)}"
-        report = self.bench.home / f"{name}.json"
+        report = self.runner.home / f"{name}.json"
         argument = json.dumps({**options, "endpoint": options.get("endpoint", self.endpoint), "report": str(report)})
         process = subprocess.Popen(
             [sys.executable, str(_HERE / "agent_main.py"), argument],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=self.bench.home,
-            env={**self.bench.environ, "CLUSTER_HUB": self.hub.name, "CLUSTER_AGENT": name, **env},
+            cwd=self.runner.home,
+            env={**self.runner.environ, "CLUSTER_HUB": self.hub.name, "CLUSTER_AGENT": name, **env},
         )
         agent = Agent(name, process, report)
         self.agents.append(agent)
@@ -281,7 +281,7 @@ class Cluster:
 
     def kill(self, agent: Agent) -> None:
         """Send SIGKILL: its helpers exit by themselves within a second."""
-        self.bench.leaves_within_s = 1.0
+        self.runner.leaves_within_s = 1.0
         agent.send(signal.SIGKILL)
 
     def operate(self, frame: wire.FromAgent) -> None:
@@ -312,6 +312,6 @@ class Cluster:
             agent.close()
         self.hub.close()
         if left:
-            self.bench.leaves_within_s = 1.0
-        self.bench.close()
+            self.runner.leaves_within_s = 1.0
+        self.runner.close()
         assert not left, f"the test left {left} running\n{self}"

@@ -80,11 +80,11 @@ class Certificates:
         authority, other = trustme.CA(), trustme.CA()
         authority.cert_pem.write_to_path(directory / "ca.pem")
         other.cert_pem.write_to_path(directory / "other-ca.pem")
-        self.ca, self.strange_ca = str(directory / "ca.pem"), str(directory / "other-ca.pem")
+        self.ca, self.other_ca = str(directory / "ca.pem"), str(directory / "other-ca.pem")
         self.server = self._write("server", authority.issue_cert("localhost", *addresses))
         self.client = self._write("client", authority.issue_cert("client@tests.invalid"))
         self.named_client = self._write("named", authority.issue_cert("named@tests.invalid", common_name="named"))
-        self.strange_client = self._write("strange", other.issue_cert("client@tests.invalid"))
+        self.other_client = self._write("strange", other.issue_cert("client@tests.invalid"))
 
     def _write(self, name: str, certificate: Any) -> tuple[str, str]:
         cert, key = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"

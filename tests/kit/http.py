@@ -37,11 +37,11 @@ def raw(port: int, data: bytes, host: str = "127.0.0.1") -> Received:
     """Send these bytes, and read until the server closes."""
     with socket.create_connection((host, port), PATIENCE_S) as sock:
         sock.sendall(data)
-        return heard_from(sock)
+        return receive_response(sock)
 
 
-def heard_from(sock: socket.socket) -> Received:
-    return understood(until_closed(sock))
+def receive_response(sock: socket.socket) -> Received:
+    return parse_response(until_closed(sock))
 
 
 def until_closed(sock: socket.socket) -> bytes:
@@ -51,7 +51,7 @@ def until_closed(sock: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def understood(data: bytes) -> Received:
+def parse_response(data: bytes) -> Received:
     head, end, body = data.partition(b"\r\n\r\n")
     assert end, f"not an HTTP response: {data!r}"
     first, *rest = head.decode().split("\r\n")

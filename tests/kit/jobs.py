@@ -116,8 +116,8 @@ class Done:
 class Running:
     """A process with its output in two files, so that no unread pipe can block it."""
 
-    def __init__(self, bench: Bench, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
-        self._bench = bench
+    def __init__(self, runner: Runner, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self._runner = runner
         self.process = process
         self.pid = process.pid
         self._out = out
@@ -143,11 +143,11 @@ class Running:
         done = Done(self.process.wait(), self.out, self.err)
         if done.code == 2 or done.code < 0:
             # Rejected, or killed before it could clean up: its helpers exit by themselves.
-            self._bench.leaves_within_s = 1.0
+            self._runner.leaves_within_s = 1.0
         return done
 
 
-class Bench:
+class Runner:
     """A folder, a clean environment, and everything that one test started in it."""
 
     def __init__(self, home: Path, name: str) -> None:
@@ -279,7 +279,7 @@ class Terminal:
     def __init__(
         self,
         command: list[str],
-        bench: Bench,
+        runner: Runner,
         *,
         columns: int = 100,
         rows: int = 30,
@@ -297,8 +297,8 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            cwd=bench.home,
-            env={**bench.environ, **(env or {})},
+            cwd=runner.home,
+            env={**runner.environ, **(env or {})},
             start_new_session=True,
             preexec_fn=take_control,
         )
@@ -355,14 +355,14 @@ class Terminal:
 class Screen:
     """A terminal with its rows of text, drawn by tmux."""
 
-    def __init__(self, bench: Bench, command: list[str], columns: int = 100, rows: int = 30) -> None:
-        self._tmux = ["tmux", "-L", f"tenax-e2e-{bench.mark}"]
-        self._bench = bench
+    def __init__(self, runner: Runner, command: list[str], columns: int = 100, rows: int = 30) -> None:
+        self._tmux = ["tmux", "-L", f"tenax-e2e-{runner.mark}"]
+        self._runner = runner
         size = ["-x", str(columns), "-y", str(rows)]
-        self._do("-f", "/dev/null", "new-session", "-d", *size, "-c", str(bench.home), *command)
+        self._do("-f", "/dev/null", "new-session", "-d", *size, "-c", str(runner.home), *command)
 
     def _do(self, *arguments: str) -> str:
-        done = subprocess.run([*self._tmux, *arguments], env=self._bench.environ, capture_output=True, text=True)
+        done = subprocess.run([*self._tmux, *arguments], env=self._runner.environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

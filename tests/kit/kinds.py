@@ -69,7 +69,7 @@ FOLDERS = {
     "view": "unit",
 }
 # A test of a folder without processes that uses one of these is a test with processes.
-FIXTURES = dict.fromkeys(("bench", "etcd", "make_etcd", "certificates"), "process")
+FIXTURES = dict.fromkeys(("runner", "etcd", "make_etcd", "certificates"), "process")
 # What Python reports before it starts a process.
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 _running = ""  # the kind of the test that runs

@@ -127,7 +127,7 @@ def pipe() -> Iterator[Pipe]:
     made.close()
 
 
-class Hearing:
+class EventCollector:
     """Opens ``Processes`` and collects their events, serving their descriptor as a loop would."""
 
     def __init__(self, processes: Processes) -> None:
@@ -170,7 +170,7 @@ class Hearing:
         if readable:
             processes.on_readable()
 
-    def hears_nothing(self, for_s: float = 0.05) -> bool:
+    def receives_nothing(self, for_s: float = 0.05) -> bool:
         """Return whether no event comes for a moment. Only to check that something does not happen."""
         self.serve(for_s)
         return not self.events

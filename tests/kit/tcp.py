@@ -395,8 +395,8 @@ class Certificates:
         self.endpoint = own_endpoint()  # in the certificates
         self.ca = self._authority("ca")
         self.cert, self.key = self._signed("node", "ca")
-        self.strange_ca = self._authority("strange-ca")
-        self.strange_cert, self.strange_key = self._signed("stranger", "strange-ca")
+        self.other_ca = self._authority("strange-ca")
+        self.other_cert, self.other_key = self._signed("stranger", "strange-ca")
 
     def _openssl(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)

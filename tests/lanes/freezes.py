@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster.freezes import Freezes
 from kit.cluster import Cluster
-from kit.jobs import Bench
+from kit.jobs import Runner
 from tenax._core.lease import LeaseTerms
 
 _printing = threading.Lock()
@@ -46,7 +46,7 @@ def _run(numbers: range, options: argparse.Namespace) -> tuple[Counter[str], str
     """Run one cluster with its share of the freezes; return the error, or an empty text."""
     done: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="tenax-lane-", ignore_cleanup_errors=True) as home:
-        cluster = Cluster(Bench(Path(home), f"freezes-{numbers.start}"))
+        cluster = Cluster(Runner(Path(home), f"freezes-{numbers.start}"))
         try:
             freezes = Freezes(cluster, options.lease, options.seconds)
             for number in numbers:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.addresses import own_address
-from kit.jobs import PATIENCE_S, Bench
+from kit.jobs import PATIENCE_S, Runner
 
 _HERE = Path(__file__).parent
 
@@ -20,7 +20,7 @@ _HERE = Path(__file__).parent
 class Node:
     """One agent."""
 
-    def __init__(self, name: str, bench: Bench, hub: str, options: dict[str, Any], since: float) -> None:
+    def __init__(self, name: str, runner: Runner, hub: str, options: dict[str, Any], since: float) -> None:
         self.name = name
         self.addr = own_address()  # it also identifies the leader
         self.is_stopped = False
@@ -32,8 +32,8 @@ class Node:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=bench.home,
-            env={**bench.environ, "LANE_HUB": hub, "LANE_AGENT": name},
+            cwd=runner.home,
+            env={**runner.environ, "LANE_HUB": hub, "LANE_AGENT": name},
         )
         self._reader = threading.Thread(target=self._read, name=f"console of {name}")
         self._reader.start()

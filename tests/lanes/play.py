@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kit.etcd import EtcdCluster
-from kit.jobs import Bench
+from kit.jobs import Runner
 from tenax._core.record import RunRecord
 
 from .history import History, broken
@@ -49,7 +49,7 @@ class Play:
         self._timeout_s = timeout_s
         self._notes: list[tuple[float, str]] = []
         self._since = time.monotonic()
-        self._bench = Bench(home, f"lane-{plan.seed}-{next(_runs)}")
+        self._runner = Runner(home, f"lane-{plan.seed}-{next(_runs)}")
         self._hub = WorkerHub()
         self._nodes: list[Node] = []
         self._etcd = EtcdCluster(home, 3)
@@ -191,7 +191,7 @@ class Play:
             "grace_s": _GRACE_S,
             "ignores_sigterm": self.plan.ignores_sigterm,
         }
-        node = Node(f"node{len(self._nodes)}", self._bench, self._hub.name, options, self._since)
+        node = Node(f"node{len(self._nodes)}", self._runner, self._hub.name, options, self._since)
         self._nodes.append(node)
         return node.name
 
@@ -253,9 +253,9 @@ class Play:
         finally:
             self._etcd.close()
             self._hub.close()
-            self._bench.leaves_within_s = _LEAVES_S
+            self._runner.leaves_within_s = _LEAVES_S
             try:
-                self._bench.close()
+                self._runner.close()
             except AssertionError as error:
                 self.broken.append(f"processes outlived their agents: {error}")
         self.history.workers = self._hub.lives

@@ -22,7 +22,7 @@ from tenax._node.worker_logs import WorkerLogs
 pytestmark = [on_linux, pytest.mark.process]
 
 
-class Bench:
+class Runner:
     """Logs on a real loop; workers are only their streams."""
 
     def __init__(self, specs: LogsSpecs) -> None:
@@ -63,9 +63,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def runner(tmp_path: Path) -> Iterator[Runner]:
     with leaving_nothing():
-        made = Bench(DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL))
+        made = Runner(DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL))
         yield made
         made.close()
 
@@ -82,76 +82,76 @@ ValueError: boom
 """
 
 
-def test_the_last_lines_are_evidence(bench: Bench) -> None:
+def test_the_last_lines_are_evidence(runner: Runner) -> None:
     """The end of stderr, with its exception and the path of the complete file."""
-    ((out, err),) = bench.prepare()
+    ((out, err),) = runner.prepare()
     os.close(out)
     say(err, "loading\n" + TRACEBACK)
-    evidence = bench.examine()
+    evidence = runner.examine()
     assert (evidence.error_type, evidence.message) == ("ValueError", "ValueError: boom")
     assert evidence.last_lines[-1] == "ValueError: boom"
-    assert evidence.log_file == bench.logs.destination.stderrs[0]
+    assert evidence.log_file == runner.logs.destination.stderrs[0]
 
 
-def test_an_error_file_is_better_evidence(bench: Bench) -> None:
+def test_an_error_file_is_better_evidence(runner: Runner) -> None:
     """It is preferred to the output."""
-    ((out, err),) = bench.prepare()
+    ((out, err),) = runner.prepare()
     os.close(out)
     say(err, "something else\n")
-    assert not bench.logs.has_error_file(0)
-    path = Path(bench.logs.destination.error_files[0])
+    assert not runner.logs.has_error_file(0)
+    path = Path(runner.logs.destination.error_files[0])
     message = {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "12"}}
     path.write_text(json.dumps({"message": message}))
-    assert bench.logs.has_error_file(0)
-    evidence = bench.examine()
+    assert runner.logs.has_error_file(0)
+    evidence = runner.examine()
     assert (evidence.message, evidence.error_file) == ("KeyError: 'x'", str(path))
 
 
-def test_a_stopped_worker_without_an_error_file_is_not_examined(bench: Bench) -> None:
+def test_a_stopped_worker_without_an_error_file_is_not_examined(runner: Runner) -> None:
     """The evidence is empty and available at once."""
-    ((out, err),) = bench.prepare()
+    ((out, err),) = runner.prepare()
     say(out, "")
     say(err, "KeyboardInterrupt\n")
-    assert bench.examine(was_stopped=True) == Evidence()
+    assert runner.examine(was_stopped=True) == Evidence()
 
 
-def test_a_stopped_worker_shows_the_stacks_that_it_wrote(bench: Bench) -> None:
+def test_a_stopped_worker_shows_the_stacks_that_it_wrote(runner: Runner) -> None:
     """Another worker may have waited for this one. Stacks of an earlier worker are ignored."""
-    for out, err in bench.prepare():
+    for out, err in runner.prepare():
         say(out, "")
         say(err, "")
-    path = Path(bench.logs.destination.error_files[0]).parent / "stacks.txt"
+    path = Path(runner.logs.destination.error_files[0]).parent / "stacks.txt"
     path.write_text("Current thread 0x1 (most recent call first):\n")
-    shown = bench.examine(-15, was_stopped=True)
+    shown = runner.examine(-15, was_stopped=True)
     assert shown == Evidence(stacks="Current thread 0x1 (most recent call first):")
     os.utime(path, (1.0, 1.0))
-    assert bench.examine(-15, was_stopped=True) == Evidence()
+    assert runner.examine(-15, was_stopped=True) == Evidence()
 
 
-def test_evidence_arrives_although_the_log_writer_died(bench: Bench) -> None:
+def test_evidence_arrives_although_the_log_writer_died(runner: Runner) -> None:
     """A killed log writer is restarted with the same pipes and watched by the loop."""
-    ((out, err),) = bench.prepare()
+    ((out, err),) = runner.prepare()
     os.close(out)
-    writer = bench.logs._writer
-    assert bench.examine().last_lines == ()
+    writer = runner.logs._writer
+    assert runner.examine().last_lines == ()
     first = writer.pid
     os.kill(first, signal.SIGKILL)
     assert gone([first])
     os.write(err, TRACEBACK.encode())
-    assert bench.examine().message == "ValueError: boom"
+    assert runner.examine().message == "ValueError: boom"
     assert writer.pid != first
     say(err, "and on\n")
-    assert bench.examine().last_lines[-1] == "and on"
+    assert runner.examine().last_lines[-1] == "and on"
 
 
-def test_each_generation_has_its_own_files(bench: Bench) -> None:
+def test_each_generation_has_its_own_files(runner: Runner) -> None:
     """The files of earlier generations are kept."""
     for text in ("first\n", "second\n"):
-        for out, err in bench.prepare(workers=2):
+        for out, err in runner.prepare(workers=2):
             say(out, text)
             os.close(err)
-        bench.examine()  # all that was written has been taken
-    second = Path(bench.logs.destination.stdouts[1])
+        runner.examine()  # all that was written has been taken
+    second = Path(runner.logs.destination.stdouts[1])
     assert second.parent.parent.name == "attempt_1"
     first = second.parent.parent.parent / "attempt_0" / "1" / "stdout.log"
     until(lambda: first.exists() and first.read_text() == "first\n", "the first one's file")
@@ -163,11 +163,11 @@ def test_an_unwritable_disk_costs_only_the_log_files(tmp_path: Path, capfd: pyte
     specs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
     (tmp_path / "logs").write_text("in the way")
     with leaving_nothing():
-        bench = Bench(specs)
-        ((out, err),) = bench.prepare()
+        runner = Runner(specs)
+        ((out, err),) = runner.prepare()
         say(out, "to the console\n")
         say(err, "")
-        bench.close("the last words")
+        runner.close("the last words")
     shown = capfd.readouterr()
     assert shown.out == "to the console\n"
     assert "tenax: could not create log files:" in shown.err

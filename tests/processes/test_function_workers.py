@@ -20,7 +20,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from kit.processes import Hearing, Pipe, Program, descriptors, forks_with_threads, leaving_nothing, on_linux, program
+from kit.processes import (
+    EventCollector,
+    Pipe,
+    Program,
+    descriptors,
+    forks_with_threads,
+    leaving_nothing,
+    on_linux,
+    program,
+)
 from tenax._core import events
 from tenax._failures.record import record
 from tenax._processes.entrypoint import START_METHODS, FunctionEntrypoint
@@ -57,14 +66,14 @@ class Caller:
     @contextlib.contextmanager
     def running(
         self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None
-    ) -> Iterator[tuple[Hearing, Callable[[], Ended]]]:
+    ) -> Iterator[tuple[EventCollector, Callable[[], Ended]]]:
         """Start a call; yields its events and a function that waits for its end."""
         error_file = self._folder / f"error-{os.urandom(4).hex()}.json"
         given = {**self._environ, "TORCHELASTIC_ERROR_FILE": str(error_file), **(env or {})}
         with leaving_nothing():
             entrypoint = FunctionEntrypoint(function, {0: args}, wrap=record, start_method=self.method)
             keeper = entrypoint.keeper()
-            hearing = Hearing(keeper)  # before the pipes, which a forked keeper would hold open
+            hearing = EventCollector(keeper)  # before the pipes, which a forked keeper would hold open
             out, err = Pipe(), Pipe()
             try:
                 launch = entrypoint.launch(0, given)

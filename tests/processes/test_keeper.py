@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import Hearing, Pipe, gone, is_alive, launch, leaving_nothing, on_linux, pipe, python, until
+from kit.processes import EventCollector, Pipe, gone, is_alive, launch, leaving_nothing, on_linux, pipe, python, until
 from tenax._core import events
 from tenax._processes.keeper import MARK, KeeperProcess
 
@@ -21,19 +21,19 @@ __all__ = ["pipe"]
 
 
 @pytest.fixture
-def hearing() -> Iterator[Hearing]:
+def hearing() -> Iterator[EventCollector]:
     with leaving_nothing():
         keeper = KeeperProcess()
-        yield Hearing(keeper)
+        yield EventCollector(keeper)
         keeper.close()
 
 
-def keeper_of(hearing: Hearing) -> KeeperProcess:
+def keeper_of(hearing: EventCollector) -> KeeperProcess:
     assert isinstance(hearing.processes, KeeperProcess)
     return hearing.processes
 
 
-def start(hearing: Hearing, argv: list[str], out: Pipe | None = None, rank: int = 0, **options: object) -> None:
+def start(hearing: EventCollector, argv: list[str], out: Pipe | None = None, rank: int = 0, **options: object) -> None:
     """Start a worker whose standard output is the pipe."""
     descriptors = {1: out.writer} if out is not None else {}
     given = options.pop("descriptors", {})
@@ -41,7 +41,7 @@ def start(hearing: Hearing, argv: list[str], out: Pipe | None = None, rank: int 
     hearing.processes.start(1, rank, launch(argv, descriptors={**descriptors, **given}, **options))  # type: ignore[arg-type]
 
 
-def output_of(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -> str:
+def output_of(hearing: EventCollector, argv: list[str], out: Pipe, **options: object) -> str:
     """Return what a worker prints until its end."""
     start(hearing, argv, out, **options)
     text = out.rest()
@@ -52,14 +52,14 @@ def output_of(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -
 # --- what a worker finds ----------------------------------------------------------------------------------------------
 
 
-def test_a_worker_leads_its_own_group_and_session(hearing: Hearing, pipe: Pipe) -> None:
+def test_a_worker_leads_its_own_group_and_session(hearing: EventCollector, pipe: Pipe) -> None:
     """So Ctrl-C in the agent's terminal does not reach it, and its group can be signalled."""
     text = output_of(hearing, python("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"), pipe)
     pid = hearing.take(events.WorkerStarted).pid
     assert text.split() == [str(pid)] * 3
 
 
-def test_a_worker_has_only_the_given_descriptors(hearing: Hearing) -> None:
+def test_a_worker_has_only_the_given_descriptors(hearing: EventCollector) -> None:
     """None of the keeper, the agent or another worker."""
     pipes = [Pipe() for _ in range(4)]
     argv = python("import os; print(*sorted(map(int, os.listdir('/proc/self/fd'))))")
@@ -72,7 +72,7 @@ def test_a_worker_has_only_the_given_descriptors(hearing: Hearing) -> None:
     assert texts == [["0", "1", "2", listing], ["0", "1", "2", listing], ["0", "1", "2", listing, "9"], texts[0]]
 
 
-def test_descriptors_get_the_requested_numbers(hearing: Hearing) -> None:
+def test_descriptors_get_the_requested_numbers(hearing: EventCollector) -> None:
     """Also if they are swapped or equal the keeper's own numbers."""
     numbers = [1, 3, 4, 5, 6, 7, 8, 12, 200]
     pipes = {number: Pipe() for number in numbers}
@@ -84,7 +84,7 @@ def test_descriptors_get_the_requested_numbers(hearing: Hearing) -> None:
         each.close()
 
 
-def test_the_environment_is_exactly_the_given_one(hearing: Hearing, pipe: Pipe) -> None:
+def test_the_environment_is_exactly_the_given_one(hearing: EventCollector, pipe: Pipe) -> None:
     """Byte for byte; only the keeper's mark is added."""
     given = {"EMPTY": "", "SPACE": " a b ", "EQUALS": "a=b", "LINES": "a\nb", "BYTES": "\udcff\udc80", "Ü": "ü"}
     text = output_of(hearing, ["/usr/bin/env", "-0"], pipe, env=given)
@@ -95,13 +95,13 @@ def test_the_environment_is_exactly_the_given_one(hearing: Hearing, pipe: Pipe) 
 
 AGENT = """
 import os, signal, sys
-from kit.processes import Hearing, launch
+from kit.processes import EventCollector, launch
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 keeper = KeeperProcess()
-hearing = Hearing(keeper)
+hearing = EventCollector(keeper)
 keeper.start(1, 0, launch(sys.argv[2:], env=dict(os.environ)))
 hearing.take(events.WorkerExited)
 keeper.close()
@@ -134,7 +134,7 @@ STATUS = ["/bin/cat", "/proc/self/status"]  # not Python, which would change it
 INHERITED = ignored_in(Path("/proc/self/status").read_text()) - {signal.SIGPIPE, signal.SIGXFSZ}
 
 
-def test_workers_start_with_default_signal_handling(hearing: Hearing, pipe: Pipe) -> None:
+def test_workers_start_with_default_signal_handling(hearing: EventCollector, pipe: Pipe) -> None:
     """Signals that the keeper or Python ignores are reset, and none is blocked."""
     status = output_of(hearing, STATUS, pipe)
     assert ignored_in(status) == INHERITED
@@ -147,7 +147,7 @@ def test_an_inherited_ignored_hangup_stays_ignored() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs to choose from")
-def test_a_worker_runs_on_its_cpus(hearing: Hearing, pipe: Pipe) -> None:
+def test_a_worker_runs_on_its_cpus(hearing: EventCollector, pipe: Pipe) -> None:
     """The worker is bound before its program runs; the keeper is not bound."""
     last = max(os.sched_getaffinity(0))
     argv = python("import os; print(*os.sched_getaffinity(0))")
@@ -155,27 +155,27 @@ def test_a_worker_runs_on_its_cpus(hearing: Hearing, pipe: Pipe) -> None:
     assert os.sched_getaffinity(keeper_of(hearing).pid) == os.sched_getaffinity(0)
 
 
-def test_a_worker_starts_in_the_given_directory(hearing: Hearing, pipe: Pipe, tmp_path: Path) -> None:
+def test_a_worker_starts_in_the_given_directory(hearing: EventCollector, pipe: Pipe, tmp_path: Path) -> None:
     assert output_of(hearing, ["/bin/pwd"], pipe, cwd=str(tmp_path)).strip() == str(tmp_path)
 
 
 # --- what cannot be started -------------------------------------------------------------------------------------------
 
 
-def refused(hearing: Hearing, argv: list[str], **options: object) -> tuple[int, str]:
+def refused(hearing: EventCollector, argv: list[str], **options: object) -> tuple[int, str]:
     start(hearing, argv, **options)
     failed = hearing.take(events.WorkerStartFailed)
     return failed.exit_code, failed.reason
 
 
-def test_a_missing_program_fails_with_127(hearing: Hearing) -> None:
+def test_a_missing_program_fails_with_127(hearing: EventCollector) -> None:
     """As in a shell. The message has the name that the user wrote, not a searched path."""
     assert refused(hearing, ["no-such-program"]) == (127, "No such file or directory: 'no-such-program'")
     assert refused(hearing, ["/no/such"]) == (127, "No such file or directory: '/no/such'")
     assert refused(hearing, ["/dev/null/x"])[0] == 127
 
 
-def test_a_program_that_cannot_be_executed_fails_with_126(hearing: Hearing, tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_executed_fails_with_126(hearing: EventCollector, tmp_path: Path) -> None:
     """A file without permission, a directory, and a file that is not a program."""
     plain = tmp_path / "plain"
     plain.write_text("#!/bin/sh\n")
@@ -186,7 +186,7 @@ def test_a_program_that_cannot_be_executed_fails_with_126(hearing: Hearing, tmp_
     assert refused(hearing, [str(plain)]) == (126, f"Exec format error: {str(plain)!r}")
 
 
-def test_a_missing_working_directory_is_reported(hearing: Hearing) -> None:
+def test_a_missing_working_directory_is_reported(hearing: EventCollector) -> None:
     """The message has the directory, not the program."""
     assert refused(hearing, ["/bin/true"], cwd="/no/such/place") == (
         127,
@@ -194,13 +194,13 @@ def test_a_missing_working_directory_is_reported(hearing: Hearing) -> None:
     )
 
 
-def test_a_nul_in_an_argument_or_variable_fails_the_start(hearing: Hearing) -> None:
+def test_a_nul_in_an_argument_or_variable_fails_the_start(hearing: EventCollector) -> None:
     """With a reason; the keeper continues."""
     assert refused(hearing, ["/bin/echo", "a\0b"]) == (1, "ValueError: embedded null byte")
     assert refused(hearing, ["/bin/true"], env={"A": "\0"}) == (1, "ValueError: embedded null byte")
 
 
-def test_a_keeper_without_free_descriptors_reports_it_and_continues(hearing: Hearing) -> None:
+def test_a_keeper_without_free_descriptors_reports_it_and_continues(hearing: EventCollector) -> None:
     """The start fails; later starts succeed when descriptors are free again."""
     keeper = keeper_of(hearing)
     start(hearing, ["/bin/true"])
@@ -214,7 +214,7 @@ def test_a_keeper_without_free_descriptors_reports_it_and_continues(hearing: Hea
     assert hearing.take(events.WorkerExited).exit_code == 0
 
 
-def test_a_keeper_that_loses_descriptors_ends_everything(hearing: Hearing, pipe: Pipe) -> None:
+def test_a_keeper_that_loses_descriptors_ends_everything(hearing: EventCollector, pipe: Pipe) -> None:
     """Descriptors lost in transit would mix up the output of workers."""
     keeper = keeper_of(hearing)
     start(hearing, ["/bin/sleep", "60"])
@@ -230,14 +230,14 @@ def test_a_keeper_that_loses_descriptors_ends_everything(hearing: Hearing, pipe:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
-def test_a_killed_worker_has_the_negative_signal_as_exit_code(hearing: Hearing, number: signal.Signals) -> None:
+def test_a_killed_worker_has_the_negative_signal_as_exit_code(hearing: EventCollector, number: signal.Signals) -> None:
     """Whichever process sent the signal."""
     start(hearing, ["/bin/sleep", "60"])
     os.kill(hearing.take(events.WorkerStarted).pid, number)
     assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -number, before_stop=True)
 
 
-def test_an_exit_has_the_time_of_its_detection(hearing: Hearing) -> None:
+def test_an_exit_has_the_time_of_its_detection(hearing: EventCollector) -> None:
     """So an agent that was stopped still knows which worker exited first."""
     start(hearing, ["/bin/sleep", "60"])
     pid = hearing.take(events.WorkerStarted).pid
@@ -248,7 +248,7 @@ def test_an_exit_has_the_time_of_its_detection(hearing: Hearing) -> None:
     assert hearing.ended_at <= noticed_at
 
 
-def test_a_stopped_worker_receives_signals(hearing: Hearing) -> None:
+def test_a_stopped_worker_receives_signals(hearing: EventCollector) -> None:
     """It is continued after the signal."""
     start(hearing, ["/bin/sleep", "60"])
     pid = hearing.take(events.WorkerStarted).pid
@@ -257,7 +257,7 @@ def test_a_stopped_worker_receives_signals(hearing: Hearing) -> None:
     assert hearing.take(events.WorkerExited).exit_code == -signal.SIGTERM
 
 
-def test_a_stopped_child_of_a_signalled_worker_is_continued(hearing: Hearing, pipe: Pipe) -> None:
+def test_a_stopped_child_of_a_signalled_worker_is_continued(hearing: EventCollector, pipe: Pipe) -> None:
     """So that it can react and need not be killed."""
     start(hearing, ["/bin/sh", "-c", "sleep 60 & echo $!; wait"], pipe)
     child = int(pipe.line())
@@ -268,7 +268,7 @@ def test_a_stopped_child_of_a_signalled_worker_is_continued(hearing: Hearing, pi
     hearing.take(events.NodeCleared)
 
 
-def test_a_program_behind_a_shell_gets_the_signal(hearing: Hearing, pipe: Pipe) -> None:
+def test_a_program_behind_a_shell_gets_the_signal(hearing: EventCollector, pipe: Pipe) -> None:
     """``sh -c 'python train.py & wait'``: the shell dies; the program gets the signal and its grace period."""
     trap = """
     import os, signal, sys
@@ -292,7 +292,7 @@ def test_a_program_behind_a_shell_gets_the_signal(hearing: Hearing, pipe: Pipe) 
     assert [pipe.line(), pipe.line()] == ["saving", "saved"]
 
 
-def test_a_signal_right_after_the_start_is_not_lost(hearing: Hearing) -> None:
+def test_a_signal_right_after_the_start_is_not_lost(hearing: EventCollector) -> None:
     """A worker that is signalled before its program runs ends without waiting for the grace period."""
     for rank in range(30):
         start(hearing, ["/bin/sleep", "60"], rank=rank)
@@ -301,7 +301,7 @@ def test_a_signal_right_after_the_start_is_not_lost(hearing: Hearing) -> None:
         assert hearing.take(events.WorkerExited, timeout_s=5, local_rank=rank).exit_code == -signal.SIGTERM
 
 
-def test_sixty_four_workers_at_once(hearing: Hearing) -> None:
+def test_sixty_four_workers_at_once(hearing: EventCollector) -> None:
     """All start with their own descriptors, and all end."""
     pipes = [Pipe() for _ in range(64)]
     for rank, each in enumerate(pipes):
@@ -334,7 +334,7 @@ os.wait()
 
 
 @pytest.mark.parametrize("order", ["clear", "kill"])
-def test_a_double_forked_daemon_in_its_own_session_is_killed(hearing: Hearing, pipe: Pipe, order: str) -> None:
+def test_a_double_forked_daemon_in_its_own_session_is_killed(hearing: EventCollector, pipe: Pipe, order: str) -> None:
     """Orphaned and ignoring SIGTERM, it is still a descendant of the keeper."""
     start(hearing, python(DAEMON), pipe)
     daemon = int(pipe.line())
@@ -345,7 +345,7 @@ def test_a_double_forked_daemon_in_its_own_session_is_killed(hearing: Hearing, p
     assert not is_alive(daemon)
 
 
-def test_a_chain_of_forking_processes_is_killed(hearing: Hearing, pipe: Pipe) -> None:
+def test_a_chain_of_forking_processes_is_killed(hearing: EventCollector, pipe: Pipe) -> None:
     """Each process forks the next one in a new session and exits."""
     chain = """
     import os
@@ -363,14 +363,14 @@ def test_a_chain_of_forking_processes_is_killed(hearing: Hearing, pipe: Pipe) ->
     assert pipe.rest() == ""
 
 
-def test_orphans_of_a_running_worker_leave_no_zombies(hearing: Hearing, pipe: Pipe) -> None:
+def test_orphans_of_a_running_worker_leave_no_zombies(hearing: EventCollector, pipe: Pipe) -> None:
     """Orphans of a long-lived worker are reaped by the keeper when they exit."""
     start(hearing, ["/bin/sh", "-c", "(sleep 0 & echo $!); exec sleep 60"], pipe)
     orphan = int(pipe.line())
     until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan to be reaped")
 
 
-def test_a_killed_keeper_takes_all_its_processes_along(hearing: Hearing, pipe: Pipe) -> None:
+def test_a_killed_keeper_takes_all_its_processes_along(hearing: EventCollector, pipe: Pipe) -> None:
     """Workers die of their death signal, daemons are found by the mark, and the agent gets the reason."""
     start(hearing, python(DAEMON), pipe)
     daemon = int(pipe.line())
@@ -381,7 +381,7 @@ def test_a_killed_keeper_takes_all_its_processes_along(hearing: Hearing, pipe: P
     assert gone([worker, daemon], 0)
 
 
-def test_commands_to_a_lost_keeper_are_ignored(hearing: Hearing) -> None:
+def test_commands_to_a_lost_keeper_are_ignored(hearing: EventCollector) -> None:
     """Between its death and its detection, commands raise nothing."""
     keeper = keeper_of(hearing)
     os.kill(keeper.pid, signal.SIGKILL)
@@ -395,7 +395,7 @@ def test_commands_to_a_lost_keeper_are_ignored(hearing: Hearing) -> None:
     hearing.processes.kill(1)
 
 
-def test_the_keeper_ignores_signals(hearing: Hearing) -> None:
+def test_the_keeper_ignores_signals(hearing: EventCollector) -> None:
     """Whatever a terminal or a scheduler sends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         until(lambda: "tenax-keeper" in Path(f"/proc/{keeper_of(hearing).pid}/comm").read_text(), "the keeper's start")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kit.processes import Hearing, Pipe, gone, launch, leaving_nothing, on_linux, python, until
+from kit.processes import EventCollector, Pipe, gone, launch, leaving_nothing, on_linux, python, until
 from tenax._core import events
 from tenax._io.interfaces import Processes
 from tenax._processes.keeper import KeeperProcess
@@ -170,7 +170,7 @@ class TestProcesses:
 
     def test_a_started_worker_is_announced_with_its_pid(self, world: World) -> None:
         """Every start has one answer, with its own pid."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         for rank in range(3):
             world.start(rank)
         started = [hearing.take(events.WorkerStarted, generation=1, local_rank=rank) for rank in range(3)]
@@ -179,7 +179,7 @@ class TestProcesses:
 
     def test_no_event_is_delivered_inside_a_command(self, world: World) -> None:
         """Events are delivered when the descriptor is served, so a command never calls back."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.exit(0, 0)
         assert hearing.events == []
@@ -188,14 +188,14 @@ class TestProcesses:
     @pytest.mark.parametrize("code", [0, 1, 3, 255])
     def test_an_exit_is_announced_with_its_code(self, world: World, code: int) -> None:
         """As an exit without a stop request."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.exit(0, code)
         assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, code, before_stop=True)
 
     def test_a_failed_start_is_announced_with_its_reason(self, world: World) -> None:
         """With the system's message and a shell's exit code, and never as an exit."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start_impossible(0)
         failed = hearing.take(events.WorkerStartFailed)
         assert (failed.generation, failed.local_rank, failed.exit_code) == (1, 0, 127)
@@ -206,7 +206,7 @@ class TestProcesses:
 
     def test_a_signal_reaches_every_live_worker_of_its_generation(self, world: World) -> None:
         """Those that die of it are announced with the signal's number, as stopped."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         for rank in range(3):
             world.start(rank)
         world.exit(1, 0)
@@ -218,7 +218,7 @@ class TestProcesses:
 
     def test_a_signal_to_another_generation_has_no_effect(self, world: World) -> None:
         """A late command for an old generation does not affect the new one."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0, generation=2)
         hearing.take(events.WorkerStarted)
         world.processes.signal(1, signal.SIGKILL)
@@ -226,18 +226,18 @@ class TestProcesses:
         assert hearing.take(events.WorkerExited).exit_code == 5
 
     def test_a_worker_that_ignores_the_signal_lives_until_it_is_killed(self, world: World) -> None:
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0, ignores=(signal.SIGTERM,))
         hearing.take(events.WorkerStarted)
         world.processes.signal(1, signal.SIGTERM)
-        assert hearing.hears_nothing()
+        assert hearing.receives_nothing()
         world.processes.kill(1)
         assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGKILL, before_stop=False)
         assert hearing.take(events.NodeCleared) == events.NodeCleared(1)
 
     def test_a_single_worker_can_be_ended(self, world: World) -> None:
         """Only it gets the signal; the other continues."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.start(1)
         hearing.take(events.WorkerStarted, local_rank=1)
@@ -249,17 +249,17 @@ class TestProcesses:
 
     def test_ending_a_worker_of_another_generation_has_no_effect(self, world: World) -> None:
         """Nor has a request for its stacks."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0, generation=2)
         hearing.take(events.WorkerStarted)
         world.cannot_dump_stacks(0)
         world.processes.dump_stacks(1, 0)
         world.processes.end(1, 0, signal.SIGKILL)
-        assert hearing.hears_nothing()
+        assert hearing.receives_nothing()
 
     def test_leftovers_of_a_single_ended_worker_are_killed_at_once(self, world: World) -> None:
         """It hung, so its children get no grace period."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.processes.end(1, 0, signal.SIGKILL)
@@ -270,7 +270,7 @@ class TestProcesses:
 
     def test_a_worker_that_cannot_dump_its_stacks_gets_no_signal(self, world: World) -> None:
         """The signal would kill it. The reason is announced, and the worker continues."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.cannot_dump_stacks(0)
         world.processes.dump_stacks(1, 0)
@@ -282,16 +282,16 @@ class TestProcesses:
 
     def test_an_empty_node_is_cleared_at_once(self, world: World) -> None:
         """Each clear or kill command is answered once."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.processes.clear(1)
         hearing.take(events.NodeCleared, generation=1)
         world.processes.kill(1)
         hearing.take(events.NodeCleared, generation=1)
-        assert hearing.hears_nothing()
+        assert hearing.receives_nothing()
 
     def test_cleared_comes_after_the_last_exit(self, world: World) -> None:
         """It is announced when no process is left, after all exits."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.start(1)
         world.processes.kill(1)
@@ -301,7 +301,7 @@ class TestProcesses:
 
     def test_leftovers_of_a_worker_that_exited_by_itself_are_killed_at_once(self, world: World) -> None:
         """In its group or another session, whether or not they ignore SIGTERM."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         for in_group in (True, False):
             for ignores_term in (True, False):
@@ -315,7 +315,7 @@ class TestProcesses:
 
     def test_the_group_of_a_stopped_worker_has_the_grace_period(self, world: World) -> None:
         """Its group gets the signal too; processes that ignore it live until the kill."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=True, ignores_term=False)
         world.leave_behind(0, in_group=True, ignores_term=True)
@@ -326,14 +326,14 @@ class TestProcesses:
         world.processes.clear(1)
         until(lambda: world.left_alive() == 1, "the end of those who listen and of those who left the group")
         hearing.events.clear()
-        assert hearing.hears_nothing()
+        assert hearing.receives_nothing()
         world.processes.kill(1)
         hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
     def test_the_next_generation_starts_clean(self, world: World) -> None:
         """The same ranks start again, without the stop requests of the old ones."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.processes.signal(1, signal.SIGTERM)
         hearing.take(events.WorkerExited)
@@ -348,7 +348,7 @@ class TestProcesses:
 
     def test_a_lost_keeper_is_announced_once_with_the_reason(self, world: World) -> None:
         """It is the last event, and there is no descriptor afterwards."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=False, ignores_term=True)
         world.lose()
@@ -361,7 +361,7 @@ class TestProcesses:
 
     def test_an_expired_lease_kills_everything(self, world: World) -> None:
         """``Fenced`` is announced, then every worker is killed, also leftovers in other sessions."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0, generation=4, ignores=(signal.SIGTERM,))
         world.start(1, generation=4)
         world.leave_behind(1, in_group=False, ignores_term=True)
@@ -377,7 +377,7 @@ class TestProcesses:
 
     def test_a_lease_covers_leftovers_of_dead_workers(self, world: World) -> None:
         """Only leftovers are alive when it expires; the workers' exits are announced as they were."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.leave_behind(0, in_group=False, ignores_term=True)
@@ -390,10 +390,10 @@ class TestProcesses:
 
     def test_an_expired_lease_without_workers_is_not_announced(self, world: World) -> None:
         """Workers started before it is renewed are killed."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.processes.hold(0.001)
         world.end_lease()
-        assert hearing.hears_nothing()
+        assert hearing.receives_nothing()
         world.processes.start(2, 0, launch(["/bin/sleep", "600"]))
         hearing.take(events.WorkerStarted, generation=2)
         assert hearing.take(events.Fenced).generation == 2
@@ -403,25 +403,25 @@ class TestProcesses:
         world.processes.hold(600)
         world.start(0, generation=3)
         hearing.take(events.WorkerStarted, generation=3)
-        assert hearing.hears_nothing()
+        assert hearing.receives_nothing()
 
     @pytest.mark.parametrize("seconds", [0, 600], ids=["lifted", "renewed"])
     def test_a_lease_can_be_changed(self, world: World, seconds: float) -> None:
         """The latest value counts; 0 means no limit."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0)
         hearing.take(events.WorkerStarted)
         world.processes.hold(0.5)
         world.processes.hold(seconds)
         if not seconds:
             world.end_lease()
-        assert hearing.hears_nothing(for_s=0.6)
+        assert hearing.receives_nothing(for_s=0.6)
         world.exit(0, 0)
         assert hearing.take(events.WorkerExited).exit_code == 0
 
     def test_close_ends_everything_and_may_be_repeated(self, world: World) -> None:
         """Afterwards no process is alive, no event comes, and there is no descriptor."""
-        hearing = Hearing(world.processes)
+        hearing = EventCollector(world.processes)
         world.start(0, ignores=(signal.SIGTERM,))
         world.leave_behind(0, in_group=False, ignores_term=True)
         hearing.events.clear()

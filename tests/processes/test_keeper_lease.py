@@ -19,7 +19,7 @@ Start = Callable[..., Program]
 # holds them for a moment, stops itself, and when it is continued, prints the events it receives.
 AGENT = """
 import os, signal, sys
-from kit.processes import Hearing, Pipe, launch, python
+from kit.processes import EventCollector, Pipe, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
@@ -36,7 +36,7 @@ while True:
     signal.pause()
 '''
 keeper = KeeperProcess()
-hearing = Hearing(keeper)
+hearing = EventCollector(keeper)
 output = Pipe()
 for rank in range(2):
     keeper.start(7, rank, launch(python(STUBBORN), descriptors={1: output.writer}))
@@ -98,7 +98,7 @@ def test_the_lease_covers_functions(program: Start, method: str) -> None:
     import msgspec
     from tenax._core import events
     from tenax._node.entrypoints import make_entrypoint
-    from kit.processes import Hearing, Pipe
+    from kit.processes import EventCollector, Pipe
     def stubborn():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
@@ -111,7 +111,7 @@ def test_the_lease_covers_functions(program: Start, method: str) -> None:
     if __name__ == "__main__":
         entrypoint = make_entrypoint(stubborn, {0: ()}, sys.argv[1], "stubborn")
         keeper = entrypoint.keeper()
-        hearing = Hearing(keeper)
+        hearing = EventCollector(keeper)
         output = Pipe()
         launch = entrypoint.launch(0, dict(os.environ))
         launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: output.writer})

@@ -18,7 +18,7 @@ Start = Callable[..., Program]
 # An agent with a link, and with workers that ignore what can be ignored, each with a daemon in a session of its own.
 AGENT = """
 import os, signal, socket, sys
-from kit.processes import Hearing, Pipe, launch, python
+from kit.processes import EventCollector, Pipe, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
@@ -36,7 +36,7 @@ while True:
 '''
 link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 keeper = KeeperProcess()
-hearing = Hearing(keeper)
+hearing = EventCollector(keeper)
 keeper.keep("link", link.fileno())
 output = Pipe()
 for rank in range(4):
@@ -130,7 +130,7 @@ def test_forked_functions_hold_no_copy_of_the_link(program: Start, listener: soc
     import msgspec
     from tenax._core import events
     from tenax._node.entrypoints import make_entrypoint
-    from kit.processes import Hearing, Pipe
+    from kit.processes import EventCollector, Pipe
     def stay():
         os.write(1, b"%d\\n" % os.getpid())
         while True:
@@ -138,7 +138,7 @@ def test_forked_functions_hold_no_copy_of_the_link(program: Start, listener: soc
     if __name__ == "__main__":
         entrypoint = make_entrypoint(stay, {0: ()}, sys.argv[2], "stay")
         keeper = entrypoint.keeper()
-        hearing = Hearing(keeper)
+        hearing = EventCollector(keeper)
         link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
         keeper.keep("link", link.fileno())
         output = Pipe()

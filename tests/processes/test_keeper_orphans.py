@@ -22,7 +22,7 @@ Start = Callable[..., Program]
 # Two workers that ignore what can be ignored, each with a daemon in a session of its own that ignores it too.
 AGENT = """
 import os, signal, sys
-from kit.processes import Hearing, launch, python
+from kit.processes import EventCollector, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
@@ -39,7 +39,7 @@ while True:
     signal.pause()
 '''
 keeper = KeeperProcess()
-hearing = Hearing(keeper)
+hearing = EventCollector(keeper)
 for rank in range(2):
     keeper.start(1, rank, launch(python(STUBBORN), descriptors={1: 1}))
 print(keeper.pid, flush=True)
@@ -133,11 +133,11 @@ def test_a_full_process_table_fails_only_the_start(program: Start) -> None:
     """With a message; running workers are not affected."""
     code = """
     import resource
-    from kit.processes import Hearing, launch
+    from kit.processes import EventCollector, launch
     from tenax._core import events
     from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()
-    hearing = Hearing(keeper)
+    hearing = EventCollector(keeper)
     keeper.start(1, 0, launch(["/bin/sleep", "60"]))
     hearing.take(events.WorkerStarted)
     resource.prlimit(keeper.pid, resource.RLIMIT_NPROC, (3, 3))
@@ -169,11 +169,11 @@ def test_a_worker_of_another_user_is_abandoned(program: Start, untouchable: str)
     """A worker that runs as another user (as with sudo) cannot be signalled; the keeper continues."""
     code = """
     import os, signal, sys
-    from kit.processes import Hearing, launch
+    from kit.processes import EventCollector, launch
     from tenax._core import events
     from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()
-    hearing = Hearing(keeper)
+    hearing = EventCollector(keeper)
     become_root = "import os, signal; os.setresuid(0, 0, 0); print(os.getpid(), flush=True); signal.pause()"
     reader, writer = os.pipe()
     keeper.start(1, 0, launch([sys.argv[1], "-ISc", become_root], descriptors={1: writer}))
@@ -184,7 +184,7 @@ def test_a_worker_of_another_user_is_abandoned(program: Start, untouchable: str)
     keeper.signal(1, signal.SIGTERM)
     print(hearing.take(events.WorkerExited).exit_code)
     keeper.kill(1)
-    print(hearing.hears_nothing())
+    print(hearing.receives_nothing())
     keeper.close()
     print("closed")
     """

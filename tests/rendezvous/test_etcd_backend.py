@@ -231,7 +231,7 @@ def test_the_connection_can_use_tls(make_etcd: Callable[..., EtcdCluster]) -> No
     with pytest.raises(ValueError, match="TLS files are set, but the etcd endpoint is 'http://"):
         create_backend(params(cluster.endpoints, protocol="http", **files))
     with pytest.raises(RendezvousConnectionError, match="cannot use etcd"):
-        create_backend(params(cluster.endpoints, **{**files, "ca_cert": cluster.certificates.strange_ca}))
+        create_backend(params(cluster.endpoints, **{**files, "ca_cert": cluster.certificates.other_ca}))
 
 
 def test_a_user_and_a_password_can_be_given(make_etcd: Callable[..., EtcdCluster], tmp_path: Path) -> None:

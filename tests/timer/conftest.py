@@ -1,4 +1,4 @@
-"""A bench for real runs; it checks that no process or file is left."""
+"""A runner for real runs; it checks that no process or file is left."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 
 @pytest.fixture
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    bench = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
-    yield bench
-    bench.close()
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    runner = Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield runner
+    runner.close()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench, Done
-from kit.processes import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
+from kit.jobs import Done, Runner
+from kit.processes import EventCollector, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 from tenax._core import events
 from tenax._node.journal import read_journal
 from tenax._processes.keeper import KeeperProcess
@@ -40,8 +40,8 @@ def hang_in_here(how):
 """
 
 
-def script(bench: Bench, body: str) -> str:
-    return bench.script(HEAD + body)
+def script(runner: Runner, body: str) -> str:
+    return runner.script(HEAD + body)
 
 
 def stacks_of(done: Done) -> str:
@@ -59,20 +59,20 @@ HANGS = {
 
 
 @pytest.mark.parametrize("body", HANGS.values(), ids=HANGS)
-def test_a_worker_that_hangs_is_killed_and_the_report_shows_where(bench: Bench, body: str) -> None:
+def test_a_worker_that_hangs_is_killed_and_the_report_shows_where(runner: Runner, body: str) -> None:
     """With its scope and stacks; the exit code is the signal's."""
-    done = bench.run("--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
+    done = runner.run("--log-dir=logs", "--report=report.json", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert LATE.search(done.report.splitlines()[1])
     assert re.fullmatch(rf"killed by SIGKILL: {LATE.pattern}", done.fact("ended"))
     assert "in hang_in_here" in stacks_of(done)
-    cause = json.loads((bench.home / "report.json").read_text())["first_cause"]
+    cause = json.loads((runner.home / "report.json").read_text())["first_cause"]
     assert "in hang_in_here" in cause["stacks"]
     assert LATE.fullmatch(cause["reason"])
     assert (cause["exit_code"], cause["signal"]) == (-9, "SIGKILL")
 
 
-def test_a_thread_that_hangs_is_shown_with_all_others(bench: Bench) -> None:
+def test_a_thread_that_hangs_is_shown_with_all_others(runner: Runner) -> None:
     body = """
 thread = threading.Thread(target=hang_in_here, args=(lambda: time.sleep(600),))
 thread.start()
@@ -80,26 +80,26 @@ def wait_for_it():
     thread.join()
 wait_for_it()
 """
-    stacks = stacks_of(bench.run(script(bench, body), env=ON))
+    stacks = stacks_of(runner.run(script(runner, body), env=ON))
     assert "in hang_in_here" in stacks
     assert "in wait_for_it" in stacks
 
 
-def test_the_main_thread_is_shown_however_many_threads_there_are(bench: Bench) -> None:
+def test_the_main_thread_is_shown_however_many_threads_there_are(runner: Runner) -> None:
     """faulthandler shows only the newest hundred threads, and the main thread is the oldest."""
     body = """
 for _ in range(150):
     threading.Thread(target=stay, daemon=True).start()
 hang_in_here(stay)
 """
-    done = bench.run("--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
+    done = runner.run("--log-dir=logs", "--report=report.json", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
-    stacks = json.loads((bench.home / "report.json").read_text())["first_cause"]["stacks"]
+    stacks = json.loads((runner.home / "report.json").read_text())["first_cause"]["stacks"]
     assert "in hang_in_here" in stacks
 
 
 @pytest.mark.parametrize("culprit", ["enters later", "does not enter"])
-def test_the_report_shows_where_the_others_were(bench: Bench, culprit: str) -> None:
+def test_the_report_shows_where_the_others_were(runner: Runner, culprit: str) -> None:
     """The first late worker may only wait for another one."""
     body = f"""
 def all_reduce():
@@ -114,9 +114,9 @@ elif {culprit == "enters later"}:
     hang_in_here(load_data)
 load_data()
 """
-    done = bench.run("--nproc-per-node=3", "--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
+    done = runner.run("--nproc-per-node=3", "--log-dir=logs", "--report=report.json", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
-    report = json.loads((bench.home / "report.json").read_text())
+    report = json.loads((runner.home / "report.json").read_text())
     shown = {each["rank"]: each["stacks"] for each in report["other_failures"] + report["stopped"]}
     cause = report["first_cause"]
     assert "in load_data" in (shown | {cause["rank"]: cause["stacks"]})[1]
@@ -127,7 +127,7 @@ load_data()
         assert "  rank 1, not late:\n" in done.report
 
 
-def test_the_run_continues_after_a_restart(bench: Bench) -> None:
+def test_the_run_continues_after_a_restart(runner: Runner) -> None:
     """All workers are restarted as after any failure."""
     body = """
 note("pid", os.getpid())
@@ -139,20 +139,20 @@ if ATTEMPT == 0:
 with timer.expires(after=600):
     print("rank", RANK, "is done")
 """
-    done = bench.run("--nproc-per-node=3", "--max-restarts=1", "--log-dir=logs", script(bench, body), env=ON)
+    done = runner.run("--nproc-per-node=3", "--max-restarts=1", "--log-dir=logs", script(runner, body), env=ON)
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
-    pid = bench.note("pid", 1)
+    pid = runner.note("pid", 1)
     assert any(re.fullmatch(rf"rank 1 \(pid {pid}\) {LATE.pattern}", line) for line in done.said)
     assert "stopping rank 1 (SIGKILL)" in done.said
     assert "generation 2 (restart 1 of 1): starting 3 workers, ranks 0 to 2 of 3" in done.said
     assert not any("rank 0" in line for line in done.said), "siblings end as asked"
 
 
-def test_the_journal_replays(bench: Bench) -> None:
+def test_the_journal_replays(runner: Runner) -> None:
     """It contains the event, the decision, and all fields of the recorded events."""
-    bench.run("--log-dir=logs", "--max-restarts=1", script(bench, "ATTEMPT or hang_in_here(stay)"), env=ON)
-    header, steps, footer = read_journal(str(bench.run_dir() / "journal.jsonl"))
+    runner.run("--log-dir=logs", "--max-restarts=1", script(runner, "ATTEMPT or hang_in_here(stay)"), env=ON)
+    header, steps, footer = read_journal(str(runner.run_dir() / "journal.jsonl"))
     replayed = replay(header, steps, footer)
     assert replayed.differences == []
     assert replayed.is_complete
@@ -164,19 +164,19 @@ def test_the_journal_replays(bench: Bench) -> None:
     assert (ended.pid, ended.signal) == (late.event.pid, 9)
 
 
-def test_a_worker_that_ignores_its_signal_is_killed_after_the_grace_period(bench: Bench) -> None:
+def test_a_worker_that_ignores_its_signal_is_killed_after_the_grace_period(runner: Runner) -> None:
     body = """
 ignore("SIGTERM")
 timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal.SIGTERM))
 hang_in_here(stay)
 """
-    done = bench.run("--shutdown-timeout=1", script(bench, body), env=ON)
+    done = runner.run("--shutdown-timeout=1", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert "stopping rank 0 (SIGTERM)" in done.said
     assert "stopping rank 0 because the grace period is over (SIGKILL)" in done.said
 
 
-def test_a_worker_that_leaves_its_scopes_is_left_alone(bench: Bench) -> None:
+def test_a_worker_that_leaves_its_scopes_is_left_alone(runner: Runner) -> None:
     """Thousands of scopes, nested and in threads; no file is left."""
     body = """
 def work():
@@ -189,12 +189,12 @@ for thread in threads:
 for thread in threads:
     thread.join()
 """
-    done = bench.run("--nproc-per-node=2", script(bench, body), env=ON)
+    done = runner.run("--nproc-per-node=2", script(runner, body), env=ON)
     assert done.code == 0, done
-    assert not list((bench.home / "tmp").glob("tenax-watchdog-*"))
+    assert not list((runner.home / "tmp").glob("tenax-watchdog-*"))
 
 
-def test_torchelastics_client_works_with_the_agent(bench: Bench) -> None:
+def test_torchelastics_client_works_with_the_agent(runner: Runner) -> None:
     """In a script that does not import tenax."""
     pytest.importorskip("torch")
     body = """
@@ -206,7 +206,7 @@ with timer.expires(after=60):
 with timer.expires(after=0.3, scope="the step"):
     time.sleep(600)
 """
-    done = bench.run(bench.script(body), env=ON, timeout_s=100)
+    done = runner.run(runner.script(body), env=ON, timeout_s=100)
     assert done.code == 128 + signal.SIGKILL, done
     assert LATE.search(done.report)
     assert 'train.py", line 8 in <module>' in stacks_of(done)
@@ -215,7 +215,7 @@ with timer.expires(after=0.3, scope="the step"):
 # --- who may ask for what ---------------------------------------------------------------------------------------------
 
 
-def test_garbage_and_a_flood_do_no_harm(bench: Bench) -> None:
+def test_garbage_and_a_flood_do_no_harm(runner: Runner) -> None:
     """One worker writes megabytes of invalid data; the scopes of the other are still watched."""
     body = """
 if RANK == 0:
@@ -233,13 +233,13 @@ while not os.path.exists(os.path.join(os.environ["E2E_NOTES"], "flooded.0.0")):
         pass
 hang_in_here(stay)
 """
-    done = bench.run("--nproc-per-node=2", script(bench, body), env=ON)
+    done = runner.run("--nproc-per-node=2", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert "rank 1" in done.report.splitlines()[1]
     assert sum("invalid request" in line for line in done.said) == 1
 
 
-def test_a_request_for_a_foreign_process_kills_no_process(bench: Bench) -> None:
+def test_a_request_for_a_foreign_process_kills_no_process(runner: Runner) -> None:
     """Neither a foreign process, nor the agent, nor a child of the worker; a warning is printed."""
     foreign = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     body = f"""
@@ -254,7 +254,7 @@ with timer.expires(after=60):
 print(child.poll())
 """
     try:
-        done = bench.run(script(bench, body), env=ON)
+        done = runner.run(script(runner, body), env=ON)
         assert done.code == 0, done
         assert done.out == "None\n"
         assert is_alive(foreign.pid)
@@ -264,9 +264,9 @@ print(child.poll())
         foreign.wait()
 
 
-def test_a_program_without_python_is_killed_without_stacks(bench: Bench) -> None:
+def test_a_program_without_python_is_killed_without_stacks(runner: Runner) -> None:
     """The dump signal would kill it. The report has the reason for the missing stacks."""
-    bench.script(
+    runner.script(
         """\
         #!/bin/sh
         late='"scope_id": "shell", "expiration_time": 1.0, "signal": 15'
@@ -275,8 +275,8 @@ def test_a_program_without_python_is_killed_without_stacks(bench: Bench) -> None
         """,
         "work.sh",
     )
-    (bench.home / "work.sh").chmod(0o755)
-    done = bench.run("--no-python", "./work.sh", env=ON)
+    (runner.home / "work.sh").chmod(0o755)
+    done = runner.run("--no-python", "./work.sh", env=ON)
     assert done.code == 128 + signal.SIGTERM, done
     assert "the scope 'shell' in time (no stacks: it is not a Python program" in done.report
 
@@ -284,14 +284,14 @@ def test_a_program_without_python_is_killed_without_stacks(bench: Bench) -> None
 # --- where ------------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_log_folder_the_stacks_are_on_stderr(bench: Bench) -> None:
-    done = bench.run("--log-dir=/dev/null", script(bench, "hang_in_here(stay)"), env=ON)
+def test_without_a_log_folder_the_stacks_are_on_stderr(runner: Runner) -> None:
+    done = runner.run("--log-dir=/dev/null", script(runner, "hang_in_here(stay)"), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert "in hang_in_here" in done.err.partition("=" * 80)[0]
     assert "in hang_in_here" in done.report
 
 
-def test_child_processes_inherit_nothing_of_the_stack_dumps(bench: Bench) -> None:
+def test_child_processes_inherit_nothing_of_the_stack_dumps(runner: Runner) -> None:
     """No variable, no descriptor, no signal handler."""
     body = """
 import subprocess
@@ -300,10 +300,10 @@ code = "import os; print(os.environ.get('TENAX_STACKS_SIGNAL'), len(os.listdir('
 code += "print(open('/proc/self/status').read())"
 note("child", subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, close_fds=False).stdout)
 """
-    done = bench.run("--log-dir=logs", script(bench, body), env=ON)
+    done = runner.run("--log-dir=logs", script(runner, body), env=ON)
     assert done.code == 0, done
-    assert catches(bench.note("own"))
-    child = bench.note("child")
+    assert catches(runner.note("own"))
+    child = runner.note("child")
     assert child.splitlines()[0] == "None 4"  # three streams, and the folder that is being listed
     assert not catches(child)
 
@@ -313,23 +313,23 @@ def catches(status: str) -> bool:
     return bool(int(caught.split()[1], 16) >> (stacks_signal() - 1) & 1)
 
 
-def test_the_pipe_can_be_at_a_given_path(bench: Bench) -> None:
+def test_the_pipe_can_be_at_a_given_path(runner: Runner) -> None:
     """Only its owner may use it. A leftover pipe is replaced, and the pipe is removed at the end."""
-    path = bench.home / "my timers"
+    path = runner.home / "my timers"
     os.mkfifo(path, 0o666)
     body = """
 note("path", os.environ["TORCHELASTIC_TIMER_FILE"])
 note("mode", os.stat(os.environ["TORCHELASTIC_TIMER_FILE"]).st_mode)
 ATTEMPT or hang_in_here(stay)
 """
-    done = bench.run("--max-restarts=1", script(bench, body), env={**ON, "TORCHELASTIC_TIMER_FILE": str(path)})
+    done = runner.run("--max-restarts=1", script(runner, body), env={**ON, "TORCHELASTIC_TIMER_FILE": str(path)})
     assert done.code == 0, done
-    assert bench.note("path") == str(path)
-    assert stat.S_IMODE(int(bench.note("mode"))) == 0o600
+    assert runner.note("path") == str(path)
+    assert stat.S_IMODE(int(runner.note("mode"))) == 0o600
     assert not path.exists()
 
 
-def test_by_default_the_pipe_is_in_a_private_folder(bench: Bench) -> None:
+def test_by_default_the_pipe_is_in_a_private_folder(runner: Runner) -> None:
     """With a unique name."""
     body = """
 path = os.environ["TORCHELASTIC_TIMER_FILE"]
@@ -338,24 +338,24 @@ note("modes", f"{os.stat(path).st_mode:o} {os.stat(os.path.dirname(path)).st_mod
 """
     paths = set()
     for _ in range(2):
-        assert bench.run(script(bench, body), env=ON).code == 0
-        paths.add(bench.note("path"))
-        assert bench.note("modes") == "10600 40700"
+        assert runner.run(script(runner, body), env=ON).code == 0
+        paths.add(runner.note("path"))
+        assert runner.note("modes") == "10600 40700"
     assert len(paths) == 2
     assert not any(os.path.exists(os.path.dirname(path)) for path in paths)
 
 
 @pytest.mark.parametrize("place", ["a file", "no folder", "in use"])
-def test_an_unusable_pipe_is_rejected_before_the_run_starts(bench: Bench, place: str) -> None:
+def test_an_unusable_pipe_is_rejected_before_the_run_starts(runner: Runner, place: str) -> None:
     """Two agents on one pipe would each read half of the requests."""
-    path = bench.home / ("missing/timers" if place == "no folder" else "timers")
+    path = runner.home / ("missing/timers" if place == "no folder" else "timers")
     reader = -1
     if place == "a file":
         path.write_text("precious")
     elif place == "in use":
         os.mkfifo(path)
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    done = bench.run(script(bench, ""), env={**ON, "TORCHELASTIC_TIMER_FILE": str(path)})
+    done = runner.run(script(runner, ""), env={**ON, "TORCHELASTIC_TIMER_FILE": str(path)})
     assert done.code == 2, done
     assert f"TORCHELASTIC_TIMER_FILE is {str(path)!r}" in done.err
     assert "Traceback" not in done.err
@@ -365,21 +365,21 @@ def test_an_unusable_pipe_is_rejected_before_the_run_starts(bench: Bench, place:
         os.close(reader)
 
 
-def test_a_run_inside_a_worker_has_its_own_pipe(bench: Bench) -> None:
+def test_a_run_inside_a_worker_has_its_own_pipe(runner: Runner) -> None:
     """It inherits both variables, and does not use the pipe of its parent agent."""
-    bench.script(HEAD + 'note("inner", os.environ["TORCHELASTIC_TIMER_FILE"])', "inner.py")
+    runner.script(HEAD + 'note("inner", os.environ["TORCHELASTIC_TIMER_FILE"])', "inner.py")
     body = """
 import subprocess
 note("outer", os.environ["TORCHELASTIC_TIMER_FILE"])
 sys.exit(subprocess.run([sys.executable, "-m", "tenax", "run", "inner.py"]).returncode)
 """
-    done = bench.run(script(bench, body), env=ON)
+    done = runner.run(script(runner, body), env=ON)
     assert done.code == 0, done
-    assert bench.note("inner") != bench.note("outer")
+    assert runner.note("inner") != runner.note("outer")
 
 
 @pytest.mark.parametrize("value", [None, "0", "true"])
-def test_the_watchdog_is_off_by_default(bench: Bench, value: str | None) -> None:
+def test_the_watchdog_is_off_by_default(runner: Runner, value: str | None) -> None:
     """No pipe, no variable, no signal handler, and no import."""
     body = """
 import os
@@ -389,18 +389,18 @@ note("status", open("/proc/self/status").read())
 """
     program = [sys.executable, "-X", "importtime", "-m", "tenax", "run"]
     env = {} if value is None else {"TORCHELASTIC_ENABLE_FILE_TIMER": value}
-    done = bench.run("--log-dir=logs", bench.script(body), program=program, env=env)
+    done = runner.run("--log-dir=logs", runner.script(body), program=program, env=env)
     assert done.code == 0, done
-    assert bench.note("env") == "[]"
-    assert not catches(bench.note("status"))
-    assert not list(Path(bench.home).rglob("stacks.txt"))
+    assert runner.note("env") == "[]"
+    assert not catches(runner.note("status"))
+    assert not list(Path(runner.home).rglob("stacks.txt"))
     assert "tenax._node.supervisor" in done.err
     assert "tenax.timer" not in done.err
     assert "tenax._core.watchdog" not in done.err
     assert ("TORCHELASTIC_ENABLE_FILE_TIMER is 'true'" in done.err) == (value == "true")
 
 
-def test_an_agent_with_hooks_warns_once_about_an_unknown_value(bench: Bench) -> None:
+def test_an_agent_with_hooks_warns_once_about_an_unknown_value(runner: Runner) -> None:
     """However many attempts there are."""
     program = """
 from tenax.agent.server import LocalElasticAgent, WorkerSpec
@@ -411,7 +411,7 @@ if __name__ == "__main__":
     Looking(WorkerSpec(entrypoint="false", max_restarts=1, monitor_interval=0.01)).run()
 """
     env = {"TORCHELASTIC_ENABLE_FILE_TIMER": "yes"}
-    done = bench.run(program=[sys.executable, bench.script(program)], env=env)
+    done = runner.run(program=[sys.executable, runner.script(program)], env=env)
     assert done.err.count("TORCHELASTIC_ENABLE_FILE_TIMER is 'yes'; only '1' enables the watchdog") == 1, done
 
 
@@ -444,12 +444,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_functions_are_watched(bench: Bench, method: str) -> None:
+def test_functions_are_watched(runner: Runner, method: str) -> None:
     """With every start method."""
-    done = bench.run(program=[sys.executable, bench.script(FUNCTIONS), method], env=ON)
+    done = runner.run(program=[sys.executable, runner.script(FUNCTIONS), method], env=ON)
     assert done.code == 0, done
     assert re.fullmatch(rf"1 -9 {LATE.pattern}\n", done.out), done
-    (stacks,) = bench.run_dir().glob("attempt_0/1/stacks.txt")
+    (stacks,) = runner.run_dir().glob("attempt_0/1/stacks.txt")
     assert "in train" in stacks.read_text()
 
 
@@ -471,21 +471,21 @@ if __name__ == "__main__":
 )
 
 
-def test_an_agent_with_hooks_watches_scopes(bench: Bench) -> None:
+def test_an_agent_with_hooks_watches_scopes(runner: Runner) -> None:
     """Each attempt has its own pipe, and none is left."""
-    done = bench.run(program=[sys.executable, bench.script(OLD_HOOKS), "1"], env=ON)
+    done = runner.run(program=[sys.executable, runner.script(OLD_HOOKS), "1"], env=ON)
     assert done.code == 0, done
     assert re.fullmatch(rf"\[1\] {LATE.pattern}\n", done.out), done
-    assert len(list(bench.run_dir().glob("attempt_*/1/stacks.txt"))) == 2
-    assert not list((bench.home / "tmp").glob("tenax-watchdog-*"))
+    assert len(list(runner.run_dir().glob("attempt_*/1/stacks.txt"))) == 2
+    assert not list((runner.home / "tmp").glob("tenax-watchdog-*"))
 
 
-def test_an_agent_with_hooks_records_the_same_events(bench: Bench) -> None:
+def test_an_agent_with_hooks_records_the_same_events(runner: Runner) -> None:
     """TorchElastic's four, for each attempt."""
     body = OLD_HOOKS.replace("max_restarts=int(sys.argv[1])", 'max_restarts=0, event_log_handler="jsonl:events.jsonl"')
-    done = bench.run(program=[sys.executable, bench.script(body)], env=ON)
+    done = runner.run(program=[sys.executable, runner.script(body)], env=ON)
     assert done.code == 0, done
-    lines = [json.loads(line) for line in (bench.home / "events.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (runner.home / "events.jsonl").read_text().splitlines()]
     running = [each for each in lines if each["metadata"]["state"] == "RUNNING"]
     names = ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
     assert [each["name"] for each in running] == names
@@ -520,10 +520,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_timer_server_in_user_code_works_beside_the_agent(bench: Bench) -> None:
+def test_a_timer_server_in_user_code_works_beside_the_agent(runner: Runner) -> None:
     """As TorchElastic documents it: the server kills workers that hang, and the agent restarts them."""
-    bench.leaves_within_s = 1.0  # multiprocessing has a process of its own, which ends after the program
-    done = bench.run(program=[sys.executable, bench.script(DOCUMENTED)])
+    runner.leaves_within_s = 1.0  # multiprocessing has a process of its own, which ends after the program
+    done = runner.run(program=[sys.executable, runner.script(DOCUMENTED)])
     assert done.code == 0, done
     assert done.out == "{0: 'done', 1: 'done'}\n", done
 
@@ -539,7 +539,7 @@ def test_a_prepared_worker_dumps_its_stacks_and_continues(tmp_path: Path) -> Non
     """
     with leaving_nothing():
         keeper = KeeperProcess()
-        hearing = Hearing(keeper)
+        hearing = EventCollector(keeper)
         output = Pipe()
         stdin, stdin_writer = os.pipe()
         keeper.start(1, 0, launch(python(textwrap.dedent(code)), descriptors={0: stdin, 1: output.writer}))

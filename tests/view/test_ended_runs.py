@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench, until
+from kit.jobs import Runner, until
 from tenax.cli.journals import read_histories
 from view.test_commands import tenax
 
@@ -21,33 +21,33 @@ STAYS = "from worker_kit import *; ready(); stay()"
 
 
 @pytest.fixture
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(tmp_path, f"after-{request.node.name}")
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    made = Runner(tmp_path, f"after-{request.node.name}")
     yield made
     made.close()
 
 
-def test_a_run_stopped_by_ctrl_c_is_reported_as_cancelled(bench: Bench) -> None:
+def test_a_run_stopped_by_ctrl_c_is_reported_as_cancelled(runner: Runner) -> None:
     """``tenax report`` shows the same outcome and reason as the run itself."""
-    job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", bench.script(STAYS))
+    job = runner.start("--nproc-per-node", "2", "--log-dir", "logs", runner.script(STAYS))
     for rank in range(2):
-        bench.note("ready", rank)
+        runner.note("ready", rank)
     job.send(signal.SIGINT)
     done = job.wait()
     assert "was cancelled by SIGINT" in done.report, done
-    report = tenax("report", "logs", cwd=bench.home)
+    report = tenax("report", "logs", cwd=runner.home)
     first, second, *_ = report.stdout.splitlines()
     assert first.endswith(": cancelled (the agent received SIGINT)"), report.stdout
-    (folder,) = (bench.home / "logs").iterdir()
+    (folder,) = (runner.home / "logs").iterdir()
     assert re.fullmatch(rf"  train.py, began \d+-\d\d-\d\d \d\d:\d\d:\d\d UTC, in {folder}", second), report.stdout
     assert "generations ended early" not in report.stdout
 
 
-def test_workers_of_a_killed_agent_last_until_the_end_of_the_history(bench: Bench) -> None:
-    job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", bench.script(STAYS))
+def test_workers_of_a_killed_agent_last_until_the_end_of_the_history(runner: Runner) -> None:
+    job = runner.start("--nproc-per-node", "2", "--log-dir", "logs", runner.script(STAYS))
     for rank in range(2):
-        bench.note("ready", rank)
-    (folder,) = (bench.home / "logs").iterdir()
+        runner.note("ready", rank)
+    (folder,) = (runner.home / "logs").iterdir()
     until(
         lambda: "WorkersRunning" in (folder / "coordinator.jsonl").read_text(),
         "the workers run",
@@ -62,14 +62,14 @@ def test_workers_of_a_killed_agent_last_until_the_end_of_the_history(bench: Benc
     ]
 
 
-def test_the_failure_report_shows_local_times(bench: Bench) -> None:
+def test_the_failure_report_shows_local_times(runner: Runner) -> None:
     """The start of the run and its first failure, in the time zone of the host."""
-    bench.environ["TZ"] = "UTC-5:45"
+    runner.environ["TZ"] = "UTC-5:45"
     before = time.time()
-    script = bench.script("raise ValueError('loss is nan')")
-    done = bench.run("--nproc-per-node", "1", "--log-dir", "logs", "--report", "r.json", script)
+    script = runner.script("raise ValueError('loss is nan')")
+    done = runner.run("--nproc-per-node", "1", "--log-dir", "logs", "--report", "r.json", script)
     moment = r"\d\d:\d\d:\d\d \(\d{4}-\d\d-\d\d, \+05:45\)"
     assert re.fullmatch(rf"{moment}, .+ after the start", done.fact("when")), done
     assert re.fullmatch(rf".*, role default, began {moment}", done.fact("run")), done
-    report = json.loads((bench.home / "r.json").read_bytes())
+    report = json.loads((runner.home / "r.json").read_bytes())
     assert before - 0.001 <= report["began_at"] <= report["failed_at"] <= time.time() + 0.001

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.addresses import own_endpoint
-from kit.jobs import PATIENCE_S, TENAX, Bench
+from kit.jobs import PATIENCE_S, TENAX, Runner
 from tenax._failures.cause import meaning_of
 
 from .corpus import Seed
@@ -57,26 +57,26 @@ def memory_group(name: str) -> Iterator[Path | None]:
 def run(seed: Seed, folder: Path) -> str:
     """Run it and check the verdict. Return the output of all nodes. Raises ``WrongVerdict``."""
     number = next(_numbers)
-    bench = Bench(folder, f"verdict-{number}")
+    runner = Runner(folder, f"verdict-{number}")
     with memory_group(f"tenax-verdict-{os.getpid()}-{number}") as group:
         if seed.fault == "out_of_memory":
             if group is None:
                 return "skipped: creating a control group is not permitted"
-            bench.environ["VERDICT_MEMORY_GROUP"] = str(group)
-        texts, reports, codes = _run(seed, bench, number)
-    bench.close()
+            runner.environ["VERDICT_MEMORY_GROUP"] = str(group)
+        texts, reports, codes = _run(seed, runner, number)
+    runner.close()
     _check(seed, texts, reports, codes)
     return "\n".join(texts)
 
 
-def _run(seed: Seed, bench: Bench, number: int) -> tuple[list[str], list[dict[str, Any]], list[int]]:
+def _run(seed: Seed, runner: Runner, number: int) -> tuple[list[str], list[dict[str, Any]], list[int]]:
     for rank in range(seed.nodes * seed.workers):
-        os.mkfifo(bench.home / f"port.{rank}")
-    program = bench.home / "without_interpreter"
+        os.mkfifo(runner.home / f"port.{rank}")
+    program = runner.home / "without_interpreter"
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
     endpoint = own_endpoint()
-    env = {**bench.environ, "VERDICT_FOLDER": str(bench.home)}
+    env = {**runner.environ, "VERDICT_FOLDER": str(runner.home)}
     if seed.fault == "scope_expired":
         env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
     flags = ["--nnodes", str(seed.nodes), "--nproc-per-node", str(seed.workers), "--rdzv-backend", "c10d"]
@@ -91,27 +91,27 @@ def _run(seed: Seed, bench: Bench, number: int) -> tuple[list[str], list[dict[st
     agents = []
     for node in range(seed.nodes):
         command = [*TENAX, "run", *flags, "--report", f"report.{node}.json", *arguments]
-        with open(bench.home / f"node.{node}", "wb") as console:
+        with open(runner.home / f"node.{node}", "wb") as console:
             out = {"stdout": console, "stderr": console, "stdin": subprocess.DEVNULL}
-            agents.append(subprocess.Popen(command, **out, cwd=bench.home, env=env))
+            agents.append(subprocess.Popen(command, **out, cwd=runner.home, env=env))
     try:
         # Importing torch in each process is slow on a busy machine.
         patience_s = PATIENCE_S * (3 if seed.fault.startswith("gloo") else 1)
         codes = [agent.wait(patience_s) for agent in agents]
     except subprocess.TimeoutExpired:
-        texts = [(bench.home / f"node.{node}").read_text(errors="replace") for node in range(seed.nodes)]
+        texts = [(runner.home / f"node.{node}").read_text(errors="replace") for node in range(seed.nodes)]
         raise WrongVerdict("an agent did not exit\n" + "\n".join(texts)) from None
     finally:
         for agent in agents:
             if agent.poll() is None:
                 agent.kill()
                 agent.wait()
-                bench.leaves_within_s = 2.0
-    texts = [(bench.home / f"node.{node}").read_text(errors="replace") for node in range(seed.nodes)]
-    missing = [node for node in range(seed.nodes) if not (bench.home / f"report.{node}.json").exists()]
+                runner.leaves_within_s = 2.0
+    texts = [(runner.home / f"node.{node}").read_text(errors="replace") for node in range(seed.nodes)]
+    missing = [node for node in range(seed.nodes) if not (runner.home / f"report.{node}.json").exists()]
     if missing:
         raise WrongVerdict(f"nodes {missing} wrote no report\n" + "\n".join(texts))
-    reports = [json.loads((bench.home / f"report.{node}.json").read_text()) for node in range(seed.nodes)]
+    reports = [json.loads((runner.home / f"report.{node}.json").read_text()) for node in range(seed.nodes)]
     return texts, reports, codes
 
 

@@ -69,13 +69,13 @@ def test_a_missing_client_certificate_is_reported(mutual: EtcdCluster) -> None:
 
 def test_a_client_certificate_of_another_ca_is_reported(mutual: EtcdCluster) -> None:
     assert mutual.certificates is not None
-    message = refusal(mutual, TlsFiles(*mutual.certificates.strange_client, mutual.certificates.ca))
+    message = refusal(mutual, TlsFiles(*mutual.certificates.other_client, mutual.certificates.ca))
     assert "rejected this client's certificate" in message
 
 
 def test_an_untrusted_server_is_reported(mutual: EtcdCluster) -> None:
     assert mutual.certificates is not None
-    message = refusal(mutual, TlsFiles(*mutual.certificates.client, mutual.certificates.strange_ca))
+    message = refusal(mutual, TlsFiles(*mutual.certificates.client, mutual.certificates.other_ca))
     assert "untrusted certificate" in message
 
 

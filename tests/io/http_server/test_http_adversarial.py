@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.http import Received, heard_from
+from kit.http import Received, receive_response
 from kit.processes import PATIENCE_S, leaving_nothing, on_linux
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
@@ -51,7 +51,7 @@ class Server:
             sock.settimeout(PATIENCE_S)
             sock.connect(self._address)
             sock.sendall(data)
-            return heard_from(sock)
+            return receive_response(sock)
 
     def cpu_s(self) -> float:
         """Return the CPU time of the server's thread so far."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kit.http import PATIENCE_S, heard_from, kube_probe, until_closed
+from kit.http import PATIENCE_S, kube_probe, receive_response, until_closed
 from kit.processes import leaving_nothing, on_linux, until
 from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import Request, Response, text
@@ -97,7 +97,7 @@ def test_a_deferred_response_is_sent_when_it_is_set(serve: Callable[..., Served]
             target=lambda: [served.deferred[0].respond(text(200, each)) for each in ("one", "two")]
         )
         thread.start()
-        assert heard_from(sock).body == b"one\n"
+        assert receive_response(sock).body == b"one\n"
         thread.join()
     assert kube_probe(served.port, "/known").body == b"known already\n"
 
@@ -137,7 +137,7 @@ def test_a_waiting_client_may_disconnect(serve: Callable[..., Served]) -> None:
     with served.request("/later") as sock:
         until(lambda: len(served.deferred) == 3, "the request")
         served.deferred[2].respond(text(200, "sent"))
-        assert heard_from(sock).body == b"sent\n"
+        assert receive_response(sock).body == b"sent\n"
 
 
 def test_a_stream_sends_until_the_server_ends_it(serve: Callable[..., Served]) -> None:

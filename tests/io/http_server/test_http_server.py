@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from kit.http import PATIENCE_S, heard_from, kube_probe, raw, until_closed
+from kit.http import PATIENCE_S, kube_probe, raw, receive_response, until_closed
 from kit.processes import forks_with_threads, leaving_nothing, on_linux, until
 from tenax._io.http.message import Limits, Request, Response, text
 from tenax._io.http.server import ClientLimits, HttpServer
@@ -64,7 +64,7 @@ def test_a_request_may_arrive_byte_by_byte(serve: Callable[..., Served]) -> None
     with serve().connect() as sock:
         for byte in b"GET / HTTP/1.1\r\nHost: h\r\n\r\n":
             sock.sendall(bytes([byte]))
-        assert heard_from(sock).status == 200
+        assert receive_response(sock).status == 200
 
 
 def test_the_response_is_not_lost_if_the_client_still_sends(serve: Callable[..., Served]) -> None:
@@ -108,7 +108,7 @@ def test_silent_connections_of_one_address_do_not_displace_another(serve: Callab
             stack.enter_context(socket.create_connection(("127.0.0.1", served.port), PATIENCE_S, ("127.0.0.2", 0)))
         assert kube_probe(served.port).status == 200
         slow.sendall(b"Host: h\r\n\r\n")
-        assert heard_from(slow).status == 200
+        assert receive_response(slow).status == 200
 
 
 def test_a_slow_client_gets_a_408_and_is_disconnected(serve: Callable[..., Served]) -> None:
@@ -116,7 +116,7 @@ def test_a_slow_client_gets_a_408_and_is_disconnected(serve: Callable[..., Serve
     served = serve(client_limits=ClientLimits(request_s=0.05))
     with served.connect() as slow, served.connect() as silent:
         slow.sendall(b"GET / HTT")
-        assert heard_from(slow).status == 408
+        assert receive_response(slow).status == 408
         assert until_closed(silent) == b""
 
 
@@ -194,7 +194,7 @@ def test_a_request_in_a_thread_does_not_block_others(serve: Callable[..., Served
         assert kube_probe(served.port, "/quick").body == b"/quick\n"
         assert kube_probe(served.port, "/slow").status == 503
         may_end.set()
-        assert heard_from(first).body == heard_from(second).body == b"/slow\n"
+        assert receive_response(first).body == receive_response(second).body == b"/slow\n"
 
 
 def test_a_client_may_disconnect_before_its_response_is_ready(serve: Callable[..., Served]) -> None:
@@ -250,7 +250,7 @@ def test_hanging_requests_of_one_path_do_not_block_other_paths(serve: Callable[.
         assert response.body.startswith(b"2 requests for /stuck are unfinished, the oldest for ")
         assert kube_probe(served.port, "/other").body == b"/other\n"
         may_end.set()
-        assert heard_from(first).body == heard_from(second).body == b"/stuck\n"
+        assert receive_response(first).body == receive_response(second).body == b"/stuck\n"
 
 
 def test_a_body_is_read_up_to_its_limit(serve: Callable[..., Served]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.cluster import Worker, WorkerHub
-from kit.jobs import PATIENCE_S, TENAX, Bench, Done, Running, until
+from kit.jobs import PATIENCE_S, TENAX, Done, Runner, Running, until
 from tenax._core.requests import LogsRequest
 from tenax._engines.tcp.operator import connect_to_agent
 from tenax.cli.main import main
@@ -27,8 +27,8 @@ if not sys.platform.startswith("linux"):
 class Run:
     """One run of real agents."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
         self.hub = WorkerHub()
         self.private_dir = os.environ["TENAX_PRIVATE_DIR"]
         self.agents: list[Running] = []
@@ -37,8 +37,8 @@ class Run:
     def start(self, *flags: str, run_id: str = "seen") -> Running:
         """Start one more agent. Returns when its control socket exists."""
         env = {**self._env, "CLUSTER_AGENT": f"node{len(self.agents)}"}
-        agent = self.bench.start(
-            "--rdzv-id", run_id, "--log-dir", str(self.bench.home / "logs"), *flags, str(_WORKER), env=env
+        agent = self.runner.start(
+            "--rdzv-id", run_id, "--log-dir", str(self.runner.home / "logs"), *flags, str(_WORKER), env=env
         )
         self.agents.append(agent)
         control_socket = self._control_socket(agent)
@@ -75,7 +75,7 @@ class Run:
 
     def follow(self, *arguments: str, **options: int) -> Running:
         """Start ``tenax logs``, which may run until the run ends."""
-        return self.bench.start(*arguments, program=[*TENAX, "logs"], env=self._env, **options)
+        return self.runner.start(*arguments, program=[*TENAX, "logs"], env=self._env, **options)
 
     def finish(self, workers: list[Worker]) -> None:
         for worker in workers:
@@ -86,11 +86,11 @@ class Run:
 
     def close(self) -> None:
         self.hub.close()
-        self.bench.close()
+        self.runner.close()
 
 
 @pytest.fixture
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
-    made = Run(Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
+    made = Run(Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
     yield made
     made.close()

@@ -41,9 +41,9 @@ def make(run: Run) -> list[str]:
 def test_lines_of_a_finished_run_are_shown(run: Run) -> None:
     """By its folder, by the parent folder, and by its run id; with the same filters as for a running one."""
     expected = make(run)
-    folder = run.bench.run_dir()
+    folder = run.runner.run_dir()
     # Times are known to a tenth of a second; lines that came closer to each other than that keep their order per rank.
-    for path in (str(folder), str(run.bench.home / "logs")):
+    for path in (str(folder), str(run.runner.home / "logs")):
         done = run.logs(path, "--generation", "all")
         assert done.code == 0, done
         assert (sorted(lines(done)), done.err) == (sorted(expected), "")
@@ -62,7 +62,7 @@ def test_lines_of_a_finished_run_are_shown(run: Run) -> None:
 def test_without_times_lines_are_shown_file_by_file(run: Run) -> None:
     """For files of an older tenax, or copied without their times; a note is printed."""
     make(run)
-    folder = run.bench.run_dir()
+    folder = run.runner.run_dir()
     shutil.rmtree(folder / "journal.times")
     done = run.logs(str(folder), "--generation", "1", "--times")
     assert "files have no times" in done.err
@@ -82,9 +82,9 @@ def test_folders_of_two_nodes_of_a_run_are_merged(run: Run) -> None:
     run.print_text(workers[1], "from one\n")
     run.print_text(workers[0], "from zero\n")
     run.finish(workers)
-    folders = sorted(str(path) for path in (run.bench.home / "logs").iterdir())
+    folders = sorted(str(path) for path in (run.runner.home / "logs").iterdir())
     assert len(folders) == 2
-    for arguments in (folders, [str(run.bench.home / "logs")]):
+    for arguments in (folders, [str(run.runner.home / "logs")]):
         done = run.logs(*arguments)
         assert (done.code, sorted(lines(done))) == (0, ["rank 0 | from zero", "rank 1 | from one"])
 
@@ -92,15 +92,15 @@ def test_folders_of_two_nodes_of_a_run_are_merged(run: Run) -> None:
 def test_invalid_log_folders_are_rejected(run: Run, tmp_path: Path) -> None:
     run.start("--nproc-per-node", "1")
     run.finish(run.hub.generation(1))
-    folder = run.bench.run_dir()
+    folder = run.runner.run_dir()
     done = run.logs(str(folder))
     assert (done.code, done.out) == (1, "")
     assert "the run wrote no log files" in done.err
-    other = run.bench.home / "logs" / "other"
+    other = run.runner.home / "logs" / "other"
     shutil.copytree(folder, other)
     journal = other / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"run_id":"seen"', '"run_id":"other"'))
-    done = run.logs(str(run.bench.home / "logs"))
+    done = run.logs(str(run.runner.home / "logs"))
     assert (done.code, done.out) == (2, "")
     assert "has several runs; select one: " in done.err
     journal.write_text("nonsense\n")

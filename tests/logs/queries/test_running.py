@@ -209,7 +209,7 @@ def test_for_a_lost_node_the_location_of_its_lines_is_reported(run: Run) -> None
     missing = f"tenax logs: no such lines; if the node of rank 3 has left the run, {where}\n"
     assert (done.code, done.out, done.err) == (1, "", missing)
     run.agents.remove(lost)
-    run.bench.leaves_within_s = 1.0  # helpers of a killed agent exit by themselves
+    run.runner.leaves_within_s = 1.0  # helpers of a killed agent exit by themselves
     run.finish(workers)
 
 
@@ -220,7 +220,7 @@ def test_ctrl_c_on_a_terminal_ends_with_a_newline(run: Run) -> None:
     run.start("--nproc-per-node", "1")
     (worker,) = run.hub.generation(1)
     run.print_text(worker, "first\n")
-    terminal = Terminal([*TENAX, "logs", "seen", "--follow"], run.bench, env={"TENAX_PRIVATE_DIR": run.private_dir})
+    terminal = Terminal([*TENAX, "logs", "seen", "--follow"], run.runner, env={"TENAX_PRIVATE_DIR": run.private_dir})
     try:
         terminal.until("first\r\n")
         terminal.type(b"\x03")
@@ -315,7 +315,7 @@ def test_the_death_of_a_log_writer_is_reported_to_followers(run: Run) -> None:
     run.print_text(worker, "soon forgotten\n")
     follower = run.follow("seen", "--follow")
     until_shown(follower, "soon forgotten")
-    (log_writer,) = [pid for pid, command in run.bench.alive().items() if "tenax-logs" in command]
+    (log_writer,) = [pid for pid, command in run.runner.alive().items() if "tenax-logs" in command]
     os.kill(log_writer, signal.SIGKILL)
     lost = "are lost: they were only in memory, and the log writer died"
     until(lambda: lost in follower.err, lambda: f"the lost lines; there is {follower.err}")
@@ -335,7 +335,7 @@ def test_ranks_have_colours_on_a_terminal(run: Run) -> None:
     workers = run.hub.generation(2)
     run.print_text(workers[0], "\x1b[31mzero\x1b[0m\n")
     run.print_text(workers[1], "one\n")
-    terminal = Terminal([*TENAX, "logs", "seen"], run.bench, env={"TENAX_PRIVATE_DIR": run.private_dir})
+    terminal = Terminal([*TENAX, "logs", "seen"], run.runner, env={"TENAX_PRIVATE_DIR": run.private_dir})
     try:
         assert terminal.wait() == 0
         names = re.findall(r"\x1b\[(\d+)mrank (\d) \|\x1b\[0m (\w+)", terminal.seen)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import tenax
-from e2e.conftest import bench  # noqa: F401 - a fixture
+from e2e.conftest import runner  # noqa: F401 - a fixture
 from kit.addresses import own_address
-from kit.jobs import TENAX, Bench, Done, needs_root, until
+from kit.jobs import TENAX, Done, Runner, needs_root, until
 
 # One restart, so that observers have something to show.
 RESTARTS_ONCE = """
@@ -58,47 +58,47 @@ def count_lines(done: Done, pattern: str) -> int:
     return len(re.findall(pattern, done.err))
 
 
-def test_a_taken_dashboard_port_is_reported_once_with_many_nodes(bench: Bench, address: str) -> None:  # noqa: F811
+def test_a_taken_dashboard_port_is_reported_once_with_many_nodes(runner: Runner, address: str) -> None:  # noqa: F811
     """The node that serves the dashboard may change during a run, so a taken port does not reject the run."""
     nodes = ("--nnodes", "1:2", "--rdzv-endpoint", f"{address}:29400", "--rdzv-conf", "last_call_timeout=0")
     with socket.create_server((address, 0)) as taken:
         page = f"{address}:{taken.getsockname()[1]}"
-        done = bench.run(*nodes, *FLAGS, "--dashboard", page, bench.script(RESTARTS_ONCE))
+        done = runner.run(*nodes, *FLAGS, "--dashboard", page, runner.script(RESTARTS_ONCE))
     assert_succeeded(done)
     assert count_lines(done, rf"--dashboard {page}: .* is taken .*; the job continues without it") == 1
 
 
-def test_a_missing_trace_collector_is_reported_once(bench: Bench, address: str) -> None:  # noqa: F811
-    done = bench.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", bench.script(RESTARTS_ONCE))
+def test_a_missing_trace_collector_is_reported_once(runner: Runner, address: str) -> None:  # noqa: F811
+    done = runner.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", runner.script(RESTARTS_ONCE))
     assert_succeeded(done)
     assert count_lines(done, r"tenax: the trace \(--trace\) ") == 1, done.err
 
 
-def test_a_trace_collector_that_never_answers_is_reported_once(bench: Bench, address: str) -> None:  # noqa: F811
+def test_a_trace_collector_that_never_answers_is_reported_once(runner: Runner, address: str) -> None:  # noqa: F811
     with socket.create_server((address, 4318)):  # accepts connections and reads nothing
-        done = bench.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", bench.script(RESTARTS_ONCE))
+        done = runner.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", runner.script(RESTARTS_ONCE))
     assert_succeeded(done)
     assert count_lines(done, r"tenax: the trace \(--trace\) ") == 1, done.err
 
 
 @needs_root
-def test_a_full_disk_is_reported_once_for_each_journal(bench: Bench, full_disk: Path) -> None:  # noqa: F811
+def test_a_full_disk_is_reported_once_for_each_journal(runner: Runner, full_disk: Path) -> None:  # noqa: F811
     """Neither the journals nor the workers' progress files can be written."""
-    done = bench.run(*FLAGS, "--log-dir", str(full_disk), bench.script(RESTARTS_ONCE))
+    done = runner.run(*FLAGS, "--log-dir", str(full_disk), runner.script(RESTARTS_ONCE))
     assert_succeeded(done)
     assert count_lines(done, r"the journal .*/journal.jsonl ends here: .*; the job is not affected") == 1
     assert count_lines(done, r"the journal .*/coordinator.jsonl ends here: .*; the job is not affected") == 1
 
 
-def test_a_browser_that_disconnects_or_never_reads_does_not_delay_a_restart(bench: Bench) -> None:  # noqa: F811
+def test_a_browser_that_disconnects_or_never_reads_does_not_delay_a_restart(runner: Runner) -> None:  # noqa: F811
     """Both request the event stream; one disconnects, the other reads nothing."""
-    script = bench.script("""
+    script = runner.script("""
         import sys, worker_kit as kit
         kit.ready()
         kit.wait_for('go')
         sys.exit(3 if kit.ATTEMPT == 0 and kit.RANK == 1 else 0)
     """)
-    job = bench.start(*FLAGS, "--dashboard", "0", script)
+    job = runner.start(*FLAGS, "--dashboard", "0", script)
     link = until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/\?key=(\w+)", job.err), "no link was printed")
     port, key = int(link[1]), link[2]
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
@@ -108,7 +108,7 @@ def test_a_browser_that_disconnects_or_never_reads_does_not_delay_a_restart(benc
         assert clients[0].recv(15) == b"HTTP/1.1 200 OK"
         clients[0].close()
         for rank, attempt in ((0, 0), (1, 0), (0, 1), (1, 1)):
-            bench.tell("go", rank, attempt)
+            runner.tell("go", rank, attempt)
         done = job.wait()
     finally:
         for client in clients:
@@ -122,7 +122,7 @@ _IMPORTED_ON_REQUEST = ("_engines/operator_api.py", "_engines/tcp/wire.py", "_vi
 
 @pytest.mark.parametrize("replaced", [_IMPORTED_ON_REQUEST, _IMPORTED_ON_REQUEST[2:], ("_logs/queries.py",)])
 def test_a_run_survives_the_upgrade_of_tenax_on_disk(
-    bench: Bench,  # noqa: F811
+    runner: Runner,  # noqa: F811
     tmp_path: Path,
     replaced: tuple[str, ...],
 ) -> None:
@@ -131,21 +131,21 @@ def test_a_run_survives_the_upgrade_of_tenax_on_disk(
     shutil.copytree(Path(tenax.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     sockets = tempfile.mkdtemp(prefix="sockets-", dir="/tmp")
     environ = {"TENAX_PRIVATE_DIR": sockets, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    script = bench.script("""
+    script = runner.script("""
         import worker_kit as kit
         kit.ready()
         kit.wait_for('go')
     """)
     try:
-        job = bench.start(script, env=environ)
+        job = runner.start(script, env=environ)
         until(lambda: any(name.endswith(".sock") for name in os.listdir(sockets)), "no control socket")
         for name in replaced:
             (copy / name).write_text("from tenax.of_another_version import nothing\n")
         asked = [
-            bench.start(command, program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
+            runner.start(command, program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
             for command in ("status", "logs")
         ]
-        bench.tell("go", 0, 0)
+        runner.tell("go", 0, 0)
         done = job.wait()
     finally:
         shutil.rmtree(sockets)

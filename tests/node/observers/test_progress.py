@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import bench  # noqa: F401 - a fixture
-from kit.jobs import TENAX, Bench, needs_root, until
+from e2e.conftest import runner  # noqa: F401 - a fixture
+from kit.jobs import TENAX, Runner, needs_root, until
 from tenax._core.agent import AgentState, Phase
 from tenax._core.events import ProgressSeen
 from tenax._core.messages import WorkerProgress
@@ -111,12 +111,12 @@ def goodput_of(folder: Path) -> dict[str, Any]:
     return goodput
 
 
-def test_repeated_steps_count_as_lost_time(bench: Bench) -> None:  # noqa: F811 - the fixture
+def test_repeated_steps_count_as_lost_time(runner: Runner) -> None:  # noqa: F811 - the fixture
     """Steps 4 to 9 run twice: the final line and the verdict show 6 lost steps."""
-    done = bench.run(*("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", "logs"), bench.script(FALLS_BACK))
+    done = runner.run(*("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", "logs"), runner.script(FALLS_BACK))
     assert done.code == 0, done
     assert re.search(r", lost \d+ % \(6 steps repeated\)", done.err)
-    goodput = goodput_of(bench.home / "logs")
+    goodput = goodput_of(runner.home / "logs")
     assert goodput["lost_steps"] == 6
     assert 0.04 < goodput["spent"]["lost_s"] < 10
 
@@ -161,19 +161,19 @@ def sockets() -> Iterator[str]:
         yield folder
 
 
-def test_the_status_of_a_plain_run_shows_steps(bench: Bench, sockets: str) -> None:  # noqa: F811
+def test_the_status_of_a_plain_run_shows_steps(runner: Runner, sockets: str) -> None:  # noqa: F811
     """No flag is needed; after a restart the status shows the steps of the new workers."""
-    script = bench.script(REPORTS_AND_WAITS)
-    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_PRIVATE_DIR": sockets})
+    script = runner.script(REPORTS_AND_WAITS)
+    job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_PRIVATE_DIR": sockets})
 
     def steps() -> list[int]:
-        told = bench.start("status", "--json", program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
+        told = runner.start("status", "--json", program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
         return [step for node in json.loads(told.out)["nodes"] for step in node.get("steps", ())] if told.out else []
 
     for attempt, said in ((0, [7, 8]), (1, [107, 108])):
         until(lambda said=said: steps() == said, f"the steps {said}")  # type: ignore[misc]
         for rank in (0, 1):
-            bench.tell("go", rank, attempt)
+            runner.tell("go", rank, attempt)
     assert job.wait().code == 0
 
 

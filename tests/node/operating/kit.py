@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from kit.cluster import Agent, Cluster
-from kit.jobs import TENAX, Bench, Done, Terminal, until
+from kit.jobs import TENAX, Done, Runner, Terminal, until
 from tenax._core.requests import StatusRequest
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import OperatorConnection, connect_to_agent
@@ -26,20 +26,20 @@ from tenax._view.status import RunStatus
 class Operator:
     """Runs operator commands on the host of the cluster."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.cluster = Cluster(bench)
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.cluster = Cluster(runner)
         # Short: the path of a socket has at most 107 bytes.
         self.sockets = tempfile.mkdtemp(prefix="sockets-", dir="/tmp")
-        bench.environ["TENAX_PRIVATE_DIR"] = self.sockets
+        runner.environ["TENAX_PRIVATE_DIR"] = self.sockets
         self._terminals: list[Terminal] = []
 
     def tenax(self, *words: str, env: dict[str, str] | None = None) -> Done:
         """Run ``tenax WORDS`` to its end."""
-        return self.bench.start(*words, program=TENAX, env=env).wait()
+        return self.runner.start(*words, program=TENAX, env=env).wait()
 
     def terminal(self, *words: str, **options: Any) -> Terminal:
-        self._terminals.append(Terminal([*TENAX, *words], self.bench, **options))
+        self._terminals.append(Terminal([*TENAX, *words], self.runner, **options))
         return self._terminals[-1]
 
     def control_socket(self, agent: Agent) -> str:

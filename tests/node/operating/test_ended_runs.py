@@ -114,17 +114,17 @@ def test_the_agent_that_served_the_coordinator_is_named_first(operator: Operator
 def test_printed_folders_are_absolute(operator: Operator, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    bench, hub = operator.bench, operator.cluster.hub
+    runner, hub = operator.runner, operator.cluster.hub
     env = {"CLUSTER_HUB": hub.name, "CLUSTER_AGENT": "node0"}
-    running = bench.start("--rdzv-id", "near", "--log-dir", "logs", WORKER, env=env)
+    running = runner.start("--rdzv-id", "near", "--log-dir", "logs", WORKER, env=env)
     (worker,) = hub.generation(1)
     until(lambda: os.path.exists(f"{operator.sockets}/{running.process.pid}.sock"), "its control socket")
-    listed = bench.start("ps", "--json", program=TENAX, cwd=elsewhere).wait()
-    folder = str(bench.run_dir())
+    listed = runner.start("ps", "--json", program=TENAX, cwd=elsewhere).wait()
+    folder = str(runner.run_dir())
     assert os.path.isabs(folder)
     assert [run["log_dir"] for run in json.loads(listed.out)] == [folder]
     worker.send("exit 0")
     assert running.wait().code == 0
-    ended = bench.start("status", "near", program=TENAX, cwd=elsewhere).wait()
+    ended = runner.start("status", "near", program=TENAX, cwd=elsewhere).wait()
     assert ended.err.endswith(f"to see how it ended: tenax report {shlex.quote(folder)}\n")
-    assert bench.start("report", "--json", folder, program=TENAX, cwd=elsewhere).wait().code == 0
+    assert runner.start("report", "--json", folder, program=TENAX, cwd=elsewhere).wait().code == 0

@@ -72,7 +72,7 @@ def test_a_node_is_drained_and_the_others_continue(operator: Operator) -> None:
     told = [event.text for event in status.events]
     assert not any("was lost" in text for text in told), "it was asked to leave, and left"
     assert any(" left: " in text or text.endswith(" has left") for text in told), told
-    missing = operator.tenax("drain", "nobody", "--yes")
+    missing = operator.tenax("drain", "unknown", "--yes")
     assert missing.code == 1
     assert "no node 'unknown'; known nodes: " in missing.err
     operator.cluster.finish(workers)

@@ -23,7 +23,7 @@ def stop(agent: Agent) -> str:
 
 def at_once(operator: Operator, *commands: tuple[str, ...]) -> list[Done]:
     """Run the commands in parallel, since each waits for an answer."""
-    return [running.wait() for running in [operator.bench.start(*words, program=TENAX, env={}) for words in commands]]
+    return [running.wait() for running in [operator.runner.start(*words, program=TENAX, env={}) for words in commands]]
 
 
 def test_every_command_names_a_stopped_agent(operator: Operator) -> None:

@@ -35,8 +35,8 @@ def test_in_a_pipe_every_event_is_one_line_until_the_run_ends(operator: Operator
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
     operator.until_found(agent)
     operator.cluster.hub.generation(1)
-    watching = operator.bench.start("status", "--watch", program=TENAX)
-    values = operator.bench.start("status", "--watch", "--json", program=TENAX)
+    watching = operator.runner.start("status", "--watch", program=TENAX)
+    values = operator.runner.start("status", "--watch", "--json", program=TENAX)
     until(lambda: "started its worker" in watching.out and values.out, lambda: f"lines; there are {watching.out}")
     assert operator.tenax("stop", "--yes", "--why", "enough").code == 0
     done, statuses_done = watching.wait(), values.wait()
@@ -59,7 +59,7 @@ def test_it_ends_when_the_reader_closes_the_pipe(operator: Operator) -> None:
     workers = operator.cluster.hub.generation(1)
     for words in ((), ("--json",)):
         reader, writer = os.pipe()
-        watching = operator.bench.start("status", "--watch", *words, program=TENAX, stdout=writer)
+        watching = operator.runner.start("status", "--watch", *words, program=TENAX, stdout=writer)
         os.close(writer)
         assert os.read(reader, 1)
         os.close(reader)
@@ -72,7 +72,7 @@ def test_it_continues_when_the_coordinator_moves(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, conf={"keep_alive_interval": 0.2})
     operator.until_found(serving, other)
     operator.cluster.hub.generation(2)
-    watching = operator.bench.start("status", "run", "--watch", program=TENAX)
+    watching = operator.runner.start("status", "run", "--watch", program=TENAX)
     until(lambda: "started its worker" in watching.out, "the first lines")
     operator.cluster.kill(serving)
     other.until_printed("takes over the coordinator")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 from .browser import chromium, page
 from .fake_cluster import FakeCluster
 
-__all__ = ["bench", "chromium", "page", "start_cluster"]
+__all__ = ["chromium", "page", "runner", "start_cluster"]
 
 if not sys.platform.startswith("linux"):
     collect_ignore_glob = ["test_*.py"]  # they read /proc
@@ -35,7 +35,7 @@ def start_cluster() -> Iterator[Callable[..., FakeCluster]]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    made = Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
     yield made
     made.close()

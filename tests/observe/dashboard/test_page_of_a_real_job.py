@@ -11,7 +11,7 @@ from typing import Any
 from selenium.webdriver.common.keys import Keys
 
 from kit.addresses import own_address
-from kit.jobs import Bench
+from kit.jobs import Runner
 from kit.processes import until
 
 from .browser import Page, start_browser
@@ -29,13 +29,13 @@ _SCRIPT = """
 class Job:
     """Two agents; the one that serves the coordinator serves the page."""
 
-    def __init__(self, bench: Bench, *flags: str) -> None:
-        self.bench = bench
-        script = bench.script(_SCRIPT)
+    def __init__(self, runner: Runner, *flags: str) -> None:
+        self.runner = runner
+        script = runner.script(_SCRIPT)
         host = own_address()
         arguments = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"{host}:29400", "--rdzv-id", "job"]
         arguments += ["--max-restarts", "2", "--dashboard", f"{host}:0", *flags, script]
-        self.agents = [bench.start(*arguments) for _ in range(2)]
+        self.agents = [runner.start(*arguments) for _ in range(2)]
 
     def stderr(self) -> str:
         return "".join(agent.err for agent in self.agents)
@@ -45,23 +45,23 @@ class Job:
         return found[1]
 
     def finish(self, attempt: int = 0) -> None:
-        self.bench.tell("go", 0, attempt)
+        self.runner.tell("go", 0, attempt)
         for agent in self.agents:
             done = agent.wait()
             assert done.code == 0, done
 
 
-def test_a_killed_worker_is_shown_within_a_second(bench: Bench, page: Page) -> None:
+def test_a_killed_worker_is_shown_within_a_second(runner: Runner, page: Page) -> None:
     """The failure and the next generation, within 1 s after the coordinator detected it."""
-    job = Job(bench)
+    job = Job(runner)
     page.open(job.link())
-    pids = bench.pids(4)
+    pids = runner.pids(4)
     page.until_text("generations", "training")
     assert page.text("fact-workers") == "4"
     page.js(_WATCH)
     os.kill(pids[3], signal.SIGKILL)
     page.until_text("fact-generation", "2")
-    bench.pids(4, attempt=1)
+    runner.pids(4, attempt=1)
     failure = page.until_text("failure", "SIGKILL")
     assert "rank 3" in failure
     page.until_text("generations", "Ended: rank 3")
@@ -82,11 +82,11 @@ def test_a_killed_worker_is_shown_within_a_second(bench: Bench, page: Page) -> N
     assert page.browser_errors() == []
 
 
-def test_the_log_of_a_worker_is_shown(bench: Bench, page: Page) -> None:
+def test_the_log_of_a_worker_is_shown(runner: Runner, page: Page) -> None:
     """Also of the node that does not serve the page."""
-    job = Job(bench)
+    job = Job(runner)
     page.open(job.link())
-    bench.pids(4)
+    runner.pids(4)
     page.until_text("generations", "training")
     for node, local, rank in ((1, 1, 0), (2, 2, 3)):
         page.until_true(f"document.querySelectorAll('.node:nth-child({node}) .worker').length === 2")
@@ -96,30 +96,30 @@ def test_the_log_of_a_worker_is_shown(bench: Bench, page: Page) -> None:
     job.finish()
 
 
-def test_a_job_can_be_restarted_from_the_page(bench: Bench, page: Page) -> None:
+def test_a_job_can_be_restarted_from_the_page(runner: Runner, page: Page) -> None:
     """The next generation has new workers; no restart is used."""
-    job = Job(bench)
+    job = Job(runner)
     page.open(job.link())
-    first = bench.pids(4)
+    first = runner.pids(4)
     page.until_text("generations", "training")
-    (bench.notes / "ready.0.0").unlink()  # the next generation has the same restart count, and notes it again
+    (runner.notes / "ready.0.0").unlink()  # the next generation has the same restart count, and notes it again
     page.click("#restart")
     page.click("#ask-yes")
     page.until_text("ask-answer", "Done")
     page.until_text("fact-generation", "2")
-    assert int(bench.note("ready")) not in first
+    assert int(runner.note("ready")) not in first
     page.until_text("generations", "training")
     assert page.text("fact-restarts").startswith("0 used")
     job.finish()
 
 
-def test_a_killed_browser_does_not_affect_the_job(bench: Bench, tmp_path_factory: Any) -> None:
+def test_a_killed_browser_does_not_affect_the_job(runner: Runner, tmp_path_factory: Any) -> None:
     """During a stream: the job prints nothing about it."""
     driver = start_browser(str(tmp_path_factory.mktemp("browser")))
-    job = Job(bench)
+    job = Job(runner)
     try:
         Page(driver).open(job.link())
-        bench.pids(4)
+        runner.pids(4)
         for child in _children(driver.service.process.pid):
             os.kill(child, signal.SIGKILL)
     finally:

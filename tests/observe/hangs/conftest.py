@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench
+from kit.jobs import Runner
 
 from .kit import Job
 
@@ -18,6 +18,6 @@ if not sys.platform.startswith("linux"):
 
 @pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
-    made = Job(Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
+    made = Job(Runner(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
     yield made
     made.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.jobs import PATIENCE_S, Bench, Running
+from kit.jobs import PATIENCE_S, Runner, Running
 
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)
@@ -87,8 +87,8 @@ class Hub:
 class Job:
     """One run: its agents and its hub."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
         self.hub = Hub()
         self.endpoint = own_endpoint()
 
@@ -98,11 +98,11 @@ class Job:
             [] if nodes == 1 else ["--rdzv-backend", "tcp", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hangs"]
         )
         common = ["--nnodes", str(nodes), "--nproc-per-node", str(workers), *rendezvous, *flags]
-        return [self.bench.start(*common, "--log-dir", f"logs{node}", WORKER, env=env) for node in range(nodes)]
+        return [self.runner.start(*common, "--log-dir", f"logs{node}", WORKER, env=env) for node in range(nodes)]
 
     def close(self) -> None:
         self.hub.close()
-        self.bench.close()
+        self.runner.close()
 
 
 def lines_of(agent: Running) -> list[str]:

@@ -102,7 +102,7 @@ def test_a_spinning_job_is_detected(job: Job) -> None:
 
 def test_missing_scopes_reveal_a_hang_behind_a_heartbeat(job: Job) -> None:
     """A thread logs a heartbeat, so both workers look active; but they entered a scope at every step before."""
-    script = job.bench.script(
+    script = job.runner.script(
         """
         import os, threading, time
         from tenax import timer
@@ -122,7 +122,7 @@ def test_missing_scopes_reveal_a_hang_behind_a_heartbeat(job: Job) -> None:
         """
     )
     arguments = ("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "0.3", "--redirects", "3", script)
-    agent = job.bench.start(*arguments, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+    agent = job.runner.start(*arguments, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
     agent.until_printed("no action is taken", LONG_PATIENCE_S)
     reports = hang_report(agent)
     assert "no worker enters or leaves a watchdog scope any more" in reports[0]
@@ -156,9 +156,9 @@ def test_a_stopped_worker_is_reported_and_not_continued(job: Job) -> None:
 
 def test_a_program_without_python_is_reported_without_stacks(job: Job) -> None:
     """Its hang is still detected."""
-    fifo = job.bench.home / "fifo"
+    fifo = job.runner.home / "fifo"
     os.mkfifo(fifo)
-    agent = job.bench.start("--no-python", *REPORT, "cat", str(fifo))
+    agent = job.runner.start("--no-python", *REPORT, "cat", str(fifo))
     with fifo.open("wb", buffering=0) as pipe:
         until = time.monotonic() + RHYTHM_S
         while time.monotonic() < until:
@@ -172,7 +172,7 @@ def test_a_program_without_python_is_reported_without_stacks(job: Job) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_computing_job_without_output_is_not_a_hang(job: Job, workers: int) -> None:
     """It never did I/O or reported steps, so there is no rhythm."""
-    script = job.bench.script(
+    script = job.runner.script(
         """
         import time
         until = time.monotonic() + 2
@@ -180,7 +180,7 @@ def test_a_computing_job_without_output_is_not_a_hang(job: Job, workers: int) ->
             sum(i * i for i in range(1000))
         """
     )
-    done = job.bench.run(
+    done = job.runner.run(
         "--nproc-per-node", str(workers), "--on-hang", "restart", "--hang-after", "0.5", "--max-restarts", "1", script
     )
     assert done.code == 0
@@ -189,7 +189,7 @@ def test_a_computing_job_without_output_is_not_a_hang(job: Job, workers: int) ->
 
 def test_a_phase_is_not_a_hang(job: Job) -> None:
     """However long it takes."""
-    script = job.bench.script(
+    script = job.runner.script(
         """
         import time
         from tenax import progress
@@ -200,7 +200,7 @@ def test_a_phase_is_not_a_hang(job: Job) -> None:
             time.sleep(2.5)
         """
     )
-    done = job.bench.run("--on-hang", "restart", "--hang-after", "0.5", "--max-restarts", "1", script)
+    done = job.runner.run("--on-hang", "restart", "--hang-after", "0.5", "--max-restarts", "1", script)
     assert done.code == 0
     assert "seems to hang" not in done.err
 

@@ -48,8 +48,8 @@ train(model, 600.0)
 
 def test_the_rank_that_misses_a_collective_is_reported(job: Job) -> None:
     """The script reports no steps; the kernel's counters are enough."""
-    script = job.bench.script(SCRIPT)
-    agent = job.bench.start("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "2", script)
+    script = job.runner.script(SCRIPT)
+    agent = job.runner.start("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "2", script)
     agent.until_printed("no action is taken", LONG_PATIENCE_S)
     report = hang_report(agent)
     assert re.search(r"^  rank 1 \(pid .* in read_from_a_lost_disk, in threading\.py:", report[2])

@@ -12,7 +12,7 @@ import pytest
 
 from kit.addresses import own_endpoint
 from kit.http import PATIENCE_S, kube_probe
-from kit.jobs import Bench, Running, until
+from kit.jobs import Runner, Running, until
 from kit.processes import on_linux
 from tenax._observe.health.server import READY_PATH
 
@@ -46,29 +46,29 @@ def test_the_manifest_of_the_guide_uses_the_right_paths() -> None:
     assert probes == [("startup", "/livez"), ("liveness", "/livez"), ("readiness", READY_PATH)]
 
 
-def test_waiting_for_nodes_is_alive_and_not_ready(bench: Bench) -> None:
+def test_waiting_for_nodes_is_alive_and_not_ready(runner: Runner) -> None:
     """Alive and not ready before the second node joins; then both are ready."""
-    arguments = ["--nnodes", "2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "probes", bench.script(STAY)]
-    first = bench.start(*arguments, env=ON)
+    arguments = ["--nnodes", "2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "probes", runner.script(STAY)]
+    first = runner.start(*arguments, env=ON)
     port = port_of(first)
     first.until_printed("waiting up to")
     assert kube_probe(port, "/livez").status == 200
     answer = kube_probe(port, "/readyz?format=json")
     assert (answer.status, answer.json()["phase"]) == (503, "joining")
     assert b"probes" not in answer.body, "any peer can read it, and a node without a secret joins by the run id"
-    second = bench.start(*arguments, env=ON)
+    second = runner.start(*arguments, env=ON)
     for run in (first, second):
         until(lambda run=run: kube_probe(port_of(run), "/readyz").status == 200, "both to be ready")
-    assert bench.pids(2)
+    assert runner.pids(2)
     assert kube_probe(port, "/readyz?format=json").json()["generation"] == 1
     for run in (first, second):
         run.send(signal.SIGTERM)
     assert {first.wait().code, second.wait().code} == {143}
 
 
-def test_the_agent_is_alive_and_not_ready_during_a_restart(bench: Bench) -> None:
+def test_the_agent_is_alive_and_not_ready_during_a_restart(runner: Runner) -> None:
     """Until the next generation runs."""
-    script = bench.script("""
+    script = runner.script("""
         import os, signal
         from worker_kit import ATTEMPT, RANK, note, ready, stay, wait_for
         if ATTEMPT == 0 and RANK == 1:
@@ -79,28 +79,28 @@ def test_the_agent_is_alive_and_not_ready_during_a_restart(bench: Bench) -> None
             os._exit(3)
         stay()
     """)
-    run = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env=ON)
+    run = runner.start("--nproc-per-node", "2", "--max-restarts", "1", script, env=ON)
     port = port_of(run)
-    bench.pids(2)
+    runner.pids(2)
     until(lambda: kube_probe(port, "/readyz").status == 200, "generation 1 to be ready")
-    bench.tell("may_fail", 0)
-    bench.note("asked", 1)
+    runner.tell("may_fail", 0)
+    runner.note("asked", 1)
     until(lambda: kube_probe(port, "/readyz").status == 503, "generation 1 to be over")
     assert kube_probe(port, "/readyz?format=json").json()["phase"] == "stopping"
     assert kube_probe(port, "/livez").status == 200
-    bench.tell("may_end", 1)
-    bench.pids(2, attempt=1)
+    runner.tell("may_end", 1)
+    runner.pids(2, attempt=1)
     until(lambda: kube_probe(port, "/readyz").status == 200, "generation 2 to be ready")
     assert kube_probe(port, "/readyz?format=json").json()["generation"] == 2
     run.send(signal.SIGTERM)
     assert run.wait().code == 143
 
 
-def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(bench: Bench) -> None:
+def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(runner: Runner) -> None:
     """SIGSTOP: the kernel accepts the connection, and the probe times out. SIGCONT: it is answered again."""
-    run = bench.start(bench.script(STAY), env=ON)
+    run = runner.start(runner.script(STAY), env=ON)
     port = port_of(run)
-    bench.pids(1)
+    runner.pids(1)
     run.send(signal.SIGSTOP)
     until(lambda: is_stopped(run.pid), "every thread of it to stop")
     try:
@@ -119,17 +119,17 @@ def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(bench: B
     assert run.wait().code == 143
 
 
-def test_an_invalid_port_is_rejected(bench: Bench) -> None:
+def test_an_invalid_port_is_rejected(runner: Runner) -> None:
     """Before anything starts."""
-    done = bench.run(bench.script("print('done')"), env={"TORCHELASTIC_HEALTH_CHECK_PORT": "http"})
+    done = runner.run(runner.script("print('done')"), env={"TORCHELASTIC_HEALTH_CHECK_PORT": "http"})
     assert (done.code, done.out) == (2, "")
     assert "TORCHELASTIC_HEALTH_CHECK_PORT is 'http'; expected a port from 0 to 65535" in done.err
 
 
-def test_without_the_variable_there_is_no_server_and_no_import(bench: Bench) -> None:
+def test_without_the_variable_there_is_no_server_and_no_import(runner: Runner) -> None:
     """Health checks do not slow down the cold start."""
     program = [sys.executable, "-X", "importtime", "-m", "tenax", "run"]
-    done = bench.run(bench.script("pass"), program=program)
+    done = runner.run(runner.script("pass"), program=program)
     assert done.code == 0, done
     assert "tenax._observe.health" not in done.err
     assert "health check" not in "".join(done.said)

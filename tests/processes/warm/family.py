@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from kit.jobs import Bench, Running, is_alive, until
+from kit.jobs import Runner, Running, is_alive, until
 
 # A script whose workers note where a module was imported and stay until they are stopped.
 STAYING = """
@@ -39,8 +39,8 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
 class Family:
     """The processes of one agent."""
 
-    def __init__(self, bench: Bench, running: Running) -> None:
-        self._bench = bench
+    def __init__(self, runner: Runner, running: Running) -> None:
+        self._runner = runner
         self.running = running
         self.keeper = until(lambda: self._children_of(running.pid, "tenax-keeper"), "a keeper")[0]
 

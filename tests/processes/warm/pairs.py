@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kit.jobs import Bench, Done, Running
+from kit.jobs import Done, Runner, Running
 
 HERE = Path(__file__).parent
 WORKERS = 2
@@ -93,19 +93,19 @@ def pair(kind: Kind, name: str, shared: Path) -> Pair:
 
 
 def _run_both(kind: Kind, place: Path) -> dict[str, Any]:
-    benches, begun = {}, {}
+    runners, begun = {}, {}
     try:
         for temper, modules in (("cold", "none"), ("warm", PRELOADED)):
             home = place / temper
             home.mkdir(parents=True)
-            bench = benches[temper] = Bench(home, f"{os.urandom(4).hex()}")
+            runner = runners[temper] = Runner(home, f"{os.urandom(4).hex()}")
             _furnish(home)
             kind.prepare(home)
-            begun[temper] = _begin(bench, kind, modules)
-        return {temper: _findings(benches[temper], begun[temper]) for temper in benches}
+            begun[temper] = _begin(runner, kind, modules)
+        return {temper: _findings(runners[temper], begun[temper]) for temper in runners}
     finally:
-        for bench in benches.values():
-            bench.close()
+        for runner in runners.values():
+            runner.close()
 
 
 def _furnish(home: Path) -> None:
@@ -118,21 +118,21 @@ def _furnish(home: Path) -> None:
     (home / "input").write_text("what stands in the file\n")
 
 
-def _begin(bench: Bench, kind: Kind, modules: str) -> Any:
+def _begin(runner: Runner, kind: Kind, modules: str) -> Any:
     arguments = ["--nproc-per-node", str(WORKERS), "--max-restarts", "1", "--rdzv-id", "job", "--log-dir", "logs"]
     arguments += ["--preload", modules, *kind.arguments, "seen", "--local-rank=${local_rank}", "two words", ""]
-    env = {"PYTHONPATH": f"{bench.home}/lib", **kind.env}
+    env = {"PYTHONPATH": f"{runner.home}/lib", **kind.env}
     if kind.terminal:
-        terminal = bench.terminal(*arguments, env=env)
+        terminal = runner.terminal(*arguments, env=env)
         terminal.type(b"what is typed\n\x04" * ATTEMPTS)  # each attempt reads as far as the next end of input
         return terminal
-    with open(bench.home / "input") as file:
-        return bench.start(*arguments, env=env, stdin=file)
+    with open(runner.home / "input") as file:
+        return runner.start(*arguments, env=env, stdin=file)
 
 
-def _findings(bench: Bench, begun: Any) -> dict[str, Any]:
+def _findings(runner: Runner, begun: Any) -> dict[str, Any]:
     done = begun.wait(60) if isinstance(begun, Running) else Done(begun.wait(60), begun.seen, "")
-    home = bench.home
+    home = runner.home
     data = {
         "code": done.code,
         "out": done.out,
@@ -140,16 +140,16 @@ def _findings(bench: Bench, begun: Any) -> dict[str, Any]:
         "workers": {path.stem: json.loads(path.read_text()) for path in (home / "seen").glob("*.json")},
         "ended": sorted(path.name for path in (home / "seen").glob("ended.*")),
         "errors": {
-            str(path.relative_to(bench.run_dir())): json.loads(path.read_text())
-            for path in bench.run_dir().glob("attempt_*/*/error.json")
+            str(path.relative_to(runner.run_dir())): json.loads(path.read_text())
+            for path in runner.run_dir().glob("attempt_*/*/error.json")
         },
     }
-    return json.loads(_alike(json.dumps(data), home, bench))  # type: ignore[no-any-return]
+    return json.loads(_alike(json.dumps(data), home, runner))  # type: ignore[no-any-return]
 
 
-def _alike(text: str, home: Path, bench: Bench) -> str:
+def _alike(text: str, home: Path, runner: Runner) -> str:
     """Return the value without what differs between two runs: paths, marks, ports and pids."""
-    text = text.replace(str(home), "HOME").replace(bench.mark, "MARK")
+    text = text.replace(str(home), "HOME").replace(runner.mark, "MARK")
     text = re.sub(r"logs/job_[0-9a-f]{8}", "logs/job", text)
     text = re.sub(r"(TENAX_KEEPER\W{1,9})[0-9a-f]{16}", r"\1KEEPER", text)
     text = re.sub(r"(MASTER_PORT\W{1,9})\d+", r"\1PORT", text)

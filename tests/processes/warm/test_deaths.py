@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import Bench, Running, is_alive, until
+from kit.jobs import Runner, Running, is_alive, until
 from tenax._core.events import NodeCleared, WorkerExited, WorkerStarted
 from tenax._io.helper_channel import Channel
 from tenax._io.interfaces import Launch
@@ -22,16 +22,18 @@ from tenax._processes.warm_pool import WarmPool
 from .family import MARKED_KIT, STAYING, Family, kill, name_of, started_at
 
 
-def _start(bench: Bench, *words: str, source: str = STAYING, modules: str = "marked_kit", restarts: int = 3) -> Family:
-    bench.script(MARKED_KIT, "marked_kit.py")
-    script = bench.script(source)
+def _start(
+    runner: Runner, *words: str, source: str = STAYING, modules: str = "marked_kit", restarts: int = 3
+) -> Family:
+    runner.script(MARKED_KIT, "marked_kit.py")
+    script = runner.script(source)
     flags = ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--preload", modules, "--shutdown-timeout", "5"]
-    return Family(bench, bench.start(*flags, *words, script))
+    return Family(runner, runner.start(*flags, *words, script))
 
 
-def _was_warm(bench: Bench, attempt: int, workers: int = 2) -> bool:
-    pids = bench.pids(workers, attempt)
-    places = [int(bench.note("imported_in", rank, attempt)) for rank in range(workers)]
+def _was_warm(runner: Runner, attempt: int, workers: int = 2) -> bool:
+    pids = runner.pids(workers, attempt)
+    places = [int(runner.note("imported_in", rank, attempt)) for rank in range(workers)]
     assert [place == pid for place, pid in zip(places, pids, strict=True)] in ([True] * workers, [False] * workers)
     return places != pids
 
@@ -44,25 +46,25 @@ def _stop(running: Running) -> None:
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_takes_the_standbys(bench: Bench) -> None:
-    family = _start(bench)
-    first = bench.pids(2)
+def test_a_restart_takes_the_standbys(runner: Runner) -> None:
+    family = _start(runner)
+    first = runner.pids(2)
     standbys = family.until_standbys(2, without=set(first))
     began = {pid: started_at(pid) for pid in standbys}
     kill(first[0])
-    assert set(bench.pids(2, 1)) == standbys
+    assert set(runner.pids(2, 1)) == standbys
     assert {pid: started_at(pid) for pid in standbys} == began  # they are older than their generation, and show it
-    assert _was_warm(bench, 0)
-    assert _was_warm(bench, 1)
+    assert _was_warm(runner, 0)
+    assert _was_warm(runner, 1)
     assert all(name_of(pid) != "tenax-standby" for pid in standbys)
     family.until_standbys(2, without=standbys)  # for the next one
     _stop(family.running)
 
 
-def test_one_attempt_on_one_node_keeps_no_standbys(bench: Bench) -> None:
-    family = _start(bench, restarts=0)
-    bench.pids(2)
-    assert _was_warm(bench, 0)
+def test_one_attempt_on_one_node_keeps_no_standbys(runner: Runner) -> None:
+    family = _start(runner, restarts=0)
+    runner.pids(2)
+    assert _was_warm(runner, 0)
     deadline = time.monotonic() + 1.2  # longer than the keeper's delay before it forks standbys
     seen: set[int] = set()
     while time.monotonic() < deadline:
@@ -72,47 +74,47 @@ def test_one_attempt_on_one_node_keeps_no_standbys(bench: Bench) -> None:
     _stop(family.running)
 
 
-def test_a_stopped_run_leaves_no_standby(bench: Bench) -> None:
-    family = _start(bench)
-    bench.pids(2)
+def test_a_stopped_run_leaves_no_standby(runner: Runner) -> None:
+    family = _start(runner)
+    runner.pids(2)
     family.until_standbys(2)
     family.running.send(signal.SIGTERM)
     assert family.running.wait().code == 128 + signal.SIGTERM
-    assert not bench.alive()
+    assert not runner.alive()
 
 
 # --- the death of one -------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_standby_is_replaced(bench: Bench) -> None:
-    family = _start(bench)
-    first = bench.pids(2)
+def test_a_killed_standby_is_replaced(runner: Runner) -> None:
+    family = _start(runner)
+    first = runner.pids(2)
     standbys = family.until_standbys(2)
     victim = min(standbys)
     kill(victim)
     replaced = family.until_standbys(2, without={victim})
     assert all(map(is_alive, first))
     kill(first[1])
-    assert set(bench.pids(2, 1)) == replaced
+    assert set(runner.pids(2, 1)) == replaced
     _stop(family.running)
     assert "cold" not in family.running.err
 
 
-def test_all_standbys_and_a_worker_may_die_at_once(bench: Bench) -> None:
-    family = _start(bench)
-    first = bench.pids(2)
+def test_all_standbys_and_a_worker_may_die_at_once(runner: Runner) -> None:
+    family = _start(runner)
+    first = runner.pids(2)
     standbys = family.until_standbys(2)
     for pid in (*standbys, first[0]):
         kill(pid)
-    assert not set(bench.pids(2, 1)) & standbys
-    assert _was_warm(bench, 1)
+    assert not set(runner.pids(2, 1)) & standbys
+    assert _was_warm(runner, 1)
     _stop(family.running)
 
 
 @pytest.mark.parametrize("which", ["root", "template"])
-def test_without_a_template_restarts_are_cold_and_the_console_says_so(bench: Bench, which: str) -> None:
-    family = _start(bench)
-    first = bench.pids(2)
+def test_without_a_template_restarts_are_cold_and_the_console_says_so(runner: Runner, which: str) -> None:
+    family = _start(runner)
+    first = runner.pids(2)
     standbys = family.until_standbys(2)
     root, template = family.root, family.template
     kill(root if which == "root" else template)
@@ -120,16 +122,16 @@ def test_without_a_template_restarts_are_cold_and_the_console_says_so(bench: Ben
     until(lambda: not is_alive(root) and not is_alive(template), "the end of both")
     assert all(map(is_alive, (*first, *standbys)))
     kill(first[0])
-    second = bench.pids(2, 1)
+    second = runner.pids(2, 1)
     assert set(second) == standbys  # existing standbys can still become workers
     kill(second[1])
-    assert not _was_warm(bench, 2)
+    assert not _was_warm(runner, 2)
     assert family.running.err.count("workers start cold") == 1
     _stop(family.running)
 
 
-def test_workers_start_cold_if_the_template_dies_while_importing(bench: Bench) -> None:
-    bench.script(
+def test_workers_start_cold_if_the_template_dies_while_importing(runner: Runner) -> None:
+    runner.script(
         """
         import os, time
         from pathlib import Path
@@ -140,32 +142,34 @@ def test_workers_start_cold_if_the_template_dies_while_importing(bench: Bench) -
         """,
         "slow_kit.py",
     )
-    family = _start(bench, source="import slow_kit\n" + "from worker_kit import *\nready()\nstay()", modules="slow_kit")
-    bench.note("importing")
+    family = _start(
+        runner, source="import slow_kit\n" + "from worker_kit import *\nready()\nstay()", modules="slow_kit"
+    )
+    runner.note("importing")
     kill(family.root)
     family.running.until_printed("workers start cold: the template was killed by SIGKILL")
-    bench.tell("go_on")
-    bench.tell("go_on", 1)
-    bench.pids(2)
+    runner.tell("go_on")
+    runner.tell("go_on", 1)
+    runner.pids(2)
     _stop(family.running)
 
 
 # --- the death of all -------------------------------------------------------------------------------------------------
 
 
-def test_no_process_outlives_the_agent(bench: Bench) -> None:
-    family = _start(bench)
-    workers = bench.pids(2)
+def test_no_process_outlives_the_agent(runner: Runner) -> None:
+    family = _start(runner)
+    workers = runner.pids(2)
     processes = {*workers, *family.until_standbys(2), family.root, family.template, family.keeper}
     kill(family.running.pid)
     family.running.process.wait()
     until(lambda: not any(map(is_alive, processes)), "the end of all processes")
-    until(lambda: not bench.alive(), lambda: f"the end of {bench.alive()}")
+    until(lambda: not runner.alive(), lambda: f"the end of {runner.alive()}")
 
 
-def test_no_process_outlives_the_keeper(bench: Bench) -> None:
-    family = _start(bench)
-    workers = bench.pids(2)
+def test_no_process_outlives_the_keeper(runner: Runner) -> None:
+    family = _start(runner)
+    workers = runner.pids(2)
     processes = {*workers, *family.until_standbys(2), family.root, family.template}
     kill(family.keeper)
     done = family.running.wait()
@@ -174,10 +178,10 @@ def test_no_process_outlives_the_keeper(bench: Bench) -> None:
     until(lambda: not any(map(is_alive, processes)), "the end of all processes")
 
 
-def test_no_process_outlives_a_keeper_that_dies_while_the_template_imports(bench: Bench) -> None:
-    bench.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
-    family = _start(bench, modules="slow_kit")
-    bench.note("importing")
+def test_no_process_outlives_a_keeper_that_dies_while_the_template_imports(runner: Runner) -> None:
+    runner.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
+    family = _start(runner, modules="slow_kit")
+    runner.note("importing")
     processes = {family.root, family.template}
     kill(family.keeper)
     family.running.wait()
@@ -209,56 +213,56 @@ LEAVING = """
     """
 
 
-def _leaves(bench: Bench, daemon: str) -> None:
-    family = _start(bench, source=LEAVING.replace("DAEMON", daemon))
-    first = bench.pids(2)
-    left = int(bench.note("daemon"))
+def _leaves(runner: Runner, daemon: str) -> None:
+    family = _start(runner, source=LEAVING.replace("DAEMON", daemon))
+    first = runner.pids(2)
+    left = int(runner.note("daemon"))
     standbys = family.until_standbys(2, but_for={left, *first})
     template = family.root, family.template
     until(lambda: os.getsid(left) != first[0], "a session of its own")
     kill(first[0])
-    assert set(bench.pids(2, 1)) == standbys  # they were spared
-    assert [bench.note("daemon_is_there", rank, 1) for rank in range(2)] == ["False", "False"]
+    assert set(runner.pids(2, 1)) == standbys  # they were spared
+    assert [runner.note("daemon_is_there", rank, 1) for rank in range(2)] == ["False", "False"]
     assert not is_alive(left)
     assert (family.root, family.template) == template
     _stop(family.running)
 
 
-def test_a_daemon_is_gone_before_the_next_generation_starts(bench: Bench) -> None:
-    _leaves(bench, 'daemon("daemon")')
+def test_a_daemon_is_gone_before_the_next_generation_starts(runner: Runner) -> None:
+    _leaves(runner, 'daemon("daemon")')
 
 
-def test_an_orphan_named_like_a_standby_is_killed(bench: Bench) -> None:
-    _leaves(bench, 'open("/proc/self/comm", "w").write("tenax-standby"); daemon("daemon")')
+def test_an_orphan_named_like_a_standby_is_killed(runner: Runner) -> None:
+    _leaves(runner, 'open("/proc/self/comm", "w").write("tenax-standby"); daemon("daemon")')
 
 
 # --- what a standby has missed ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT], ids=str)
-def test_a_signal_to_a_standby_does_not_reach_the_later_worker(bench: Bench, number: int) -> None:
+def test_a_signal_to_a_standby_does_not_reach_the_later_worker(runner: Runner, number: int) -> None:
     """Schedulers signal every process of a job; a later restart must not fail because of it."""
-    family = _start(bench)
-    first = bench.pids(2)
+    family = _start(runner)
+    first = runner.pids(2)
     standbys = family.until_standbys(2)
     for pid in (*standbys, family.root, family.template):
         kill(pid, signal.Signals(number))
     kill(first[0])
     until(
-        lambda: "generation 3" in family.running.err or all(bench.noted("ready", rank, 1) for rank in range(2)),
+        lambda: "generation 3" in family.running.err or all(runner.noted("ready", rank, 1) for rank in range(2)),
         "the second generation",
     )
     assert "generation 3" not in family.running.err, family.running.err
-    assert set(bench.pids(2, 1)) == standbys
+    assert set(runner.pids(2, 1)) == standbys
     _stop(family.running)
 
 
 # --- failures while standbys are forked -------------------------------------------------------------------------------
 
 
-def test_a_killed_forker_does_not_delay_the_next_restart(bench: Bench) -> None:
+def test_a_killed_forker_does_not_delay_the_next_restart(runner: Runner) -> None:
     """It dies before it has announced its standbys to the keeper."""
-    bench.script(
+    runner.script(
         """
         import os, time
         def hold():
@@ -270,19 +274,19 @@ def test_a_killed_forker_does_not_delay_the_next_restart(bench: Bench) -> None:
         """,
         "held_kit.py",
     )
-    family = _start(bench, modules="marked_kit,held_kit")
-    first = bench.pids(2)
+    family = _start(runner, modules="marked_kit,held_kit")
+    first = runner.pids(2)
     standbys = family.until_standbys(2)
-    (bench.home / "hold").touch()
+    (runner.home / "hold").touch()
     kill(min(standbys))
-    until((bench.home / "held").exists, "the fork of another standby")
+    until((runner.home / "held").exists, "the fork of another standby")
     (forker,) = family.forkers
     kill(forker)
-    (bench.home / "hold").unlink()
+    (runner.home / "hold").unlink()
     until(lambda: not is_alive(forker), "its end")
     kill(first[0])
     for rank in range(2):
-        bench.note("ready", rank, 1, timeout_s=10)
+        runner.note("ready", rank, 1, timeout_s=10)
     _stop(family.running)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kit.jobs import Bench, Done
+from kit.jobs import Done, Runner
 
 from .family import Family
 
@@ -201,37 +201,37 @@ class Sight:
         return [worker["pid"] for worker in self.workers]
 
 
-def _write(bench: Bench, name: str, source: str) -> None:
-    bench.script(MARKED + textwrap.dedent(source), f"{name}.py")
+def _write(runner: Runner, name: str, source: str) -> None:
+    runner.script(MARKED + textwrap.dedent(source), f"{name}.py")
 
 
 @pytest.fixture(scope="module")
 def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
-    bench = Bench(tmp_path_factory.mktemp("safety"), "safety")
+    runner = Runner(tmp_path_factory.mktemp("safety"), "safety")
     for name, (source, _) in LEFT_OUT.items():
         if source is not None:
-            _write(bench, f"left_{name}", source)
+            _write(runner, f"left_{name}", source)
     for name, source in KEPT.items():
-        _write(bench, f"kept_{name}", source)
+        _write(runner, f"kept_{name}", source)
     for name, (source, _, _) in AS_IF_OWN.items():
-        _write(bench, f"own_{name}", source)
+        _write(runner, f"own_{name}", source)
     looks = {f"own_{name}": look for name, (_, look, _) in AS_IF_OWN.items()}
     left = [f"left_{name}" for name in LEFT_OUT]
     kept = [f"kept_{name}" for name in KEPT]
     preloaded = [kept[0], *left, *looks, *kept[1:]]
     imported = [*kept, *(f"left_{name}" for name in LEFT_OUT if name not in NOT_FOR_WORKERS)]
-    script = bench.script(SCRIPT)
+    script = runner.script(SCRIPT)
     seen = []
     try:
         for modules in (",".join(preloaded), "none"):
             arguments = ["--nproc-per-node", "2", "--preload", modules, script, ",".join(imported), json.dumps(looks)]
-            done = bench.run(*arguments, env={"PYTHONPATH": "/a/folder", "CHANGED": "a", "GONE": "b"})
+            done = runner.run(*arguments, env={"PYTHONPATH": "/a/folder", "CHANGED": "a", "GONE": "b"})
             assert done.code == 0, done
-            seen.append(Sight(done, [json.loads((bench.notes / str(rank)).read_text()) for rank in range(2)]))
+            seen.append(Sight(done, [json.loads((runner.notes / str(rank)).read_text()) for rank in range(2)]))
         seen[0].cold = seen[1]
         yield seen[0]
     finally:
-        bench.close()
+        runner.close()
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
@@ -278,29 +278,29 @@ def test_exit_handlers_run_only_in_workers(sight: Sight) -> None:
 # --- what takes a run of its own --------------------------------------------------------------------------------------
 
 
-def test_a_module_that_initialises_cuda_is_left_out(bench: Bench) -> None:
+def test_a_module_that_initialises_cuda_is_left_out(runner: Runner) -> None:
     """As reported by torch; a real one also opens its device."""
-    bench.script("from . import cuda", "torch/__init__.py")
-    bench.script("def is_initialized(): return True", "torch/cuda.py")
-    done = bench.run("--nproc-per-node", "2", "--preload", "torch", bench.script("import torch"))
+    runner.script("from . import cuda", "torch/__init__.py")
+    runner.script("def is_initialized(): return True", "torch/cuda.py")
+    done = runner.run("--nproc-per-node", "2", "--preload", "torch", runner.script("import torch"))
     assert done.code == 0
     assert "torch is not preloaded: it has initialised CUDA, which a forked process cannot use" in done.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_hanging_import_does_not_delay_the_end_of_the_run(bench: Bench, number: signal.Signals) -> None:
-    bench.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
+def test_a_hanging_import_does_not_delay_the_end_of_the_run(runner: Runner, number: signal.Signals) -> None:
+    runner.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
     arguments = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "slow_kit", "--shutdown-timeout", "5"]
-    running = bench.start(*arguments, bench.script("import slow_kit"))
-    bench.note("importing")
+    running = runner.start(*arguments, runner.script("import slow_kit"))
+    runner.note("importing")
     running.send(number)
     assert running.wait().code == 128 + number
-    assert not bench.alive()
+    assert not runner.alive()
 
 
-def test_a_killed_trial_leaves_out_one_module(bench: Bench) -> None:
+def test_a_killed_trial_leaves_out_one_module(runner: Runner) -> None:
     """As when memory runs out."""
-    bench.script(
+    runner.script(
         """
         import os, time, worker_kit
         worker_kit.note("importing", os.getpid())
@@ -309,21 +309,21 @@ def test_a_killed_trial_leaves_out_one_module(bench: Bench) -> None:
         """,
         "slow_kit.py",
     )
-    bench.script(MARKED, "good_kit.py")
-    script = bench.script("import good_kit, os\nfrom worker_kit import note\nnote('place', good_kit.IMPORTED_IN)")
-    running = bench.start("--nproc-per-node", "2", "--preload", "good_kit,slow_kit", script)
-    family = Family(bench, running)
-    pid = int(bench.note("importing"))
+    runner.script(MARKED, "good_kit.py")
+    script = runner.script("import good_kit, os\nfrom worker_kit import note\nnote('place', good_kit.IMPORTED_IN)")
+    running = runner.start("--nproc-per-node", "2", "--preload", "good_kit,slow_kit", script)
+    family = Family(runner, running)
+    pid = int(runner.note("importing"))
     assert pid == family.template
     os.kill(pid, signal.SIGKILL)
     assert running.wait().code == 0
     assert "slow_kit is not preloaded: the process that imported it was killed by SIGKILL" in running.err
-    assert bench.note("place") == bench.note("place", 1)
+    assert runner.note("place") == runner.note("place", 1)
 
 
-def test_a_module_that_executes_the_program_again_starts_no_extra_worker(bench: Bench) -> None:
+def test_a_module_that_executes_the_program_again_starts_no_extra_worker(runner: Runner) -> None:
     """Some modules do that to change LD_LIBRARY_PATH."""
-    bench.script(
+    runner.script(
         """
         import os, sys
         if "STARTED_ANEW" not in os.environ:
@@ -332,22 +332,22 @@ def test_a_module_that_executes_the_program_again_starts_no_extra_worker(bench: 
         """,
         "anew_kit.py",
     )
-    script = bench.script(
+    script = runner.script(
         """
         import anew_kit, os
         from pathlib import Path
         Path(os.environ["E2E_NOTES"], f"ran.{os.getpid()}").write_text(os.environ.get("RANK", "none"))
         """
     )
-    done = bench.run("--nproc-per-node", "2", "--preload", "anew_kit", script)
-    ran = sorted(path.read_text() for path in bench.notes.glob("ran.*"))
+    done = runner.run("--nproc-per-node", "2", "--preload", "anew_kit", script)
+    ran = sorted(path.read_text() for path in runner.notes.glob("ran.*"))
     assert done.code == 0
     assert ran == ["0", "1"]
 
 
-def test_numpy_with_its_threads_is_preloaded_and_works(bench: Bench) -> None:
+def test_numpy_with_its_threads_is_preloaded_and_works(runner: Runner) -> None:
     """It ends its threads before a fork and restarts them on demand."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, sys
         import numpy
@@ -358,27 +358,27 @@ def test_numpy_with_its_threads_is_preloaded_and_works(bench: Bench) -> None:
         """
     )
     env = {"OPENBLAS_NUM_THREADS": "4"}
-    done = bench.run("--max-restarts", "1", "--preload", "numpy", script, env=env)
+    done = runner.run("--max-restarts", "1", "--preload", "numpy", script, env=env)
     assert done.code == 0, done
     assert "workers are forked warm: numpy" in done.err
-    assert [bench.note("sum", 0, attempt) for attempt in range(2)] == ["216000000 1"] * 2
+    assert [runner.note("sum", 0, attempt) for attempt in range(2)] == ["216000000 1"] * 2
 
 
-def test_a_namespace_package_named_like_a_hook_module_is_preloaded(bench: Bench) -> None:
+def test_a_namespace_package_named_like_a_hook_module_is_preloaded(runner: Runner) -> None:
     """Its name begins like those of tenax's modules in a template, and it has no file."""
-    bench.script(MARKED, "tenax_plugs/one.py")
-    script = bench.script(
+    runner.script(MARKED, "tenax_plugs/one.py")
+    script = runner.script(
         "import tenax_plugs.one\nfrom worker_kit import note\nnote('in', tenax_plugs.one.IMPORTED_IN)"
     )
-    done = bench.run("--nproc-per-node", "2", "--preload", "tenax_plugs.one", script)
+    done = runner.run("--nproc-per-node", "2", "--preload", "tenax_plugs.one", script)
     assert done.code == 0, done
     assert "Error in sitecustomize" not in done.err
-    assert bench.note("in", 0) == bench.note("in", 1)
+    assert runner.note("in", 0) == runner.note("in", 1)
 
 
-def test_a_folder_created_later_on_the_path_is_searched(bench: Bench) -> None:
+def test_a_folder_created_later_on_the_path_is_searched(runner: Runner) -> None:
     """The first generation creates a folder on PYTHONPATH, and the second imports from it."""
-    script = bench.script(
+    script = runner.script(
         """
         import os, sys
         import good_kit
@@ -395,98 +395,101 @@ def test_a_folder_created_later_on_the_path_is_searched(bench: Bench) -> None:
         note("value", later_kit.VALUE)
         """
     )
-    bench.script(MARKED, "good_kit.py")
+    runner.script(MARKED, "good_kit.py")
     for modules in ("none", "good_kit"):
-        for path in bench.notes.iterdir():
+        for path in runner.notes.iterdir():
             path.unlink()
-        env = {"PYTHONPATH": str(bench.home / f"later_{modules}")}
-        done = bench.run("--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules, script, env=env)
+        env = {"PYTHONPATH": str(runner.home / f"later_{modules}")}
+        done = runner.run("--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules, script, env=env)
         assert done.code == 0, f"{modules}: {done.err}"
     assert "forked warm" in done.err
 
 
-def test_a_copy_of_the_whole_environment_at_import_is_the_templates(bench: Bench) -> None:
+def test_a_copy_of_the_whole_environment_at_import_is_the_templates(runner: Runner) -> None:
     """A known difference: many modules copy the environment to search it for their own names."""
-    bench.script("import os\nKEPT = os.environ.copy()", "copying_kit.py")
-    script = bench.script("import copying_kit\nprint(copying_kit.KEPT.get('RANK'))")
-    done = bench.run("--nproc-per-node", "2", "--preload", "copying_kit", script)
+    runner.script("import os\nKEPT = os.environ.copy()", "copying_kit.py")
+    script = runner.script("import copying_kit\nprint(copying_kit.KEPT.get('RANK'))")
+    done = runner.run("--nproc-per-node", "2", "--preload", "copying_kit", script)
     assert done.out.split() == ["None", "None"]
 
 
-def test_submodules_of_a_left_out_module_are_not_tried(bench: Bench) -> None:
-    bench.script("import os, worker_kit\nworker_kit.note(f'{os.getpid()}')\nos.environ.get('RANK')", "pack/__init__.py")
-    bench.script("", "pack/inner.py")
-    script = bench.script("import pack.inner")
-    done = bench.run("--nproc-per-node", "2", "--preload", "pack,pack.inner", script)
+def test_submodules_of_a_left_out_module_are_not_tried(runner: Runner) -> None:
+    runner.script(
+        "import os, worker_kit\nworker_kit.note(f'{os.getpid()}')\nos.environ.get('RANK')", "pack/__init__.py"
+    )
+    runner.script("", "pack/inner.py")
+    script = runner.script("import pack.inner")
+    done = runner.run("--nproc-per-node", "2", "--preload", "pack,pack.inner", script)
     assert done.code == 0
     assert done.err.count("is not preloaded") == 1
-    assert len(list(bench.notes.iterdir())) == 3  # one trial, two workers
+    assert len(list(runner.notes.iterdir())) == 3  # one trial, two workers
 
 
 # --- what only ``auto`` must not do -----------------------------------------------------------------------------------
 
 
-def _installed(bench: Bench, name: str, source: str) -> dict[str, str]:
+def _installed(runner: Runner, name: str, source: str) -> dict[str, str]:
     """Install a third-party package; return the environment in which it is found."""
-    bench.script(textwrap.dedent(source), f"site-packages/{name}.py")
-    return {"PYTHONPATH": str(bench.home / "site-packages")}
+    runner.script(textwrap.dedent(source), f"site-packages/{name}.py")
+    return {"PYTHONPATH": str(runner.home / "site-packages")}
 
 
-def _both(bench: Bench, script: str, env: dict[str, str], *arguments: str) -> tuple[Done, Done]:
+def _both(runner: Runner, script: str, env: dict[str, str], *arguments: str) -> tuple[Done, Done]:
     flags = ("--nproc-per-node", "2", "--max-restarts", "1")
-    cold = bench.run(*flags, "--preload", "none", script, *arguments, env=env)
-    warm = bench.run(*flags, "--preload", "auto", script, *arguments, env=env)
+    cold = runner.run(*flags, "--preload", "none", script, *arguments, env=env)
+    warm = runner.run(*flags, "--preload", "auto", script, *arguments, env=env)
     assert (cold.code, warm.code) == (0, 0), (cold, warm)
     return cold, warm
 
 
-def test_auto_preloads_installed_modules(bench: Bench) -> None:
-    env = _installed(bench, "others_kit", "import multiprocessing, os\nIMPORTED_IN = os.getpid()")
-    cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.IMPORTED_IN)"), env)
+def test_auto_preloads_installed_modules(runner: Runner) -> None:
+    env = _installed(runner, "others_kit", "import multiprocessing, os\nIMPORTED_IN = os.getpid()")
+    cold, warm = _both(runner, runner.script("import others_kit\nprint(others_kit.IMPORTED_IN)"), env)
     assert len(set(cold.out.split())) == 2
     assert len(set(warm.out.split())) == 1
 
 
-def test_auto_stops_at_a_script_that_changes_its_import_path(bench: Bench) -> None:
+def test_auto_stops_at_a_script_that_changes_its_import_path(runner: Runner) -> None:
     """The installed module is not the one that the script imports."""
-    env = _installed(bench, "others_kit", "WHO = 'installed'")
-    bench.script("WHO = 'vendored'", "vendored/others_kit.py")
-    script = bench.script("import sys\nsys.path.insert(0, 'vendored')\nimport others_kit\nprint(others_kit.WHO)")
-    cold, warm = _both(bench, script, env)
+    env = _installed(runner, "others_kit", "WHO = 'installed'")
+    runner.script("WHO = 'vendored'", "vendored/others_kit.py")
+    script = runner.script("import sys\nsys.path.insert(0, 'vendored')\nimport others_kit\nprint(others_kit.WHO)")
+    cold, warm = _both(runner, script, env)
     assert cold.out.split() == warm.out.split() == ["vendored"] * 2
     why = "others_kit is not preloaded: train.py, line 2, runs before its import and may affect it"
     assert f"{why}; --preload others_kit preloads it anyway" in warm.err
 
 
-def test_a_variable_that_the_script_sets_is_set_before_its_imports(bench: Bench) -> None:
-    env = _installed(bench, "others_kit", "import os\nLEVEL = os.environ.get('LEVEL')")
-    script = bench.script("import os\nos.environ['LEVEL'] = '9'\nimport others_kit\nprint(others_kit.LEVEL)")
-    cold, warm = _both(bench, script, env)
+def test_a_variable_that_the_script_sets_is_set_before_its_imports(runner: Runner) -> None:
+    env = _installed(runner, "others_kit", "import os\nLEVEL = os.environ.get('LEVEL')")
+    script = runner.script("import os\nos.environ['LEVEL'] = '9'\nimport others_kit\nprint(others_kit.LEVEL)")
+    cold, warm = _both(runner, script, env)
     assert cold.out.split() == warm.out.split() == ["9", "9"]
 
 
-def test_third_party_modules_that_import_user_files_are_not_preloaded(bench: Bench) -> None:
-    env = _installed(bench, "others_kit", "import own_settings")
-    bench.script("import os\nIMPORTED_IN = os.getpid()", "own_settings.py")
-    script = bench.script("import os, others_kit, own_settings\nprint(own_settings.IMPORTED_IN == os.getpid())")
-    cold, warm = _both(bench, script, env)
+def test_third_party_modules_that_import_user_files_are_not_preloaded(runner: Runner) -> None:
+    env = _installed(runner, "others_kit", "import own_settings")
+    runner.script("import os\nIMPORTED_IN = os.getpid()", "own_settings.py")
+    script = runner.script("import os, others_kit, own_settings\nprint(own_settings.IMPORTED_IN == os.getpid())")
+    cold, warm = _both(runner, script, env)
     assert cold.out.split() == warm.out.split() == ["True", "True"]
     assert (
-        f"it imports own_settings ({bench.home}/own_settings.py), which is one of your files and may change" in warm.err
+        f"it imports own_settings ({runner.home}/own_settings.py), which is one of your files and may change"
+        in warm.err
     )
 
 
-def test_modules_that_read_arguments_are_left_out_if_arguments_differ(bench: Bench) -> None:
-    env = _installed(bench, "others_kit", "import sys\nKEPT = sys.argv[1:]")
-    script = bench.script("import sys, others_kit\nprint(others_kit.KEPT == sys.argv[1:])")
-    cold, warm = _both(bench, script, env, "--local-rank=${local_rank}")
+def test_modules_that_read_arguments_are_left_out_if_arguments_differ(runner: Runner) -> None:
+    env = _installed(runner, "others_kit", "import sys\nKEPT = sys.argv[1:]")
+    script = runner.script("import sys, others_kit\nprint(others_kit.KEPT == sys.argv[1:])")
+    cold, warm = _both(runner, script, env, "--local-rank=${local_rank}")
     assert cold.out.split() == warm.out.split() == ["True", "True"]
     assert "it reads the arguments when it is imported, and each worker has its own" in warm.err
 
 
-def test_modules_that_create_temporary_folders_are_left_out(bench: Bench) -> None:
+def test_modules_that_create_temporary_folders_are_left_out(runner: Runner) -> None:
     source = "import atexit, shutil, tempfile\nPLACE = tempfile.mkdtemp()\natexit.register(shutil.rmtree, PLACE)"
-    env = _installed(bench, "others_kit", source)
-    cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.PLACE)"), env)
+    env = _installed(runner, "others_kit", source)
+    cold, warm = _both(runner, runner.script("import others_kit\nprint(others_kit.PLACE)"), env)
     assert len(set(cold.out.splitlines())) == len(set(warm.out.splitlines())) == 2
     assert "it creates a temporary file or folder when it is imported" in warm.err

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from kit.jobs import Bench, Done
+from kit.jobs import Done, Runner
 
 from . import observe_main
 from .pairs import ATTEMPTS, WORKERS, Kind, Pair, Seen, pair
@@ -205,19 +205,19 @@ ENDS = {
 class Ends:
     """One run in which each attempt ends in another way."""
 
-    def __init__(self, bench: Bench, modules: str) -> None:
+    def __init__(self, runner: Runner, modules: str) -> None:
         source = "import atexit, ctypes, json, os, signal, sys, threading, time\n"
         source += "atexit.register(lambda: print('at exit', flush=True))\n"
         source += "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         for number, code in enumerate(ENDS.values()):
             source += f"def end_{number}():\n    {code}\n"
         source += "globals()[f'end_{attempt}']()\n"
-        (bench.home / "ends.py").write_text(source)
+        (runner.home / "ends.py").write_text(source)
         restarts = str(len(ENDS) - 1)
         arguments = ["--max-restarts", restarts, "--redirects", "3", "--log-dir", "logs", "--rdzv-id", "job"]
-        done = bench.run(*arguments, "--preload", modules, "ends.py", timeout_s=60)
+        done = runner.run(*arguments, "--preload", modules, "ends.py", timeout_s=60)
         assert done.code == 0, done
-        folder = bench.run_dir()
+        folder = runner.run_dir()
         journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
         exits = [line["event"] for line in journal if line.get("event", {}).get("event") == "WorkerExited"]
         self.found = {}
@@ -230,7 +230,7 @@ class Ends:
             if message is not None:
                 del message["extraInfo"]["timestamp"], message["extraInfo"]["timestamp_s"]
             text = json.dumps([exits[number]["exit_code"], (place / "stdout.log").read_text(), stderr, message])
-            self.found[name] = json.loads(text.replace(str(bench.home), "HOME"))
+            self.found[name] = json.loads(text.replace(str(runner.home), "HOME"))
         self.console = [line for line in done.said if not line.startswith("workers are forked warm")]
         self.console = [re.sub(r"pid \d+|job_\w+", "N", line) for line in self.console]
         self.was_warm = "workers are forked warm" in done.err
@@ -240,11 +240,11 @@ class Ends:
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ends]:
     found = {}
     for temper, modules in (("cold", "none"), ("warm", "json,ctypes")):
-        bench = Bench(tmp_path_factory.mktemp(temper), temper)
+        runner = Runner(tmp_path_factory.mktemp(temper), temper)
         try:
-            found[temper] = Ends(bench, modules)
+            found[temper] = Ends(runner, modules)
         finally:
-            bench.close()
+            runner.close()
     assert found["warm"].was_warm
     return found
 
@@ -265,19 +265,19 @@ def test_the_console_shows_the_same_messages(ends: dict[str, Ends]) -> None:
 # --- what runs at the start of every interpreter ----------------------------------------------------------------------
 
 
-def _both_ways(bench: Bench, modules: str, *arguments: str, **env: str) -> tuple[Done, Done]:
+def _both_ways(runner: Runner, modules: str, *arguments: str, **env: str) -> tuple[Done, Done]:
     """Run cold, then warm; the notes of the warm run are kept."""
-    cold = bench.run("--nproc-per-node", "2", "--preload", "none", *arguments, env=env)
-    warm = bench.run("--nproc-per-node", "2", "--preload", modules, *arguments, env=env)
+    cold = runner.run("--nproc-per-node", "2", "--preload", "none", *arguments, env=env)
+    warm = runner.run("--nproc-per-node", "2", "--preload", modules, *arguments, env=env)
     assert cold.code == 0, cold
     assert warm.code == 0, warm
     assert "workers are forked warm" in warm.err
     return cold, warm
 
 
-def test_a_profiler_started_by_sitecustomize_sees_every_worker(bench: Bench) -> None:
+def test_a_profiler_started_by_sitecustomize_sees_every_worker(runner: Runner) -> None:
     """As coverage does: it writes its counts at the end of each process."""
-    bench.script(
+    runner.script(
         """
         import atexit, os, sys
         counted = {"main": 0, "kit": 0}
@@ -293,32 +293,32 @@ def test_a_profiler_started_by_sitecustomize_sees_every_worker(bench: Bench) -> 
         """,
         "lib/sitecustomize.py",
     )
-    bench.script("def work(): return 1", "counted_kit.py")
-    script = bench.script("import counted_kit\ndef work(): return 1\nwork()\nwork()\ncounted_kit.work()\n")
+    runner.script("def work(): return 1", "counted_kit.py")
+    script = runner.script("import counted_kit\ndef work(): return 1\nwork()\nwork()\ncounted_kit.work()\n")
     for modules in ("none", "counted_kit"):
-        env = {"PYTHONPATH": str(bench.home / "lib")}
-        done = bench.run("--nproc-per-node", "2", "--preload", modules, script, env=env)
+        env = {"PYTHONPATH": str(runner.home / "lib")}
+        done = runner.run("--nproc-per-node", "2", "--preload", modules, script, env=env)
         assert done.out.splitlines() == ["counted 3 True"] * 2
-        why = f"this Python has a sitecustomize ({bench.home}/lib/sitecustomize.py), which must run before any import"
+        why = f"this Python has a sitecustomize ({runner.home}/lib/sitecustomize.py), which must run before any import"
         assert (f"workers start cold: {why}" in done.err) == (modules != "none")
 
 
-def test_a_folder_that_sitecustomize_puts_first_is_searched_first(bench: Bench) -> None:
+def test_a_folder_that_sitecustomize_puts_first_is_searched_first(runner: Runner) -> None:
     """It chooses between two versions of a module."""
-    bench.script("import sys\nsys.path.insert(0, sys.path[0] + '/../new')", "lib/sitecustomize.py")
-    bench.script("VERSION = 'old'", "old/chosen_kit.py")
-    bench.script("VERSION = 'new'", "new/chosen_kit.py")
-    script = bench.script("import chosen_kit\nprint(chosen_kit.VERSION)")
-    path = f"{bench.home}/lib{os.pathsep}{bench.home}/old"
-    cold = bench.run("--nproc-per-node", "2", "--preload", "none", script, env={"PYTHONPATH": path})
-    warm = bench.run("--nproc-per-node", "2", "--preload", "chosen_kit", script, env={"PYTHONPATH": path})
+    runner.script("import sys\nsys.path.insert(0, sys.path[0] + '/../new')", "lib/sitecustomize.py")
+    runner.script("VERSION = 'old'", "old/chosen_kit.py")
+    runner.script("VERSION = 'new'", "new/chosen_kit.py")
+    script = runner.script("import chosen_kit\nprint(chosen_kit.VERSION)")
+    path = f"{runner.home}/lib{os.pathsep}{runner.home}/old"
+    cold = runner.run("--nproc-per-node", "2", "--preload", "none", script, env={"PYTHONPATH": path})
+    warm = runner.run("--nproc-per-node", "2", "--preload", "chosen_kit", script, env={"PYTHONPATH": path})
     assert cold.out.split() == ["new", "new"]
     assert warm.out.split() == cold.out.split()
 
 
-def test_an_import_hook_of_sitecustomize_sees_every_import(bench: Bench) -> None:
+def test_an_import_hook_of_sitecustomize_sees_every_import(runner: Runner) -> None:
     """As tracing tools do, which change modules when they are imported."""
-    bench.script(
+    runner.script(
         """
         import sys
         class Finder:
@@ -329,49 +329,51 @@ def test_an_import_hook_of_sitecustomize_sees_every_import(bench: Bench) -> None
         """,
         "lib/sitecustomize.py",
     )
-    bench.script("", "plain_kit.py")
-    script = bench.script("import sys\nimport plain_kit\nprint(getattr(sys, 'seen_by_hook', False))")
-    env = {"PYTHONPATH": str(bench.home / "lib")}
+    runner.script("", "plain_kit.py")
+    script = runner.script("import sys\nimport plain_kit\nprint(getattr(sys, 'seen_by_hook', False))")
+    env = {"PYTHONPATH": str(runner.home / "lib")}
     for modules in ("none", "plain_kit"):
-        assert bench.run("--nproc-per-node", "2", "--preload", modules, script, env=env).out.split() == ["True"] * 2
+        assert runner.run("--nproc-per-node", "2", "--preload", modules, script, env=env).out.split() == ["True"] * 2
 
 
 @pytest.fixture
-def other_python(bench: Bench) -> str:
+def other_python(runner: Runner) -> str:
     """An interpreter in another environment, without tenax, that runs a .pth file at its start."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bench.home / "venv"], check=True, timeout=60)
-    (site,) = (bench.home / "venv").glob("lib/python*/site-packages")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", runner.home / "venv"], check=True, timeout=60)
+    (site,) = (runner.home / "venv").glob("lib/python*/site-packages")
     (site / "at_start.pth").write_text("import at_start_kit\n")
     (site / "at_start_kit.py").write_text("import os, sys\nsys.started = os.environ.get('RANK', 'none'), os.getpid()\n")
-    return str(bench.home / "venv" / "bin" / "python")
+    return str(runner.home / "venv" / "bin" / "python")
 
 
-def test_another_interpreter_is_forked_warm(bench: Bench, other_python: str) -> None:
-    bench.script("import os\nIMPORTED_IN = os.getpid()", "plain_kit.py")
-    script = bench.script("import sys, plain_kit\nprint(plain_kit.IMPORTED_IN, 'tenax' in sys.modules, sys.executable)")
-    cold, warm = _both_ways(bench, "plain_kit", script, PYTHON_EXEC=other_python)
+def test_another_interpreter_is_forked_warm(runner: Runner, other_python: str) -> None:
+    runner.script("import os\nIMPORTED_IN = os.getpid()", "plain_kit.py")
+    script = runner.script(
+        "import sys, plain_kit\nprint(plain_kit.IMPORTED_IN, 'tenax' in sys.modules, sys.executable)"
+    )
+    cold, warm = _both_ways(runner, "plain_kit", script, PYTHON_EXEC=other_python)
     for done in (cold, warm):
         assert [line.split(maxsplit=1)[1] for line in done.out.splitlines()] == [f"False {other_python}"] * 2, done
     assert len(set(warm.out.splitlines())) == 1
     assert len(set(cold.out.splitlines())) == 2
 
 
-def test_a_pth_file_runs_once(bench: Bench, other_python: str) -> None:
+def test_a_pth_file_runs_once(runner: Runner, other_python: str) -> None:
     """A known difference: it runs before the template can stop the interpreter."""
-    bench.script("", "plain_kit.py")
-    script = bench.script("import os, sys, plain_kit\nprint(sys.started[0], sys.started[1] == os.getpid())")
+    runner.script("", "plain_kit.py")
+    script = runner.script("import os, sys, plain_kit\nprint(sys.started[0], sys.started[1] == os.getpid())")
     env = {"PYTHON_EXEC": other_python}
     for modules, seen in (("none", ["0 True", "1 True"]), ("plain_kit", ["none False", "none False"])):
-        done = bench.run("--nproc-per-node", "2", "--preload", modules, script, env=env)
+        done = runner.run("--nproc-per-node", "2", "--preload", modules, script, env=env)
         assert sorted(done.out.splitlines()) == seen, modules
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def test_preloaded_torch_works_as_if_each_worker_had_imported_it(bench: Bench) -> None:
+def test_preloaded_torch_works_as_if_each_worker_had_imported_it(runner: Runner) -> None:
     pytest.importorskip("torch")
-    script = bench.script(
+    script = runner.script(
         """
         import json, os, sys
         import torch
@@ -397,10 +399,10 @@ def test_preloaded_torch_works_as_if_each_worker_had_imported_it(bench: Bench) -
     short = tempfile.mkdtemp(dir="/tmp")  # torch's loaders make sockets there, whose paths must be short
     for modules, attempts in (("none", 1), ("auto", 2)):
         arguments = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules]
-        done = bench.run(*arguments, script, str(attempts), timeout_s=100, env={"TMPDIR": short})
+        done = runner.run(*arguments, script, str(attempts), timeout_s=100, env={"TMPDIR": short})
         assert done.code == 0, done
         seen[modules] = [
-            json.loads(bench.note("seen", rank, attempt)) for attempt in range(attempts) for rank in (0, 1)
+            json.loads(runner.note("seen", rank, attempt)) for attempt in range(attempts) for rank in (0, 1)
         ]
         assert ("workers are forked warm: torch" in done.err) == (modules == "auto")
         for name in ("seed", "random"):
