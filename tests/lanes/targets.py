@@ -403,7 +403,7 @@ class TcpLinks:
         # Both must be in the first generation: alone in it, the honest member, which never stops its workers, would
         # block the engine. It sends one heartbeat per case, so the lease must be long.
         nodes = (2, 4)
-        self._served = kit.Served(nodes, max_restarts=1000, terms=LeaseTerms(beat_s=1.0, lease_s=3600.0))
+        self._served = kit.ServerThread(nodes, max_restarts=1000, terms=LeaseTerms(beat_s=1.0, lease_s=3600.0))
         self._honest = self._served.member("honest", nodes=nodes)
         self._engine = kit.EngineNode(f"127.0.0.1:{self._served.port}", nodes)
         self._engine.until(kit.GenerationFormed)

@@ -40,7 +40,7 @@ def test_the_successor_of_a_lost_coordinator_keeps_the_running_workers(lab: Lab)
     (successor,) = cluster.start(lab[0])
     cluster.until_printed(successor, "this node is a spare")
     serving.send(signal.SIGTERM)
-    cluster.until_printed(serving, "this node has left the run, but it serves the coordinator of the others")
+    cluster.until_printed(serving, "this node has left the run, but it serves the coordinator: it stays")
     second = cluster.until_at_work(2, after=first)
     assert second.hosts == ["node0", "node1"]
     serving.send(signal.SIGKILL)

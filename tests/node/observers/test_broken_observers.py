@@ -65,7 +65,7 @@ def test_a_taken_dashboard_port_is_reported_once_with_many_nodes(runner: Runner,
         page = f"{address}:{taken.getsockname()[1]}"
         done = runner.run(*nodes, *FLAGS, "--dashboard", page, runner.script(RESTARTS_ONCE))
     assert_succeeded(done)
-    assert count_lines(done, rf"--dashboard {page}: .* is taken .*; the job continues without it") == 1
+    assert count_lines(done, rf"--dashboard {page}: .* is already in use; .*; the job continues without it") == 1
 
 
 def test_a_missing_trace_collector_is_reported_once(runner: Runner, address: str) -> None:  # noqa: F811

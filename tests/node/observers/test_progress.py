@@ -105,9 +105,9 @@ def goodput_of(folder: Path) -> dict[str, Any]:
     """Return the goodput of the verdict in the coordinator's journal."""
     (journal,) = folder.glob("*/coordinator.jsonl")
     for line in journal.read_text().splitlines():
-        for say in json.loads(line).get("says", []):
-            if say["event"]["event"] == "RunEnded":
-                goodput: dict[str, Any] = say["event"]["verdict"]["goodput"]
+        for sent in json.loads(line).get("sent", []):
+            if sent["event"]["event"] == "RunEnded":
+                goodput: dict[str, Any] = sent["event"]["verdict"]["goodput"]
     return goodput
 
 
