@@ -13,6 +13,7 @@ The hub (``kit.Hub``), which is the test, answers each step with one letter:
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 import threading
@@ -32,11 +33,10 @@ def exchange(data: bytes) -> bytes:
 
 
 def poll() -> bytes:
-    while True:
-        try:
-            return hub.recv(1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            continue
+    # Not recv(MSG_DONTWAIT): a stack dump by faulthandler may clear its errno (EAGAIN).
+    while not select.select([hub], [], [], 0)[0]:
+        pass
+    return hub.recv(1)
 
 
 def park() -> None:
