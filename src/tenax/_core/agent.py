@@ -37,6 +37,7 @@ from tenax._core import commands, events, messages
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import (
+    MAX_EARLIER,
     AgentSettings,
     Assignment,
     Evidence,
@@ -57,7 +58,6 @@ SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM = 1, 2, 3, 9, 15
 _SIGNAL_NAMES = {SIGHUP: "SIGHUP", SIGINT: "SIGINT", SIGQUIT: "SIGQUIT", SIGTERM: "SIGTERM"}
 _EXCEPTION_EXIT_CODE = 1  # of a Python process
 _URGENT_SIGNALS = (SIGINT, SIGQUIT)
-_MAX_EARLIER = 100
 _MAX_SCOPE_CHARS = 200  # of a scope's name in a message
 _GRACE_OVER = "the grace period is over"
 _MAX_WITH_STACKS = 16  # stopped workers whose stacks are reported
@@ -251,7 +251,7 @@ class AgentMachine:
         state.workers = {rank: WorkerRecord(rank) for rank in range(state.settings.local_world_size)}
         state.rung = Rung.NONE
         state.cleared = False
-        state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-_MAX_EARLIER:]
+        state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-MAX_EARLIER:]
         state.failures = []
         state.unexamined = set()
         state.has_generation_ended = False

@@ -37,6 +37,7 @@ from tenax._core import events, messages
 from tenax._core.events import FromCoordinator
 from tenax._core.model import (
     HANG,
+    MAX_EARLIER,
     MAX_STORE_PEERS,
     Assignment,
     Failure,
@@ -114,7 +115,6 @@ __all__ = [
     "Tick",
 ]
 
-_MAX_EARLIER = 100
 _MAX_STOPPED = 10_000
 _MAX_STOPPED_WITH_STACKS = 32
 _MAX_SUPERSEDED = 100
@@ -1085,7 +1085,7 @@ class CoordinatorMachine:
             self._end_run(Outcome.FAILED, decision.why, now)
             return
         state.restarts_used += 1
-        state.earlier = [*state.earlier[-_MAX_EARLIER + 1 :], first.brief()]
+        state.earlier = [*state.earlier[-MAX_EARLIER + 1 :], first.brief()]
         if isinstance(decision, Wait):
             state.phase = RunPhase.PAUSED
             state.next_why = decision.why

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _MAX_MESSAGE_CHARS = 1000
 _MAX_STACKS_CHARS = 6000  # of a worker whose failure is truncated
 MAX_STORE_PEERS = 1 << 16  # keeps the message of the largest run within its size limit
+MAX_EARLIER = 100  # earlier failures that are kept, for reports and restart policies
 
 StorePeers = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_STORE_PEERS)]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tenax._core.model import Evidence, Failure
+from tenax._core.model import MAX_EARLIER, Evidence, Failure
 from tenax._core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait, ask_policy, first_cause_first
 from tenax._logs.std import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
@@ -45,7 +45,6 @@ __all__ = [
 
 _EXCHANGE_TIMEOUT_S = 300.0  # for the nodes of a group to exchange their roles
 _POLL_INTERVAL_S = 1.0
-_MAX_EARLIER = 100  # failures in the history of a restart policy
 DEFAULT_ROLE = "default"
 
 
@@ -509,7 +508,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         if isinstance(decision, Wait):
             time.sleep(decision.seconds)
         self._remaining_restarts -= 1
-        self._earlier = [*self._earlier[-_MAX_EARLIER + 1 :], failures[0].brief()]
+        self._earlier = [*self._earlier[-MAX_EARLIER + 1 :], failures[0].brief()]
         return True
 
 

@@ -5,7 +5,7 @@ from what was sent; the state of a machine is read only for its size. The proper
 reliability plan:
 
 S1   A generation has one list of members; workers start only with an assignment; workers of two generations are never
-     alive at the same time, on any host. Generations are told apart by when they were formed, not by number.
+     alive at the same time, on any host. Generations are distinguished by when they were formed, not by number.
 S2   When a worker starts, no process of an earlier generation is alive on its node.
 S3   The ranks of a generation are a permutation; all members get the same world size, master and restart count.
 S4   No two generations have the same store.
