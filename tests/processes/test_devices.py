@@ -316,7 +316,7 @@ def test_gpus_without_device_nodes_are_counted_with_torch(host: Host, tmp_path: 
     ("source", "message"),
     [
         ("class xpu:\n    device_count = staticmethod(lambda: 0)", "torch found no xpu device on this host"),
-        ("xpu = None", "torch has no backend 'xpu'"),
+        ("xpu = None", "expected a number, auto, cpu, gpu or a device type of torch such as xpu"),
         (
             "raise OSError('libtorch is broken')",
             r"could not count xpu devices with torch \(OSError: libtorch is broken\)",
@@ -336,7 +336,9 @@ def test_the_message_without_torch_says_so(tmp_path: Path) -> None:
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(bare.stat().st_mode | stat.S_IXUSR)
-    with pytest.raises(ValueError, match=f"{bare} has no torch to count xpu devices with"):
+    with pytest.raises(
+        ValueError, match=f"expected a number, auto, cpu or gpu; torch counts other devices, and {bare} has no torch"
+    ):
         parse_nproc("xpu", {**os.environ, "PYTHON_EXEC": str(bare)})
 
 

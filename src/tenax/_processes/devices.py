@@ -161,9 +161,11 @@ def count_with_torch(backend: str, environ: Mapping[str, str], timeout_s: float 
         last = (answer.stderr.strip() or f"exit code {answer.returncode}").splitlines()[-1]
         raise ValueError(f"{flag}: could not count {backend} devices with torch ({last}); pass a number.")
     if results[-1] == "no-torch":
-        raise ValueError(f"{flag}: {python} has no torch to count {backend} devices with; pass a number.")
+        raise ValueError(
+            f"{flag}: expected a number, auto, cpu or gpu; torch counts other devices, and {python} has no torch."
+        )
     if results[-1] == "no-backend":
-        raise ValueError(f"{flag}: torch has no backend '{backend}'; pass a number, auto, cpu, gpu or xpu.")
+        raise ValueError(f"{flag}: expected a number, auto, cpu, gpu or a device type of torch such as xpu.")
     return int(results[-1])
 
 
