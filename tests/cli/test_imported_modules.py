@@ -25,7 +25,8 @@ tenax.cli.options tenax.cli.run tenax.cli.script tenax.cli.host_checks tenax._co
 tenax._core.commands tenax._engines tenax._io
 tenax._core.coordinator tenax._core.environment tenax._core.events tenax._core.ledger tenax._core.messages
 tenax._core.model
-tenax._core.policy tenax._core.ranks tenax._core.record tenax._core.run_state tenax._core.text tenax._failures
+tenax._core.lifecycle tenax._core.names tenax._core.policy tenax._core.ranks tenax._core.record tenax._core.run_state
+tenax._core.run_text tenax._core.text tenax._core.unreachable tenax._failures
 tenax._failures.exit_codes tenax._failures.hook tenax._failures.out_of_memory tenax._failures.exit_text
 tenax._io.helper_process
 tenax.launcher tenax.launcher.api tenax.launcher._config tenax._io.listen tenax._logs tenax._logs.prefix
