@@ -79,21 +79,20 @@ class Server:
 
     def _step(self, event: AnyCoordinatorEvent, at: float = 0.0) -> None:
         now = max(self.agent.clock(), at)
-        before = self.state.phase.name
+        before = self.state.phase
         if self.cluster.parts.are_checked_inside:
             self.checker.expect(self.state, event)
         step = self.machine.step(event, now)
         if self.cluster.history is not None:
             answers = "; ".join(f"{describe(send.event)} to {','.join(send.to)}" for send in step.sends) or "-"
-            after = self.state.phase.name
-            phases = before if before == after else f"{before} > {after}"
+            phases = " > ".join(dict.fromkeys((before.name, self.state.phase.name)))
             self._note(f"{describe(event)} -> {answers} [{phases}]")
         self.cluster.checks.stepped(self, event, step, now)
         self._write_marker()
         for send in step.sends:
             self._deliver(send)
         self._plan_deadline()
-        if isinstance(self.state.phase, Over) and before != "over" and self.agent.has_left:
+        if isinstance(self.state.phase, Over) and not isinstance(before, Over) and self.agent.has_left:
             self._leave_later()
 
     def _write_marker(self) -> None:
