@@ -26,7 +26,7 @@ tenax._core.agent_hangs tenax._core.agent_state tenax._core.commands tenax._engi
 tenax._core.coordinator tenax._core.environment tenax._core.events tenax._core.ledger tenax._core.messages
 tenax._core.model
 tenax._core.lifecycle tenax._core.names tenax._core.policy tenax._core.ranks tenax._core.record tenax._core.run_state
-tenax._core.run_text tenax._core.text tenax._core.unreachable tenax._failures
+tenax._core.run_text tenax._core.text tenax._failures
 tenax._failures.exit_codes tenax._failures.hook tenax._failures.out_of_memory tenax._failures.exit_text
 tenax._io.helper_process
 tenax.launcher tenax.launcher.api tenax.launcher._config tenax._io.listen tenax._logs tenax._logs.prefix

@@ -66,10 +66,10 @@ from tenax._core.model import (
     Verdict,
     WorkerPhase,
     WorkerRecord,
+    assert_never,
     by_cause,
     truncate_stacks,
 )
-from tenax._core.unreachable import unreachable
 
 __all__ = [
     "SIGINT",
@@ -543,7 +543,7 @@ class AgentMachine(HangObserver):
                 case Deadline.STACKS:
                     self._on_stacks_due(now)
                 case _:
-                    raise unreachable(deadline)
+                    assert_never(deadline)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

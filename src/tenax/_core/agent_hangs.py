@@ -8,8 +8,7 @@ from __future__ import annotations
 from tenax._core import commands, events, messages
 from tenax._core.agent_state import AgentState, HangSigns, Phase, Quiet, StacksRequest, global_rank, quiet_message
 from tenax._core.commands import AnyCommand
-from tenax._core.model import AgentSettings, WorkerPhase, WorkerRecord
-from tenax._core.unreachable import unreachable
+from tenax._core.model import AgentSettings, WorkerPhase, WorkerRecord, assert_never
 
 HangEvent = (
     events.QuietSeen
@@ -70,7 +69,7 @@ class HangObserver:
                 if hang.request is not None and hang.request.number == number:
                     self._send_stacks(hang.request, workers)
             case _:
-                raise unreachable(event)
+                assert_never(event)
 
     def _on_hang_over(self) -> None:
         state = self.state

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tenax._core import events, messages
 from tenax._core.lifecycle import SUPERSEDED, Lifecycle
-from tenax._core.model import Assignment, Outcome
+from tenax._core.model import Assignment, Outcome, assert_never
 from tenax._core.record import RunRecord
 from tenax._core.run_state import (
     AnyCoordinatorEvent,
@@ -50,7 +50,6 @@ from tenax._core.run_state import (
 )
 from tenax._core.run_text import describe_activity, describe_waiting, span_text
 from tenax._core.text import some_of
-from tenax._core.unreachable import unreachable
 
 # The machine, and the values of its interface (``run_state.py``).
 __all__ = [
@@ -116,7 +115,7 @@ class CoordinatorMachine(Lifecycle):
                 if node_id in self.state.nodes and not self._is_over():
                     self._send(events.LeaveRequested(why), node_id)
             case _:
-                raise unreachable(event)
+                assert_never(event)
         return Step(self._outbox, self._decision)
 
     def describe_activity(self, now: float) -> str:
@@ -159,7 +158,7 @@ class CoordinatorMachine(Lifecycle):
             case messages.NodeLeft(why, is_clear):
                 self._on_gone(node_id, why, now, is_loss=not is_clear)
             case _:
-                raise unreachable(message)
+                assert_never(message)
 
     def _is_stale(self, record: NodeRecord, message: messages.FromNode) -> bool:
         """Whether the message is about another generation, or not from one of its members.
@@ -204,7 +203,7 @@ class CoordinatorMachine(Lifecycle):
                 case RunDeadline.STACKS:
                     self._report_hang(now)
                 case _:
-                    raise unreachable(deadline)
+                    assert_never(deadline)
 
     def _on_resumed(self, now: float) -> None:
         """Give nodes a full period again: they could not reach this coordinator while it was suspended (C10)."""

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tenax._core.run_state import (
-    CoordinatorState,
-    Ending,
-    Gathering,
-    Over,
-    Paused,
-    Recovering,
-    RunDeadline,
-    Running,
-)
+from tenax._core.model import assert_never
+from tenax._core.run_state import CoordinatorState, Ending, Gathering, Over, Paused, Recovering, RunDeadline, Running
 from tenax._core.text import MAX_NAMES, some_of
-from tenax._core.unreachable import unreachable
 
 
 def describe_activity(state: CoordinatorState, now: float) -> str:
@@ -58,7 +49,7 @@ def describe_waiting(state: CoordinatorState, now: float) -> str:
         case Gathering():
             return _describe_gathering(state, now)
         case _:
-            raise unreachable(phase)
+            return assert_never(phase)
 
 
 def _describe_gathering(state: CoordinatorState, now: float) -> str:

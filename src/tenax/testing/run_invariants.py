@@ -2,7 +2,7 @@
 
 The checker derives which nodes are connected, clear or running, and what each was sent, from the coordinator's input
 and output, not from its state, so that it also detects a wrong state. From the state it reads only the phase, the
-deadlines, the ledger and the verdict. Each error names the invariant by its number (see ``_core/coordinator.py``).
+deadlines, the ledger and the verdict. Each error names the invariant by its number (see ``_core/run_state.py``).
 
 With the time of each step it also checks that the ledger counts every second once (L1 of ``_core/ledger.py``).
 
@@ -15,21 +15,7 @@ import msgspec
 
 from tenax._core import coordinator as run
 from tenax._core import events, messages
-from tenax._core.coordinator import (
-    AnyCoordinatorEvent,
-    CoordinatorState,
-    Ending,
-    Gathering,
-    Over,
-    Paused,
-    Recovering,
-    RunDeadline,
-    Running,
-    RunPhase,
-    RunSettings,
-    Send,
-    Step,
-)
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunSettings, Send, Step
 from tenax._core.model import Assignment, Outcome, Verdict, by_cause
 from tenax._core.policy import AnyDecision, GiveUp
 from tenax._core.record import RunRecord
@@ -38,11 +24,11 @@ from tenax.testing.agent_invariants import InvariantBroken, check_text
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CoordinatorState).decode
 # The deadlines that each phase requires; LAST_CALL is checked separately. Other phases have none.
-_DEADLINES: dict[type[RunPhase], set[RunDeadline]] = {
-    Gathering: {RunDeadline.JOIN, RunDeadline.WAITING},
-    Ending: {RunDeadline.WAITING},
-    Recovering: {RunDeadline.RECOVER},
-    Paused: {RunDeadline.PAUSE},
+_DEADLINES: dict[type[run.RunPhase], set[RunDeadline]] = {
+    run.Gathering: {RunDeadline.JOIN, RunDeadline.WAITING},
+    run.Ending: {RunDeadline.WAITING},
+    run.Recovering: {RunDeadline.RECOVER},
+    run.Paused: {RunDeadline.PAUSE},
 }
 _SAME_S = 1e-6  # tolerance for sums of seconds, in addition to rounding
 _MAX_REPORTED = 256  # failures in a verdict
@@ -109,7 +95,7 @@ class RunChecker:
         self._ledger = (0, 0, 0, 0)  # restarts, membership changes, drains, requests
         self._came_at: float | None = None  # when the first node joined, or a later coordinator was opened
         self._inherited_s = 0.0  # time of earlier coordinators
-        self._phase: type[RunPhase] = Gathering
+        self._phase: type[run.RunPhase] = run.Gathering
         self._verdict: Verdict | None = None
         self._written = b""
         self._is_written_before = False
@@ -149,7 +135,7 @@ class RunChecker:
         self._check_ending(state, event, sends, must_end)
         self._check_ledger(state, event)
         self._check_forming(state, event, sends)
-        if isinstance(state.phase, Over):
+        if isinstance(state.phase, run.Over):
             self._check_verdict(state, state.phase.verdict, event, step)
         elif any(isinstance(send.event, events.RunEnded) for send in sends):
             raise InvariantBroken(f"C6: the end was sent while {state.phase.name}")
@@ -171,7 +157,7 @@ class RunChecker:
         if isinstance(event, run.NodeLost | run.DrainRequested):
             return event.node_id not in self._here
         if isinstance(event, run.RestartRequested):
-            return self._phase not in (Running, Paused)
+            return self._phase not in (run.Running, run.Paused)
         if not isinstance(event, run.Received) or isinstance(event.message, messages.NodeJoined):
             return False
         node_id, message = event.node_id, event.message
@@ -226,7 +212,7 @@ class RunChecker:
         periods = {
             RunDeadline.JOIN: settings.join_timeout_s,
             RunDeadline.LAST_CALL: settings.last_call_s,
-            RunDeadline.RECOVER: state.phase.period_s if isinstance(state.phase, Recovering) else 0.0,
+            RunDeadline.RECOVER: state.phase.period_s if isinstance(state.phase, run.Recovering) else 0.0,
             RunDeadline.STACKS: settings.stacks_timeout_s,
         }
         for deadline, at in state.deadlines.items():
@@ -249,7 +235,7 @@ class RunChecker:
                     self._inherit(event.record)
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
-            case run.RestartRequested() if self._phase is Running:
+            case run.RestartRequested() if self._phase is run.Running:
                 must_end = True
                 if self._last is not None:
                     self._last.is_requested = True
@@ -258,9 +244,9 @@ class RunChecker:
             case run.Received(node_id, message):
                 must_end = self._follow_message(node_id, message)
         must_end |= self._follow_hang(event, sends)
-        if self._phase is not Recovering or isinstance(event, run.Opened | run.CancelRequested):
+        if self._phase is not run.Recovering or isinstance(event, run.Opened | run.CancelRequested):
             return must_end
-        return not isinstance(state.phase, Recovering) and self._is_broken_since_recovery()
+        return not isinstance(state.phase, run.Recovering) and self._is_broken_since_recovery()
 
     def _follow_hang(self, event: AnyCoordinatorEvent, sends: list[Send]) -> bool:
         """Follow a suspected hang; return whether its report must end the generation."""
@@ -328,7 +314,7 @@ class RunChecker:
         self._clear.add(node_id)
         self._at_work.pop(node_id, None)
         last = self._last
-        if self._phase is not Running or last is None or not last.has(node_id):
+        if self._phase is not run.Running or last is None or not last.has(node_id):
             return False
         last.gone.add(node_id)  # it stopped its workers because its lease expired
         last.is_lost = True
@@ -349,7 +335,7 @@ class RunChecker:
             return False
         last.gone.add(node_id)
         last.parts.pop(node_id, None)
-        last.is_broken |= self._phase is Recovering
+        last.is_broken |= self._phase is run.Recovering
         if not last.is_counted:
             last.is_drained |= is_drain
             last.is_lost |= not is_drain
@@ -374,10 +360,10 @@ class RunChecker:
         if joined.generation > self._latest:
             must_end.append(self._follow_later_generation(joined.generation, sends))
             self._store = joined.store
-        if self._phase is Recovering and self._last is not None and self._last.is_recorded:
+        if self._phase is run.Recovering and self._last is not None and self._last.is_recorded:
             is_behind = joined.generation < self._last.number and node_id in self._last.ranks
             self._last.has_missed_assignment |= is_behind and node_id not in self._last.gone
-        if self._phase is Recovering and joined.generation == self._latest > 0:
+        if self._phase is run.Recovering and joined.generation == self._latest > 0:
             self._adopt(joined)
         elif joined.is_running or joined.has_succeeded:
             self._follow_rejoin(joined, sends)
@@ -416,7 +402,7 @@ class RunChecker:
             if last is not None and not last.is_counted:
                 last.is_broken = True
             return False
-        if self._phase is Recovering:
+        if self._phase is run.Recovering:
             self._check_notified(last, sends)
             last.is_ended = last.is_counted = True
             return False
@@ -512,10 +498,10 @@ class RunChecker:
             if isinstance(send.event, events.GenerationEnded) and not send.event.why:
                 raise InvariantBroken(f"C5: generation {send.event.generation} ended without a reason")
         last = self._last
-        if last is None or last.is_ended or isinstance(state.phase, Over | Recovering):
+        if last is None or last.is_ended or isinstance(state.phase, run.Over | run.Recovering):
             return
         has_ended = (
-            not isinstance(state.phase, Running)
+            not isinstance(state.phase, run.Running)
             or bool(_notified_of_end(sends, last.number) & last.ranks.keys())
             or bool(self._new_parts(event, sends))
         )
@@ -530,7 +516,7 @@ class RunChecker:
 
     def _check_opening(self, last: _Generation, event: AnyCoordinatorEvent) -> None:
         """Check that a generation without a failure or loss ended only to admit a node."""
-        candidates = self._clear if self._phase is Recovering else self._clear & {self._newly_clear}
+        candidates = self._clear if self._phase is run.Recovering else self._clear & {self._newly_clear}
         newcomers = {each for each in candidates if not last.has(each)}
         if not newcomers:
             raise InvariantBroken(f"C5: generation {last.number} ended without a cause, after {event}")
@@ -669,7 +655,7 @@ class RunChecker:
 
     def _check_waiting(self, state: CoordinatorState, sends: list[Send]) -> None:
         """Check that a node that became clear is sent why it waits, except while a generation is ending."""
-        node_id = self._newly_clear if not isinstance(state.phase, Ending) else ""
+        node_id = self._newly_clear if not isinstance(state.phase, run.Ending) else ""
         notified = {each for send in sends if isinstance(send.event, events.Waiting) for each in send.to}
         if node_id in self._clear and node_id not in notified:
             raise InvariantBroken(f"C7: {node_id} waits, but was not sent a reason")
@@ -677,9 +663,9 @@ class RunChecker:
     def _check_deadlines(self, state: CoordinatorState) -> None:
         awaited = set(_DEADLINES.get(type(state.phase), set()))
         settings, count = self._settings, len(self._clear)
-        if isinstance(state.phase, Gathering) and settings.min_nodes <= count < settings.max_nodes:
+        if isinstance(state.phase, run.Gathering) and settings.min_nodes <= count < settings.max_nodes:
             awaited.add(RunDeadline.LAST_CALL)
-        if isinstance(state.phase, Running) and settings.on_hang != "off":
+        if isinstance(state.phase, run.Running) and settings.on_hang != "off":
             if (state.hang is not None and state.hang.report is None) != (RunDeadline.STACKS in state.deadlines):
                 raise InvariantBroken(
                     "H6: stacks are awaited without a deadline, or there is a deadline without a request"
@@ -691,15 +677,15 @@ class RunChecker:
 
     def _check_progress(self, state: CoordinatorState) -> None:
         last, settings, count = self._last, self._settings, len(self._clear)
-        if isinstance(state.phase, Gathering):
+        if isinstance(state.phase, run.Gathering):
             is_first = self._latest == 0 or RunDeadline.LAST_CALL in state.deadlines
             if count >= settings.max_nodes or (count >= settings.min_nodes and not is_first):
                 raise InvariantBroken(f"C7: {count} nodes are ready, but no generation is formed")
-        elif isinstance(state.phase, Ending):
+        elif isinstance(state.phase, run.Ending):
             members = {each for each in last.ranks if each in self._here} if last is not None else set()
             if not (members | self._at_work.keys()) - self._clear:
                 raise InvariantBroken("C7: ending, but no node is awaited")
-        elif isinstance(state.phase, Running):
+        elif isinstance(state.phase, run.Running):
             if last is None or last.is_ended:
                 raise InvariantBroken("C5: running, but the generation has ended")
             if last.is_complete and last.done.issuperset(last.ranks):
@@ -737,7 +723,7 @@ class RunChecker:
                 if not isinstance(event, run.CancelRequested):
                     raise InvariantBroken("C6: cancelled, but no operator requested it")
             case _:
-                is_time = isinstance(event, run.Tick) and self._phase is Gathering
+                is_time = isinstance(event, run.Tick) and self._phase is run.Gathering
                 if not is_time or len(self._clear) >= self._settings.min_nodes:
                     raise InvariantBroken(f"C7: {verdict.why!r}, while {len(self._clear)} nodes ready")
 
