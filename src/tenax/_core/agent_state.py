@@ -117,13 +117,12 @@ class LocalGeneration(msgspec.Struct):
     def number(self) -> int:
         return self.assignment.generation if self.assignment is not None else 0
 
-    @property
-    def overdue_until(self) -> float | None:
-        """When the next signal for a single worker is due. The kill ladder supersedes these signals."""
-        if self.stop.rung >= Rung.KILLED:
-            return None
-        due = (worker.escalates_at for worker in self.workers.values())
-        return min((at for at in due if at is not None), default=None)
+    def escalations(self) -> list[float]:
+        """Return when the next signals for single workers are due. The kill ladder supersedes these signals."""
+        late = [worker for worker in self.workers.values() if worker.overdue is not None]
+        if not late or self.stop.rung >= Rung.KILLED:
+            return []
+        return [at for worker in late if (at := worker.escalates_at) is not None]
 
     def have_all_ended(self) -> bool:
         return all(worker.phase is WorkerPhase.ENDED for worker in self.workers.values())
@@ -164,16 +163,19 @@ class AgentState(msgspec.Struct):
     @property
     def deadlines(self) -> dict[Deadline, float]:
         """What is awaited, in the order in which it is handled if several are due."""
-        last = self.last
-        request = last.hang.request
-        standing = {
-            Deadline.ABANDON if last.stop.rung is Rung.KILLED else Deadline.GRACE: last.stop.until,
-            Deadline.EXAMINE: last.examination.until,
-            Deadline.OVERDUE: last.overdue_until,
-            Deadline.STACKS: request.until if request is not None else None,
-        }
-        is_over = self.phase is Phase.ENDED
-        return {} if is_over else {deadline: at for deadline, at in standing.items() if at is not None}
+        found: dict[Deadline, float] = {}
+        last, stop = self.last, self.last.stop
+        if self.phase is Phase.ENDED:
+            return found
+        if stop.until is not None:
+            found[Deadline.ABANDON if stop.rung is Rung.KILLED else Deadline.GRACE] = stop.until
+        if last.examination.until is not None:
+            found[Deadline.EXAMINE] = last.examination.until
+        if overdue := last.escalations():
+            found[Deadline.OVERDUE] = min(overdue)
+        if last.hang.request is not None:
+            found[Deadline.STACKS] = last.hang.request.until
+        return found
 
     def next_deadline(self) -> float | None:
         """Return when the next ``Tick`` is due."""
