@@ -65,7 +65,7 @@ def test_an_advance_notice_stops_no_worker(runner: Runner) -> None:
         assert left is not None
         assert 60 < left <= 120
     assert job.process.poll() is None
-    job.until_printed("this node is leaving (up to 120 s)")
+    job.until_printed("this node is leaving (up to 2 min)")
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
 

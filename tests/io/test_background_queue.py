@@ -132,7 +132,7 @@ def test_a_hanging_call_is_reported_while_items_wait() -> None:
     assert queue.first_problem() == ""  # the queue is empty
     queue.put("next")
     assert queue.first_problem() == (
-        "the stuck handler has not returned from a call for 60 s (1 waiting); the job is not affected"
+        "the stuck handler has not returned from a call for 1 min (1 waiting); the job is not affected"
     )
     assert queue.first_problem() == ""
     may_end.set()

@@ -139,7 +139,7 @@ def test_every_message_of_a_node_has_a_text() -> None:
         ["host-a stopped its workers of generation 1 (1 failed)"],
         ["host-a succeeded in generation 1"],
         ["host-a is leaving (up to 30 s): SIGTERM"],
-        ["host-a will leave (in 120 s): SIGUSR1"],
+        ["host-a will leave (in 2 min): SIGUSR1"],
         ["host-a left: SIGTERM"],
     ]
 

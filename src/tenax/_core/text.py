@@ -14,6 +14,7 @@ _SECRET_NAMES = ("secret", "password", "token", "conf")  # of fields and setting
 # Colours are removed: a coloured traceback should read like a plain one. Compiled on first use.
 _COLOUR = r"\x1b\[[0-9;:]*m"
 _ESCAPED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # controls, formats, surrogates, line and paragraph separators
+_INFINITE = float("inf")
 
 
 class _Escapes(dict[int, str | int]):
@@ -136,3 +137,26 @@ def format_seconds(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if count)
+
+
+def format_duration(seconds: float) -> str:
+    """Return at most two units: ``140 ms``, ``2.5 s``, ``12 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
+    seconds = max(0.0, seconds)
+    if seconds == _INFINITE:  # possible in a damaged journal
+        return "?"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{round(seconds, 1):g} s"
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    # Round before choosing the unit: 59 min 59.5 s is 1 h, not 60 min.
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if round(seconds) < 3600:
+        return _two_units(round(seconds), 60, "min", "s")
+    return _two_units(minutes, 60, "h", "min") if minutes < 1440 else _two_units(hours, 24, "d", "h")
+
+
+def _two_units(count: int, per: int, unit: str, smaller: str) -> str:
+    many, rest = divmod(count, per)
+    return f"{many} {unit} {rest} {smaller}" if rest else f"{many} {unit}"

@@ -10,7 +10,8 @@ import time
 
 import msgspec
 
-from tenax._view.goodput_text import format_duration, format_goodput
+from tenax._core.text import format_duration
+from tenax._view.goodput_text import format_goodput
 from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 
 TYPE_CHECKING = False

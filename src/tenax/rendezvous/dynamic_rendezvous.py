@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic import decisions
 from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
 from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, EventRecorder
@@ -356,7 +357,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousTimeoutError(
                     f"rank 0 of round {self._round} of the run {self._settings.run_id!r} is alive, but did not "
                     "publish the address of the workers' store within "
-                    f"{self._settings.timeout.join.total_seconds():g} s"
+                    f"{format_seconds(self._settings.timeout.join.total_seconds())}"
                 )
             pause.before_next_read(self._holder.snapshot)
         return True

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax._core.text import format_duration
 from tenax._view.chrome_trace import phases_of
 from tenax._view.failure_kind import exit_summary
-from tenax._view.goodput_text import format_duration, format_goodput, percent
+from tenax._view.goodput_text import format_goodput, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
 from tenax._view.html.timeline_script import SCRIPT, STYLE

@@ -32,7 +32,7 @@ SCRIPT = r"""
 
   const formatDuration = (seconds) => {
     if (seconds < 0.9995) return Math.round(seconds * 1000) + " ms";
-    if (seconds < 9.95) return seconds.toFixed(1) + " s";
+    if (seconds < 9.95) return Math.round(seconds * 10) / 10 + " s";
     if (seconds < 59.5) return Math.round(seconds) + " s";
     const two = (n, per, unit, small) =>
       Math.floor(n / per) + " " + unit + (n % per ? " " + (n % per) + " " + small : "");
