@@ -125,8 +125,8 @@ def main(arguments: Sequence[str] | None = None, measurements: Mapping[str, Any]
             noise.observe()
     took_s = time.monotonic() - began
 
-    everybody = {*harness.LAUNCHERS, *peers.NAMES} <= set(options.launcher)
-    complete = names == list(MEASUREMENTS) and everybody and not settings.quick
+    has_all_launchers = {*harness.LAUNCHERS, *peers.NAMES} <= set(options.launcher)
+    complete = names == list(MEASUREMENTS) and has_all_launchers and not settings.quick
     path = HERE / "REPORT.md" if complete else options.results / "report.md"
     rows = {name: measurements[name].rows(taken[name]) for name in names}
     notes = [note for name in names for note in measurements[name].notes(taken[name])]

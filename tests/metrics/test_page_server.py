@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 from tenax.metrics._page_server import PageServer
 
 
@@ -24,7 +24,7 @@ def server() -> Iterator[PageServer]:
 
 
 def request(server: PageServer, path: str = "/page", method: str = "GET") -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

@@ -703,7 +703,7 @@ class AgentMachine:
             if state.phase is Phase.DONE:
                 self._leave()
             elif signal in _URGENT_SIGNALS:
-                self._hurry(now)
+                self._on_second_signal(now)
             return
         state.cancelled_by = signal
         match state.phase:
@@ -726,7 +726,7 @@ class AgentMachine:
             self.state.leave_why = why
         self._on_signal(SIGTERM, self.state.settings.grace_s, now)
 
-    def _hurry(self, now: float) -> None:
+    def _on_second_signal(self, now: float) -> None:
         """On a second stop request, kill at once and do not wait for evidence."""
         self._kill("second stop request", now)
         if self.state.cleared:

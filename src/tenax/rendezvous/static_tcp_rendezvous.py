@@ -3,7 +3,7 @@
     open attempt k -> every rank has claimed its slot in attempt k -> its keys are fresh -> the group runs
 
 Invariants: a group consists of every rank, all in the same attempt; no key of an earlier attempt can be read in a later
-one; and if one node begins a new attempt, the others learn it from ``num_nodes_waiting()`` and follow. TorchElastic's
+one; and if one node begins a new attempt, the others see it in ``num_nodes_waiting()`` and follow. TorchElastic's
 keeps one set of keys, and leaves a node that restarts alone.
 """
 

@@ -1,7 +1,7 @@
 """Decisions of one node in a dynamic rendezvous: from the shared state and its view of the others to its next action.
 
-Pure: no reads, writes, waits or clocks. The caller reads the state, asks for a decision and writes the new state; if
-another node has written in between, it asks again. So every decision must be right for the state it was given.
+Pure: no reads, writes, waits or clocks. The caller reads the state, gets a decision and writes the new state; if
+another node has written in between, it starts again. So every decision must be right for the state it was given.
 
 Invariants (tests cite the numbers):
 
