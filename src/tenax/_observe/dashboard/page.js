@@ -811,7 +811,7 @@
   function failureParts(failure) {
     const part = make("div");
     const what = make("p", "what");
-    if (failure.cause) what.append(make("span", "kind", failure.cause));
+    if (failure.cause) what.append(make("span", "kind", failure.cause.replaceAll("_", " ")));
     what.append(document.createTextNode(failure.what));
     part.append(what, make("p", "where", whereOf(failure)));
     if (failure.traceback) {
@@ -832,7 +832,7 @@
 
   function failureLine(failure) {
     const line = make("li");
-    if (failure.cause) line.append(make("span", "kind", failure.cause));
+    if (failure.cause) line.append(make("span", "kind", failure.cause.replaceAll("_", " ")));
     line.append(document.createTextNode(failure.what), make("div", "where", whereOf(failure)));
     return line;
   }
