@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from kit.jobs import TIMEOUT_S
-from tenax._failures.plain_text import harmless, one_line
+from tenax._core.text import harmless, one_line
 from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 OSC = "\x1b]0;owned\x07"

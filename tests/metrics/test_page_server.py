@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 import pytest
 
 from kit.processes import TIMEOUT_S, leaving_nothing
-from tenax.metrics._page_server import PageServer
+from tenax.metrics._prometheus import PageServer
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_simultaneous_requests_each_get_the_whole_page() -> None:
 
 
 _LEFT_OPEN = """
-from tenax.metrics._page_server import PageServer
+from tenax.metrics._prometheus import PageServer
 server = PageServer(lambda: "", path="/page", content_type="text/plain")
 print(server.port)
 """

@@ -1,8 +1,9 @@
-"""Text from files and peers: escaped before it is printed, and made encodable before it is sent.
+"""Text from files and peers: escaped before it is printed, and made encodable before it is sent. Durations for people.
 
 A worker, a journal or a peer may contain anything: escape sequences that repaint a terminal, characters that reverse
 the reading order or cannot be seen, halves of characters that JSON cannot hold. ``harmless`` is the one place that
-decides what is printed as it is. Pure: text in, text out.
+decides what is printed as it is. Settings in seconds are shown exactly (``format_seconds``), measured times rounded
+(``format_duration``). Pure: text in, text out.
 """
 
 from __future__ import annotations
@@ -84,11 +85,35 @@ def hide_passwords(addresses: str) -> str:
     return "".join([*shown, last])
 
 
+def storable(text: str) -> str:
+    """Return text that can be encoded as UTF-8: lone surrogates become escapes, everything else stays."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def decoded(data: bytes) -> str:
+    """Decode UTF-8. Invalid bytes become escapes."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def shortened(line: str, max_length: int) -> str:
+    """Cut off the end of a line longer than ``max_length`` characters, and mark the cut."""
+    return line if len(line) <= max_length else f"{line[: max(max_length - 3, 0)]}..."
+
+
+def without_middle(text: str, max_length: int) -> str:
+    """Leave out the middle of a text longer than ``max_length`` characters, and mark the gap."""
+    if len(text) <= max_length:
+        return text
+    head = max_length // 4
+    tail = max_length - head
+    return f"{text[:head]}\n[... {len(text) - max_length} characters omitted ...]\n{text[-tail:]}"
+
+
 def encodable(value: Any) -> Any:
     """Return a plain value with every text made encodable as UTF-8."""
     match value:
         case str():
-            return value.encode("utf-8", "backslashreplace").decode()
+            return storable(value)
         case dict():
             return {name: encodable(member) for name, member in value.items()}
         case list() | tuple():
@@ -131,7 +156,7 @@ def some_of(names: list[str], count: int = 0) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time exactly: ``0.5 s``, ``30 s``, ``2 min 30 s``, ``1 h``."""
+    """Return a setting exactly: ``0.5 s``, ``30 s``, ``2 min 30 s``, ``1 h``."""
     if seconds < 60 or seconds % 1:
         return f"{seconds:g} s"
     minutes, seconds = divmod(int(seconds), 60)
@@ -140,7 +165,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return at most two units: ``140 ms``, ``2.5 s``, ``12 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
+    """Return a measured time in at most two units: ``140 ms``, ``2.5 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)
     if seconds == _INFINITE:  # possible in a damaged journal
         return "?"

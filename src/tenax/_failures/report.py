@@ -15,11 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from tenax._core.model import Failure, Outcome, Verdict, failure_began_at
-from tenax._core.text import format_duration
+from tenax._core.text import format_duration, harmless, shortened, storable
 from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
 from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
-from tenax._failures.plain_text import harmless, shortened, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import time
 import msgspec
 
 from tenax._core.requests import LogsRequest
-from tenax._failures.plain_text import decoded, harmless
+from tenax._core.text import decoded, harmless
 from tenax._view.log_lines import LeftOut, LogAnswer, LogLine
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.health.server import HealthCheckServer
 from tenax.control_plane._server import WorkerServer
-from tenax.metrics._page_server import PageServer
+from tenax.metrics._prometheus import PageServer
 
 pytestmark = on_linux
 
