@@ -40,7 +40,10 @@ def accept_victims() -> None:
     for _ in range(WORLD - 1):
         peer, _ = listener.accept()
         peer.recv(1, socket.MSG_PEEK)
-        peers.append(peer)
+        if sys.flags.no_site:  # nothing records the exception: only an exit before that of the victims proves the cause
+            peer.detach()  # the kernel closes it when the process exits, not the interpreter some time before
+        else:
+            peers.append(peer)
     listener.close()
 
 
