@@ -49,7 +49,7 @@ from tenax._core.run_state import (
     Unrecorded,
 )
 from tenax._core.run_text import describe_activity, describe_waiting, span_text
-from tenax._core.text import some_of
+from tenax._core.text import format_seconds, some_of
 
 # The machine, and the values of its interface (``run_state.py``).
 __all__ = [
@@ -529,7 +529,7 @@ class CoordinatorMachine(Lifecycle):
         phase.deadlines[RunDeadline.RECOVER] = now + phase.period_s
         reason = (
             f"generation {state.generation} of run {settings.run_id!r} may still be running on "
-            f"{some_of(list(phase.awaited.values()))}, not connected for {settings.join_timeout_s:g} s; "
+            f"{some_of(list(phase.awaited.values()))}, not connected for {format_seconds(settings.join_timeout_s)}; "
             "check those hosts and their network, or start these nodes with another --rdzv-id"
         )
         self._send(events.JoinRefused(reason), *state.nodes)

@@ -51,7 +51,7 @@ from tenax._core.run_state import (
     Send,
 )
 from tenax._core.run_text import describe_lost, describe_waiting, nodes_text
-from tenax._core.text import some_of
+from tenax._core.text import format_seconds, some_of
 
 CUT_OFF = "it was cut off and stopped its workers"
 SUPERSEDED = "its agent was started again"
@@ -199,8 +199,8 @@ class Lifecycle:
         self._end_run(
             Outcome.BROKEN,
             f"only {len(state.ready)} of at least {nodes_text(settings.min_nodes)} joined within "
-            f"{settings.join_timeout_s:g} s{describe_lost(state)}; start the missing nodes, or allow more time with "
-            "--rdzv-conf join_timeout=SECONDS",
+            f"{format_seconds(settings.join_timeout_s)}{describe_lost(state)}; start the missing nodes, or allow "
+            "more time with --rdzv-conf join_timeout=SECONDS",
             now,
         )
 
@@ -440,7 +440,7 @@ class Lifecycle:
         if isinstance(decision, Wait):
             state.phase = Paused(deadlines={RunDeadline.PAUSE: now + decision.seconds})
             state.next_why = decision.why
-            why = f"waiting {decision.seconds:g} s before the restart: {decision.why}"
+            why = f"waiting {format_seconds(decision.seconds)} before the restart: {decision.why}"
             self._send(events.Waiting(why), *state.nodes)
         else:
             self._gather(decision.why, now)

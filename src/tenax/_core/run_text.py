@@ -6,7 +6,7 @@ from itertools import islice
 
 from tenax._core.model import assert_never
 from tenax._core.run_state import CoordinatorState, Ending, Gathering, Over, Paused, Recovering, RunDeadline, Running
-from tenax._core.text import MAX_NAMES, some_of
+from tenax._core.text import MAX_NAMES, format_duration, some_of
 
 
 def describe_activity(state: CoordinatorState, now: float) -> str:
@@ -43,7 +43,7 @@ def describe_waiting(state: CoordinatorState, now: float) -> str:
         case Recovering():
             names = some_of(list(phase.awaited.values())) or "the nodes of the earlier coordinator"
             left = state.seconds_left(RunDeadline.RECOVER, now)
-            return f"the coordinator was replaced; waiting up to {left:.0f} s for {names} to reconnect"
+            return f"the coordinator was replaced; waiting up to {format_duration(left)} for {names} to reconnect"
         case Over():
             return f"the run is over: {phase.verdict.why}"
         case Gathering():
@@ -57,13 +57,13 @@ def _describe_gathering(state: CoordinatorState, now: float) -> str:
     here = f"{count} of {span_text(settings.min_nodes, settings.max_nodes)} nodes ready"
     if RunDeadline.LAST_CALL in state.deadlines:
         left = state.seconds_left(RunDeadline.LAST_CALL, now)
-        return f"{here}; waiting {left:.1f} s for more (--rdzv-conf last_call_timeout)"
+        return f"{here}; waiting {format_duration(left)} for more (--rdzv-conf last_call_timeout)"
     left = state.seconds_left(RunDeadline.JOIN, now)
     # Some hosts by name, because thousands of nodes may join one by one.
     shown = [state.nodes[node_id].label for node_id in islice(state.ready, MAX_NAMES)]
     hosts = f" ({some_of(shown, count)})" if shown else ""
     missing = settings.min_nodes - count
-    return f"{here}{hosts}; waiting up to {left:.0f} s for {missing} more{describe_lost(state)}"
+    return f"{here}{hosts}; waiting up to {format_duration(left)} for {missing} more{describe_lost(state)}"
 
 
 def describe_lost(state: CoordinatorState) -> str:
