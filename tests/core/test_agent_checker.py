@@ -140,8 +140,8 @@ class ReportsTheLastCauseFirst(AgentMachine):
 class IgnoresFaults(AgentMachine):
     """Ignores faults of workers that exited with code 0."""
 
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, exit_code, "", now, **more)
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(msgspec.structs.replace(exited, fault=""), now)
 
 
 class SucceedsWhenAllHaveEnded(AgentMachine):
@@ -178,8 +178,8 @@ class KeepsADeadline(AgentMachine):
 class ClearsAfterKilling(AgentMachine):
     """Issues ClearNode after KillNode."""
 
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, exit_code, fault, now, **more)
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(exited, now)
         if (
             self.state.phase is Phase.STOPPING
             and self.state.last.stop.rung is Rung.KILLED

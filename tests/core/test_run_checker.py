@@ -11,7 +11,7 @@ import pytest
 
 from tenax._core import coordinator as run
 from tenax._core import events, messages
-from tenax._core.coordinator import Cause, CoordinatorMachine, NodePhase, RunDeadline, RunSettings, Send, Step
+from tenax._core.coordinator import CoordinatorMachine, EndCause, NodePhase, RunDeadline, RunSettings, Send, Step
 from tenax._core.model import Outcome, Verdict
 from tenax._core.policy import AnyDecision, GiveUp, Restart
 from tenax.testing.agent_invariants import InvariantBroken
@@ -158,7 +158,7 @@ class ChargesLosses(CoordinatorMachine):
     """Charges a restart for a generation that lost a node."""
 
     def _after_generation(self, ending, now: float) -> None:
-        if self.state.last.lost and self.state.last.failures and ending.cause is not Cause.LATECOMER:
+        if self.state.last.lost and self.state.last.failures and ending.cause is not EndCause.LATECOMER:
             self._after_failure(now)
         else:
             super()._after_generation(ending, now)
@@ -168,7 +168,7 @@ class ChargesNewcomers(CoordinatorMachine):
     def _after_generation(self, ending, now: float) -> None:
         changes = self.state.membership_changes
         super()._after_generation(ending, now)
-        if ending.cause is Cause.JOIN and self.state.membership_changes > changes:
+        if ending.cause is EndCause.JOIN and self.state.membership_changes > changes:
             self.state.membership_changes -= 1
             self.state.restarts_used += 1
 
@@ -191,7 +191,7 @@ class NeverCharges(CoordinatorMachine):
 
 class CountsDrainsAsLosses(CoordinatorMachine):
     def _after_generation(self, ending, now: float) -> None:
-        if self.state.last.drained and ending.cause is not Cause.LATECOMER:
+        if self.state.last.drained and ending.cause is not EndCause.LATECOMER:
             self.state.last.lost.setdefault("host-x", "left")
         super()._after_generation(ending, now)
 
@@ -199,7 +199,7 @@ class CountsDrainsAsLosses(CoordinatorMachine):
 class CountsLossesAsDrains(CoordinatorMachine):
     def _after_generation(self, ending, now: float) -> None:
         last = self.state.last
-        if last.lost and ending.cause is not Cause.LATECOMER:
+        if last.lost and ending.cause is not EndCause.LATECOMER:
             last.drained, last.lost = list(last.lost), {}
         super()._after_generation(ending, now)
 
@@ -233,7 +233,7 @@ class NotifiesOnlySomeMembers(CoordinatorMachine):
 
 
 class GivesNoReason(CoordinatorMachine):
-    def _end_generation(self, cause: Cause, why: str, now: float) -> None:
+    def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
         super()._end_generation(cause, "", now)
 
 
@@ -265,12 +265,12 @@ class EndsOnANotice(CoordinatorMachine):
     def _forward_notice(self, record, why: str, in_s: float | None) -> None:
         super()._forward_notice(record, why, in_s)
         if isinstance(self.state.phase, run.Running):
-            self._end_generation(Cause.DRAIN, why, self.state.last.formed_at)
+            self._end_generation(EndCause.DRAIN, why, self.state.last.formed_at)
 
 
 class EndsForNodesItCannotAdmit(CoordinatorMachine):
     def _consider_newcomer(self, record, now: float) -> None:
-        self._end_generation(Cause.JOIN, f"{record.info.host} joins", now)
+        self._end_generation(EndCause.JOIN, f"{record.info.host} joins", now)
 
 
 class ReportsTheLastCauseFirst(CoordinatorMachine):
@@ -438,21 +438,21 @@ class ChargesRequests(CoordinatorMachine):
     """Charges a restart that an operator requested."""
 
     def _after_generation(self, ending, now: float) -> None:
-        self.state.restarts_used += ending.cause is Cause.REQUEST
+        self.state.restarts_used += ending.cause is EndCause.REQUEST
         super()._after_generation(ending, now)
 
 
 class CountsRequestsAsChanges(CoordinatorMachine):
     def _after_generation(self, ending, now: float) -> None:
-        if ending.cause is Cause.REQUEST:
-            ending.cause = Cause.LOSS
+        if ending.cause is EndCause.REQUEST:
+            ending.cause = EndCause.LOSS
         super()._after_generation(ending, now)
 
 
 class CountsLossesAsRequests(CoordinatorMachine):
     def _after_generation(self, ending, now: float) -> None:
-        if ending.cause is Cause.LOSS:
-            ending.cause = Cause.REQUEST
+        if ending.cause is EndCause.LOSS:
+            ending.cause = EndCause.REQUEST
             self.state.last.lost = {}
         super()._after_generation(ending, now)
 

@@ -136,19 +136,13 @@ class AgentMachine(HangObserver):
                     self._send(messages.NodeProgress(generation, now, workers))
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
-            case events.WorkerStartFailed(_, local_rank, reason, exit_code, ended_at):
-                fault = f"could not be started: {reason}"
-                self._on_worker_ended(local_rank, exit_code, fault, now, ended_at=ended_at, before_stop=True)
-            case events.WorkerExited(_, local_rank, exit_code, fault, before_stop, wrote_error, ended_at):
-                self._on_worker_ended(
-                    local_rank,
-                    exit_code,
-                    fault,
-                    now,
-                    ended_at=ended_at,
-                    before_stop=before_stop,
-                    wrote_error=wrote_error,
+            case events.WorkerStartFailed(generation, local_rank, reason, exit_code, ended_at):
+                exited = events.WorkerExited(
+                    generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
                 )
+                self._on_worker_ended(exited, now)
+            case events.WorkerExited():
+                self._on_worker_ended(event, now)
             case events.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
             case events.ScopeExpired():
@@ -245,34 +239,24 @@ class AgentMachine(HangObserver):
             if self.state.phase is Phase.RUNNING and is_started(self.state):
                 self._send(running_message(self.state))
 
-    def _on_worker_ended(
-        self,
-        local_rank: int,
-        exit_code: int,
-        fault: str,
-        now: float,
-        *,
-        ended_at: float | None,
-        before_stop: bool,
-        wrote_error: bool = False,
-    ) -> None:
+    def _on_worker_ended(self, exited: events.WorkerExited, now: float) -> None:
         state = self.state
-        worker = state.workers.get(local_rank)
+        worker = state.workers.get(exited.local_rank)
         if worker is None or worker.phase is WorkerPhase.ENDED:
             return
         worker.phase = WorkerPhase.ENDED
-        worker.exit_code = exit_code
-        worker.ended_at = now if ended_at is None else min(ended_at, now)
+        worker.exit_code = exited.exit_code
+        worker.ended_at = now if exited.ended_at is None else min(exited.ended_at, now)
         # A worker that could not start, or exited before the stop request reached it, was not stopped by the agent.
-        worker.was_stopped = state.last.stop.rung >= Rung.SIGNALLED and not before_stop
-        overdue = worker.overdue
-        if overdue is not None and (exit_code < 0 or (overdue.sent and not before_stop)):
+        worker.was_stopped = state.last.stop.rung >= Rung.SIGNALLED and not exited.before_stop
+        overdue, fault = worker.overdue, exited.fault
+        if overdue is not None and (exited.exit_code < 0 or (overdue.sent and not exited.before_stop)):
             # The expired scope is the cause, even if the worker was stopped for another reason meanwhile.
             overdue.is_cause, worker.was_stopped, fault = True, False, overdue.reason
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # the outcome of this generation is already decided
-        if exit_code != 0 or fault or self._has_stacks_to_show(worker):
-            self._record_bad_exit(worker, fault, wrote_error, now)
+        if exited.exit_code != 0 or fault or self._has_stacks_to_show(worker):
+            self._record_bad_exit(worker, fault, exited.wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
             self._send(messages.FailureSeen(state.generation, state.failures[0], now))
             self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", state.settings.grace_s, now)

@@ -17,11 +17,11 @@ from tenax._core.record import RunRecord
 from tenax._core.run_state import (
     AnyCoordinatorEvent,
     CancelRequested,
-    Cause,
     CoordinatorEvent,
     CoordinatorState,
     DrainRequested,
     EarlierCoordinatorGone,
+    EndCause,
     Ending,
     Gathering,
     Generation,
@@ -55,12 +55,12 @@ from tenax._core.text import format_seconds, some_of
 __all__ = [
     "AnyCoordinatorEvent",
     "CancelRequested",
-    "Cause",
     "CoordinatorEvent",
     "CoordinatorMachine",
     "CoordinatorState",
     "DrainRequested",
     "EarlierCoordinatorGone",
+    "EndCause",
     "Ending",
     "Gathering",
     "NodeLost",
@@ -136,7 +136,8 @@ class CoordinatorMachine(Lifecycle):
             case messages.NodeReady():
                 self._on_ready(record, message, now)
             case messages.WorkersRunning(_, pids):
-                self._on_running(record, pids, now)
+                record.pids = pids
+                self._on_workers_started(record, now)
             case messages.NodeProgress(_, sent_at, workers):
                 self._on_progress(record, workers, now - sent_at, now)
             case messages.FailureSeen(_, failure, sent_at):
@@ -340,7 +341,7 @@ class CoordinatorMachine(Lifecycle):
         self.state.names.release(old.info)
         self.state.last.lost[old.label] = SUPERSEDED
         if isinstance(phase, Running):
-            self._end_generation(Cause.LOSS, f"{old.label} was lost: {SUPERSEDED}", now)
+            self._end_generation(EndCause.LOSS, f"{old.label} was lost: {SUPERSEDED}", now)
         elif isinstance(phase, Recovering):
             phase.is_broken = True
 
@@ -349,7 +350,7 @@ class CoordinatorMachine(Lifecycle):
         state, last = self.state, self.state.last
         match state.phase:
             case Running():
-                self._end_generation(Cause.LOSS, "a node of an earlier coordinator reconnected", now)
+                self._end_generation(EndCause.LOSS, "a node of an earlier coordinator reconnected", now)
             case Recovering() as recovering:
                 self._discard_members(recovering, now)
             case Ending():
@@ -403,7 +404,7 @@ class CoordinatorMachine(Lifecycle):
     def _await_stop(self, record: NodeRecord, now: float) -> None:
         phase = self.state.phase
         if not isinstance(phase, Ending):
-            phase = self._begin_ending(Cause.LATECOMER, f"{record.label} reconnected with running workers", now)
+            phase = self._begin_ending(EndCause.LATECOMER, f"{record.label} reconnected with running workers", now)
         phase.unstopped.add(record.info.node_id)
 
     def _resend_assignment(self, node_id: str, part: Assignment) -> None:
@@ -572,7 +573,7 @@ class CoordinatorMachine(Lifecycle):
         for label in missing:
             last.lost[label] = "it did not reconnect after the coordinator was lost"
         if last.failures:
-            self._end_generation(Cause.FAILURE, last.describe_first_cause(), now)
+            self._end_generation(EndCause.FAILURE, last.describe_first_cause(), now)
         elif missing or phase.is_broken:
             self._end_incomplete(isinstance(source, Recorded), now)
         elif last.done.issuperset(last.members):
@@ -589,4 +590,4 @@ class CoordinatorMachine(Lifecycle):
             why = some_of([f"{host} was lost: {reason}" for host, reason in last.lost.items()])
         # If no member is missing, a worker may have failed without a coordinator; its failure is still to be sent.
         is_whole = is_recorded and not last.lost and not last.is_uncharged
-        self._end_generation(Cause.FAILURE if is_whole else Cause.LOSS, why, now)
+        self._end_generation(EndCause.FAILURE if is_whole else EndCause.LOSS, why, now)

@@ -33,8 +33,8 @@ from tenax._core.policy import (
 )
 from tenax._core.ranks import Candidate, arrange, assign_ranks, choose
 from tenax._core.run_state import (
-    Cause,
     CoordinatorState,
+    EndCause,
     Ending,
     Gathering,
     Generation,
@@ -89,7 +89,7 @@ class Lifecycle:
             case Running() if is_member:
                 last.gone.add(node_id)
                 last.lost[record.label] = CUT_OFF
-                self._end_generation(Cause.LOSS, f"{record.label} was lost: {CUT_OFF}", now)
+                self._end_generation(EndCause.LOSS, f"{record.label} was lost: {CUT_OFF}", now)
             case Running():
                 self._consider_newcomer(record, now)
             case Ending(unstopped=unstopped):
@@ -107,7 +107,7 @@ class Lifecycle:
         """End the generation to admit the node, if there is room and scaling up is allowed."""
         settings, last = self.state.settings, self.state.last
         if len(last.members) < settings.max_nodes and not last.done and settings.scale_up:
-            self._end_generation(Cause.JOIN, f"{record.label} joined", now)
+            self._end_generation(EndCause.JOIN, f"{record.label} joined", now)
 
     def _gather(self, why: str, now: float) -> None:
         state, settings = self.state, self.state.settings
@@ -206,10 +206,6 @@ class Lifecycle:
 
     # --- a running generation -----------------------------------------------------------------------------------------
 
-    def _on_running(self, record: NodeRecord, pids: tuple[int, ...], now: float) -> None:
-        record.pids = pids
-        self._on_workers_started(record, now)
-
     def _on_workers_started(self, record: NodeRecord, now: float) -> None:
         unstarted = self.state.last.unstarted
         unstarted.discard(record.info.node_id)
@@ -243,7 +239,7 @@ class Lifecycle:
         for failure in failures:
             last.add_failure(msgspec.structs.replace(failure.shifted(by_s), host=record.info.host))
         if isinstance(self.state.phase, Running) and last.failures:
-            self._end_generation(Cause.FAILURE, last.describe_first_cause(), now)
+            self._end_generation(EndCause.FAILURE, last.describe_first_cause(), now)
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         phase, last, node_id = self.state.phase, self.state.last, record.info.node_id
@@ -296,7 +292,7 @@ class Lifecycle:
                 last.lost[record.label] = why
             if isinstance(state.phase, Running):
                 what = "was drained" if is_drain else f"was lost: {why}"
-                self._end_generation(Cause.DRAIN if is_drain else Cause.LOSS, f"{record.label} {what}", now)
+                self._end_generation(EndCause.DRAIN if is_drain else EndCause.LOSS, f"{record.label} {what}", now)
             elif isinstance(state.phase, Recovering):
                 state.phase.is_broken = True
         if was_stopping:
@@ -354,18 +350,18 @@ class Lifecycle:
             state.last.failures[failure.global_rank] = failure
             state.ledger.hung(failure.seen_at, now)
             where = f" on {failure.host}" if failure.host else ""
-            self._end_generation(Cause.FAILURE, f"rank {failure.global_rank}{where} hung", now)
+            self._end_generation(EndCause.FAILURE, f"rank {failure.global_rank}{where} hung", now)
 
     # --- a generation ends --------------------------------------------------------------------------------------------
 
     def _on_restart_requested(self, why: str, now: float) -> None:
         match self.state.phase:
             case Running():
-                self._end_generation(Cause.REQUEST, f"an operator restarted the run: {why}", now)
+                self._end_generation(EndCause.REQUEST, f"an operator restarted the run: {why}", now)
             case Paused():
                 self._gather(self.state.next_why, now)
 
-    def _end_generation(self, cause: Cause, why: str, now: float) -> None:
+    def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
         state = self.state
         ending = self._begin_ending(cause, why, now)
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
@@ -374,11 +370,11 @@ class Lifecycle:
         ending.unstopped = members | self._stale()
         self._after_generation_if_stopped(now)
 
-    def _begin_ending(self, cause: Cause, why: str, now: float) -> Ending:
+    def _begin_ending(self, cause: EndCause, why: str, now: float) -> Ending:
         state = self.state
         waiting_at = now + state.settings.waiting_every_s
         ending = state.phase = Ending(cause, why, now, deadlines={RunDeadline.WAITING: waiting_at})
-        failures = state.last.failures.values() if cause is Cause.FAILURE else ()
+        failures = state.last.failures.values() if cause is EndCause.FAILURE else ()
         state.ledger.ended(cause.value, why, min(map(failure_began_at, failures), default=None), now)
         return ending
 
@@ -387,7 +383,7 @@ class Lifecycle:
 
     @staticmethod
     def _ended_event(generation: int, ending: Ending) -> events.GenerationEnded:
-        return events.GenerationEnded(generation, ending.why, is_uncharged=ending.cause is not Cause.FAILURE)
+        return events.GenerationEnded(generation, ending.why, is_uncharged=ending.cause is not EndCause.FAILURE)
 
     def _after_generation_if_stopped(self, now: float) -> None:
         phase = self.state.phase
@@ -399,19 +395,19 @@ class Lifecycle:
         state, last = self.state, self.state.last
         state.settled = state.generation
         state.ledger.settled(now)
-        if ending.cause is Cause.LATECOMER:  # not counted
+        if ending.cause is EndCause.LATECOMER:  # not counted
             self._gather(ending.why, now)
             return
         if last.drained and not last.lost:
             state.drains += 1
             self._gather(f"{some_of(last.drained)} {_was(len(last.drained))} drained", now)
-        elif ending.cause is Cause.REQUEST and not last.lost:
+        elif ending.cause is EndCause.REQUEST and not last.lost:
             state.requests += 1
             self._gather(ending.why, now)
-        elif last.lost or not last.failures or last.is_uncharged or ending.cause in (Cause.JOIN, Cause.LOSS):
+        elif last.lost or not last.failures or last.is_uncharged or ending.cause in (EndCause.JOIN, EndCause.LOSS):
             state.membership_changes += 1
             # If a node was lost, that is the reason, even if a worker failed first.
-            is_reason = ending.cause is not Cause.FAILURE or not last.lost
+            is_reason = ending.cause is not EndCause.FAILURE or not last.lost
             self._gather(ending.why if is_reason else f"{some_of(list(last.lost))} {_was(len(last.lost))} lost", now)
         else:
             self._after_failure(now)

@@ -319,7 +319,7 @@ class Running(RunPhase):
     watch: HangWatch
 
 
-class Cause(enum.Enum):
+class EndCause(enum.Enum):
     """Why a generation ended."""
 
     FAILURE = "failure"
@@ -340,7 +340,7 @@ class Ending(RunPhase):
         run that can continue.
     """
 
-    cause: Cause
+    cause: EndCause
     why: str
     at: float
     unstopped: set[str] = set()  # connected nodes that ran workers when it began and are not ready yet

@@ -9,7 +9,7 @@ import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, Phase
-from tenax._core.coordinator import Cause, CoordinatorMachine, Ending, NodeLost, Over, Recovering, Send, Step
+from tenax._core.coordinator import CoordinatorMachine, EndCause, Ending, NodeLost, Over, Recovering, Send, Step
 from tenax._core.lease import Lease, LeaseTerms
 from tenax._core.model import failure_began_at
 from tenax._core.policy import GiveUp, Restart
@@ -58,8 +58,8 @@ class RestartsWorkersOfEndedGeneration(AgentMachine):
 class ReportsFailureAsSuccess(AgentMachine):
     """Ignores exit codes."""
 
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, 0, "", now, **more)
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(msgspec.structs.replace(exited, exit_code=0, fault=""), now)
 
 
 class FormsWhileWorkersRun(CoordinatorMachine):
@@ -145,7 +145,7 @@ class IgnoresLostNodes(CoordinatorMachine):
 class DoesNotSendGenerationEnded(CoordinatorMachine):
     """Does not notify the members when a generation ends."""
 
-    def _end_generation(self, cause: Cause, why: str, now: float) -> None:
+    def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
         super()._end_generation(cause, why, now)
         self._outbox = [send for send in self._outbox if not isinstance(send.event, events.GenerationEnded)]
 
@@ -214,8 +214,8 @@ class ForgetsTheVerdict(CoordinatorMachine):
 
 
 class DatesExitsOnReceipt(AgentMachine):
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, exit_code, fault, now, **{**more, "ended_at": now})
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(msgspec.structs.replace(exited, ended_at=now), now)
 
 
 class KeepsEveryBeat(Lease):
