@@ -113,10 +113,6 @@ class LocalGeneration(msgspec.Struct):
     is_uncharged: bool = False  # ... because a node joined or left
     was_cut_off: bool = False  # the lease expired before the workers had stopped
 
-    @property
-    def number(self) -> int:
-        return self.assignment.generation if self.assignment is not None else 0
-
     def escalations(self) -> list[float]:
         """Return when the next signals for single workers are due. The kill ladder supersedes these signals."""
         late = [worker for worker in self.workers.values() if worker.overdue is not None]
@@ -187,7 +183,8 @@ class AgentState(msgspec.Struct):
 
     @property
     def generation(self) -> int:
-        return self.last.number
+        part = self.last.assignment
+        return part.generation if part is not None else 0
 
     @property
     def workers(self) -> dict[int, WorkerRecord]:
