@@ -19,8 +19,8 @@ import tenax
 pytestmark = pytest.mark.process
 
 OF_TENAX = """
-tenax tenax._node.abandonment tenax._node.live_steps tenax._node.node tenax._node.sinks
-tenax._node.watchdog tenax._io.helper_channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main
+tenax tenax._node.job tenax._node.live_steps tenax._node.node tenax._node.sinks
+tenax._io.helper_channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main
 tenax.cli.options tenax.cli.run tenax.cli.script tenax.cli.host_checks tenax._core tenax._core.agent tenax._core.bounds
 tenax._core.commands tenax._engines tenax._io
 tenax._core.coordinator tenax._core.environment tenax._core.events tenax._core.ledger tenax._core.messages
@@ -28,7 +28,7 @@ tenax._core.model
 tenax._core.policy tenax._core.ranks tenax._core.record tenax._core.run_state tenax._core.text tenax._failures
 tenax._failures.exit_codes tenax._failures.hook tenax._failures.out_of_memory tenax._failures.exit_text
 tenax._io.helper_process
-tenax.launcher tenax.launcher.api tenax.launcher._config tenax._io.listen tenax._logs tenax._logs.prefix
+tenax._io.listen tenax._logs tenax._logs.prefix
 tenax._logs.writer
 tenax._logs.specs tenax._logs.std tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
 tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint

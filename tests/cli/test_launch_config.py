@@ -132,19 +132,6 @@ def test_it_can_be_the_base_of_a_dataclass() -> None:
         Mine(1, 1, 0)
 
 
-@pytest.mark.process
-def test_importing_it_does_not_import_dataclasses() -> None:
-    code = "import sys, tenax.launcher._config as c; c.LaunchConfig(1, 1, 1); print('dataclasses' in sys.modules)"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=_with_source())
-    assert done.stdout == "False\n", done.stderr
-
-
-def _with_source() -> dict[str, str]:
-    import tenax
-
-    return {"PYTHONPATH": tenax.__file__.rpartition("/tenax/")[0]}
-
-
 def test_equality_repr_copy_and_pickle() -> None:
     """Equal fields make equal configs; the repr names every field; copies and pickles are equal; it has no hash."""
     config = LaunchConfig(1, 1, 2, run_id="x")

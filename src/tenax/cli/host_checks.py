@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 
-from tenax._node.abandonment import abandon_s_from
-from tenax._node.watchdog import watchdog_plan
+from tenax._node.job import rendezvous_handler, watchdog_plan
 from tenax.cli.flags import UsageError
 from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
 from tenax.cli.script import check_script
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from tenax._node.placements import Placements
     from tenax.cli.options import Options
     from tenax.numa.binding import NumaOptions
-    from tenax.rendezvous.api import RendezvousParameters
 
 
 def current_folder() -> str:
@@ -45,16 +43,12 @@ def check_host(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
         _check_installed_backend(options.rdzv_backend, own_backends)
     elif options.max_nodes > 1 or not {"use_agent_store", "store_allow"}.isdisjoint(options.rdzv_configs):
         _check_rendezvous(options)
-    if options.logs_specs is not None:
-        load_logs_specs_class(options.logs_specs)
+    if options.logs_specs_name is not None:
+        load_logs_specs_class(options.logs_specs_name)
     if options.virtual_local_rank:
         _check_devices(options, environ)
     if options.numa_binding:
         decide_placements(options, environ)
-    try:
-        abandon_s_from(environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     _check_observers(environ)
 
 
@@ -134,27 +128,10 @@ def _check_installed_backend(name: str, own: frozenset[str]) -> None:
         raise UsageError(f"unknown --rdzv-backend {name!r}; installed backends: {names}")
 
 
-def rendezvous_parameters(options: Options) -> RendezvousParameters:
-    """Return the parameters of the rendezvous handler."""
-    from tenax.rendezvous.api import RendezvousParameters
-
-    return RendezvousParameters(
-        backend=options.rdzv_backend,
-        endpoint=options.rdzv_endpoint,
-        run_id=options.run_id,
-        min_nodes=options.min_nodes,
-        max_nodes=options.max_nodes,
-        local_addr=options.local_addr,
-        **options.rdzv_configs,
-    )
-
-
 def _check_rendezvous(options: Options) -> None:
     """Check settings, secret and certificates. The constructors of tenax's handlers read them and do nothing else."""
-    from tenax.rendezvous.registry import get_rendezvous_handler
-
     try:
-        get_rendezvous_handler(rendezvous_parameters(options))
+        rendezvous_handler(options)
     except ValueError as error:
         raise UsageError(str(error).rstrip(".")) from error
 

@@ -461,8 +461,8 @@ def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
 
 
 def _job_at_endpoint(selector: JobSelector) -> Job:
+    from tenax._node.job import rendezvous_parameters
     from tenax.cli.arguments import parse
-    from tenax.cli.host_checks import rendezvous_parameters
     from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
     from tenax.cli.run import print_stderr
 
