@@ -212,6 +212,7 @@ class Node:
             self._observers = Observers(
                 job,
                 self._control,
+                self._environ,
                 loop,
                 logs,
                 lambda line: self._warn(line, logs),

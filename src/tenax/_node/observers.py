@@ -35,6 +35,7 @@ class Observers:
         self,
         job: JobSpec,
         control: Control,
+        environ: Mapping[str, str],
         loop: Loop,
         logs: WorkerLogs,
         print_line: Callable[[str], None],
@@ -42,6 +43,7 @@ class Observers:
     ) -> None:
         self._job = job
         self._control = control
+        self._environ = environ
         self._scopes = scopes
         self._loop = loop
         self._logs = logs
@@ -99,13 +101,15 @@ class Observers:
     def _open_dashboard(self, make_operator_api: Callable[[], OperatorService]) -> None:
         from tenax._observe.dashboard.live import Dashboard
 
-        self._dashboard = Dashboard(self._job.dashboard, make_operator_api(), self._loop, self._print)
+        self._dashboard = Dashboard(
+            self._job.dashboard, make_operator_api(), self._loop, self._print, environ=self._environ
+        )
         self._print(f"dashboard: {self._dashboard.link}")
 
     def _open_trace(self, make_operator_api: Callable[[], OperatorService]) -> None:
         from tenax._observe.tracing.run_trace import RunTrace
 
-        self._trace = RunTrace(self._job.trace, make_operator_api(), self._print)
+        self._trace = RunTrace(self._job.trace, make_operator_api(), self._print, env=self._environ)
 
     def _close_served(self) -> None:
         parts, self._dashboard, self._trace = (self._dashboard, self._trace), None, None

@@ -73,7 +73,6 @@ class Options(JobSpec, frozen=True, kw_only=True):
 
     dry_run: bool = False
     report: str = ""  # the file for the failure report; empty: none
-    colour: bool = True  # if stderr is a terminal
     notes: tuple[str, ...] = ()  # remarks for the user
 
     __repr__ = JobSpec.__repr__
@@ -131,7 +130,6 @@ def decide(
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
-        colour=not environ.get("NO_COLOR") and environ.get("TERM") != "dumb",
         live_line=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
     )
     _check_signals(flags, backend)

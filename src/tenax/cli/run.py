@@ -28,7 +28,7 @@ from tenax.cli.script import entrypoint_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, TextIO
 
     from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
@@ -60,7 +60,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return print_usage_error(error)
     from tenax._io.interfaces import RequestRefused
 
-    colour = options.colour and sys.stderr is not None and sys.stderr.isatty()
+    colour = allows_colour(sys.stderr)
     try:
         return launch(job, environ, handler=handler, sinks=sinks, report_path=options.report, colour=colour)
     except RequestRefused as error:
@@ -281,6 +281,12 @@ def _print_help() -> int:
     from tenax.cli.help import run_page
 
     return print_page(run_page(get_terminal_size((100, 24)).columns))
+
+
+def allows_colour(stream: TextIO | None) -> bool:
+    """Return True if the stream is a terminal with colours and the user has not disabled them."""
+    is_disabled = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not is_disabled
 
 
 def print_stderr(text: str) -> None:
