@@ -10,6 +10,7 @@ import os
 
 from tenax._core import commands, events
 from tenax._core.agent import AgentMachine, Phase, is_started, messages_on_connecting
+from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import ControlledNode
@@ -355,6 +356,12 @@ class Supervisor:
                 self._processes.kill(generation)
             case commands.Finish(verdict):
                 self._verdict = verdict
+            case commands.SendMessage():
+                pass  # sent before the console lines
+            case commands.ReadStacks() | commands.ReportHang() | commands.ReportMovement():
+                pass  # of the observers and the console
+            case _:
+                assert_never(command)
 
     def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
         return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))

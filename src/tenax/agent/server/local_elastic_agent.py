@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tenax._core.environment import WorkerEnvironment, worker_environment
-from tenax._core.model import Assignment, Outcome
+from tenax._core.model import Assignment, Outcome, assert_never
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._node.job import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
@@ -247,6 +247,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             case Outcome.FAILED | Outcome.ABANDONED:
                 group.state = WorkerState.FAILED
                 return RunResult(group.state, failures=_process_failures(verdict))
+            case _:
+                return assert_never(verdict.outcome)
 
     # --- with overridden hooks: defaults for the others ---------------------------------------------------------------
 
