@@ -26,7 +26,7 @@ from tenax._node.notice_file import NoticeFile
 from tenax._node.placements import decide_placements
 from tenax._node.signals import SignalSource, parse_signals
 from tenax._node.sinks import Sinks, Views
-from tenax._node.supervisor import Supervisor, inherited_stdin
+from tenax._node.supervisor import Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 
 TYPE_CHECKING = False
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.agent import AgentState
-    from tenax._core.commands import StartWorkers
+    from tenax._core.commands import ForwardNotice, StartWorkers
     from tenax._core.model import Verdict
-    from tenax._io.interfaces import Control
+    from tenax._io.interfaces import Control, Launch, OperatorService
     from tenax._logs.specs import LogsSpecs
     from tenax._node.job import JobSpec
     from tenax._node.journal import Step
@@ -52,7 +52,7 @@ JOURNAL_NAME = "journal.jsonl"
 _SET_AT_START = ("TORCHELASTIC_ERROR_FILE", NOTICE_VARIABLE, "TORCH_WORKER_SERVER_SOCKET", TORCHELASTIC_TIMER_FILE)
 
 
-class Node:
+class Node(Surroundings):
     """One run. ``run`` may be called from any thread, once.
 
     ``control``: the connection to the coordinator. ``environ``: the environment of this process.
@@ -63,6 +63,11 @@ class Node:
     ``records_end``: whether the end of this agent is recorded as an event.
     ``processes``: starts the workers; None: a keeper.
     """
+
+    _loop: Loop  # these exist during the run
+    _logs: WorkerLogs
+    _views: Views
+    _steps: LiveSteps
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class Node:
         self._final_text = ""
         self._notice = NoticeFile()
         self._journal = Journal()
-        self._warn_about_journal: Callable[[str], None] = _warn_on_stderr
+        self._on_step: Callable[[Step, AgentState], None] = lambda *_: None
         self._cold_reason = ""  # why workers are not forked from a template
         self._sockets: WorkerSockets | None = None  # the workers' control plane
         self.scopes: WatchdogPipe | None = None  # the pipe on which workers report the scopes they enter
@@ -112,14 +117,15 @@ class Node:
     ) -> Verdict:
         """Run to the verdict. ``final_text`` is printed on the console after all other output."""
         job, sinks = self._job, self._sinks
+        self._on_step = observe
         with ExitStack() as stack:
-            loop = Loop()
+            loop = self._loop = Loop()
             stack.callback(loop.close)
             stack.callback(sinks.close)
             if self._health is not None:
                 stack.callback(self._health.close, _warn_on_stderr)
-            stack.callback(self._close_opened, loop)
-            logs = WorkerLogs(
+            stack.callback(self._close_opened)
+            logs = self._logs = WorkerLogs(
                 self._logs_specs,
                 role=job.role,
                 prefix_template=job.log_line_prefix_template,
@@ -131,7 +137,7 @@ class Node:
             )
             self._keeper.spawn()  # first: it starts up while the rest is prepared
             if job.warm_modules:
-                self._prepare_warm_pool(logs)
+                self._prepare_warm_pool()
             signals = stack.enter_context(
                 SignalSource(
                     loop,
@@ -143,8 +149,8 @@ class Node:
             )
             logs.open()
             loop.watch(signals)
-            stack.callback(self._close_console, loop, logs, signals)  # with our signal handlers still installed
-            views = Views(
+            stack.callback(self._close_console, signals)  # with our signal handlers still installed
+            self._views = Views(
                 sinks,
                 self._settings,
                 entrypoint=self._entrypoint.name,
@@ -153,58 +159,64 @@ class Node:
                 has_watchdog=self._watchdog is not None,
                 now=loop.now(),
             )
-            self._open_observers(loop, logs)
+            self._open_observers()
             polls_progress = bool(job.dashboard) or job.on_hang != "off"
-            steps = LiveSteps(loop, logs, lambda line: self._warn(line, logs), is_enabled=polls_progress)
-            supervisor = self._supervisor(loop, logs, self._step_observer(views, logs, steps, observe), steps.enable)
+            self._steps = LiveSteps(loop, logs, self._warn, is_enabled=polls_progress)
+            supervisor = self._supervisor()
             if self._is_command:
                 sinks.redirect_console(lambda line: loop.soon(lambda: logs.print_line(line)))
             for location in sinks.locations:
-                logs.print_line(f"tenax: {location}")
-            self._open_health(loop, logs)
-            self._open_sockets(logs)
+                self._print(location)
+            self._open_health()
+            self._open_sockets()
             verdict = supervisor.run()
             self._final_text = final_text(verdict)
         return verdict
 
-    def _close_console(self, loop: Loop, logs: WorkerLogs, signals: SignalSource) -> None:
+    def _close_console(self, signals: SignalSource) -> None:
         """Print the last lines and the final text. A second Ctrl-C cannot lose them."""
         self._keeper.close()
         if self._observers is not None:
             self._observers.close()
         lost = self._sinks.close()
-        loop.run_calls()  # print the last lines of console handlers
+        self._loop.run_calls()  # print the last lines of console handlers
         for line in lost:
-            self._warn(line, logs)
+            self._warn(line)
         signals.discard()
-        logs.close(self._final_text, hurry_descriptor=signals.fileno())
+        self._logs.close(self._final_text, hurry_descriptor=signals.fileno())
 
-    def _close_opened(self, loop: Loop) -> None:
+    def _close_opened(self) -> None:
         """Close what the supervisor closes, if it did not run, and what it does not know."""
         self._keeper.close()
-        self._journal.close(loop.now())
+        self._journal.close(self._loop.now())
         for part in (self._sockets, self.scopes):
             if part is not None:
                 part.close()
 
-    def _step_observer(
-        self, views: Views, logs: WorkerLogs, steps: LiveSteps, observe: Callable[[Step, AgentState], None]
-    ) -> Callable[[Step, AgentState], None]:
-        """Return a function that passes each step to every observer of this run."""
+    def observe(self, step: Step, state: AgentState) -> None:
+        for line in self._views.take(step, state):
+            self._warn(line)
+        if self._health is not None:
+            self._health.observe(state)
+        if self._observers is not None:
+            self._observers.observe(step, state)
+        self._steps.observe(state)
+        self._on_step(step, state)
 
-        def watch(step: Step, state: AgentState) -> None:
-            for line in views.take(step, state):
-                self._warn(line, logs)
-            if self._health is not None:
-                self._health.observe(state)
-            if self._observers is not None:
-                self._observers.observe(step, state)
-            steps.observe(state)
-            observe(step, state)
+    def bind(self, local_rank: int, launch: Launch) -> Launch:
+        return self._placements.bind(local_rank, launch)
 
-        return watch
+    def forward_notice(self, notice: ForwardNotice) -> None:
+        self._notice.write(notice)
 
-    def _open_observers(self, loop: Loop, logs: WorkerLogs) -> None:
+    def enable_progress(self) -> bool:
+        return self._steps.enable()
+
+    def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
+        if self._observers is not None:
+            self._observers.set_operator_api(make_operator_api)
+
+    def _open_observers(self) -> None:
         job = self._job
         if job.dashboard or job.trace or job.on_hang != "off":
             from tenax._node.observers import Observers
@@ -213,21 +225,21 @@ class Node:
                 job,
                 self._control,
                 self._environ,
-                loop,
-                logs,
-                lambda line: self._warn(line, logs),
+                self._loop,
+                self._logs,
+                self._warn,
                 lambda: self.scopes.scopes() if self.scopes is not None else {},
             )
 
-    def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
+    def _open_health(self) -> None:
         health = self._health
         if health is not None:
-            health.open(warn=lambda line: self._warn(line, logs), inform=lambda text: logs.print_line(f"tenax: {text}"))
-            health.watch(loop)
+            health.open(warn=self._warn, inform=self._print)
+            health.watch(self._loop)
             if self.scopes is not None:
                 health.ask_watchdog(self.scopes.last_progress_time)
 
-    def _open_sockets(self, logs: WorkerLogs) -> None:
+    def _open_sockets(self) -> None:
         """Create the workers' control plane sockets if ``TORCH_WORKER_SERVER_SOCKET`` is set."""
         if not self._environ.get("TORCH_WORKER_SERVER_SOCKET"):
             return
@@ -238,57 +250,45 @@ class Node:
             import shlex
 
             command = shlex.join(["tenax", "ask", self._sockets.folder])
-            logs.print_line(f"tenax: to query workers that use worker_main: {command}")
+            self._print(f"to query workers that use worker_main: {command}")
 
-    def _warn(self, line: str, logs: WorkerLogs) -> None:
+    def _print(self, text: str) -> None:
+        self._logs.print_line(f"tenax: {text}")
+
+    def _warn(self, line: str) -> None:
         """Report a lost feature, on stderr if messages are off."""
         if self._is_command:
-            logs.print_line(f"tenax: {line}")
+            self._print(line)
         else:
             _warn_on_stderr(line)
 
-    def _supervisor(
-        self,
-        loop: Loop,
-        logs: WorkerLogs,
-        observe: Callable[[Step, AgentState], None],
-        enable_progress: Callable[[], bool],
-    ) -> Supervisor:
-        self._warn_about_journal = lambda line: self._warn(line, logs)
+    def _supervisor(self) -> Supervisor:
         journal = self._open_journal()
         self._notice.directory = self.log_dir
-        logs.print_line(f"tenax: run {self._settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
+        self._print(f"run {self._settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
-            logs.print_line(
-                f"tenax: note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}"
-            )
+            self._print(f"note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}")
         for note in self._placements.notes:
-            logs.print_line(f"tenax: {note}")
+            self._print(note)
         if self._cold_reason:
-            logs.print_line(f"tenax: workers start cold: {self._cold_reason}")
+            self._print(f"workers start cold: {self._cold_reason}")
         if self._watchdog is not None:
             self._open_scopes(self._watchdog.timer_file)
         elif note := watchdog_note(self._environ):
-            self._warn(note, logs)
+            self._warn(note)
         return Supervisor(
             self._settings,
-            loop=loop,
+            self,
+            loop=self._loop,
             control=self._control,
             processes=self._keeper,
             entrypoint=self._entrypoint,
-            logs=logs,
+            logs=self._logs,
             journal=journal,
             policy=self._job.restart_policy,
-            environments=self._environments,
-            bind=self._placements.bind,
-            forward_notice=self._notice.write,
-            run_journal=self._open_run_journal,
-            observe=observe,
             scopes=self.scopes,
             log_dir=self.log_dir,
             has_control_socket=True,
-            enable_progress=enable_progress,
-            set_operator_api=self._observers.set_operator_api if self._observers is not None else lambda _: None,
         )
 
     def _open_scopes(self, timer_file: str) -> None:
@@ -300,7 +300,7 @@ class Node:
         except ValueError as error:
             raise RequestRefused(str(error)) from error
 
-    def _environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
+    def environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
         options = self._environment_options()
         return {
             rank: {
@@ -315,7 +315,7 @@ class Node:
     def _environment_options(self) -> WorkerEnvironment:
         return WorkerEnvironment(self._job.virtual_local_rank, self._placements.omp_num_threads)
 
-    def _prepare_warm_pool(self, logs: WorkerLogs) -> None:
+    def _prepare_warm_pool(self) -> None:
         """Start the template before workers are needed, also on a spare node."""
         from tenax._processes.template import Template, template_of
 
@@ -331,7 +331,7 @@ class Node:
         standbys = job.nproc_per_node if job.may_start_again else 0
         template = template_of(first, launches, job.warm_modules, [*late, *_SET_AT_START], standbys)
         if isinstance(template, Template):
-            self._keeper.prepare(template, lambda message: logs.print_line(f"tenax: {message}"))
+            self._keeper.prepare(template, self._print)
         else:
             self._cold_reason = template
 
@@ -350,11 +350,11 @@ class Node:
         """Return the values of the last generation by local rank."""
         return self._entrypoint.return_values()
 
-    def _open_run_journal(self) -> RunJournal:
+    def open_run_journal(self) -> RunJournal:
         from tenax._node.run_journal import NAME, RunJournal
 
         path = _unused_path(os.path.join(self.log_dir, NAME)) if self.log_dir else ""
-        return RunJournal(path, self._warn_about_journal)
+        return RunJournal(path, self._warn)
 
     def _open_journal(self) -> Journal:
         """Open the journal in the run's log directory, if the log specs have one.
@@ -375,7 +375,7 @@ class Node:
                 ) from error
             return Journal()  # reported by the worker logs, which need the same directory
         path = _unused_path(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""
-        journal = self._journal = Journal(path, warn=self._warn_about_journal)
+        journal = self._journal = Journal(path, warn=self._warn)
         self.journal_path = journal.path
         return journal
 
