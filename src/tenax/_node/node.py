@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.agent import AgentState
-    from tenax._core.commands import ForwardNotice, StartWorkers
+    from tenax._core.commands import ForwardNotice, ReadStacks, StartWorkers
     from tenax._core.model import Verdict
     from tenax._io.interfaces import Control, Launch, OperatorService
     from tenax._logs.specs import LogsSpecs
@@ -208,6 +208,10 @@ class Node(Surroundings):
 
     def forward_notice(self, notice: ForwardNotice) -> None:
         self._notice.write(notice)
+
+    def read_stacks(self, command: ReadStacks) -> None:
+        if self._observers is not None:
+            self._observers.read_stacks(command)
 
     def enable_progress(self) -> bool:
         return self._steps.enable()

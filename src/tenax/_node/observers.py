@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tenax._core.agent import AgentState
+    from tenax._core.commands import ReadStacks
     from tenax._core.hang import Scopes
     from tenax._io.interfaces import Control, OperatorService
     from tenax._io.loop import Loop
@@ -65,9 +66,15 @@ class Observers:
 
     def observe(self, step: Step, state: AgentState) -> None:
         """Process one step of the agent machine."""
+        self._with_sampler(lambda sampler: sampler.observe(step, state))
+
+    def read_stacks(self, command: ReadStacks) -> None:
+        self._with_sampler(lambda sampler: sampler.read_stacks(command))
+
+    def _with_sampler(self, call: Callable[[Sampler], None]) -> None:
         if self._sampler is not None:
             try:
-                self._sampler.observe(step, state)
+                call(self._sampler)
             except Exception as error:
                 self._sampler = None
                 self._print(f"stopped sampling workers for hangs: {type(error).__name__}: {error}")

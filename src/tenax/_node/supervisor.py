@@ -63,6 +63,9 @@ class Surroundings:
     def forward_notice(self, notice: commands.ForwardNotice) -> None:
         """Inform the workers that a node will leave."""
 
+    def read_stacks(self, command: commands.ReadStacks) -> None:
+        """Post the stacks that the workers have written."""
+
     def open_run_journal(self) -> RunJournal | None:
         """Open the journal of a coordinator in this process. None: no journal."""
         return None
@@ -368,10 +371,10 @@ class Supervisor:
                 self._processes.kill(generation)
             case commands.Finish(verdict):
                 self._verdict = verdict
-            case commands.SendMessage():
-                pass  # sent before the console lines
-            case commands.ReadStacks() | commands.ReportHang() | commands.ReportMovement():
-                pass  # of the observers and the console
+            case commands.ReadStacks():
+                self._around.read_stacks(command)
+            case commands.SendMessage() | commands.ReportHang() | commands.ReportMovement():
+                pass  # already sent or printed
             case _:
                 assert_never(command)
 
