@@ -35,7 +35,7 @@ tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._proces
 tenax._processes.keeper tenax._processes.placement tenax.rendezvous tenax.rendezvous.api
 tenax.rendezvous._engine_handler
 tenax._engines.local tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node
-tenax._node.entrypoints tenax._node.journal tenax._node.notice_file tenax._node.placements
+tenax._node.workers tenax._node.journal tenax._node.notice_file
 tenax._node.run_journal tenax._node.signals tenax._node.messages tenax._node.supervisor tenax._node.worker_logs
 tenax.store tenax.store._host
 """

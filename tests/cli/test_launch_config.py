@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from tenax.launcher._config import LaunchConfig
+from tenax.launcher.api import LaunchConfig
 
 FIELDS = [
     *("min_nodes", "max_nodes", "nproc_per_node", "logs_specs", "run_id", "role", "rdzv_endpoint", "rdzv_backend"),

@@ -19,7 +19,7 @@ import pytest
 import tenax
 from kit.addresses import own_endpoint
 from kit.processes import on_linux
-from tenax.launcher._config import LaunchConfig
+from tenax.launcher.api import LaunchConfig
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import create_backend
 

@@ -17,17 +17,16 @@ from tenax._core.text import one_line
 from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused
 from tenax._io.loop import Loop
-from tenax._node.entrypoints import make_entrypoint
 from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
 from tenax._node.journal import Journal
 from tenax._node.live_steps import LiveSteps
 from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax._node.notice_file import NoticeFile
-from tenax._node.placements import decide_placements
 from tenax._node.signals import SignalSource, parse_signals
 from tenax._node.sinks import Sinks, Views
 from tenax._node.supervisor import Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
+from tenax._node.workers import decide_placements, make_entrypoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

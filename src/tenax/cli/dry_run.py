@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tenax._engines.tcp.linked import LinkedSettings
-    from tenax._node.placements import Placements
+    from tenax._node.workers import Placements
     from tenax.cli.options import Options
 
 _RANDOM_ID = "<random>"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tenax._core.policy import RestartPolicy
     from tenax._logs.specs import LogsSpecs
-    from tenax._node.placements import Placements
+    from tenax._node.workers import Placements
     from tenax.cli.options import Options
     from tenax.numa.binding import NumaOptions
 
@@ -177,10 +177,10 @@ def numa_options(options: Options) -> NumaOptions | None:
 
 def decide_placements(options: Options, environ: Mapping[str, str]) -> Placements:
     """Decide where workers run on this machine. Raises ``UsageError`` if the binding is impossible."""
-    from tenax._node import placements
+    from tenax._node import workers
     from tenax._processes.placement import PlacementError
 
     try:
-        return placements.decide_placements(numa_options(options), options.nproc_per_node, environ)
+        return workers.decide_placements(numa_options(options), options.nproc_per_node, environ)
     except PlacementError as error:
         raise UsageError(str(error).rstrip(".")) from error

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tenax._node.sinks import Sinks
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
-    from tenax.launcher._config import LaunchConfig
+    from tenax.launcher.api import LaunchConfig
     from tenax.rendezvous.api import RendezvousHandler
 
 
@@ -84,7 +84,7 @@ def resolve(options: Options, interpreter: str) -> JobSpec:
 
 def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
     """Return the job as the arguments of ``tenax.launcher``: the config, the entrypoint and its arguments."""
-    from tenax.launcher._config import LaunchConfig
+    from tenax.launcher.api import LaunchConfig
 
     job = resolve(options, interpreter)
     fields = {name: getattr(job, name) for name in LaunchConfig.__dataclass_fields__ if hasattr(job, name)}

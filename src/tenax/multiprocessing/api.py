@@ -23,12 +23,11 @@ from tenax._io.loop import Loop
 from tenax._logs.prefix import line_prefix
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from tenax._logs.std import Std, to_map
-from tenax._node.entrypoints import make_entrypoint
 from tenax._node.journal import Journal
-from tenax._node.placements import decide_placements
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax._node.supervisor import Supervisor, Surroundings
 from tenax._node.worker_logs import WorkerLogs
+from tenax._node.workers import decide_placements, make_entrypoint
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - third-party code imports it
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from tenax._core.commands import StartWorkers
     from tenax._core.model import Verdict
     from tenax._io.interfaces import Launch, ScopeWatch
-    from tenax._node.placements import Placements
+    from tenax._node.workers import Placements
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
 

@@ -25,8 +25,8 @@ from tenax._node.job import (
     watchdog_note,
     watchdog_plan,
 )
-from tenax._node.placements import decide_placements
 from tenax._node.signals import DEFAULT_SIGNALS
+from tenax._node.workers import decide_placements
 from tenax._observe.health.check import HealthCheck, health_check_of
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax.agent.server._self_report import measured
