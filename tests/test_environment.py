@@ -11,7 +11,7 @@ import tenax
 READERS = {
     # what people call: commands, and TorchElastic's names
     *("cli/main.py", "cli/run.py", "run.py", "argparse_util.py", "compat/__main__.py"),
-    *("launcher/api.py", "launcher/api.py", "agent/server/local_elastic_agent.py", "_node/workers.py"),
+    *("launcher/api.py", "agent/server/local_elastic_agent.py", "_node/workers.py"),
     *("rendezvous/registry.py", "rendezvous/dynamic_rendezvous.py", "rendezvous/_tcp_handler.py"),
     *("rendezvous/_etcd_options.py", "_engines/secret.py", "_engines/tcp/marker.py"),
     *("metrics/_by_name.py", "events/_recording.py", "utils/logging.py", "utils/api.py"),

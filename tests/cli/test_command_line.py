@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tenax.cli.arguments import HelpRequested, parse, read
 from tenax.cli.flags import FLAGS, UsageError
 from tenax.cli.options import Options
+from tenax.numa.binding import AffinityMode, NumaOptions
 
 # Values that each kind of flag accepts, for tests that go through the whole table.
 GOOD = {
@@ -176,7 +177,7 @@ def test_flags_of_every_group_are_parsed() -> None:
         local_ranks_filter=frozenset({0, 11}),
         duplicate_stdout_filters=("loss,acc", "step"),
         log_line_prefix_template="[${rank}] ",
-        numa_binding="core-complex",
+        numa_options=NumaOptions(AffinityMode("core-complex")),
         virtual_local_rank=True,
         role="trainer",
         run_id="job7",

@@ -23,7 +23,7 @@ from tenax._node.live_steps import LiveSteps
 from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax._node.notice_file import NoticeFile
 from tenax._node.signals import SignalSource, parse_signals
-from tenax._node.sinks import Sinks, Views
+from tenax._node.sinks import Views, open_sinks
 from tenax._node.supervisor import Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 from tenax._node.workers import decide_placements, make_entrypoint
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tenax._node.journal import Step
     from tenax._node.observers import Observers
     from tenax._node.run_journal import RunJournal
+    from tenax._node.sinks import Sinks
     from tenax._observe.health.check import HealthCheck
     from tenax.control_plane._sockets import WorkerSockets
     from tenax.timer._watchdog_pipe import WatchdogPipe
@@ -381,11 +382,6 @@ class Node(Surroundings):
         journal = self._journal = Journal(path, warn=self._warn)
         self.journal_path = journal.path
         return journal
-
-
-def open_sinks(job: JobSpec) -> Sinks:
-    """Open the sinks of the run's metrics and events. Raises ValueError for an unknown handler."""
-    return Sinks(job.event_log_handler, job.metrics, {"run_id": job.run_id, "role": job.role})
 
 
 def _health_check(server: Any, environ: Mapping[str, str]) -> HealthCheck | None:

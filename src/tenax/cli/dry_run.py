@@ -24,7 +24,7 @@ from tenax._node.job import (
 )
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
-from tenax.cli.flags import UsageError
+from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.host_checks import decide_placements, load_restart_policy
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
@@ -285,7 +285,7 @@ def _logs(options: Options) -> Iterable[str]:
 
 def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     """Describe the sinks of metrics and events. Checks their names; creates no handler."""
-    try:
+    with usage_errors():
         if options.metrics:
             from tenax.metrics._by_name import check_names
 
@@ -296,8 +296,6 @@ def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
 
             handlers.check_names(options.event_log_handler)
             yield from _lines("events", [_without_secrets(options.event_log_handler)])
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _observers(options: Options) -> Iterable[str]:

@@ -6,6 +6,8 @@ defines names and value types only. ``options`` checks which flags can be combin
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import msgspec
 
 from tenax._core.bounds import MAX_SECONDS
@@ -14,7 +16,7 @@ from tenax._node.signals import DEFAULT_SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
@@ -35,6 +37,15 @@ class UsageError(ValueError):
 
 class OutOfRange(UsageError):
     """A number outside the range of its flag."""
+
+
+@contextmanager
+def usage_errors(where: str = "") -> Iterator[None]:
+    """Turn a ValueError into a ``UsageError`` with its message, after ``where``."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{where}{str(error).rstrip('.')}") from error
 
 
 class Flag(msgspec.Struct, frozen=True):

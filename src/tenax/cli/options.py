@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
-from tenax.cli.flags import BY_DEST, UsageError
+from tenax.cli.flags import BY_DEST, UsageError, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from signal import Signals
     from typing import Any
+
+    from tenax.numa.binding import NumaOptions
 
 # One node needs no rendezvous, so these names of torchrun and tenax all mean the same there.
 _STANDALONE_BACKENDS = frozenset({"static", "c10d", "tcp", "local"})
@@ -69,7 +71,6 @@ class Options(JobSpec, frozen=True, kw_only=True):
     tee: int | dict[int, int] = 0
     local_ranks_filter: frozenset[int] = frozenset()  # empty: all
     logs_specs_name: str | None = None  # None: the default
-    numa_binding: str | None = None
 
     dry_run: bool = False
     report: str = ""  # the file for the failure report; empty: none
@@ -115,6 +116,7 @@ def decide(
         abandon_s=_abandon_s(environ),
         notice_s=flags["notice_seconds"],
         log_dir=flags["log_dir"] or None,
+        numa_options=_numa_options(flags["numa_binding"]),
         logs_specs_name=flags["logs_specs"],
         logs_specs=None,
         redirects=_streams(flags, "redirects", workers),
@@ -400,10 +402,8 @@ def _workers(flags: FlagValues, environ: Mapping[str, str]) -> int:
     else:
         from tenax._processes.devices import parse_nproc
 
-        try:
+        with usage_errors():  # the message names the flag
             count = parse_nproc(text, environ)
-        except ValueError as error:
-            raise UsageError(str(error).rstrip(".")) from error  # the message names the flag
     if count < 1:
         raise UsageError(
             f"{flags.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
@@ -471,10 +471,8 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
 def _signals(flags: FlagValues, dest: str) -> list[Signals]:
     from tenax._node.signals import parse_signals
 
-    try:
+    with usage_errors(f"{flags.name(dest)}: "):
         return parse_signals(flags[dest])
-    except ValueError as error:
-        raise UsageError(f"{flags.name(dest)}: {error}") from error
 
 
 def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -507,10 +505,16 @@ def _policy_name(flags: FlagValues) -> str | None:
 
 
 def _abandon_s(environ: Mapping[str, str]) -> float:
-    try:
+    with usage_errors():
         return abandon_s_from(environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+
+
+def _numa_options(mode: str | None) -> NumaOptions | None:
+    if mode is None:
+        return None
+    from tenax.numa.binding import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(mode))
 
 
 def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:

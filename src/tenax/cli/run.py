@@ -13,15 +13,15 @@ from contextlib import suppress
 import msgspec
 
 from tenax._node.job import new_run_id, rendezvous_handler
+from tenax._node.sinks import open_sinks
 from tenax.cli.arguments import HelpRequested, parse
-from tenax.cli.flags import UsageError
+from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.host_checks import (
     check_files,
     check_host,
     current_folder,
     load_logs_specs_class,
     load_restart_policy,
-    numa_options,
 )
 from tenax.cli.script import entrypoint_of
 
@@ -53,7 +53,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         job = resolve(options, sys.executable)
         check_files(options, environ)
         handler = _handler(job)
-        sinks = _sinks(job)
+        with usage_errors():
+            sinks = open_sinks(job)
     except HelpRequested:
         return _print_help()
     except UsageError as error:
@@ -78,7 +79,6 @@ def resolve(options: Options, interpreter: str) -> JobSpec:
         run_id=options.run_id or new_run_id(),
         logs_specs=_logs_specs(options),
         restart_policy=_restart_policy(options),
-        numa_options=numa_options(options),
     )
 
 
@@ -95,22 +95,14 @@ def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, 
 
 def _handler(job: JobSpec) -> RendezvousHandler:
     try:
-        return rendezvous_handler(job)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        with usage_errors():
+            return rendezvous_handler(job)
+    except UsageError:
+        raise
     except Exception as error:  # raised by a third-party backend
         raise UsageError(
             f"--rdzv-backend {job.rdzv_backend}: could not create its handler ({type(error).__name__}: {error})"
         ) from error
-
-
-def _sinks(job: JobSpec) -> Sinks:
-    from tenax._node.node import open_sinks
-
-    try:
-        return open_sinks(job)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def launch(
@@ -124,7 +116,7 @@ def launch(
 ) -> int:
     """Run with messages and a report on the console. Returns the exit code."""
     from tenax._failures.exit_codes import exit_code_for
-    from tenax._node.node import Node, open_sinks
+    from tenax._node.node import Node
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
     handler = handler or rendezvous_handler(job)

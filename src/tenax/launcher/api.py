@@ -160,7 +160,7 @@ def launch_agent(
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError if workers failed, SignalException if a signal stopped the run."""
-    from tenax._node.node import open_sinks
+    from tenax._node.sinks import open_sinks
     from tenax._observe.health.port import health_check_port
 
     if health_check_server is None:
