@@ -183,7 +183,7 @@ class Node(Surroundings):
         for line in lost:
             self._warn(line)
         signals.discard()
-        self._logs.close(self._final_text, hurry_descriptor=signals.fileno())
+        self._logs.close(self._final_text, interrupt_descriptor=signals.fileno())
 
     def _close_opened(self) -> None:
         """Close what the supervisor closes, if it did not run, and what it does not know."""

@@ -23,7 +23,7 @@ from tenax._core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, 
 from tenax._core.lease import Lease, LeaseTerms
 from tenax._core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
 from tenax._core.requests import OfNode, answer_safely
-from tenax._core.text import concealed_repr, one_line
+from tenax._core.text import concealed_repr, format_duration, one_line
 from tenax._engines.store_address import StoreAddress
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.link import INVALID_FRAME, Link
@@ -323,14 +323,14 @@ class LinkedEngine(ABC):
         waited = now - self._lost_since
         if waited > self._settings.join_timeout_s:
             self._refused(
-                f"{why}; gave up after {waited:.0f} s; {self._what_to_check}, or allow more time with --rdzv-conf "
-                "join_timeout=SECONDS"
+                f"{why}; gave up after {format_duration(waited)}; {self._what_to_check}, or allow more time with "
+                "--rdzv-conf join_timeout=SECONDS"
             )
             return False
         if now - self._reported_at >= _REPORT_EVERY_S and waited > 0.5:
             self._reported_at = now
             left = self._settings.join_timeout_s - waited
-            self._node.print_line(f"{why}; retrying for up to {left:.0f} s")
+            self._node.print_line(f"{why}; retrying for up to {format_duration(left)}")
         return True
 
     def _refused(self, reason: str) -> None:
@@ -565,12 +565,12 @@ class LinkedEngine(ABC):
                 self._hold()
                 self._check_lease()
                 return
-        silent_s = self._lease.terms.fence_s
+        silent = format_duration(self._lease.terms.fence_s)
         if self._assignment is not None:
-            why = f"no answer from {self._where} for {silent_s:.1f} s; the other nodes may continue without this node"
+            why = f"no answer from {self._where} for {silent}; the other nodes may continue without this node"
             self._emit(Fenced(self._assignment.generation, why))
         if self._link is not None:
-            self._link.close(f"no answer for {silent_s:.1f} s")
+            self._link.close(f"no answer for {silent}")
 
     def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
         if name in self._timers:

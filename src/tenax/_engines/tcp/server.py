@@ -33,6 +33,7 @@ from tenax._core.messages import (
     NodeReady,
     NodeStopped,
 )
+from tenax._core.text import format_seconds
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.operator_api import OperatorApi
 from tenax._engines.tcp import wire
@@ -548,9 +549,9 @@ class CoordinatorServer:
                     self._forget(peer)
             elif peer.is_operator:
                 if now - peer.received_at > _OPERATOR_S:
-                    peer.link.close(f"no request for {_OPERATOR_S:g} s")
+                    peer.link.close(f"no request for {format_seconds(_OPERATOR_S)}")
             elif now - peer.received_at > self._terms.lease_s:
-                peer.link.reset(f"no heartbeat for {self._terms.lease_s:g} s")
+                peer.link.reset(f"no heartbeat for {format_seconds(self._terms.lease_s)}")
         for node_id, (received_at, why) in list(self._absent.items()):
             if now - received_at > self._terms.lease_s:
                 del self._absent[node_id]
