@@ -30,7 +30,7 @@ from kit.tcp import (
     run_server,
     server_process,
 )
-from tenax._core.coordinator import NodeLost, Opened, Received, RunPhase
+from tenax._core.coordinator import NodeLost, Opened, Received, Running
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
 from tenax._core.messages import NodeJoined, NodeLeft, NodeSucceeded
@@ -281,7 +281,7 @@ def test_a_new_coordinator_gets_the_nodes_state_and_adopts_the_generation(addres
             joined = second.until_event(Received).message
             assert isinstance(joined, NodeJoined)
             assert (joined.generation, joined.is_running) == (1, True)
-            assert second.thread.call(lambda: second.server.coordinator.state.phase) is RunPhase.RUNNING
+            assert isinstance(second.thread.call(lambda: second.server.coordinator.state.phase), Running)
             assert node.event_kinds() == [GenerationFormed]
             node.send(NodeSucceeded(1))
             assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED

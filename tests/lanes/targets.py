@@ -94,7 +94,7 @@ class Coordinator:
             event = self._event(draw)
             if event is None:
                 continue
-            sends = machine.step(event, now)
+            sends = machine.step(event, now).sends
             recent.append((now, event, sends))
             steps.append(RunStep(now, event, sends))
             for send in sends:
@@ -302,7 +302,7 @@ class EtcdKeys:
                 machine = run.CoordinatorMachine(RunSettings("run", 1, 3))
                 opened = run.Opened(record=found.record, generation=found.record.generation, return_s=1.0, alone_s=1.0)
                 for event in (opened, run.Tick(), run.NodeLost("a", "why")):
-                    for send in machine.step(event, 1e6):
+                    for send in machine.step(event, 1e6).sends:
                         wire.decode_from_server(wire.encode(wire.Event(send.event))[4:])
                 status = status_of(machine.state, [], machine.describe_activity(0.0), 0.0, 0.0)
                 msgspec.json.decode(msgspec.json.encode(status), type=RunStatus)

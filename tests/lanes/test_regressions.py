@@ -90,7 +90,7 @@ class Leading:
                 self.received[node_id].append(send.event)
 
     def step(self, event: AnyCoordinatorEvent) -> None:
-        for send in self._machine.step(event, 100.0):
+        for send in self._machine.step(event, 100.0).sends:
             self._decisions.submit(send, self._machine.state)
 
     def link(self, *node_ids: str) -> None:

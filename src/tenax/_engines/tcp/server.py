@@ -22,7 +22,17 @@ import msgspec
 
 from tenax._core.admission import Admission, peer_group
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
-from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed, RunPhase
+from tenax._core.coordinator import (
+    CancelRequested,
+    Ending,
+    NodeLost,
+    Opened,
+    Over,
+    Received,
+    Recovering,
+    Resumed,
+    Running,
+)
 from tenax._core.events import RunEnded
 from tenax._core.messages import (
     MAX_HOST_ADDRESSES,
@@ -45,7 +55,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send, Step
     from tenax._core.lease import LeaseTerms
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import OfNode
@@ -216,12 +226,12 @@ class CoordinatorServer:
 
     @property
     def is_over(self) -> bool:
-        return self._coordinator.state.phase is RunPhase.OVER
+        return isinstance(self._coordinator.state.phase, Over)
 
     @property
     def is_at_work(self) -> bool:
         """Whether a member of a generation may be running workers."""
-        return self._coordinator.state.phase in (RunPhase.RUNNING, RunPhase.ENDING, RunPhase.RECOVERING)
+        return isinstance(self._coordinator.state.phase, Running | Ending | Recovering)
 
     def members_proven_at(self) -> Iterator[float | None]:
         """Yield ``proven_at`` of each member of the generation; None for a member that is not linked."""
@@ -433,13 +443,13 @@ class CoordinatorServer:
         if joined.restarts_used > max(0, joined.generation - 1):
             raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
 
-    def _record_step(self, now: float, event: AnyCoordinatorEvent, sends: list[Send], state: CoordinatorState) -> None:
+    def _record_step(self, now: float, event: AnyCoordinatorEvent, step: Step, state: CoordinatorState) -> None:
         """Record a step. What a successor must know is written before any node receives it."""
         noted = (state.generation, state.verdict is not None)
         if noted != self._noted:
             self._noted = noted
             self._on_change(state)
-        self._record(now, event, sends, state)
+        self._record(now, event, step, state)
 
     def _send_or_hold_back(self, send: Send) -> None:
         """Deliver now, or pass the message to ``hold_back``, which delivers it once the decision is stored."""

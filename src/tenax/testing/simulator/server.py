@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tenax._core import events, messages
-from tenax._core.coordinator import NodeLost, Received, Resumed, RunPhase, RunSettings, Send, Tick
+from tenax._core.coordinator import NodeLost, Over, Received, Resumed, Running, RunSettings, Send, Tick
 from tenax.testing.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
@@ -82,25 +82,23 @@ class Server:
         before = self.state.phase
         if self.cluster.parts.are_checked_inside:
             self.checker.expect(self.state, event)
-        sends = self.machine.step(event, now)
+        step = self.machine.step(event, now)
         if self.cluster.history is not None:
-            answers = "; ".join(f"{describe(send.event)} to {','.join(send.to)}" for send in sends) or "-"
-            phases = (
-                f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
-            )
-            self._note(f"{describe(event)} -> {answers}{phases}")
-        self.cluster.checks.stepped(self, event, sends, now)
+            answers = "; ".join(f"{describe(send.event)} to {','.join(send.to)}" for send in step.sends) or "-"
+            phases = " > ".join(dict.fromkeys((before.name, self.state.phase.name)))
+            self._note(f"{describe(event)} -> {answers} [{phases}]")
+        self.cluster.checks.stepped(self, event, step, now)
         self._write_marker()
-        for send in sends:
+        for send in step.sends:
             self._deliver(send)
         self._plan_deadline()
-        if self.state.phase is RunPhase.OVER and before is not RunPhase.OVER and self.agent.has_left:
+        if isinstance(self.state.phase, Over) and not isinstance(before, Over) and self.agent.has_left:
             self._leave_later()
 
     def _write_marker(self) -> None:
         """Write a restart together with the generation that it formed, so that a successor does not charge it again."""
         marker, state = self._marker, self.state
-        if state.phase is RunPhase.RUNNING and state.generation > marker.generation:
+        if isinstance(state.phase, Running) and state.generation > marker.generation:
             marker.generation, marker.restarts_used = state.generation, state.restarts_used
             marker.store = state.store
         marker.verdict = state.verdict or marker.verdict
@@ -268,7 +266,7 @@ class Server:
 
     def must_stay(self) -> bool:
         """Whether other nodes need this coordinator: until the run has ended and they have received the verdict."""
-        if self.state.phase is RunPhase.OVER:
+        if isinstance(self.state.phase, Over):
             self._leave_later()
         return self._has_others
 
