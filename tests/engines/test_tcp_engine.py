@@ -33,9 +33,9 @@ from kit.tcp import (
 from tenax._core.coordinator import NodeLost, Opened, Received, RunPhase
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import NodeJoined, NodeLeft, NodeSucceeded
 from tenax._core.model import Assignment, Outcome, Verdict
-from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # longer than any delay in these tests

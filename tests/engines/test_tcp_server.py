@@ -18,9 +18,9 @@ from kit.tcp import PATIENCE_S, SHORT, Certificates, Client, ServerThread, beati
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed
 from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
 from tenax._core.model import Failure, Outcome
-from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 
 # --- the handshake ----------------------------------------------------------------------------------------------------

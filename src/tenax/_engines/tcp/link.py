@@ -11,7 +11,7 @@ import struct
 import sys
 from contextlib import suppress
 
-from tenax._engines.tcp.wire import MAX_BYTES, FrameReader, WireError
+from tenax._core.link.wire import MAX_BYTES, FrameReader, WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from tenax._core.bounds import MAX_NAME
 from tenax._core.coordinator import RunSettings
 from tenax._core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, Tick
 from tenax._core.lease import Lease, LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
 from tenax._core.requests import OfNode, answer_safely
 from tenax._core.text import concealed_repr, one_line
 from tenax._engines.store_address import StoreAddress
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.link import INVALID_FRAME, Link
 from tenax._io.tls import TlsFiles
 

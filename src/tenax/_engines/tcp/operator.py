@@ -13,7 +13,7 @@ import time
 
 import msgspec
 
-from tenax._engines.tcp import wire
+from tenax._core.link import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from tenax._core.admission import Admission, peer_group
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed, RunPhase
 from tenax._core.events import RunEnded
+from tenax._core.link import wire
 from tenax._core.messages import (
     MAX_HOST_ADDRESSES,
     FailureSeen,
@@ -35,7 +36,6 @@ from tenax._core.messages import (
 )
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.operator_api import OperatorApi
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.link import Link
 from tenax._io.endpoint import is_loopback
 
