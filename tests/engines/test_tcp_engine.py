@@ -293,8 +293,8 @@ def test_a_broken_link_is_replaced_without_a_change_of_the_run(address: Reserved
         node.until(GenerationFormed)
 
         def break_it() -> None:
-            (peer,) = server.server._nodes.values()
-            peer.link.reset("it broke")
+            (connection,) = server.server._connections.values()
+            connection.link.reset("it broke")
 
         server.thread.call(break_it)
         node.until_printed("workers keep running while this node reconnects")
