@@ -12,6 +12,7 @@ K3  A coordinator that is *silent* may have declared this node lost: the node is
 K4  A generation is accepted only under a lease with a recently answered beat, after this node was ready, and once.
 K5  A refused connection proves that there is no coordinator, and renews the lease from when the attempt began.
 K6  A node that has not been linked for ``join_timeout_s`` gives up with a reason.
+K7  A node that has left the run, and stays because it hosts the coordinator, does not announce itself again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tenax._core.coordinator import Opened
 from tenax._core.events import AnyEvent, Fenced, FromCoordinator, GenerationFormed, JoinRefused, RunEnded
 from tenax._core.lease import Lease, LeaseTerms
 from tenax._core.link import wire
-from tenax._core.messages import FromNode, NodeInfo, NodeReady
+from tenax._core.messages import FromNode, NodeInfo, NodeLeft, NodeReady
 from tenax._core.model import Assignment, Verdict
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -291,6 +292,8 @@ class LinkClient:
         return self._close(why, now, by_peer=True)
 
     def _on_accepted(self, terms: LeaseTerms, now: float, *, counts: bool) -> list[Output]:
+        if self.is_finished:  # since the handshake began (K7)
+            return self._close("no longer wanted", now)
         self.phase = LinkPhase.LINKED
         self.was_ever_linked = True
         self._handshake_until = None
@@ -313,6 +316,8 @@ class LinkClient:
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def send(self, message: FromNode) -> list[Output]:
+        """Send a message; without a link it is dropped (K2). A node that has left does not join again (K7)."""
+        self.is_finished |= isinstance(message, NodeLeft)
         if not self.is_linked:
             return []
         self._has_offered |= isinstance(message, NodeReady)

@@ -174,7 +174,8 @@ class LinkedEngine(ABC):
         self._find_coordinator()
 
     def send(self, message: FromNode) -> None:
-        if self._machine.is_linked and (offered := self._with_offer(message)) is not None:
+        offered = self._with_offer(message) if self._machine.is_linked else message
+        if offered is not None:
             self._do(self._machine.send(offered))
 
     def cancel(self, why: str) -> None:
