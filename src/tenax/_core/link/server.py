@@ -67,8 +67,7 @@ class Peer:
         self.received_at = now
         self.proven_at = now  # when the last answer that it has acknowledged was sent
         self._answers: dict[int, float] = {}  # beat number -> when it was answered; removed once acknowledged
-        # How far its clock is ahead, from the fastest recent beat.
-        self._ahead_s: float | None = None
+        self.ahead_s: float | None = None  # how far its clock is ahead, from the fastest recent beat
         self._compared_at = 0.0
 
     def answer(self, beat: wire.Beat, now: float) -> None:
@@ -80,14 +79,14 @@ class Peer:
             del self._answers[next(iter(self._answers))]
         self._answers[beat.number] = now
         ahead_s = beat.at - now
-        if self._ahead_s is None or ahead_s > self._ahead_s or now - self._compared_at > _CLOCKS_DRIFT_S:
-            self._ahead_s, self._compared_at = ahead_s, now
+        if self.ahead_s is None or ahead_s > self.ahead_s or now - self._compared_at > _CLOCKS_DRIFT_S:
+            self.ahead_s, self._compared_at = ahead_s, now
 
     def dated(self, message: FromNode, now: float) -> FromNode:
         """Set ``sent_at`` to the time of arrival on the sender's clock, however long the message took (V5)."""
-        if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped | NodeProgress):
+        if self.ahead_s is None or not isinstance(message, FailureSeen | NodeStopped | NodeProgress):
             return message
-        return msgspec.structs.replace(message, sent_at=clamped_time(max(message.sent_at, now + self._ahead_s)))
+        return msgspec.structs.replace(message, sent_at=clamped_time(max(message.sent_at, now + self.ahead_s)))
 
 
 class SendFrame(msgspec.Struct, frozen=True):
@@ -346,11 +345,13 @@ class LinkServer:
             outputs.append(Step(Resumed(missed_s)))
             missed_s = float("inf")  # every node gets a full lease
         self._plan_tick(now)
-        for node_id, (received_at, why) in self.absent.items():
-            self.absent[node_id] = (min(now, received_at + missed_s), why)
+        if missed_s:
+            for node_id, (received_at, why) in self.absent.items():
+                self.absent[node_id] = (min(now, received_at + missed_s), why)
+            for peer in self.peers:
+                peer.received_at = min(now, peer.received_at + missed_s)
+                peer.since = min(now, peer.since + missed_s)
         for peer in list(self.peers):
-            peer.received_at = min(now, peer.received_at + missed_s)
-            peer.since = min(now, peer.since + missed_s)
             outputs += self._check_silence(peer, now)
         for node_id, (received_at, why) in list(self.absent.items()):
             if now - received_at > self._terms.lease_s:

@@ -3,7 +3,7 @@
     look up -> bind? -> serve
                     -> connect -> handshake -> linked -> lost -> connect ...
 
-The node that can bind the endpoint serves it; host names are not compared. Invariants, besides those of ``linked.py``:
+The node that can bind the endpoint serves it; host names are not compared. Invariants, besides those of the link:
 
 - A coordinator that is *gone* (connection closed or refused by its host) needs no fencing: no other node can form a
   generation. Workers keep running, and this node reconnects, or takes over if the endpoint is on this host.
