@@ -20,10 +20,10 @@
 
 All launchers run the same instant C worker (`worker.c`, compiled into `bin/` at first use) or the same script with the
 same flags, in turns. Other launchers (`peers.py`) take part in the measurements on one machine. Raw samples go to
-`results/`, as does the report of an incomplete run. The exit code is 0 if every launch of tenax succeeded and every bar
-was passed. A smoke run has no bars, takes two measurements at a time, and includes only the floor (`bare.py`) of the
-other launchers, unless they are named. Run it on a quiet Linux machine with gcc; strace is used if installed, and hosts
-are cut off if root can create network namespaces.
+`results/`, as does the report of an incomplete run. The exit code is 0 if every launch of tenax and every process of a
+measurement succeeded and every bar was passed. A smoke run has no bars, takes two measurements at a time, and includes
+only the floor (`bare.py`) of the other launchers, unless they are named. Run it on a quiet Linux machine with gcc;
+strace is used if installed, and hosts are cut off if root can create network namespaces.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from benchmarks import (
     agents,
@@ -96,7 +97,7 @@ SMOKE = (
 LANES = 2  # in a smoke run, which mostly waits
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, measurements: Mapping[str, Any] = MEASUREMENTS) -> int:
     """Measure, then print and save the report."""
     options = parse(arguments)
     try:
@@ -108,14 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = [name for name in peers.NAMES if name in options.launcher]
     others = peers.find(asked)
     settings = harness.Settings(compared, options.quick, options.reps)
-    names = [name for name in MEASUREMENTS if name in (options.names or MEASUREMENTS)]
+    names = [name for name in measurements if name in (options.names or measurements)]
 
     noise = Noise()
     began = time.monotonic()
     taken: dict[str, Samples] = {}
 
     def take(name: str) -> Samples:
-        return measured(name, replace(settings, launchers=(*compared, *peers.able(name, others))))
+        return measured(name, measurements[name], replace(settings, launchers=(*compared, *peers.able(name, others))))
 
     with ThreadPoolExecutor(LANES) as lanes:
         for name, samples in zip(names, (lanes.map if settings.quick else map)(take, names), strict=True):
@@ -124,11 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             noise.observe()
     took_s = time.monotonic() - began
 
-    everybody = {*harness.LAUNCHERS, *peers.NAMES} <= set(options.launcher)
-    complete = names == list(MEASUREMENTS) and everybody and not settings.quick
+    has_all_launchers = {*harness.LAUNCHERS, *peers.NAMES} <= set(options.launcher)
+    complete = names == list(MEASUREMENTS) and has_all_launchers and not settings.quick
     path = HERE / "REPORT.md" if complete else options.results / "report.md"
-    rows = {name: MEASUREMENTS[name].rows(taken[name]) for name in names}
-    notes = [note for name in names for note in MEASUREMENTS[name].notes(taken[name])]
+    rows = {name: measurements[name].rows(taken[name]) for name in names}
+    notes = [note for name in names for note in measurements[name].notes(taken[name])]
     try:
         drawn = plots.draw({name: (rows[name], taken[name]) for name in names}, path.parent / "plots")
     except plots.Undrawn as reason:
@@ -152,23 +153,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     path.write_text(text)
     print(text)
-    broken = any(failure.startswith(report.OURS) for samples in taken.values() for failure in samples.failures)
+    problems = [problem for name in names for problem in found_problems(name, taken[name])]
+    for problem in problems:
+        print(f"benchmarks: failed: {problem}", file=sys.stderr)
     below = not settings.quick and any(row.passed is False for name in names for row in rows[name])
-    return int(broken or below)
+    return int(bool(problems) or below)
 
 
-def measured(name: str, settings: harness.Settings) -> Samples:
+def measured(name: str, case: Any, settings: harness.Settings) -> Samples:
     """Return the samples of one case, and print them at once."""
     print(f"benchmarks: {name} …", file=sys.stderr, flush=True)
     samples = Samples(unable=peers.unable(name))
     began = time.monotonic()
     try:
-        MEASUREMENTS[name].measure(settings, samples)
+        case.measure(settings, samples)
     except CrewFailed as failure:
         samples.fail(name, f"a process of the benchmark failed: {failure}")
-    table = report.table(MEASUREMENTS[name].rows(samples))
+    table = report.table(case.rows(samples))
     print(f"{table}\nbenchmarks: {name} took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return samples
+
+
+def found_problems(name: str, samples: Samples) -> list[str]:
+    """Return what failed in a measurement: a process of it, a launch of tenax, or what tenax should have done."""
+    failures = [failure for failure in samples.failures if failure.startswith((report.OURS, f"{name}:"))]
+    missed = [f"{what}: {why}" for what, reasons in samples.misses.get(report.OURS, {}).items() for why in reasons]
+    return [each if each.startswith(f"{name}:") else f"{name}: {each}" for each in (*failures, *missed)]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -70,7 +70,7 @@ class Crew:
         for number in range(len(self)) if only is None else only:
             pipe = self._members[number][1]
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                raise CrewFailed(f"not within {timeout_s:g} s")
+                raise CrewFailed(f"member {number} of {len(self)} did not answer within {timeout_s:g} s")
             try:
                 answers.append(pipe.recv())
             except EOFError:

@@ -6,7 +6,7 @@ is formed when the last node returns the command to start them. The time of a ke
 not included.
 
 torchrun: 64 of TorchElastic's dynamic rendezvous handlers over its own TCPStore, in four processes, driven as its agent
-drives them (`elastic.py`): a node polls every 0.1 s whether a node waits to rejoin, which is how it learns of the
+drives them (`elastic.py`): a node polls every 0.1 s whether a node waits to rejoin, which is how it detects the
 failure. A whole agent for each would need 64 times the memory and the import of torch.
 
 All nodes share this machine's cores, on both sides.

@@ -26,7 +26,7 @@ WHO = {
 }
 CASES = {"1 worker, NCCL": (1, "nccl")}  # NCCL does not allow two workers on one GPU
 DEATHS = 2
-PATIENCE_S = 75
+TIMEOUT_S = 75
 RELEVANT = ("warm", "cold", "preload", "Error: ", "the launcher ")
 Stamps = list[tuple[str, int, int, int]]
 
@@ -41,11 +41,11 @@ def launch(command: list[str], workers: int, backend: str) -> tuple[int, Stamps,
         with open(Path(folder) / "output", "w+") as output_file:
             running = subprocess.Popen(arguments, stdout=output_file, stderr=output_file)
             try:
-                how = f"exited with {running.wait(PATIENCE_S)}"
+                how = f"exited with {running.wait(TIMEOUT_S)}"
             except subprocess.TimeoutExpired:
                 running.send_signal(signal.SIGTERM)
                 running.wait(60)
-                how = f"still ran after {PATIENCE_S} s and was stopped"
+                how = f"still ran after {TIMEOUT_S} s and was stopped"
             output_file.seek(0)
             output = output_file.read()
         lines = [line.split() for line in path.read_text().splitlines()]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kit.http import kube_probe
-from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
+from kit.processes import TIMEOUT_S, leaving_nothing, on_linux, until
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History
 from tenax._io.interfaces import RequestRefused
@@ -109,7 +109,7 @@ def test_details_are_available_as_json() -> None:
         server.signs.note("running", 2, is_ready=True)
         server.signs.beat()
         response = kube_probe(server.port, "/readyz?format=json").json()
-        assert response.pop("seconds_since_loop_progress") < PATIENCE_S
+        assert response.pop("seconds_since_loop_progress") < TIMEOUT_S
         assert response == {
             "ok": True,
             "why": "ready: running",
@@ -186,7 +186,7 @@ class StuckPolicy:
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         self.is_asked.set()
-        self.may_return.wait(PATIENCE_S)
+        self.may_return.wait(TIMEOUT_S)
         return GiveUp("enough")
 
 
@@ -209,15 +209,15 @@ def test_a_stuck_loop_is_not_alive(tmp_path: Path) -> None:
         clock.now += 61
         until(lambda: kube_probe(port).status == 200, "the next beat")
         fail.write_text("now\n")
-        assert policy.is_asked.wait(PATIENCE_S)
+        assert policy.is_asked.wait(TIMEOUT_S)
         clock.now += 61
         response = kube_probe(port, "/healthz?format=json")
         assert response.status == 503
-        assert "the agent's loop has made no progress for 61 s" in response.json()["why"]
+        assert "the agent's loop has made no progress for 1 min 1 s" in response.json()["why"]
         assert kube_probe(port, "/readyz").status == 503
     finally:
         policy.may_return.set()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert result[0].is_failed()
 
 
@@ -233,7 +233,7 @@ class OldHooks(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
         if self.hold.is_set():
             self.is_held.set()
-            self.go_on.wait(PATIENCE_S)
+            self.go_on.wait(TIMEOUT_S)
         return super()._monitor_workers(worker_group)
 
 
@@ -253,14 +253,14 @@ def test_a_blocked_polling_loop_is_not_alive(tmp_path: Path) -> None:
         clock.now += 61
         until(lambda: kube_probe(server.port).status == 200, "the next beat")
         agent.hold.set()
-        assert agent.is_held.wait(PATIENCE_S)
+        assert agent.is_held.wait(TIMEOUT_S)
         clock.now += 61
         assert kube_probe(server.port).status == 503
     finally:
         agent.hold.clear()
         agent.go_on.set()
         end.write_text("now\n")
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert not result[0].is_failed()
 
 
@@ -424,5 +424,5 @@ def test_the_progress_of_the_watchdog_is_shown(
         )
     finally:
         end.write_text("now\n")
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert not result[0].is_failed()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.processes import AT_ONCE_S, PATIENCE_S, forks_with_threads, gone, leaving_nothing, on_linux
+from kit.processes import AT_ONCE_S, TIMEOUT_S, forks_with_threads, gone, leaving_nothing, on_linux
 from tenax._core.events import AnyEvent, GenerationFormed, RunEnded
 from tenax._core.messages import FromNode, NodeReady, NodeSucceeded, WorkersRunning
 from tenax._core.model import Assignment, Evidence, Failure, Outcome, Verdict
@@ -499,12 +499,12 @@ def test_set_closed_ends_the_run_on_every_node(make: Any, nodes: int) -> None:
                 started.set()
 
     def close_when_started() -> None:
-        assert started.wait(PATIENCE_S)
+        assert started.wait(TIMEOUT_S)
         handler.set_closed()
 
     operator = threading.Thread(target=close_when_started)
     operator.start()
     with pytest.raises(RendezvousClosedError, match=r"set_closed\(\)"):
         Signalling(spec, make.specs).run()
-    operator.join(PATIENCE_S)
+    operator.join(TIMEOUT_S)
     assert handler.is_closed()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes import PATIENCE_S
+from kit.processes import TIMEOUT_S
 from tenax import events, metrics
 from tenax._node.sinks import Sinks
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
@@ -24,7 +24,7 @@ _TOY = Path(__file__).parent / "toy_agent_main.py"
 
 def record(root: str, codes: list[list[int]], max_restarts: int) -> dict[str, list[Any]]:
     command = [sys.executable, str(_TOY), root, json.dumps(codes), str(max_restarts)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S * 2)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S * 2)
     return json.loads(done.stdout)
 
 
@@ -129,7 +129,7 @@ class Stuck(metrics.MetricHandler):
         self.may_end = threading.Event()
 
     def emit(self, metric_data: metrics.MetricData) -> None:
-        self.may_end.wait(PATIENCE_S)
+        self.may_end.wait(TIMEOUT_S)
 
 
 @pytest.fixture

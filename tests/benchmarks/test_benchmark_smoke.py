@@ -6,13 +6,15 @@ import importlib.util
 import json
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from benchmarks.__main__ import MEASUREMENTS
+from benchmarks.__main__ import MEASUREMENTS, found_problems, main
+from benchmarks.crew import Crew
 from benchmarks.elastic import Elastic
 from benchmarks.harness import Launcher
-from benchmarks.report import BASELINE, OURS
+from benchmarks.report import BASELINE, OURS, Row
 from benchmarks.running import HERE
 from benchmarks.samples import Samples
 
@@ -46,6 +48,43 @@ def test_a_smoke_run_gives_figures(tenax: Launcher, tmp_path: Path, case: str) -
         assert samples.values.get(BASELINE) or has_reason
     if case == "launch":
         assert "| measure | tenax | torchrun | subprocess |" in report
+
+
+class _Dying:
+    """A measurement with a process that exits without an answer."""
+
+    def measure(self, _settings: object, _samples: Samples) -> None:
+        with Crew(_exit, [()]) as crew:
+            crew.receive(60)
+
+    def rows(self, _samples: Samples) -> list[Row]:
+        return []
+
+    def notes(self, _samples: Samples) -> list[str]:
+        return []
+
+
+def _exit(_pipe: Connection) -> None:
+    """The work of a process that ends at once."""
+
+
+def test_a_measurement_whose_process_dies_fails_the_run(
+    tenax: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last lines name the measurement, in a smoke run too."""
+    arguments = ["--quick", f"--launcher={tenax.name}", f"--results={tmp_path}"]
+    assert main(arguments, {"fanout": _Dying()}) == 1
+    failed = "fanout: a process of the benchmark failed: member 0 of 1 ended early"
+    assert capsys.readouterr().err.splitlines()[-1] == f"benchmarks: failed: {failed}"
+
+
+def test_what_tenax_did_not_do_is_a_problem() -> None:
+    """Of other launchers it is a figure of the report."""
+    samples = Samples()
+    for who in (OURS, BASELINE):
+        samples.fail(who, "exit code 1")
+        samples.miss(who, "all join", "not within 20 s")
+    assert found_problems("etcd", samples) == ["etcd: tenax: exit code 1", "etcd: all join: not within 20 s"]
 
 
 @needs_torch

@@ -220,4 +220,4 @@ def test_a_notice_to_one_node_reaches_the_workers_of_all_nodes(project, endpoint
     assert codes == [0, 0], stderrs
     seen = sorted((project / f"seen{rank}").read_text() for rank in range(2))
     assert seen == ["False its agent received SIGUSR1 True", "True its agent received SIGUSR1 True"]
-    assert "this node is leaving (up to 600 s): its agent received SIGUSR1" in stderrs[0]
+    assert "this node is leaving (up to 10 min): its agent received SIGUSR1" in stderrs[0]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from kit.cluster import Cluster
-from kit.jobs import PATIENCE_S
+from kit.jobs import TIMEOUT_S
 from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined
 
@@ -34,7 +34,7 @@ def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> No
         env=cluster.runner.environ,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert status.returncode == 0, status.stderr

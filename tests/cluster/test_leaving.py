@@ -75,7 +75,7 @@ def test_the_others_keep_working_until_a_draining_nodes_workers_have_exited(clus
     leaving = cluster.workers_of(agents[1], workers)
     staying = cluster.workers_of(agents[0], workers)
     for worker in leaving:
-        assert worker.ask("tell") == "will tell"
+        assert worker.ask("report") == "will report"
     agents[1].send(signal.SIGTERM)
     for worker in leaving:
         assert worker.receive() == "got SIGTERM"
@@ -179,7 +179,7 @@ def test_workers_get_their_full_grace_period_when_the_run_is_over(cluster: Clust
     agents = cluster.start_in_order(2, conf={"keep_alive_interval": 0.5, "keep_alive_max_attempt": 4})
     workers = cluster.hub.generation(2)
     (slow,) = cluster.workers_of(agents[1], workers)
-    assert slow.ask("tell") == "will tell"
+    assert slow.ask("report") == "will report"
     cluster.operate(wire.Cancel("enough"))
     assert slow.receive() == "got SIGTERM"
     assert agents[0].wait(60) == 130

@@ -120,7 +120,7 @@ def test_the_exception_of_a_script_is_reported(runner: Runner, bare: Python) -> 
     script = runner.script(worker("pass"))
     done = runner.run("--compat", script, "out of time", program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 1
-    assert done.fact("error") == "RendezvousClosedError: out of time"
+    assert done.field("error") == "RendezvousClosedError: out of time"
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
@@ -243,7 +243,7 @@ def test_a_worker_without_tenax_prints_a_message_and_continues(runner: Runner, w
     done = runner.run("--compat", script, env={"PYTHON_EXEC": without_tenax.path})
     assert done.code == 0, done
     assert done.out == "continued child ''\n"
-    messages = [line for line in done.said if "could not import tenax.compat" in line]
+    messages = [line for line in done.messages if "could not import tenax.compat" in line]
     assert len(messages) == 1
     assert "install tenax for this Python" in messages[0]
 
@@ -252,7 +252,7 @@ def test_without_the_flag_nothing_is_redirected(runner: Runner, bare: Python) ->
     script = runner.script("import torch.distributed.elastic")
     done = runner.run(script, program=[bare.path, "-m", "tenax", "run"])
     assert done.code == 1
-    assert done.fact("error") == "ModuleNotFoundError: No module named 'torch'"
+    assert done.field("error") == "ModuleNotFoundError: No module named 'torch'"
 
 
 def test_the_sitecustomize_of_the_environment_still_runs(runner: Runner, bare: Python) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit.jobs import TENAX, Runner
-from kit.processes import PATIENCE_S, Program, leaving_nothing, on_linux, program
+from kit.processes import TIMEOUT_S, Program, leaving_nothing, on_linux, program
 from tenax.cli.ask import Answer, Question, WrongQuestion, parse_question, sockets_at
 from tenax.cli.ask import ask as ask_one
 
@@ -26,7 +26,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TENAX, "ask", *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run([*TENAX, "ask", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 # --- the question -----------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_the_worker_server_answers_like_torchs(program: Callable[..., Program], 
         found = {}
         for request in ("POST /handler/ping", "POST /handler/unknown", "GET /handler/", "GET /", "GET /nowhere"):
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(PATIENCE_S)
+                sock.settimeout(TIMEOUT_S)
                 sock.connect(path)
                 sock.sendall(
                     f"{request} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
@@ -197,7 +197,7 @@ def test_the_workers_of_a_run_can_be_queried(runner: Runner) -> None:
     assert ask(folder, "greet", "word=hello").stdout == "== rank0\nhello from 0\n== rank1\nhello from 1\n"
     assert '"generation":1,' in ask(f"{folder}/rank1", "status").stdout
     assert "in stay" in ask(f"{folder}/rank0", "dump_traceback").stdout
-    runner.tell("may_fail", 1)
+    runner.leave_note("may_fail", 1)
     runner.pids(2, attempt=1)
     status = ask(folder, "status")
     assert status.stdout.count('"generation":2,') == 2
@@ -230,7 +230,7 @@ def test_workers_with_torchs_worker_main_can_be_queried(runner: Runner) -> None:
     for attempt in range(2):
         runner.pids(1, attempt)
         assert ask(folder, "ping").stdout == "== rank0\npong\n"
-        runner.tell("may_fail")
+        runner.leave_note("may_fail")
     run.send(signal.SIGTERM)
     assert run.wait().code == 143
     assert not os.path.exists(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.http import Received, receive_response
-from kit.processes import PATIENCE_S, leaving_nothing, on_linux
+from kit.processes import TIMEOUT_S, leaving_nothing, on_linux
 from tenax import control_plane
 from tenax.control_plane import _handlers as handlers
 from tenax.control_plane._server import WorkerServer
@@ -47,7 +47,7 @@ def own_handlers() -> Iterator[None]:
 
 def ask(path: str, method: str, target: str, body: bytes = b"") -> Received:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         sock.connect(path)
         sock.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         return receive_response(sock)
@@ -79,19 +79,19 @@ def test_dump_traceback_shows_the_stack_of_every_thread(server: WorkerServer) ->
 
     def wait_in_loader() -> None:
         entered.set()
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
 
     thread = threading.Thread(target=wait_in_loader, name="the loader")
     thread.start()
     try:
-        entered.wait(PATIENCE_S)
+        entered.wait(TIMEOUT_S)
         answer = ask(server.path, "POST", "/handler/dump_traceback").body.decode()
     finally:
         release.set()
         thread.join()
     assert answer.startswith("thread 'MainThread'")
     assert "thread 'the loader'" in answer
-    assert "in wait_in_loader\n    release.wait(PATIENCE_S)" in answer
+    assert "in wait_in_loader\n    release.wait(TIMEOUT_S)" in answer
     assert "'tenax worker server'" not in answer  # the thread of the answer
 
 
@@ -116,7 +116,7 @@ def test_status_contains_ranks_and_progress(server: WorkerServer) -> None:
     finally:
         handlers._step = (None, None)
     assert answer["step"] == 7
-    assert 0 <= answer["seconds_since_step"] < PATIENCE_S
+    assert 0 <= answer["seconds_since_step"] < TIMEOUT_S
 
 
 @pytest.mark.usefixtures("own_handlers")
@@ -161,14 +161,14 @@ def test_a_hanging_handler_does_not_block_others(server: WorkerServer) -> None:
 
     def hang(_: object) -> str:
         entered.set()
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
         return "at last"
 
     control_plane.register_handler("hang", hang)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(server.path)
         sock.sendall(b"POST /handler/hang HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         assert "in hang\n" in ask(server.path, "POST", "/handler/dump_traceback").body.decode()
         release.set()
         assert receive_response(sock).body == b"at last"

@@ -5,6 +5,7 @@ A failing history is a function of its seed: ``RandomRun(random.Random(seed), in
 
 from __future__ import annotations
 
+import functools
 import random
 
 import msgspec
@@ -29,8 +30,11 @@ from .policies import POLICIES
 from .random_run import MAX_STEPS, OUTCOMES, RandomRun, format_steps
 
 CORE = settings.get_profile("core")
+# Their runs had every event in every phase when they were chosen. The search continues where they no longer do.
+COVERING_SEEDS = (419, 872, 1677, 1466, 3185, 3454, 291, 858, 3382, 1931, 384, 54, 93, 345, 1361)
 
 
+@functools.cache  # several tests look at the same runs
 def simulate(seed: int, *, invalid_events: bool) -> RandomRun:
     random_run = RandomRun(random.Random(seed), invalid_events=invalid_events)
     try:
@@ -42,7 +46,7 @@ def simulate(seed: int, *, invalid_events: bool) -> RandomRun:
 
 
 @pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(3))
 def test_invariants_hold_in_random_runs(block: int, invalid_events: bool) -> None:
     """C1-C10 and L1 hold after every step, every run ends, and every live node receives the verdict.
 
@@ -93,7 +97,7 @@ def test_random_runs_have_every_event_in_every_phase() -> None:
             missing.discard((self.state.phase, type(event.message if isinstance(event, run.Received) else event)))
             return super().step(event, now)
 
-    for seed in range(2_500):
+    for seed in (*COVERING_SEEDS, *range(4_000)):
         if not missing:
             break
         RandomRun(random.Random(seed), invalid_events=True, make_machine=Recording).run()
@@ -103,7 +107,7 @@ def test_random_runs_have_every_event_in_every_phase() -> None:
 @pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
 def test_the_coordinator_is_deterministic(invalid_events: bool) -> None:
     """The same events at the same times give the same messages, independent of the order of sets."""
-    for seed in range(150):
+    for seed in range(100):
         random_run = simulate(seed, invalid_events=invalid_events)
         again = CoordinatorMachine(random_run.settings, random_run.policy)
         for event, now, sends in random_run.steps:
@@ -115,7 +119,7 @@ def test_the_coordinator_is_deterministic(invalid_events: bool) -> None:
 
 def test_a_coordinator_continues_from_a_decoded_state() -> None:
     """It has no data besides its state: one rebuilt from JSON at every step sends the same messages."""
-    for seed in range(150):
+    for seed in range(100):
         random_run = simulate(seed, invalid_events=True)
         state: CoordinatorState | None = None
         for event, now, sends in random_run.steps:
@@ -132,7 +136,7 @@ def test_events_and_messages_survive_json() -> None:
     read_event = msgspec.json.Decoder(AnyCoordinatorEvent).decode
     read_send = msgspec.json.Decoder(Send).decode
     kinds = set()
-    for seed in range(150):
+    for seed in range(100):
         for event, _, sends in simulate(seed, invalid_events=True).steps:
             assert read_event(encode(event)) == event
             kinds.add(type(event))

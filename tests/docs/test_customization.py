@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.processes import PATIENCE_S, on_linux
+from kit.processes import TIMEOUT_S, on_linux
 
 from .agents import Start, start
 from .pages import DOCS, Sample, samples
@@ -45,7 +45,7 @@ def run(folder: Path, *args: str) -> str:
         env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE_S,
+        timeout=2 * TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -84,7 +84,7 @@ def test_the_launcher_prints_how_a_worker_failed(folder: Path) -> None:
             env={**os.environ, "TMPDIR": str(folder)},
             capture_output=True,
             text=True,
-            timeout=2 * PATIENCE_S,
+            timeout=2 * TIMEOUT_S,
             check=False,
         )
         assert done.returncode == 1
@@ -97,7 +97,7 @@ def test_the_launcher_joins_several_nodes(folder: Path) -> None:
     env = {**os.environ, "TMPDIR": str(folder)}
     nodes = [subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        outputs = [node.communicate(timeout=2 * PATIENCE_S)[0].splitlines() for node in nodes]
+        outputs = [node.communicate(timeout=2 * TIMEOUT_S)[0].splitlines() for node in nodes]
     finally:
         for node in nodes:
             node.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -53,6 +54,18 @@ def test_the_sdist_contains_every_file_of_the_source(sdist: Path) -> None:
     assert files(ROOT) <= files(sdist)
     assert (sdist / "dev").stat().st_mode & 0o111
     assert (sdist / "mkdocs.yml").is_file()
+
+
+def test_every_file_of_the_package_is_installed() -> None:
+    """Styles, scripts and pages are package data; a wheel contains no other files that are not Python."""
+    listed = re.search(r"^tenax = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert listed is not None
+    package = ROOT / "src" / "tenax"
+    files = [path.relative_to(package) for path in package.rglob("*") if path.suffix not in (".py", ".pyc")]
+    patterns = ast.literal_eval(listed[1])
+    found = [path for path in files if (package / path).is_file()]
+    assert found
+    assert [path for path in found if not any(path.match(pattern) for pattern in patterns)] == []
 
 
 def test_the_version_is_that_of_the_package(sdist: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes import PATIENCE_S, on_linux
+from kit.processes import TIMEOUT_S, on_linux
 from tenax._core.model import Evidence, Failure
 from tenax.policy import GiveUp, History, Restart
 
@@ -81,7 +81,7 @@ def test_a_real_run(tmp_path: Path, name: str, generations: int, why: str) -> No
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE_S,
+        timeout=2 * TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 3, done.stderr

@@ -81,7 +81,7 @@ def test_a_killed_log_writer_is_restarted(runner: Runner) -> None:
     (log_writer,) = (pid for pid, command in runner.alive().items() if "writer_main" in command)
     os.kill(log_writer, signal.SIGKILL)
     job.until_printed("died and was restarted")
-    runner.tell("go")
+    runner.leave_note("go")
     done = job.wait()
     assert done.code == 0, done
     assert done.out == "[default0]:still here\n"
@@ -150,7 +150,7 @@ def test_a_stopped_agent_does_not_delay_the_output_of_workers(runner: Runner) ->
     job = runner.start("--nproc-per-node", "2", "--tee", "1", "--log-dir", "logs", script)
     runner.pids(2)
     job.send(signal.SIGSTOP)
-    runner.tell("go")
+    runner.leave_note("go")
     for rank in range(2):
         runner.note("printed", rank)
     job.send(signal.SIGCONT)

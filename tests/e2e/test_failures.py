@@ -37,8 +37,8 @@ def test_an_exception_is_reported_completely_once_and_last(runner: Runner) -> No
     assert done.err.endswith(done.report)
     assert done.err.count("First cause") == 1
     assert f"train.py failed: rank 1 on {HOST} raised ValueError: loss is nan" in done.report
-    assert done.fact("rank") == f"1 (local rank 1) on {HOST}, pid {pids[1]}"
-    assert done.fact("error") == "ValueError: loss is nan"
+    assert done.field("rank") == f"1 (local rank 1) on {HOST}, pid {pids[1]}"
+    assert done.field("error") == "ValueError: loss is nan"
     assert 'train.py", line 5, in step' in done.report
     assert 'raise ValueError("loss is nan")' in done.report
     assert "Stopped by tenax, not failed: ranks 0, 2" in done.report
@@ -50,9 +50,9 @@ def test_an_exception_is_reported_completely_once_and_last(runner: Runner) -> No
 def test_paths_and_commands_of_the_report_work(runner: Runner) -> None:
     """Every path exists, and the replay command works as printed."""
     done = runner.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", "my logs", runner.script(RAISES))
-    assert "loss is nan" in (runner.home / done.fact("stderr log")).read_text()
-    assert (runner.home / done.fact("logs")).is_dir()
-    command = done.fact("replay").replace("tenax", " ".join(TENAX), 1)
+    assert "loss is nan" in (runner.home / done.field("stderr log")).read_text()
+    assert (runner.home / done.field("logs")).is_dir()
+    command = done.field("replay").replace("tenax", " ".join(TENAX), 1)
     replayed = subprocess.run(
         ["sh", "-c", command], cwd=runner.home, env=runner.environ, capture_output=True, text=True
     )
@@ -85,7 +85,7 @@ def test_the_report_lists_earlier_failures_and_restarts(runner: Runner) -> None:
     assert len(lines) == 3
     assert "Gave up after 3 of 3 restarts" in done.report
     assert "failed in attempt 3" in done.report
-    starts = [line for line in done.said if "starting 1 worker" in line]
+    starts = [line for line in done.messages if "starting 1 worker" in line]
     assert [line.split(":")[0] for line in starts] == [
         "generation 1",
         "generation 2 (restart 1 of 3)",
@@ -161,7 +161,7 @@ def test_an_abort_during_interpreter_shutdown_does_not_hide_the_exception(runner
     )
     done = runner.run(script)
     assert done.code == 134
-    assert done.fact("error") == "ValueError: bad batch"
+    assert done.field("error") == "ValueError: bad batch"
 
 
 # --- annotated --------------------------------------------------------------------------------------------------------
@@ -185,9 +185,9 @@ def test_recorded_exceptions_are_read_from_the_error_file(runner: Runner, home: 
     )
     done = runner.run("--log-dir", "logs", script)
     assert done.code == 1
-    assert done.fact("error") == "KeyError: 'no such batch'"
+    assert done.field("error") == "KeyError: 'no such batch'"
     assert 'raise KeyError("no such batch")' in done.report
-    error = json.loads((runner.home / done.fact("error file")).read_bytes())
+    error = json.loads((runner.home / done.field("error file")).read_bytes())
     assert error["message"]["message"] == "KeyError: 'no such batch'"
 
 
@@ -220,9 +220,9 @@ def test_the_rank_that_raised_first_is_the_first_cause_even_if_it_exits_last(run
     job = runner.start("--nproc-per-node", "2", script)
     runner.note("raised")
     job.until_printed("rank 1")
-    runner.tell("dead", rank=1)
+    runner.leave_note("dead", rank=1)
     done = job.wait()
-    assert done.fact("error") == "RuntimeError: the real reason", done
+    assert done.field("error") == "RuntimeError: the real reason", done
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_an_invalid_error_file_is_harmless(runner: Runner, content: str) -> None
     assert "\x1b" not in done.err
     assert "\x07" not in done.err
     assert len(done.report) < 8000
-    assert "what really happened" in done.report + (runner.home / done.fact("stderr log")).read_text()
+    assert "what really happened" in done.report + (runner.home / done.field("stderr log")).read_text()
 
 
 # --- more than one ----------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_two_independent_failures_are_both_reported(runner: Runner) -> None:
     job = runner.start("--nproc-per-node", "3", "--redirects", "2", script)
     pids = runner.pids(3)
     job.send(signal.SIGSTOP)  # so that both are dead when the agent continues
-    runner.tell("now")
+    runner.leave_note("now")
     until(lambda: not any(map(is_alive, pids[:2])), "both are dead")
     job.send(signal.SIGCONT)
     done = job.wait()
@@ -331,8 +331,8 @@ def test_an_out_of_memory_kill_is_reported_as_such(runner: Runner) -> None:
         done = runner.run("--nproc-per-node", "2", script, program=[*enter, *TENAX, "run"])
     assert done.code == 137, done
     assert "out of memory" in done.report.split("----")[0], "in the headline"
-    assert "oom_kill" in done.fact("memory")
-    assert any("out of memory" in line for line in done.said)
+    assert "oom_kill" in done.field("memory")
+    assert any("out of memory" in line for line in done.messages)
 
 
 def test_another_sigkill_is_not_reported_as_out_of_memory(runner: Runner) -> None:

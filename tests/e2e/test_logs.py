@@ -44,7 +44,7 @@ def test_a_log_folder_has_one_folder_per_run_attempt_and_local_rank(runner: Runn
     times = [f"journal.times/attempt_0.{rank}.{stream}" for rank in (0, 1) for stream in ("stderr", "stdout")]
     assert tree(run) == [*files, "coordinator.jsonl", "journal.jsonl", *times]
     assert [(run / file).read_text() for file in files] == ["err 0\n", "out 0\n", "err 1\n", "out 1\n"]
-    assert any(str(run.relative_to(runner.home)) in line for line in done.said), "the console shows the folder"
+    assert any(str(run.relative_to(runner.home)) in line for line in done.messages), "the console shows the folder"
 
 
 def test_two_runs_with_the_same_id_have_separate_folders(runner: Runner) -> None:
@@ -314,7 +314,7 @@ def test_a_full_disk_does_not_fail_the_job(runner: Runner) -> None:
         done = runner.run("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(disk), script)
         assert done.code == 0, done
         sizes = [path.stat().st_size for path in disk.rglob("stdout.log")]
-    assert sum("No space left on device" in line for line in done.said) == 2, done
+    assert sum("No space left on device" in line for line in done.messages) == 2, done
     (missing,) = re.findall(r"tenax: (\d+) bytes are missing in ", done.err)
     # The files contain whole blocks of output and at most one line about the gap.
     assert 4_000_000 - sum(sizes) <= int(missing) <= 4_000_000 - sum(sizes) + 1000
@@ -337,9 +337,9 @@ def test_a_job_continues_when_its_log_folder_is_removed(runner: Runner) -> None:
     job = runner.start("--max-restarts", "1", "--redirects", "3", "--log-dir", "logs", script)
     runner.pids(1)
     subprocess.run(["rm", "-r", str(runner.home / "logs")], check=True)
-    runner.tell("go", attempt=0)
+    runner.leave_note("go", attempt=0)
     runner.pids(1, attempt=1)
-    runner.tell("go", attempt=1)
+    runner.leave_note("go", attempt=1)
     done = job.wait()
     assert done.code == 0, done
 
@@ -351,7 +351,7 @@ def test_a_worker_may_close_its_streams(runner: Runner) -> None:
     )
     job = runner.start("--tee", "3", script)
     runner.pids(1)
-    runner.tell("go")
+    runner.leave_note("go")
     assert job.wait().code == 0
     assert runner.noted("done")
 
@@ -388,7 +388,7 @@ def test_the_final_message_comes_after_all_output(runner: Runner, arguments: tup
     (log_writer,) = [pid for pid, command in runner.alive().items() if "tenax-logs" in command]
     os.kill(log_writer, signal.SIGSTOP)
     try:
-        runner.tell("go")
+        runner.leave_note("go")
         until(lambda: not any(map(is_alive, pids)), "the end of the workers")
         journal = runner.run_dir() / "journal.jsonl"
         until(lambda: "Finish" in journal.read_text(), lambda: f"the end of the run in {journal.read_text()}")

@@ -47,7 +47,7 @@ def test_workers_get_a_notice_when_their_agent_is_stopped(runner: Runner) -> Non
         assert (host, is_this_host, why) == (os.uname().nodename, True, "the agent received SIGTERM")
         assert left is not None
         assert 0 < left <= 25
-    assert not any("killing" in line for line in done.said), done
+    assert not any("killing" in line for line in done.messages), done
 
 
 def test_an_advance_notice_stops_no_worker(runner: Runner) -> None:
@@ -65,7 +65,7 @@ def test_an_advance_notice_stops_no_worker(runner: Runner) -> None:
         assert left is not None
         assert 60 < left <= 120
     assert job.process.poll() is None
-    job.until_printed("this node is leaving (up to 120 s)")
+    job.until_printed("this node is leaving (up to 2 min)")
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
 

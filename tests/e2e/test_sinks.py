@@ -65,7 +65,7 @@ def test_prometheus_reads_metrics_of_a_running_job(runner: Runner) -> None:
 
     found = until(lambda: re.search(r"^tenax_generation\S* 1(\.0)?$", page(), re.MULTILINE), "tenax_generation 1")
     assert found
-    runner.tell("go")
+    runner.leave_note("go")
     assert job.wait().code == 0
 
 

@@ -38,7 +38,7 @@ def test_every_worker_runs_and_the_run_succeeds(runner: Runner, workers: int) ->
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == [f"hello from {rank} of {workers}" for rank in range(workers)]
     assert not done.report
-    assert done.said[-1].startswith("the run succeeded: "), done
+    assert done.messages[-1].startswith("the run succeeded: "), done
 
 
 def test_python_m_tenax_is_the_same_program(runner: Runner) -> None:
@@ -140,7 +140,7 @@ def test_workers_share_the_cores_and_one_message_says_so(runner: Runner) -> None
     done = runner.run("--nproc-per-node", "2", "--max-restarts", "1", script)
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert int(seen(runner)["env"]["OMP_NUM_THREADS"]) <= share
-    assert sum("OMP_NUM_THREADS" in line for line in done.said) == 1, done
+    assert sum("OMP_NUM_THREADS" in line for line in done.messages) == 1, done
     done = runner.run("--nproc-per-node", "2", script, env={"OMP_NUM_THREADS": "5"})
     assert seen(runner)["env"]["OMP_NUM_THREADS"] == "5"
     assert "OMP_NUM_THREADS" not in done.err

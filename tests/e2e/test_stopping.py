@@ -94,8 +94,8 @@ def test_workers_that_ignore_the_signal_are_killed_after_the_shutdown_timeout(ru
     done = job.wait()
     assert done.code == 143
     assert 0.9 < time.monotonic() - began < 4
-    assert any("1 s grace" in line for line in done.said)
-    assert any("the grace period is over" in line for line in done.said)
+    assert any("1 s grace" in line for line in done.messages)
+    assert any("the grace period is over" in line for line in done.messages)
 
 
 def test_the_shutdown_timeout_applies_to_each_restart(runner: Runner) -> None:
@@ -285,7 +285,7 @@ def test_nohup_ignores_sighup(runner: Runner) -> None:
     (pid,) = runner.pids(1)
     job.send(signal.SIGHUP)
     os.kill(pid, signal.SIGHUP)
-    runner.tell("go")
+    runner.leave_note("go")
     done = job.wait()
     assert (done.code, done.out) == (0, "finished\n"), done
 

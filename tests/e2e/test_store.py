@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from kit.jobs import Runner, holders, is_alive, until
-from store.users import NOBODY, answer_to
+from store.users import UNPRIVILEGED_UID, answer_to
 from tenax._engines.free_port import free_port
 
 
@@ -34,7 +34,7 @@ def test_without_connections_no_store_process_is_started(runner: Runner) -> None
         assert holders(int(port), [job.process.pid, *workers]) == [job.process.pid]
         ports.append(port)
         for rank in range(2):
-            runner.tell("go", rank, attempt)
+            runner.leave_note("go", rank, attempt)
     assert job.wait().code == 0
     assert len(set(ports)) == 2
 
@@ -72,7 +72,7 @@ def test_each_generation_gets_an_empty_store(runner: Runner) -> None:
         assert holders(int(port), [store, *workers]) == [store]
         seen.append((store, port))
         for rank in range(2):
-            runner.tell("go", rank, attempt)
+            runner.leave_note("go", rank, attempt)
     assert job.wait().code == 0
     (first, old_port), (second, new_port) = seen
     assert first == second
@@ -89,7 +89,7 @@ def test_a_given_master_port_is_used_by_every_generation(runner: Runner) -> None
         assert runner.note("met", attempt=attempt) == f"{port} 2"
         assert runner.note("stale", attempt=attempt) == "False"
         for rank in range(2):
-            runner.tell("go", rank, attempt)
+            runner.leave_note("go", rank, attempt)
     assert job.wait().code == 0
 
 
@@ -100,12 +100,12 @@ def test_a_killed_store_is_reported_and_replaced_in_the_next_generation(runner: 
     os.kill(store, signal.SIGKILL)
     job.until_printed("the workers' store was lost: its process was killed by SIGKILL")
     for rank in range(2):
-        runner.tell("go", rank)
+        runner.leave_note("go", rank)
     runner.pids(2, 1)
     (another,) = runner.store_pids()
     assert another != store
     for rank in range(2):
-        runner.tell("go", rank, 1)
+        runner.leave_note("go", rank, 1)
     assert job.wait().code == 0
 
 
@@ -140,7 +140,7 @@ def test_a_store_under_sigstop_does_not_delay_the_end(runner: Runner) -> None:
     ids=["flag", "torch's variable"],
 )
 def test_a_worker_can_host_the_store(runner: Runner, arguments: list[str], env: dict[str, str]) -> None:
-    """Then the port is free for rank 0, and a variable tells the workers."""
+    """Then the port is free for rank 0, and the workers see that in a variable."""
     script = runner.script(
         """
         import os
@@ -158,7 +158,7 @@ def test_a_worker_can_host_the_store(runner: Runner, arguments: list[str], env: 
     runner.pids(2)
     assert runner.store_pids() == []
     for rank in range(2):
-        runner.tell("go", rank)
+        runner.leave_note("go", rank)
     assert job.wait().code == 0
 
 
@@ -177,11 +177,11 @@ def test_another_user_of_the_host_cannot_use_the_store(runner: Runner) -> None:
     job = runner.start(script)
     runner.pids(1)
     port = int(runner.note("port"))
-    assert answer_to("127.0.0.1", port, NOBODY) == b""
+    assert answer_to("127.0.0.1", port, UNPRIVILEGED_UID) == b""
     assert answer_to("127.0.0.1", port, 0) == b"abcd"
-    runner.tell("go")
+    runner.leave_note("go")
     done = job.wait()
     assert done.code == 0
     messages = " ".join(done.err.split())
-    assert f"127.0.0.1 is a process of uid {NOBODY}, but the run belongs to uid 0" in messages
+    assert f"127.0.0.1 is a process of uid {UNPRIVILEGED_UID}, but the run belongs to uid 0" in messages
     assert "--rdzv-conf store_allow=127.0.0.1" in messages

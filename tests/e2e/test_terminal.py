@@ -38,7 +38,7 @@ def test_the_live_line_shows_phase_generation_workers_and_restarts(runner: Runne
     terminal.until("tenax job7: generation 1 running, 2 of 2 workers, 1 of 1 restarts left")
     runner.pids(2, attempt=1)
     terminal.until("tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left")
-    runner.tell("go", attempt=1)
+    runner.leave_note("go", attempt=1)
     assert terminal.wait() == 0
     assert "tenax: the run succeeded" in terminal.seen
 
@@ -59,7 +59,7 @@ def test_the_live_line_is_erased_before_other_output(runner: Runner) -> None:
         "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", runner.script(FAILS_ONCE)
     )
     runner.pids(2, attempt=1)
-    runner.tell("go", attempt=1)
+    runner.leave_note("go", attempt=1)
     assert terminal.wait() == 0
     screen = [row.rpartition("\r" + ESCAPE + "[K")[2] for row in terminal.seen.split("\r\n")]
     assert not [row for row in screen if row.startswith("tenax job7:")], screen
@@ -91,7 +91,7 @@ def test_a_real_screen_shows_output_above_one_live_line(runner: Runner) -> None:
         assert rows[-1] == "tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left"
         assert sum("tenax job7:" in row for row in rows) == 1, "one live line, the last row"
         runner.pids(2, attempt=1)
-        runner.tell("go", attempt=1)
+        runner.leave_note("go", attempt=1)
         rows = screen.until("code 0")
         assert not [row for row in rows if "tenax job7:" in row], rows
         assert rows.count("hello from 0") == 2
@@ -131,7 +131,7 @@ def test_a_file_gets_plain_lines(runner: Runner) -> None:
     """No escape code, carriage return or live line, and no line twice."""
     job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job7", runner.script(FAILS_ONCE))
     runner.pids(2, attempt=1)
-    runner.tell("go", attempt=1)
+    runner.leave_note("go", attempt=1)
     done = job.wait()
     assert done.code == 0
     assert ESCAPE not in done.err + done.out
@@ -165,7 +165,7 @@ def test_ctrl_c_interrupts_workers_once(runner: Runner) -> None:
     terminal.type(b"\x03")
     for rank in range(2):
         runner.note("interrupted", rank)
-        runner.tell("go", rank)
+        runner.leave_note("go", rank)
     assert terminal.wait() == 130
     assert not runner.noted("twice", 0)
     assert "train.py was cancelled by SIGINT" in terminal.seen
@@ -202,7 +202,7 @@ def test_workers_continue_while_the_agent_is_suspended(runner: Runner) -> None:
     terminal = runner.terminal(script)
     runner.pids(1)
     os.kill(terminal.process.pid, signal.SIGSTOP)
-    runner.tell("go")
+    runner.leave_note("go")
     runner.note("printed")
     terminal.until("still here")
     os.kill(terminal.process.pid, signal.SIGCONT)
@@ -239,5 +239,5 @@ def test_a_progress_bar_is_shown_at_once(runner: Runner) -> None:
     for percent in (10, 50, 99):
         runner.note(f"at{percent}")
         terminal.until(f"step {percent}%")
-        runner.tell(f"seen{percent}")
+        runner.leave_note(f"seen{percent}")
     assert terminal.wait() == 0

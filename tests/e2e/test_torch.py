@@ -64,7 +64,7 @@ def test_ddp_training_survives_two_killed_workers(runner: Runner) -> None:
     assert done.code == 0, done
     assert [runner.note("began", 0, attempt) for attempt in range(3)] == ["0", "2", "4"]
     assert [runner.note("finished", rank, attempt=2) for rank in range(2)] == ["6", "6"]
-    deaths = [line for line in done.said if "was killed by SIGKILL" in line]
+    deaths = [line for line in done.messages if "was killed by SIGKILL" in line]
     assert len(deaths) == 2
     assert all(line.startswith("rank 1 ") for line in deaths), deaths
 
@@ -100,7 +100,7 @@ def test_a_process_group_uses_the_store_of_the_agent(runner: Runner) -> None:
         assert holders(int(port), [*stores[-1:], *workers]) == stores[-1:]
         ports.append(port)
         for rank in range(2):
-            runner.tell("go", rank, attempt)
+            runner.leave_note("go", rank, attempt)
     done = job.wait(60)
     assert done.code == 0, done
     assert len(stores) == 2
@@ -131,7 +131,7 @@ def test_the_first_cause_is_the_rank_that_raised(runner: Runner) -> None:
     done = runner.run("--nproc-per-node", "2", script, timeout_s=60)
     assert done.code in (1, 134), "134: torch aborted while the interpreter took it down"
     assert "rank 1" in done.report.split("----")[0]
-    assert done.fact("error") == "ValueError: bad batch"
+    assert done.field("error") == "ValueError: bad batch"
 
 
 SHARES = """

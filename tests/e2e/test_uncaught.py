@@ -32,8 +32,8 @@ def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(
     )
     done = runner.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", "logs", script, handled)
     assert done.code == 1
-    assert done.fact("rank").startswith("0 ")
-    assert done.fact("error") == "ValueError: loss is nan: the root cause"
+    assert done.field("rank").startswith("0 ")
+    assert done.field("error") == "ValueError: loss is nan: the root cause"
     assert "rank 1: raised ConnectionError: the peer went away" in done.report
     assert "Stopped by tenax, not failed" not in done.report
 
@@ -129,4 +129,4 @@ def test_a_module_json_next_to_the_script_only_prevents_the_recording(runner: Ru
     runner.script("raise SystemExit(55)", "json.py")
     done = runner.run(runner.script("raise ValueError('loss is nan')"))
     assert done.code == 1
-    assert done.fact("error") == "ValueError: loss is nan"
+    assert done.field("error") == "ValueError: loss is nan"

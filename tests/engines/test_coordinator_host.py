@@ -252,7 +252,7 @@ def test_the_current_activity_is_described(make_harness: Callable[..., Harness])
     harness = make_harness()
     harness.host.step(Opened())
     harness.ready("a")
-    assert harness.host.describe_activity() == "1 of 2 nodes ready (a); waiting up to 600 s for 1 more"
+    assert harness.host.describe_activity() == "1 of 2 nodes ready (a); waiting up to 10 min for 1 more"
     harness.ready("b")
     assert harness.host.describe_activity() == "generation 1 is starting; waiting for the workers of a, b"
     harness.host.step(CancelRequested("enough"))

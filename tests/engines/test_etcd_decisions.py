@@ -25,7 +25,7 @@ from tenax._io.etcd.operations import Delete, Put, Range
 from tenax._io.loop import Loop
 
 pytestmark = [needs_etcd, pytest.mark.process]
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 TERMS = AuthorityTerms(LeaseTerms(1.0, 10.0))
 
 
@@ -45,7 +45,7 @@ class Harness:
         self.written: list[RunRecord] = []
 
     def until(self, is_so: Callable[[], Any]) -> None:
-        until = self.loop.now() + PATIENCE_S
+        until = self.loop.now() + TIMEOUT_S
         while not is_so():
             assert self.loop.now() < until, "timed out"
             tick = self.loop.now() + 0.05
@@ -163,7 +163,7 @@ def test_times_are_recorded_on_the_wall_clock(harness: Harness) -> None:
     decisions.submit(formed(1), state(1, formed_at=now, earlier=[Failure(1, 0, 0, 9, 1, now - 3600)]))
     harness.until(lambda: harness.delivered)
     record = harness.recorded().record
-    assert abs(record.formed_at - time.time()) < PATIENCE_S
+    assert abs(record.formed_at - time.time()) < TIMEOUT_S
     assert abs(record.formed_at - record.earlier[0].seen_at - 3600) < 0.001
 
 

@@ -12,7 +12,7 @@ from tenax._engines.etcd.leader_address import LeaderAddress, LeaderProbe, addre
 from tenax._io.endpoint import Endpoint
 from tenax._io.loop import Loop
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def probe(loop: Loop, address: LeaderAddress) -> str:
         loop, address, opened, lambda: outcomes.append("dead"), lambda why: outcomes.append(f"away: {why}")
     ).start()
     assert not outcomes, "never called from start()"
-    until = loop.now() + PATIENCE_S
+    until = loop.now() + TIMEOUT_S
     while not outcomes:
         assert loop.now() < until
         tick = loop.now() + 0.05

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 from tenax._core import events, messages
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome
 from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
@@ -68,7 +68,7 @@ class EngineHarness:
 
     def next_event(self) -> events.AnyEvent:
         """Return the next event."""
-        event = self.loop.next_event(lambda: self.loop.now() + PATIENCE_S)
+        event = self.loop.next_event(lambda: self.loop.now() + TIMEOUT_S)
         assert event is not None, "no event"
         return event
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kit.processes import PATIENCE_S, children, gone, leaving_nothing, on_linux
+from kit.processes import TIMEOUT_S, children, gone, leaving_nothing, on_linux
 from tenax._core.events import Tick
 from tenax._core.messages import NodeReady
 from tenax._core.model import Assignment
@@ -60,7 +60,7 @@ class Harness:
 
         thread = threading.Thread(target=run)
         thread.start()
-        assert self.loop.next_event(lambda: self.loop.now() + PATIENCE_S) is not None, "timed out"
+        assert self.loop.next_event(lambda: self.loop.now() + TIMEOUT_S) is not None, "timed out"
         thread.join()
         (result,) = results
         if isinstance(result, BaseException):
@@ -68,7 +68,7 @@ class Harness:
         return result  # type: ignore[no-any-return]
 
     def connect(self, port: int, host: str = "127.0.0.1") -> TCPStore:
-        store = self.in_thread(lambda: TCPStore(host, port, timeout=PATIENCE_S))
+        store = self.in_thread(lambda: TCPStore(host, port, timeout=TIMEOUT_S))
         self.stores.append(store)
         return store
 
@@ -210,7 +210,7 @@ def test_a_lost_store_is_reported_and_replaced(make_harness: Callable[..., Harne
     (pid,) = children() - before
     os.kill(pid, signal.SIGKILL)
     assert gone([pid])
-    give_up_at = harness.loop.now() + PATIENCE_S
+    give_up_at = harness.loop.now() + TIMEOUT_S
     assert harness.loop.next_event(lambda: harness.loop.now() if harness.printed else give_up_at) is None
     assert harness.printed == ["the workers' store was lost: its process was killed by SIGKILL"]
     store = harness.connect(harness.serve(2))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import NOBODY, needs_root, python
+from kit.processes import UNPRIVILEGED_UID, needs_root, python
 from tenax._core.model import Outcome, Verdict
 from tenax._engines.tcp.marker import Marker, Note
 
@@ -141,7 +141,7 @@ def test_a_pipe_or_folder_at_the_path_does_not_block(marker: Marker, tmp_path: P
 @needs_root
 def test_a_file_of_another_user_is_ignored(marker: Marker, tmp_path: Path) -> None:
     marker.write(SEVEN)
-    os.chown(only_file(tmp_path), NOBODY, NOBODY)
+    os.chown(only_file(tmp_path), UNPRIVILEGED_UID, UNPRIVILEGED_UID)
     assert marker.read() is None
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kit.processes import until
-from kit.tcp import PATIENCE_S, Client, ServerThread, engine_node, own_endpoint, run_server
+from kit.tcp import TIMEOUT_S, Client, ServerThread, engine_node, own_endpoint, run_server
 from tenax._core.bounds import MAX_SLOTS
 from tenax._core.coordinator import NodeLost, Received
 from tenax._core.events import GenerationFormed
@@ -34,7 +34,7 @@ class Answers:
         self._server.thread.call(lambda: self._server.server.operator_api.submit(request, reply))
 
     def until(self, count: int) -> list[tuple[Any, str]]:
-        until(lambda: len(self.answers) >= count, "an answer", PATIENCE_S)
+        until(lambda: len(self.answers) >= count, "an answer", TIMEOUT_S)
         self._server.thread.call(lambda: None)  # a second answer would have arrived
         assert len(self.answers) == count
         return self.answers
@@ -151,7 +151,7 @@ def test_operators_that_do_not_read_do_not_delay_the_last_messages_to_nodes() ->
         answered: list[int] = []
 
         def read() -> None:
-            is_closing.wait(PATIENCE_S)
+            is_closing.wait(TIMEOUT_S)
             while (frame := reads_late.receive()) is not None:
                 answered.extend([frame.number] if isinstance(frame, wire.Answer) else [])
 
@@ -163,7 +163,7 @@ def test_operators_that_do_not_read_do_not_delay_the_last_messages_to_nodes() ->
             server.server.close()
 
         server.thread.call(close)
-        reader.join(PATIENCE_S)
+        reader.join(TIMEOUT_S)
         for client in slow:
             client.close()
         assert sorted(answered) == list(range(1, count + 1))
@@ -185,7 +185,7 @@ def test_a_request_at_a_node_that_leaves_fails_with_the_reason() -> None:
             answers.append((value, error))
 
         follower.thread.call(lambda: follower.engine.submit(StatusRequest(), take_mark))
-        until(lambda: mark, "a status", PATIENCE_S)
+        until(lambda: mark, "a status", TIMEOUT_S)
         follower.thread.call(lambda: follower.engine.submit(StatusRequest(mark[0], 30.0), take))
         follower.close()
         assert answers == [(None, "this node has left the run")]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kit.processes import leaving_nothing, python, until
-from kit.tcp import PATIENCE_S, SHORT, Certificates, Client, ServerThread, beating, needs_openssl, run_server
+from kit.tcp import SHORT, TIMEOUT_S, Certificates, Client, ServerThread, beating, needs_openssl, run_server
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed
 from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
@@ -312,7 +312,7 @@ def test_a_delayed_message_gets_the_time_of_its_arrival() -> None:
         node.send_message(FailureSeen(1, failure, theirs - 6.0))  # apparently sent 6 s before the beat
         message = server.until_event(Received, message_kind=FailureSeen).message
         assert message.failure == failure
-        assert theirs <= message.sent_at < theirs + PATIENCE_S
+        assert theirs <= message.sent_at < theirs + TIMEOUT_S
 
 
 def test_a_silent_node_is_lost_when_its_lease_expires_and_not_before() -> None:
@@ -446,7 +446,7 @@ GARBAGE: dict[str, bytes] = {
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
 def test_bytes_of_other_protocols_close_the_connection(garbage: bytes) -> None:
     with leaving_nothing(), run_server() as server:
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as peer:
+        with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as peer:
             peer.sendall(garbage)
             with suppress(ConnectionResetError):  # closed while more data was in flight
                 answer = peer.recv(1 << 16)
@@ -458,7 +458,7 @@ def test_bytes_of_other_protocols_close_the_connection(garbage: bytes) -> None:
 def test_the_handshake_timeout_counts_from_the_start() -> None:
     """Also if single bytes keep arriving."""
     with run_server(handshake_timeout_s=0.4) as server, server.member("honest") as honest, beating(honest) as beats:
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as slow:
+        with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as slow:
             begun = time.monotonic()
             slow.settimeout(0.01)
             data = iter(wire.encode(wire.Hello(wire.VERSION, "run", "n" * 64, b"n" * 16)) * 100)
@@ -485,7 +485,7 @@ def test_a_peer_that_never_sends_its_proof_is_disconnected() -> None:
 def test_a_thousand_silent_peers_do_not_affect_members() -> None:
     with leaving_nothing(), run_server(handshake_timeout_s=1.0) as server:
         with server.member("honest") as honest, beating(honest, 0.05) as beats:
-            peers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(1000)]
+            peers = [socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) for _ in range(1000)]
             newcomer = server.member("newcomer")  # there is room for it among them
             for peer in peers:
                 assert peer.recv(1) == b""

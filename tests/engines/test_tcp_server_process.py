@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from kit.processes import on_linux, python, until
-from kit.tcp import PATIENCE_S, beating, server_process
+from kit.tcp import TIMEOUT_S, beating, server_process
 from tenax._core.events import GenerationFormed, RunEnded
 from tenax._core.lease import LeaseTerms
 from tenax._core.link import wire
@@ -69,7 +69,7 @@ def test_without_free_descriptors_members_keep_their_leases_and_new_nodes_wait()
         server.member("honest") as honest,
         beating(honest) as beats,
     ):
-        peers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(250)]
+        peers = [socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) for _ in range(250)]
         figures = server.figures()
         assert figures["descriptors"] <= 128 - 16, "some are reserved for files and workers"
         for peer in peers:
@@ -87,7 +87,7 @@ def test_two_thousand_connections_leak_no_descriptor_and_little_memory() -> None
 
         def come_and_go(times: int) -> None:
             for number in range(times):
-                with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as peer:
+                with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as peer:
                     match number % 4:
                         case 0:
                             peer.sendall(os.urandom(2000))
@@ -115,7 +115,7 @@ def test_the_memory_for_unauthenticated_peers_is_bounded() -> None:
     """Each can make the server buffer one small frame."""
     with server_process(terms=TERMS, handshake_timeout_s=30.0) as server:
         before = server.figures()["rss_kb"]
-        peers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(1500)]
+        peers = [socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) for _ in range(1500)]
         for peer in peers:
             peer.sendall(b"\0\0\x0f\xff" + b"x" * 4000)
         with server.member("honest") as honest:

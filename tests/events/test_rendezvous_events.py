@@ -56,14 +56,14 @@ def test_each_step_of_a_node_is_recorded() -> None:
             node.next_rendezvous()
         node.shutdown()
     assert rows(handler) == [
-        ("next_rendezvous", "RUNNING", "asks for the next round of the run 'run'"),
+        ("next_rendezvous", "RUNNING", "requests the next round of the run 'run'"),
         ("_join", "RUNNING", "joins the participants of round 1"),
         ("_join", "SUCCEEDED", "completes round 1 with 1 node"),
         ("_join", "RUNNING", "wrote the change"),
         ("next_rendezvous", "RUNNING", "is in round 1 as rank 0 of 1"),
         ("shutdown", "RUNNING", "leaves the participants of round 1"),
         ("shutdown", "SUCCEEDED", "closes the run: the workers of 127.0.0.1 finished"),
-        ("next_rendezvous", "RUNNING", "asks for the next round of the run 'run'"),
+        ("next_rendezvous", "RUNNING", "requests the next round of the run 'run'"),
         (
             "next_rendezvous",
             "FAILED",

@@ -436,7 +436,7 @@ def test_text_of_a_worker_is_escaped(a: str, b: str, c: str, code: int, width: i
     assert json.loads(to_json(made))["exit_code"] > 0
 
 
-LATE = "did not leave the scope 'step' within 60 s"
+LATE = "did not leave the scope 'step' within 1 min"
 STACKS = 'Current thread 0x7f (most recent call first):\n  File "train.py", line 3 in step\n\nThread 0x6f:\n  File "x"'
 
 
@@ -444,10 +444,10 @@ def test_a_worker_that_hung_is_shown_with_its_stacks() -> None:
     """The reason, how it ended, the stacks of its threads, then its last output."""
     cause = failure(exit_code=-9, reason=LATE, stacks=STACKS, last_lines=("step 41",))
     text = render(report(failed(cause)))
-    assert "train.py failed: rank 3 on gpu-07 did not leave the scope 'step' within 60 s\n" in text
+    assert "train.py failed: rank 3 on gpu-07 did not leave the scope 'step' within 1 min\n" in text
     assert (
         """
-  ended      killed by SIGKILL: did not leave the scope 'step' within 60 s
+  ended      killed by SIGKILL: did not leave the scope 'step' within 1 min
 
   Stacks of its threads when it was late, innermost call first:
     Current thread 0x7f (most recent call first):

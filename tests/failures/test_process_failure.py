@@ -127,7 +127,7 @@ def test_failures_with_and_without_a_file_are_converted(tmp_path: Path) -> None:
 def test_a_worker_that_hung_is_converted_with_its_stacks() -> None:
     """The stacks replace the traceback; the reason stays the message."""
     evidence = Evidence(stacks="Current thread 0x1 (most recent call first):\n  File 't.py', line 3 in step")
-    late = Failure(1, 0, 0, 99, -9, 8.0, reason="did not leave the scope 'step' within 60 s", evidence=evidence)
+    late = Failure(1, 0, 0, 99, -9, 8.0, reason="did not leave the scope 'step' within 1 min", evidence=evidence)
     failure = ProcessFailure.from_failure(late)
     assert failure.message["message"] == late.reason
     assert failure.message["extraInfo"]["py_callstack"] == f"{late.reason}\n{evidence.stacks}"

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kit.jobs import PATIENCE_S
-from tenax._failures.plain_text import harmless, one_line
+from kit.jobs import TIMEOUT_S
+from tenax._core.text import harmless, one_line
 from view.test_history import agent_of_two_generations, run_of_two_nodes
 
 OSC = "\x1b]0;owned\x07"
@@ -99,7 +99,7 @@ def test_commands_print_no_control_characters(arguments: tuple[str, ...], tmp_pa
     """Whatever journals and arguments contain, the output neither controls the terminal nor forges a line."""
     hostile_journals(tmp_path / "logs")
     done = subprocess.run(
-        [sys.executable, "-m", "tenax", *arguments], cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-m", "tenax", *arguments], cwd=tmp_path, capture_output=True, timeout=TIMEOUT_S, check=False
     )
     printed = (done.stdout + done.stderr).decode()
     assert "Traceback" not in printed
@@ -115,7 +115,7 @@ def test_the_agent_escapes_its_run_id(tmp_path: Path) -> None:
         [sys.executable, "-m", "tenax", "run", "--rdzv-id", run_id, "train.py"],
         cwd=tmp_path,
         capture_output=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     printed = (done.stdout + done.stderr).decode()

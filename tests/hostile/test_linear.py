@@ -15,12 +15,11 @@ import pytest
 from kit.linear import assert_linear, pieces
 from tenax._core import hang_report
 from tenax._core.link import wire
-from tenax._core.text import harmless, one_line
+from tenax._core.text import decoded, harmless, one_line, storable
 from tenax._core.watchdog import RequestLines
 from tenax._failures import error_file, kernel_log, python_traceback
 from tenax._failures.cause import KINDS, Observations, classify, missing_ranks
 from tenax._failures.evidence import last_lines
-from tenax._failures.plain_text import decoded, storable
 from tenax._io.endpoint import Endpoint
 from tenax._logs.lines import LineCutter, lines_with, with_prefix
 from tenax._node.journal import JournalUnreadable, read_journal

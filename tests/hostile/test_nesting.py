@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import tenax
-from kit.jobs import PATIENCE_S
+from kit.jobs import TIMEOUT_S
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.events import AnyEvent
 from tenax._core.link import wire
@@ -79,7 +79,7 @@ def test_a_nested_journal_is_rejected_with_a_message(name: str, command: str, wh
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import PATIENCE_S
+from kit.jobs import TIMEOUT_S
 from tenax._core.text import without_passwords
 from tenax.launcher import LaunchConfig
 from tenax.metrics._otlp_address import otlp_address
@@ -48,7 +48,7 @@ def test_commands_do_not_print_a_password(flags: tuple[str, ...], tmp_path: Path
     """Neither in the error for an invalid flag nor in the plan of a run."""
     (tmp_path / "train.py").write_text("")
     command = [sys.executable, "-m", "tenax", "run", "--dry-run", *flags, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert SECRET not in done.stdout + done.stderr
 
 

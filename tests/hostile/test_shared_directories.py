@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import PATIENCE_S
+from kit.jobs import TIMEOUT_S
 from tenax._failures.evidence import stacks_in
 from tenax._io.json_lines import JsonLinesFile
 from tenax._io.safe_open import create_safely, open_safely, read_regular
@@ -88,7 +88,7 @@ def test_device_files_can_be_written(name: str) -> None:
             f"from tenax._io.safe_open import create_safely\nwith create_safely({name!r}) as f: f.write(b'ok')",
         ],
         capture_output=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     printed = done.stdout + done.stderr
@@ -125,7 +125,7 @@ def test_journals_and_log_files_of_a_run_follow_no_foreign_link(tmp_path: Path) 
 def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text("")
     command = [sys.executable, "-m", "tenax", "run", *flags, str(tmp_path / "train.py")]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 @pytest.mark.process

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kit.processes import PATIENCE_S
+from kit.processes import TIMEOUT_S
 from tenax._io.background_queue import BackgroundQueue
 
 
@@ -15,7 +15,7 @@ def test_close_waits_until_all_items_were_handled_in_order() -> None:
     queue = BackgroundQueue("the list", received.append)
     for number in range(1000):
         queue.put(number)
-    assert queue.close(PATIENCE_S) == ""
+    assert queue.close(TIMEOUT_S) == ""
     assert received == list(range(1000))
 
 
@@ -37,7 +37,7 @@ def test_a_handler_that_raises_gets_the_next_item() -> None:
     queue = BackgroundQueue("the metric handler 'even'", take)
     for number in range(4):
         queue.put(number)
-    assert queue.close(PATIENCE_S) == (
+    assert queue.close(TIMEOUT_S) == (
         "the metric handler 'even' failed 2 times (last error: ValueError: no odd numbers, not 3)"
     )
     assert received == [0, 1, 2, 3]
@@ -49,11 +49,11 @@ def test_a_handler_that_never_returns_does_not_block_the_sender() -> None:
 
     def take(_: object) -> None:
         entered.set()
-        may_end.wait(PATIENCE_S)
+        may_end.wait(TIMEOUT_S)
 
     queue = BackgroundQueue("the stuck handler", take, max_waiting=10)
     queue.put("first")
-    assert entered.wait(PATIENCE_S)
+    assert entered.wait(TIMEOUT_S)
     for number in range(15):
         queue.put(number)
     assert queue.dropped == 5
@@ -81,8 +81,8 @@ def test_the_first_problem_is_reported_once() -> None:
     queue = BackgroundQueue("the event handler 'far'", take)
     assert queue.first_problem() == ""
     queue.put(1)
-    assert failed.wait(PATIENCE_S)
-    queue.close(PATIENCE_S)
+    assert failed.wait(TIMEOUT_S)
+    queue.close(TIMEOUT_S)
     assert queue.first_problem() == (
         "the event handler 'far' failed once (last error: OSError: no route to host); the job is not affected"
     )
@@ -97,7 +97,7 @@ def test_exit_requests_of_a_handler_count_as_failures(kind: type[BaseException])
     queue = BackgroundQueue("the exiting handler", take)
     queue.put(1)
     queue.put(2)
-    assert "failed 2 times" in queue.close(PATIENCE_S)
+    assert "failed 2 times" in queue.close(TIMEOUT_S)
 
 
 def test_the_end_function_is_called_last_even_without_items() -> None:
@@ -106,13 +106,13 @@ def test_the_end_function_is_called_last_even_without_items() -> None:
         queue = BackgroundQueue("the list", received.append, end=lambda received=received: received.append("end"))  # type: ignore[misc]
         for item in items:
             queue.put(item)
-        assert queue.close(PATIENCE_S) == ""
+        assert queue.close(TIMEOUT_S) == ""
         assert received == [*items, "end"]
 
 
 def test_a_handler_that_does_not_close_is_not_waited_for() -> None:
     may_end = threading.Event()
-    queue = BackgroundQueue("the slow handler", print, end=lambda: may_end.wait(PATIENCE_S))
+    queue = BackgroundQueue("the slow handler", print, end=lambda: may_end.wait(TIMEOUT_S))
     assert queue.close(timeout_s=0) == "the slow handler did not close in time"
     may_end.set()
 
@@ -123,20 +123,20 @@ def test_a_hanging_call_is_reported_while_items_wait() -> None:
 
     def take(_: object) -> None:
         entered.set()
-        may_end.wait(PATIENCE_S)
+        may_end.wait(TIMEOUT_S)
 
     queue = BackgroundQueue("the stuck handler", take, now=lambda: now[0])
     queue.put("current")
-    assert entered.wait(PATIENCE_S)
+    assert entered.wait(TIMEOUT_S)
     now[0] += 60
     assert queue.first_problem() == ""  # the queue is empty
     queue.put("next")
     assert queue.first_problem() == (
-        "the stuck handler has not returned from a call for 60 s (1 waiting); the job is not affected"
+        "the stuck handler has not returned from a call for 1 min (1 waiting); the job is not affected"
     )
     assert queue.first_problem() == ""
     may_end.set()
-    assert queue.close(PATIENCE_S) == ""
+    assert queue.close(TIMEOUT_S) == ""
 
 
 def test_a_slow_handler_is_not_reported_as_hanging() -> None:
@@ -145,18 +145,18 @@ def test_a_slow_handler_is_not_reported_as_hanging() -> None:
 
     def take(_: object) -> None:
         taken.release()
-        may_go.acquire(timeout=PATIENCE_S)
+        may_go.acquire(timeout=TIMEOUT_S)
 
     queue = BackgroundQueue("the slow handler", take, now=lambda: now[0])
     for number in range(3):
         queue.put(number)
     for _ in range(2):
-        assert taken.acquire(timeout=PATIENCE_S)
+        assert taken.acquire(timeout=TIMEOUT_S)
         now[0] += 9
         assert queue.first_problem() == ""
         may_go.release()
     may_go.release()
-    assert queue.close(PATIENCE_S) == ""
+    assert queue.close(TIMEOUT_S) == ""
 
 
 def test_closing_twice_counts_losses_once() -> None:
@@ -164,11 +164,11 @@ def test_closing_twice_counts_losses_once() -> None:
 
     def take(_: object) -> None:
         entered.set()
-        may_end.wait(PATIENCE_S)
+        may_end.wait(TIMEOUT_S)
 
     queue = BackgroundQueue("the stuck handler", take)
     queue.put("current")
-    assert entered.wait(PATIENCE_S)
+    assert entered.wait(TIMEOUT_S)
     assert queue.close(timeout_s=0) == queue.close(timeout_s=0) == "the stuck handler was too slow (1 dropped)"
     may_end.set()
 
@@ -187,7 +187,7 @@ def test_an_error_is_reported_on_one_line(error: Exception, expected: str) -> No
 
     queue = BackgroundQueue("the raising handler", take)
     queue.put(1)
-    assert queue.close(PATIENCE_S) == f"the raising handler failed once (last error: {expected})"
+    assert queue.close(TIMEOUT_S) == f"the raising handler failed once (last error: {expected})"
 
 
 def test_an_error_whose_str_raises_is_counted() -> None:
@@ -201,4 +201,4 @@ def test_an_error_whose_str_raises_is_counted() -> None:
     queue = BackgroundQueue("the broken handler", take)
     queue.put(1)
     queue.put(2)
-    assert queue.close(PATIENCE_S) == "the broken handler failed 2 times (last error: Broken)"
+    assert queue.close(TIMEOUT_S) == "the broken handler failed 2 times (last error: Broken)"

@@ -25,7 +25,7 @@ import pytest
 
 from kit.addresses import own_endpoint
 from kit.etcd import EtcdCluster
-from kit.jobs import PATIENCE_S, Runner
+from kit.jobs import TIMEOUT_S, Runner
 from tenax._core.link import wire
 from tenax._engines.secret import user_secret
 
@@ -41,7 +41,7 @@ class Worker:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         self._file = sock.makefile("rb")
         self.env: dict[str, Any] = self.receive()
         self.pid = int(self.env["pid"])
@@ -86,7 +86,7 @@ class WorkerHub:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("\0" + self.name)
         self._listener.listen(128)
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(TIMEOUT_S)
         self.workers: list[Worker] = []
 
     def generation(self, world_size: int, number: int = 1) -> list[Worker]:
@@ -142,7 +142,7 @@ class Agent:
 
     def until_printed(self, text: str) -> None:
         with self._printed:
-            assert self._printed.wait_for(lambda: text in self.text, PATIENCE_S), f"{text!r} was not printed\n{self}"
+            assert self._printed.wait_for(lambda: text in self.text, TIMEOUT_S), f"{text!r} was not printed\n{self}"
 
     def wait_for_output(self, seconds: float) -> None:
         """Wait until it prints something, or for this time."""
@@ -156,13 +156,13 @@ class Agent:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
-    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Return its exit code, when all its output was read."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout_s:g} s\n{self}")
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
         assert not self._reader.is_alive(), f"another process still holds the console of {self.name}"
         return code
 
@@ -182,7 +182,7 @@ class Agent:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait()
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -288,7 +288,7 @@ class Cluster:
         """Send a frame to the coordinator as a node of the run, with this user's secret."""
         host, _, port = self.endpoint.rpartition(":")
         hello = wire.Hello(wire.VERSION, self.options["run_id"], "operator", os.urandom(wire.NONCE_BYTES))
-        with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
             reader = wire.FrameReader(wire.MAX_BYTES)
 
             def answer() -> Any:

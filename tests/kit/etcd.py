@@ -37,7 +37,7 @@ from kit.addresses import own_address
 from tenax._io.etcd.settings import EtcdSettings, etcd_settings
 from tenax._io.tls import TlsFiles
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 ROOT, ROOT_PASSWORD = "root", "the root password"
 USER, USER_PASSWORD = "tenax", "the user's password"  # may read and write keys with the prefix ALLOWED
 ALLOWED = b"allowed/"
@@ -64,7 +64,7 @@ def unique_prefix() -> bytes:
 
 
 @functools.cache
-def _knows_unsafe_no_fsync(binary: str) -> bool:
+def _supports_unsafe_no_fsync(binary: str) -> bool:
     text = subprocess.run([binary, "--help"], capture_output=True, check=False).stdout
     return b"--unsafe-no-fsync" in text
 
@@ -267,7 +267,7 @@ class EtcdCluster:
             "--initial-cluster-state=new",
             *self._arguments,
         ]
-        if _knows_unsafe_no_fsync(self._binary):
+        if _supports_unsafe_no_fsync(self._binary):
             command.append("--unsafe-no-fsync")
         if self._has_users:
             command.append("--bcrypt-cost=4")
@@ -298,7 +298,7 @@ class EtcdCluster:
         assert member.ready is not None
         pidfd = os.pidfd_open(member.pid)
         try:
-            readable, _, _ = select.select([member.ready, pidfd], [], [], PATIENCE_S)
+            readable, _, _ = select.select([member.ready, pidfd], [], [], TIMEOUT_S)
         finally:
             os.close(pidfd)
         if member.ready not in readable or b"READY=1" not in member.ready.recv(4096):
@@ -331,7 +331,7 @@ class EtcdCluster:
     def leader(self) -> int:
         """Return the index of the leader, once there is one: a read waits for it."""
         alive = [i for i, member in enumerate(self.members) if member.process is not None and not member.is_stopped]
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         for index in itertools.cycle(alive):
             assert time.monotonic() < until, "there is no leader"
             try:

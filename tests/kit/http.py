@@ -7,7 +7,7 @@ import re
 import socket
 from typing import Any, NamedTuple
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Received(NamedTuple):
@@ -35,7 +35,7 @@ def kube_probe(
 
 def raw(port: int, data: bytes, host: str = "127.0.0.1") -> Received:
     """Send these bytes, and read until the server closes."""
-    with socket.create_connection((host, port), PATIENCE_S) as sock:
+    with socket.create_connection((host, port), TIMEOUT_S) as sock:
         sock.sendall(data)
         return receive_response(sock)
 

@@ -31,7 +31,7 @@ import pytest
 T = TypeVar("T")
 
 MARK = "TENAX_E2E_MARK"
-PATIENCE_S = 30.0  # generous, for busy machines
+TIMEOUT_S = 30.0  # generous, for busy machines
 _HERE = Path(__file__).parent
 _SCRIPT = Path(sys.executable).parent / "tenax"
 TENAX = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "tenax"]
@@ -42,7 +42,7 @@ _REMOVED_VARIABLES = re.compile(
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
-def until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
+def until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = TIMEOUT_S) -> T:
     """Poll until the condition is true, and return its value. Fails with a message after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -80,7 +80,7 @@ def holders(port: int, pids: list[int]) -> list[int]:
             fields = row.split()
             if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                 inodes.add(f"socket:[{fields[9]}]")
-    assert inodes, f"nobody listens at port {port}"
+    assert inodes, f"no process listens at port {port}"
     return [pid for pid in pids if any(str(fd.readlink()) in inodes for fd in Path(f"/proc/{pid}/fd").iterdir())]
 
 
@@ -93,7 +93,7 @@ class Done:
         self.err = err
 
     @property
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         """tenax's own lines, without their prefix."""
         return [line[7:] for line in self.err.splitlines() if line.startswith("tenax: ")]
 
@@ -104,7 +104,7 @@ class Done:
         text = "\n" + self.err
         return text[text.index(ruler) + 1 :] if ruler in text else ""
 
-    def fact(self, name: str) -> str:
+    def field(self, name: str) -> str:
         """Return a line of the report by its name."""
         match = re.search(rf"^  {re.escape(name)} +(.*)$", self.report, re.MULTILINE)
         return match.group(1) if match else ""
@@ -134,10 +134,10 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def until_printed(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+    def until_printed(self, text: str, timeout_s: float = TIMEOUT_S) -> None:
         until(lambda: text in self.err, lambda: f"{text!r} on stderr, which is:\n{self.err}", timeout_s)
 
-    def wait(self, timeout_s: float = PATIENCE_S) -> Done:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> Done:
         if not ended(self.process, timeout_s):
             pytest.fail(f"still running after {timeout_s:g} s\n--- stdout\n{self.out}\n--- stderr\n{self.err}")
         done = Done(self.process.wait(), self.out, self.err)
@@ -178,7 +178,7 @@ class Runner:
         path.write_text(textwrap.dedent(source))
         return name
 
-    def note(self, name: str, rank: int = 0, attempt: int = 0, timeout_s: float = PATIENCE_S) -> str:
+    def note(self, name: str, rank: int = 0, attempt: int = 0, timeout_s: float = TIMEOUT_S) -> str:
         """Wait for a worker's note and read it."""
         path = self.notes / f"{name}.{rank}.{attempt}"
         begun = [running for running in self._started if running.process.poll() is None]
@@ -202,7 +202,7 @@ class Runner:
         """Return the pids of the workers of an attempt, when all of them are ready."""
         return [int(self.note("ready", rank, attempt)) for rank in range(workers)]
 
-    def tell(self, name: str, rank: int = 0, attempt: int = 0) -> None:
+    def leave_note(self, name: str, rank: int = 0, attempt: int = 0) -> None:
         """Leave a note for a worker."""
         (self.notes / f"{name}.{rank}.{attempt}").touch()
 
@@ -222,7 +222,7 @@ class Runner:
         self._started.append(running)
         return running
 
-    def run(self, *arguments: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
+    def run(self, *arguments: str, timeout_s: float = TIMEOUT_S, **options: Any) -> Done:
         return self.start(*arguments, **options).wait(timeout_s)
 
     def terminal(self, *arguments: str, **options: Any) -> Terminal:
@@ -317,13 +317,13 @@ class Terminal:
         os.close(self._master)
         self._master = -1
 
-    def until(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+    def until(self, text: str, timeout_s: float = TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while text not in self.seen:
             if not self._read(deadline - time.monotonic()):
                 pytest.fail(f"timed out waiting for {text!r}; the terminal has {self.seen!r}")
 
-    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Read until the program is gone; its exit code."""
         deadline = time.monotonic() + timeout_s
         while self._read(deadline - time.monotonic()):

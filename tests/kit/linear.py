@@ -23,10 +23,14 @@ _MAX_REPEATS = 20  # while the minimum may still fall below the limit
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """Return the CPU time that this thread spends in ``work``."""
-    begun = time.thread_time()
-    work()
-    return time.thread_time() - begun
+    """Return the CPU time that this thread spends in ``work``, without garbage collection."""
+    gc.disable()
+    try:
+        begun = time.thread_time()
+        work()
+        return time.thread_time() - begun
+    finally:
+        gc.enable()
 
 
 def assert_linear(work: Callable[[T], object], make: Callable[[int], T], *, size: int = 16_384) -> None:
@@ -36,7 +40,6 @@ def assert_linear(work: Callable[[T], object], make: Callable[[int], T], *, size
     the caller turns into a value.
     """
     small, large = make(size // GROWTH), make(size)
-    gc.collect()
     low = high = math.inf
     for repeats in range(1, _MAX_REPEATS + 1):
         low = min(low, cpu_s(lambda: work(small)))

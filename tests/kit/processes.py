@@ -30,9 +30,9 @@ from tenax._io.interfaces import Launch, Processes
 T = TypeVar("T")
 E = TypeVar("E")
 
-PATIENCE_S = 30.0  # generous, for busy machines
+TIMEOUT_S = 30.0  # generous, for busy machines
 AT_ONCE_S = 1.0  # the documented limit after an agent was killed
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 # Python 3.12 and later warn about this; the tests do it on purpose.
@@ -40,7 +40,7 @@ forks_with_threads = pytest.mark.filterwarnings("ignore:This process .* is multi
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 
 
-def until(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+def until(condition: Callable[[], T], what: str, timeout_s: float = TIMEOUT_S) -> T:
     """Poll until the condition is true, and return its value. Fails with a message after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -58,7 +58,7 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def gone(pids: list[int], within_s: float = PATIENCE_S) -> bool:
+def gone(pids: list[int], within_s: float = TIMEOUT_S) -> bool:
     """Return whether all of these processes exit within the timeout."""
     deadline = time.monotonic() + within_s
     for pid in pids:
@@ -80,7 +80,7 @@ class Pipe:
         self.reader, self.writer = os.pipe()
         self._rest = b""
 
-    def line(self, timeout_s: float = PATIENCE_S) -> str:
+    def line(self, timeout_s: float = TIMEOUT_S) -> str:
         """Return the next line."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
@@ -96,7 +96,7 @@ class Pipe:
         """Return this many lines with a number each, sorted."""
         return sorted(int(self.line()) for _ in range(count))
 
-    def rest(self, timeout_s: float = PATIENCE_S) -> str:
+    def rest(self, timeout_s: float = TIMEOUT_S) -> str:
         """Return everything until the last writer has closed. Closes our write end first."""
         self.close_writer()
         deadline = time.monotonic() + timeout_s
@@ -145,7 +145,7 @@ class EventCollector:
             event = msgspec.structs.replace(event, ended_at=None)
         self.events.append(event)
 
-    def take(self, kind: type[E], timeout_s: float = PATIENCE_S, **fields: object) -> E:
+    def take(self, kind: type[E], timeout_s: float = TIMEOUT_S, **fields: object) -> E:
         """Wait for an event of this kind with these fields, and remove it."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -221,7 +221,8 @@ def leaving_nothing() -> Iterator[None]:
     expected = set(before) | ({tracker} if tracker is not None and tracker != tracker_before else set())
     left = {number: what for number, what in descriptors().items() if number not in expected}
     assert not left, f"descriptors were left open: {left}"
-    assert not set(threading.enumerate()) - threads, f"threads were left: {set(threading.enumerate()) - threads}"
+    # A thread may hand over its result a moment before it ends.
+    until(lambda: not set(threading.enumerate()) - threads, f"threads to end: {set(threading.enumerate()) - threads}")
     assert not children() - alive, f"children were left: {children() - alive}"
 
 
@@ -289,7 +290,7 @@ class Program:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

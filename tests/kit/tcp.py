@@ -37,7 +37,7 @@ from tenax._io.loop import Loop
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0  # generous, for busy machines
+TIMEOUT_S = 30.0  # generous, for busy machines
 SHORT = LeaseTerms(beat_s=0.1, lease_s=0.6)
 
 
@@ -56,7 +56,7 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
-def wait_readable(sock: socket.socket | int, timeout_s: float = PATIENCE_S) -> bool:
+def wait_readable(sock: socket.socket | int, timeout_s: float = TIMEOUT_S) -> bool:
     return bool(select.select([sock], [], [], timeout_s)[0])
 
 
@@ -83,7 +83,7 @@ class RecordedLink:
         self.closed = (why, was_announced)
 
 
-def serve(links: list[RecordedLink], condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+def serve(links: list[RecordedLink], condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
     """Serve these links as a loop would, until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -137,7 +137,7 @@ class LoopThread:
 
         self._calls.append(run)
         os.write(self._writer, b"!")
-        assert done.wait(PATIENCE_S), f"the loop does not respond; it raised {self.raised!r}"
+        assert done.wait(TIMEOUT_S), f"the loop does not respond; it raised {self.raised!r}"
         if len(answer) > 1:
             raise answer[1]
         result: T = answer[0]
@@ -162,7 +162,7 @@ class LoopThread:
     def close(self) -> None:
         self._is_over = True
         self.loop.post_from_anywhere(SignalReceived(0))
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "the loop does not end"
         self.loop.close()
         os.close(self._reader)
@@ -222,7 +222,7 @@ class ServerThread:
             return dict(enumerate(event for event, _ in self.record if is_it(event))).get(number)
 
         with self._recorded:
-            assert self._recorded.wait_for(found, PATIENCE_S), f"no {kind.__name__} {fields} in {self.record}"
+            assert self._recorded.wait_for(found, TIMEOUT_S), f"no {kind.__name__} {fields} in {self.record}"
             return found()
 
     def events(self, kind: type[Any]) -> list[Any]:
@@ -261,7 +261,7 @@ class Client:
         self.node_id = node_id
         self.run_id = run_id
         self.secret = secret
-        self.sock = socket.create_connection((address, port), PATIENCE_S)
+        self.sock = socket.create_connection((address, port), TIMEOUT_S)
         self._reader = wire.FrameReader(wire.MAX_BYTES)
         self._bodies: list[bytes] = []
         self.hello = wire.Hello(wire.VERSION, run_id, node_id, os.urandom(wire.NONCE_BYTES))
@@ -366,7 +366,7 @@ class Beating:
     def pause(self) -> None:
         """Stop the heartbeats; the test may use the client again."""
         os.write(self._stop_writer, b"!")
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
@@ -562,7 +562,7 @@ class EngineNode:
         """Return the kinds of the received events, except ``Waiting``."""
         return [type(event) for event in self.events if not isinstance(event, Waiting)]
 
-    def until(self, kind: type[Any], timeout_s: float = PATIENCE_S) -> Any:
+    def until(self, kind: type[Any], timeout_s: float = TIMEOUT_S) -> Any:
         """Return the first event of this kind, when it has come."""
 
         def found() -> Any:
@@ -576,7 +576,7 @@ class EngineNode:
     def until_held(self, condition: Callable[[list[float]], bool]) -> None:
         self._until(lambda: condition(self.holds))
 
-    def _until(self, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    def _until(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
         with self._changed:
             came = self._changed.wait_for(condition, timeout_s)
             assert came, f"timed out; events {self.events}, printed {self.printed}, loop {self.thread.raised!r}"

@@ -5,7 +5,7 @@ It sends its identity when it starts, then executes one line after the other:
     exit CODE       exit with that code
     raise           raise an exception
     ignore          ignore SIGTERM
-    tell            report SIGTERM, and continue
+    report          report SIGTERM, and continue
     notice          poll, like a training loop, until there is a notice; send it
     daemon          start a process that is hard to end; send its pid
     generation      send the fencing token of the generation
@@ -69,9 +69,9 @@ for line in hub.makefile():
         case ["ignore"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             send("ignoring")
-        case ["tell"]:
+        case ["report"]:
             signal.signal(signal.SIGTERM, lambda *_: send("got SIGTERM"))
-            send("will tell")
+            send("will report")
         case ["notice"]:
             send(notice())
         case ["daemon"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.addresses import own_address
-from kit.jobs import PATIENCE_S, Runner
+from kit.jobs import TIMEOUT_S, Runner
 
 _HERE = Path(__file__).parent
 
@@ -83,6 +83,6 @@ class Node:
         if self.is_running:
             self.process.kill()
         self.process.wait()
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
         assert self.process.stdout is not None
         self.process.stdout.close()

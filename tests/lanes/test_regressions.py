@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from kit.etcd import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
+from kit.etcd import TIMEOUT_S, EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
@@ -202,7 +202,7 @@ class FakeLeader:
 
     def __init__(self, etcd: EtcdCluster, run_id: str) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(TIMEOUT_S)
         self._secret = os.urandom(16)
         self._client = BlockingEtcd(etcd.settings())
         leader = Leader(LeaderAddress("leader", "host", *self._listener.getsockname(), this_machine()), self._secret)
@@ -213,7 +213,7 @@ class FakeLeader:
     def take(self) -> Iterator[wire.FromAgent]:
         """Yield the frames of the next link after its authentication, and answer heartbeats. Ends with the link."""
         sock, _ = self._listener.accept()
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         self._sock = sock
         reader = wire.FrameReader(wire.MAX_BYTES)
         hello: wire.Hello | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 
 _FOLDER = Path(__file__).parent / "documented"
 
@@ -27,7 +27,7 @@ def run(program: str, *args: str, folder: Path) -> str:
         [sys.executable, "-W", "ignore::DeprecationWarning", str(_FOLDER / program), *args],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder)},

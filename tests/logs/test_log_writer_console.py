@@ -191,15 +191,15 @@ def test_stderr_reports_what_a_stuck_stdout_lost(harness: Harness) -> None:
 def test_a_second_stop_request_ends_the_wait(harness: Harness) -> None:
     """finish() returns soon after its interrupt descriptor becomes readable."""
     _, console = harness.pipe()
-    hurry_read, hurry_write = harness.pipe()
+    interrupt_read, interrupt_write = harness.pipe()
     with harness.log_writer(console, console) as writer:
         end = writer.open_stream("w", console=1)
         os.write(end, b"z" * 300_000 + b"\n")
         os.close(end)
         writer.drain_now(10)
-        os.write(hurry_write, b"!")
+        os.write(interrupt_write, b"!")
         before = os.times().elapsed
-        writer.finish(20, interrupt_descriptor=hurry_read)
+        writer.finish(20, interrupt_descriptor=interrupt_read)
         assert os.times().elapsed - before < 1.0
 
 

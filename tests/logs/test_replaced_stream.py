@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
+from kit.processes import TIMEOUT_S, leaving_nothing, on_linux, until
 from tenax._logs.replaced_stream import ReplacedStream
 from tenax.launcher import LaunchConfig, elastic_launch
 from tenax.multiprocessing import DefaultLogsSpecs, RunProcsResult, Std, start_processes
@@ -35,7 +35,7 @@ def write(stream: io.StringIO, *chunks: bytes) -> None:
             os.write(replaced.descriptor, chunk)
         if isinstance(stream, Broken):
             until(stream.getvalue, "the first write")
-    replaced.close(PATIENCE_S)
+    replaced.close(TIMEOUT_S)
 
 
 def test_lines_arrive_whole_including_an_unfinished_last_one() -> None:
@@ -60,7 +60,7 @@ def run(folder: Path, script: str, tee: Std) -> RunProcsResult:
     arguments = ("-c", script)
     with leaving_nothing():
         context = start_processes("test", sys.executable, {0: arguments, 1: arguments}, {0: {}, 1: {}}, specs)
-        result = context.wait(PATIENCE_S)
+        result = context.wait(TIMEOUT_S)
         context.close()
     assert result is not None
     return result
@@ -123,6 +123,6 @@ def test_the_replaced_stream_survives_the_death_of_the_log_writer(tmp_path: Path
         until(lambda: log_writer.pid != first, "another log writer")
         with open(tmp_path / "gate", "w"):
             pass
-        assert context.wait(PATIENCE_S) is not None
+        assert context.wait(TIMEOUT_S) is not None
         context.close()
     assert shown.getvalue().splitlines() == ["[test0]:first", "[test0]:second"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing, until
+from kit.processes import TIMEOUT_S, leaving_nothing, until
 from tenax.metrics import MetricData, OpenTelemetryMetricHandler
 
 pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")
@@ -50,7 +50,7 @@ class Collector:
 
     def close(self) -> None:
         self._server.shutdown()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._server.server_close()
 
     def metrics(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
-from tenax.metrics._page_server import PageServer
+from kit.processes import TIMEOUT_S, leaving_nothing
+from tenax.metrics._prometheus import PageServer
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def server() -> Iterator[PageServer]:
 
 
 def request(server: PageServer, path: str = "/page", method: str = "GET") -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -66,7 +66,7 @@ def test_simultaneous_requests_each_get_the_whole_page() -> None:
 
 
 _LEFT_OPEN = """
-from tenax.metrics._page_server import PageServer
+from tenax.metrics._prometheus import PageServer
 server = PageServer(lambda: "", path="/page", content_type="text/plain")
 print(server.port)
 """

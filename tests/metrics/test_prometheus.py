@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.model import AgentSettings, Assignment, Outcome, Verdict
@@ -28,7 +28,7 @@ def handler() -> Iterator[PrometheusMetricHandler]:
 
 def scrape(handler: PrometheusMetricHandler) -> dict[str, tuple[str, dict[str, float]]]:
     """Return by family: its type, and its samples by name and labels."""
-    with urlopen(handler.where, timeout=PATIENCE_S) as answer:
+    with urlopen(handler.where, timeout=TIMEOUT_S) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         text = answer.read().decode()
     found = {}

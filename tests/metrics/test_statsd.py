@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 from tenax.metrics import MetricData, StatsdMetricHandler
 
 
@@ -15,7 +15,7 @@ from tenax.metrics import MetricData, StatsdMetricHandler
 def peer() -> Iterator[socket.socket]:
     with leaving_nothing(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
         made.bind(("127.0.0.1", 0))
-        made.settimeout(PATIENCE_S)
+        made.settimeout(TIMEOUT_S)
         yield made
 
 

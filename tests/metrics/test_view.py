@@ -258,7 +258,7 @@ def test_the_metrics_of_a_lost_keeper() -> None:
         (Failure(1, 0, 0, 9, 1, 1.0, evidence=Evidence("ValueError", "ValueError: x")), "exception"),
         (Failure(1, 0, 0, 9, -15, 1.0, evidence=Evidence(raised_at=0.5), was_stopped=True), "exception"),
         (Failure(1, 0, 0, 9, -11, 1.0), "signal"),
-        (Failure(1, 0, 0, 9, -9, 1.0, "did not leave the scope 'step' within 60 s", was_late=True), "late"),
+        (Failure(1, 0, 0, 9, -9, 1.0, "did not leave the scope 'step' within 1 min", was_late=True), "late"),
         (Failure(1, 0, 0, 9, 1, 1.0, "x", Evidence("E", "E: x", raised_at=0.5), was_late=True), "late"),
         (Failure(1, 0, 0, 9, 3, 1.0), "exit_code"),
         (Failure(1, 0, 0, 9, 0, 1.0, "its result cannot be read"), "result"),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes import PATIENCE_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
+from kit.processes import TIMEOUT_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
 from tenax.multiprocessing import (
     DefaultLogsSpecs,
     MultiprocessContext,
@@ -147,7 +147,7 @@ def test_wait_returns_none_after_its_timeout_and_else_the_result(start: Starter,
     assert context.wait(0) is None
     began = time.monotonic()
     assert context.wait(0.05, period=60) is None
-    assert 0.04 < time.monotonic() - began < PATIENCE_S
+    assert 0.04 < time.monotonic() - began < TIMEOUT_S
     fifo.write_text("go\n")
     result = context.wait()
     assert isinstance(result, RunProcsResult)
@@ -296,7 +296,7 @@ def test_wait_returns_when_another_thread_closes_the_context(start: Starter) -> 
     waiter = threading.Thread(target=lambda: results.append(context.wait()))
     waiter.start()
     context.close()
-    waiter.join(PATIENCE_S)
+    waiter.join(TIMEOUT_S)
     assert results[0] is not None
     assert results[0].failures[0].exitcode == -signal.SIGTERM
 
@@ -358,7 +358,7 @@ def test_a_signal_raises_an_exception_so_that_processes_can_be_stopped(tmp_path:
     job = subprocess.Popen([sys.executable, "-c", _STOPPED], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     until((tmp_path / "ready").exists, "the process that is ready")
     job.send_signal(signal.SIGTERM)
-    output, _ = job.communicate(timeout=PATIENCE_S)
+    output, _ = job.communicate(timeout=TIMEOUT_S)
     assert (job.returncode, output) == (0, "SIGTERM True\n")
     assert (tmp_path / "saved").read_text() == "saved\n"
 
@@ -378,7 +378,7 @@ print(mine)
 
 def test_a_program_that_handles_signals_keeps_its_handlers(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _HANDLED], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        [sys.executable, "-c", _HANDLED], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     assert done.stdout == "[1]\n"
 
@@ -393,7 +393,7 @@ raise RuntimeError("another error")
 
 def test_the_processes_of_a_program_that_raises_are_killed(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _RAISES], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", _RAISES], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 1
     assert "another error" in done.stderr
@@ -441,14 +441,14 @@ def test_the_process_of_a_function_that_returned_stays_until_the_others_return(
 ) -> None:
     """Both values are returned."""
     args = [(rank, "return", str(tmp_path)) for rank in range(2)]
-    result = start(return_or_watch, *args, start_method=method).wait(PATIENCE_S)
+    result = start(return_or_watch, *args, start_method=method).wait(TIMEOUT_S)
     assert result is not None
     assert result.return_values == {0: "first", 1: True}
 
 
 def test_a_process_that_exits_with_0_counts_as_returned(start: Starter, tmp_path: Path) -> None:
     """The others do not wait for it."""
-    result = start(return_or_watch, *[(rank, "exit", str(tmp_path)) for rank in range(2)]).wait(PATIENCE_S)
+    result = start(return_or_watch, *[(rank, "exit", str(tmp_path)) for rank in range(2)]).wait(TIMEOUT_S)
     assert result is not None
     assert result.return_values == {0: "first", 1: None}
 
@@ -456,8 +456,8 @@ def test_a_process_that_exits_with_0_counts_as_returned(start: Starter, tmp_path
 def test_a_failure_stops_processes_whose_functions_returned_at_once(start: Starter, tmp_path: Path) -> None:
     """Before the end of the grace period, even if they have a handler for SIGTERM."""
     args = [(rank, "raise", str(tmp_path)) for rank in range(2)]
-    context = start(return_or_watch, *args, grace_s=4 * PATIENCE_S)
-    result = context.wait(PATIENCE_S)
+    context = start(return_or_watch, *args, grace_s=4 * TIMEOUT_S)
+    result = context.wait(TIMEOUT_S)
     assert result is not None
     assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {1: 1}
 
@@ -467,8 +467,8 @@ def test_close_stops_processes_whose_functions_returned_at_once(start: Starter, 
     context = start(return_or_watch, *[(rank, "hang", str(tmp_path)) for rank in range(2)])
     until((tmp_path / "watched").exists, "rank 1 to check rank 0")
     began = time.monotonic()
-    context.close(timeout=int(4 * PATIENCE_S))
-    assert time.monotonic() - began < PATIENCE_S
+    context.close(timeout=int(4 * TIMEOUT_S))
+    assert time.monotonic() - began < TIMEOUT_S
     result = context.wait(0)
     assert result is not None
     assert result.failures[1].exitcode == -signal.SIGTERM
@@ -479,7 +479,7 @@ def test_a_process_killed_while_it_waits_is_a_failure(start: Starter, tmp_path: 
     context = start(return_or_watch, *[(rank, "hang", str(tmp_path)) for rank in range(2)])
     until((tmp_path / "watched").exists, "rank 1 to check rank 0")
     os.kill(context.pids()[0], signal.SIGKILL)
-    result = context.wait(PATIENCE_S)
+    result = context.wait(TIMEOUT_S)
     assert result is not None
     assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {0: -signal.SIGKILL}
 
@@ -524,7 +524,7 @@ def test_a_process_that_raised_and_was_stopped_while_exiting_has_exit_code_1(
         script = tmp_path / "script.py"
         script.write_text(RAISE_AND_EXIT_SLOWLY)
         context = start(sys.executable, *[(str(script), str(rank), str(tmp_path)) for rank in range(2)])
-    result = context.wait(PATIENCE_S)
+    result = context.wait(TIMEOUT_S)
     assert result is not None
     first = min(result.failures.values(), key=lambda failure: failure.raised_at)
     assert (first.local_rank, first.exitcode) == (0, 1)

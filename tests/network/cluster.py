@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kit.jobs import Done
 
-from .file_watch import PATIENCE_S
+from .file_watch import TIMEOUT_S
 from .history import Generation, History
 from .lab import Host, Lab
 from .running import Running
@@ -96,7 +96,7 @@ class Cluster:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    def until(self, condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    def until(self, condition: Callable[[], T], what: str, timeout_s: float = TIMEOUT_S) -> T:
         """Wait until a condition of the history or the agents is true."""
 
         def updated() -> T:
@@ -106,7 +106,7 @@ class Cluster:
         return self.lab.until(updated, lambda: f"{what}\n{self.describe()}", timeout_s)
 
     def until_at_work(
-        self, world_size: int, *, after: Generation | None = None, timeout_s: float = PATIENCE_S
+        self, world_size: int, *, after: Generation | None = None, timeout_s: float = TIMEOUT_S
     ) -> Generation:
         """Wait until all ranks of a generation of this size work; of a later one than ``after``, if given."""
         least = after.number if after is not None else 0
@@ -124,7 +124,7 @@ class Cluster:
         assert generation is not None
         return generation
 
-    def until_printed(self, agent: Running, text: str, timeout_s: float = PATIENCE_S) -> None:
+    def until_printed(self, agent: Running, text: str, timeout_s: float = TIMEOUT_S) -> None:
         def is_printed() -> bool:
             is_over = agent.is_over
             found = text in agent.err
@@ -143,7 +143,7 @@ class Cluster:
             assert self.history.latest() is generation, f"{generation} was replaced\n{self.describe()}"
             return all(worker.last_at >= least for worker in workers)
 
-        self.until(worked, f"{generation} to work for {seconds:g} s", seconds + PATIENCE_S)
+        self.until(worked, f"{generation} to work for {seconds:g} s", seconds + TIMEOUT_S)
 
     def describe(self) -> str:
         """Return everything that is known, for the output of a failed test."""

@@ -25,7 +25,7 @@ import pytest
 from kit.etcd import find_etcd
 from tenax._engines.etcd.keys import Keys, Written
 
-from .file_watch import PATIENCE_S
+from .file_watch import TIMEOUT_S
 from .lab import Host
 from .running import Running
 
@@ -101,7 +101,7 @@ class EtcdMembers:
         assert running is not None
         pidfd = os.pidfd_open(running.pid)
         try:
-            readable, _, _ = select.select([ready, pidfd], [], [], PATIENCE_S)
+            readable, _, _ = select.select([ready, pidfd], [], [], TIMEOUT_S)
         finally:
             os.close(pidfd)
         if ready not in readable or b"READY=1" not in ready.recv(4096):
@@ -124,7 +124,7 @@ class EtcdMembers:
     def leader(self) -> int:
         """Return the index of the leader, once there is one: a linearizable read waits for it."""
         alive = [index for index, running in enumerate(self.running) if running is not None]
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         for index in itertools.cycle(alive):
             assert time.monotonic() < until, "etcd has no leader"
             with contextlib.suppress(urllib.error.URLError, OSError):

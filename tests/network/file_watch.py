@@ -15,7 +15,7 @@ import pytest
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0  # also on a busy machine
+TIMEOUT_S = 30.0  # also on a busy machine
 _MODIFIED, _MOVED_FROM, _MOVED_TO, _CREATED, _DELETED = 0x2, 0x40, 0x80, 0x100, 0x200
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,7 +62,7 @@ def until(
     what: str | Callable[[], str],
     folders: Iterable[Path],
     pids: Iterable[int] = (),
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> T:
     """Wait until the condition is true, and return its value. Fails the test on a timeout.
 

@@ -37,7 +37,7 @@ from typing import Literal, TypeVar
 import pytest
 
 from .fabric import Bridge, SlowSwitch
-from .file_watch import PATIENCE_S, until
+from .file_watch import TIMEOUT_S, until
 from .name_service import SERVER, Dns, SlowNameServer, write_files
 from .namespaces import Namespace
 from .running import Running
@@ -207,7 +207,7 @@ class Host:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         return self.inside(lambda: socket.create_server((self.address, port), family=family))
 
-    def connect(self, address: str, port: int, timeout_s: float = PATIENCE_S) -> socket.socket:
+    def connect(self, address: str, port: int, timeout_s: float = TIMEOUT_S) -> socket.socket:
         """Return a connection from this host. Raises TimeoutError."""
         return self.inside(lambda: socket.create_connection((address, port), timeout_s))
 
@@ -375,7 +375,7 @@ class Lab:
         """Return all processes of all hosts: pid, and host and command."""
         return {pid: f"{host.name}: {command}" for host in self.hosts for pid, command in host.processes().items()}
 
-    def until(self, condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
+    def until(self, condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = TIMEOUT_S) -> T:
         """Wait until the condition is true. Checked when a program prints or exits, or ``shared`` changes."""
         living = [running.pid for running in self.started if not running.is_over]
         return until(condition, what, [self.home, self.shared], living, timeout_s)

@@ -23,7 +23,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000
-_PATIENCE_S = 30.0  # also on a busy machine
+_TIMEOUT_S = 30.0  # also on a busy machine
 _LINK_GROUP, _NEW_LINK, _LINK_NAME, _IS_RUNNING = 1, 16, 3, 0x40  # of rtnetlink(7)
 _V6_ROUTE_GROUP, _NEW_ROUTE, _LOCAL_ROUTE, _ROUTE_TO = 0x400, 24, 2, 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -142,7 +142,7 @@ class Namespace:
     def _kernel_messages(self, group: int) -> socket.socket:
         messages = self.inside(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
         messages.bind((0, group))
-        messages.settimeout(_PATIENCE_S)
+        messages.settimeout(_TIMEOUT_S)
         return messages
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Namespace:
             for pid in new:
                 self._signal(pid, signal.SIGSTOP)
             stopped |= new
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while left := self.processes():
             for pid in left:
                 self._signal(pid, signal.SIGKILL, deadline)

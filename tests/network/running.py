@@ -12,7 +12,7 @@ import pytest
 
 from kit.jobs import Done, ended
 
-from .file_watch import PATIENCE_S, FileWatch
+from .file_watch import TIMEOUT_S, FileWatch
 
 
 class Running:
@@ -40,7 +40,7 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def line(self, timeout_s: float = PATIENCE_S) -> str:
+    def line(self, timeout_s: float = TIMEOUT_S) -> str:
         """Wait for the next complete line of stdout and return it."""
         deadline = time.monotonic() + timeout_s
         with FileWatch([self._out.parent], [self.pid]) as watch:
@@ -53,7 +53,7 @@ class Running:
                 if is_over or not watch.wait(deadline - time.monotonic()):
                     pytest.fail(f"did not print line {self._lines_read + 1}\n{self!r}")
 
-    def until_printed(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+    def until_printed(self, text: str, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until stdout or stderr contains ``text``."""
         deadline = time.monotonic() + timeout_s
         with FileWatch({self._out.parent, self._err.parent}, [self.pid]) as watch:
@@ -64,7 +64,7 @@ class Running:
                 if is_over or not watch.wait(deadline - time.monotonic()):
                     pytest.fail(f"did not print {text!r}\n{self!r}")
 
-    def wait(self, timeout_s: float = PATIENCE_S) -> Done:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> Done:
         """Wait until it exits."""
         if not ended(self.process, timeout_s):
             pytest.fail(f"still running after {timeout_s:g} s\n{self!r}")

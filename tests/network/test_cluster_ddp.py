@@ -17,11 +17,11 @@ from .lab import Lab, requires_netns
 
 pytestmark = [requires_netns, pytest.mark.timeout(300)]
 
-PATIENCE_S = 90.0  # three processes import torch on few cores
+TIMEOUT_S = 90.0  # three processes import torch on few cores
 
 
 def until_training(cluster: Cluster, world_size: int, after: Generation | None = None) -> Generation:
-    return cluster.until_at_work(world_size, after=after, timeout_s=PATIENCE_S)
+    return cluster.until_at_work(world_size, after=after, timeout_s=TIMEOUT_S)
 
 
 def assert_generations_resume_from_the_checkpoint(cluster: Cluster) -> None:

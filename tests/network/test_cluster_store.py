@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from store import requests as ask
-from store.users import CLIENT, NOBODY
+from store.users import CLIENT, UNPRIVILEGED_UID
 
 from .cluster import Cluster, in_one_line
 from .lab import Family, Host, Lab, requires_ipv6, requires_netns
@@ -53,7 +53,7 @@ def test_only_members_can_use_the_store(make_lab: Callable[..., Lab], family: Fa
     cluster.until_printed(agent, "is not an address of a node of this generation")
     assert f"store_allow={outsider.address}" in in_one_line(agent.err)
     request = ask.GREETING + ask.ping(b"abcd")
-    command = [sys.executable, "-S", "-c", CLIENT, first.address, str(STORE_PORT), str(NOBODY), request.hex()]
+    command = [sys.executable, "-S", "-c", CLIENT, first.address, str(STORE_PORT), str(UNPRIVILEGED_UID), request.hex()]
     assert first.run(command).wait().out.strip() == ""
     cluster.until_worked_for(generation, 0.1)
     cluster.finish()

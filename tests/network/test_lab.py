@@ -33,7 +33,7 @@ from .lab import (
 pytestmark = requires_netns
 
 SHORT_S = 0.2  # to check that something does not happen; never to wait for an event
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 MakeLab = Callable[..., Lab]
 _SIOCETHTOOL, _ETHTOOL_GLINK = 0x8946, 0x0A
 
@@ -78,7 +78,7 @@ def connected(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.so
     with other.listen() as server, one.connect(other.address, server.getsockname()[1]) as ours:
         theirs, _ = server.accept()
         with theirs:
-            theirs.settimeout(PATIENCE_S)
+            theirs.settimeout(TIMEOUT_S)
             yield ours, theirs
 
 
@@ -92,7 +92,7 @@ class DatagramSockets:
         family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
         made = host.inside(lambda: socket.socket(family, socket.SOCK_DGRAM))
         made.bind((host.address, 0))
-        made.settimeout(PATIENCE_S)
+        made.settimeout(TIMEOUT_S)
         return made
 
     def send(self, source: Host, target: Host, text: str) -> None:

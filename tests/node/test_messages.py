@@ -68,7 +68,10 @@ def test_the_exit_of_a_stopped_worker_is_not_important() -> None:
 def test_the_reason_for_waiting_is_important() -> None:
     agent = Agent()
     agent.step(events.RunRequested())
-    for why in ("1 of 2 nodes ready (a); waiting up to 600 s for 1 more", "waiting 90 s before the restart: hot"):
+    for why in (
+        "1 of 2 nodes ready (a); waiting up to 10 min for 1 more",
+        "waiting 1 min 30 s before the restart: hot",
+    ):
         assert agent.step(events.Waiting(why)) == [why]
         assert agent.lines[-1] == (why, True)
 
@@ -155,7 +158,7 @@ def test_an_expired_scope_is_shown_when_it_expires_and_when_the_worker_is_stoppe
     agent.run()
     late = events.ScopeExpired(1, 1, 101, "step", 60.0, 1e9, signal.SIGTERM)
     assert agent.step(late) == [
-        "rank 5 (pid 101) did not leave the scope 'step' within 60 s",
+        "rank 5 (pid 101) did not leave the scope 'step' within 1 min",
         "requesting the stacks of rank 5",
         "requesting the stacks of rank 4",
     ]

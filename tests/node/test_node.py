@@ -93,9 +93,9 @@ def test_the_final_text_comes_after_all_output(tmp_path: Path, capfd: pytest.Cap
     script = "echo one >&2; (trap 'echo two >&2; exit' TERM; sleep 60 & wait) & exit 1"
     node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", script]}, "sh"), grace_s=10.0))
     node.run(final_text=lambda verdict: f"it {verdict.outcome.value}")
-    said = capfd.readouterr().err.splitlines()
-    assert said[-1] == "it failed"
-    assert "one" in said
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == "it failed"
+    assert "one" in lines
 
 
 def test_without_a_log_folder_no_journal_is_written(tmp_path: Path) -> None:

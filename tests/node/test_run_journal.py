@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from kit.processes import leaving_nothing
-from tenax._core import events
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CancelRequested,
@@ -49,23 +48,23 @@ class Recorded:
 
     def step(self, event: AnyCoordinatorEvent) -> None:
         self.now += 1.0
-        says = self.machine.step(event, self.now)
-        self.journal.run_step(self.now, event, says, self.machine.state)
+        sent = self.machine.step(event, self.now)
+        self.journal.run_step(self.now, event, sent, self.machine.state)
 
-    def receive(self, node_id: str, *messages: word.FromNode) -> None:
-        for message in messages:
+    def receive(self, node_id: str, *received: messages.FromNode) -> None:
+        for message in received:
             self.step(Received(node_id, message))
 
     def gather(self) -> None:
         for node_id in "ab":
-            info = word.NodeInfo(node_id, f"host-{node_id}", min_nodes=2, max_nodes=2)
-            self.receive(node_id, word.NodeJoined(info), word.NodeReady(0))
+            info = messages.NodeInfo(node_id, f"host-{node_id}", min_nodes=2, max_nodes=2)
+            self.receive(node_id, messages.NodeJoined(info), messages.NodeReady(0))
 
     def fail(self, generation: int) -> None:
         failure = Failure(generation, 0, 1, 77, 3, self.now)
-        self.receive("b", word.FailureSeen(generation, failure, self.now))
-        self.receive("b", word.NodeStopped(generation, self.now, (failure,)), word.NodeReady(generation))
-        self.receive("a", word.NodeStopped(generation, self.now), word.NodeReady(generation))
+        self.receive("b", messages.FailureSeen(generation, failure, self.now))
+        self.receive("b", messages.NodeStopped(generation, self.now, (failure,)), messages.NodeReady(generation))
+        self.receive("a", messages.NodeStopped(generation, self.now), messages.NodeReady(generation))
 
 
 def test_what_was_written_is_read_back_and_replays(path: str) -> None:
@@ -74,11 +73,13 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     served.gather()
     served.fail(1)
     served.step(NodeLost("b", "connection closed"))
-    served.receive("a", word.NodeStopped(2, served.now), word.NodeReady(2))
+    served.receive("a", messages.NodeStopped(2, served.now), messages.NodeReady(2))
     served.step(Tick())
-    served.receive("c", word.NodeJoined(word.NodeInfo("c", "host-c", min_nodes=2, max_nodes=2)), word.NodeReady(0))
+    served.receive(
+        "c", messages.NodeJoined(messages.NodeInfo("c", "host-c", min_nodes=2, max_nodes=2)), messages.NodeReady(0)
+    )
     for node_id in "ac":
-        served.receive(node_id, word.NodeSucceeded(3))
+        served.receive(node_id, messages.NodeSucceeded(3))
     served.journal.close(500.0)
     header, steps, footer = read_run_journal(path)
     assert (header.settings, header.host, header.at, header.format) == (SETTINGS, os.uname().nodename, 100.0, 3)
@@ -86,7 +87,7 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     assert [step.decision for step in steps if step.decision] == [Restart("restart 1 of 3")]
     story, differences = replay_run(header, steps)
     assert differences == []
-    told = [line for _, line in story]
+    lines = [line for _, line in story]
     for part in (
         "host-a joined with 1 worker",
         "host-a is ready for a generation",
@@ -96,15 +97,15 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
         "host-b was lost: connection closed",
         "  to host-a, host-c: the run succeeded: all 2 workers succeeded",
     ):
-        assert part in told, told
-    assert any(line.startswith("  to host-c: generation 3, node 1 of 2, world size 2 (") for line in told), told
+        assert part in lines, lines
+    assert any(line.startswith("  to host-c: generation 3, node 1 of 2, world size 2 (") for line in lines), lines
     assert [at for at, _ in story] == sorted(at for at, _ in story)
 
 
 def test_messages_distinguish_nodes_of_one_host() -> None:
     story = RunMessages()
     for node_id, host in (("a", "big"), ("b", "big"), ("c", "small")):
-        story.lines_for(Received(node_id, word.NodeJoined(word.NodeInfo(node_id, host))), [])
+        story.lines_for(Received(node_id, messages.NodeJoined(messages.NodeInfo(node_id, host))), [])
     assert [story.name(node_id) for node_id in ("a", "b", "c", "0123456789abc")] == [
         "big #1",
         "big #2",
@@ -116,21 +117,21 @@ def test_messages_distinguish_nodes_of_one_host() -> None:
 def test_every_message_of_a_node_has_a_text() -> None:
     """A replay prints no class names."""
     failure = Failure(1, 0, 3, 77, -9, 5.0)
-    info = word.NodeInfo("a", "host-a", slots=8)
-    said = [
-        word.NodeJoined(info),
-        word.NodeJoined(info, generation=2, is_running=True),
-        word.NodeJoined(info, generation=2, has_succeeded=True),
-        word.NodeReady(0),
-        word.FailureSeen(1, failure, 5.0),
-        word.NodeStopped(1, 5.0, (failure,)),
-        word.NodeSucceeded(1),
-        word.NodeDraining(1, 30.0, "SIGTERM"),
-        word.NodeWillLeave(1, "SIGUSR1", 120.0),
-        word.NodeLeft("SIGTERM"),
+    info = messages.NodeInfo("a", "host-a", slots=8)
+    received = [
+        messages.NodeJoined(info),
+        messages.NodeJoined(info, generation=2, is_running=True),
+        messages.NodeJoined(info, generation=2, has_succeeded=True),
+        messages.NodeReady(0),
+        messages.FailureSeen(1, failure, 5.0),
+        messages.NodeStopped(1, 5.0, (failure,)),
+        messages.NodeSucceeded(1),
+        messages.NodeDraining(1, 30.0, "SIGTERM"),
+        messages.NodeWillLeave(1, "SIGUSR1", 120.0),
+        messages.NodeLeft("SIGTERM"),
     ]
     story = RunMessages()
-    assert [story.lines_for(Received("a", each), []) for each in said] == [
+    assert [story.lines_for(Received("a", each), []) for each in received] == [
         ["host-a joined with 8 workers"],
         ["host-a joined with 8 workers, running generation 2"],
         ["host-a joined with 8 workers, done with generation 2"],
@@ -139,7 +140,7 @@ def test_every_message_of_a_node_has_a_text() -> None:
         ["host-a stopped its workers of generation 1 (1 failed)"],
         ["host-a succeeded in generation 1"],
         ["host-a is leaving (up to 30 s): SIGTERM"],
-        ["host-a will leave (in 120 s): SIGUSR1"],
+        ["host-a will leave (in 2 min): SIGUSR1"],
         ["host-a left: SIGTERM"],
     ]
 
@@ -186,9 +187,9 @@ def test_a_pause_and_an_operators_stop_are_replayed(path: str) -> None:
     header, steps, _ = read_run_journal(path)
     story, differences = replay_run(header, steps)
     assert differences == []
-    told = [line for _, line in story]
-    assert "an operator ended the run: enough" in told
-    assert told[-1].endswith(": the run was cancelled: enough")
+    lines = [line for _, line in story]
+    assert "an operator ended the run: enough" in lines
+    assert lines[-1].endswith(": the run was cancelled: enough")
 
 
 def test_a_changed_message_is_reported(path: str) -> None:
@@ -197,7 +198,7 @@ def test_a_changed_message_is_reported(path: str) -> None:
     served.gather()
     served.journal.close(500.0)
     header, steps, _ = read_run_journal(path)
-    number = next(index for index, step in enumerate(steps) if any(_is_formed(say.event) for say in step.sent))
+    number = next(index for index, step in enumerate(steps) if any(_is_formed(send.event) for send in step.sent))
     steps[number] = msgspec.structs.replace(steps[number], sent=steps[number].sent[:1])
     (difference,) = replay_run(header, steps)[1]
     assert difference.startswith(f"step {number + 1}, Received: the journal has ")
@@ -238,13 +239,15 @@ def test_only_the_latest_progress_of_each_node_is_written_before_the_next_step(p
     size = os.path.getsize(path)
     for step in range(100):
         for node_id in "ab":
-            said = word.WorkerProgress(0, 0, step, served.now, served.now)
-            served.receive(node_id, word.NodeProgress(1, served.now, (said,)))
+            progress = messages.WorkerProgress(0, 0, step, served.now, served.now)
+            served.receive(node_id, messages.NodeProgress(1, served.now, (progress,)))
     assert os.path.getsize(path) == size
     served.fail(1)
     served.journal.close(500.0)
     header, steps, _ = read_run_journal(path)
-    told = [step.event.message for step in steps if isinstance(getattr(step.event, "message", None), word.NodeProgress)]
-    assert [each.workers[0].last_step for each in told] == [99, 99]
+    reports = [
+        step.event.message for step in steps if isinstance(getattr(step.event, "message", None), messages.NodeProgress)
+    ]
+    assert [each.workers[0].last_step for each in reports] == [99, 99]
     assert [step.at for step in steps] == sorted(step.at for step in steps)
     assert replay_run(header, steps)[1] == []

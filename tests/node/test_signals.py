@@ -138,7 +138,7 @@ def test_other_signals_reach_the_hosts_wakeup_descriptor(loop: Loop, handlers: l
             os.kill(os.getpid(), USR1)
             assert take(loop, source) == [USR1]
             assert host_reader.recv(10) == bytes([USR2])
-            os.kill(os.getpid(), USR2)  # nobody looks before the end
+            os.kill(os.getpid(), USR2)  # not read before the end
         assert host_reader.recv(10) == bytes([USR2])
         assert handlers == [USR2, USR2]
     finally:

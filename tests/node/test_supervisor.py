@@ -415,7 +415,7 @@ class FakeControl:
     def __init__(
         self, answers: dict[type, list[events.AnyEvent]] | None = None, after: list[events.AnyEvent] | None = None
     ) -> None:
-        self.told: list[messages.FromNode] = []
+        self.sent: list[messages.FromNode] = []
         self.answers = answers or {}
         self.after = after or []  # arrives together with each answer
         self.asked: list[AnyRequest] = []
@@ -429,7 +429,7 @@ class FakeControl:
         self.loop, self.emit, self.node = loop, emit, node
 
     def send(self, message: messages.FromNode) -> None:
-        self.told.append(message)
+        self.sent.append(message)
         answers = self.answers.get(type(message), [])
         if answers:
             self.emit(answers.pop(0))
@@ -453,7 +453,7 @@ class FakeControl:
 
     @property
     def kinds(self) -> list[str]:
-        return [type(message).__name__ for message in self.told]
+        return [type(message).__name__ for message in self.sent]
 
 
 def formed(generation: int, **fields: Any) -> events.GenerationFormed:
@@ -472,7 +472,7 @@ def test_a_node_of_several_ends_with_the_coordinators_verdict(stage: Callable[..
     assert made.run() == WELL
     assert not list(tmp_path.glob("*.run"))
     pids = tuple(worker.pid for worker in made.processes.workers.values())
-    assert control.told == [messages.NodeReady(0), messages.WorkersRunning(1, pids), messages.NodeSucceeded(1)]
+    assert control.sent == [messages.NodeReady(0), messages.WorkersRunning(1, pids), messages.NodeSucceeded(1)]
     assert [env["RANK"] for _, env in made.entrypoint.launched] == ["2", "3"]
     assert control.closed == 1
 
@@ -575,8 +575,8 @@ def test_notices_are_forwarded_before_workers_are_stopped(stage: Callable[..., S
         commands.ForwardNotice(1, "", "the agent received SIGTERM", 30.0),
     ]
     assert asked_after == [3]
-    told = ["NodeReady", "WorkersRunning", "NodeWillLeave", "NodeDraining", "NodeStopped", "NodeLeft"]
-    assert control.kinds == told
+    expected = ["NodeReady", "WorkersRunning", "NodeWillLeave", "NodeDraining", "NodeStopped", "NodeLeft"]
+    assert control.kinds == expected
 
 
 def test_an_engine_can_limit_the_workers_print_and_announce_the_node(stage: Callable[..., Stage]) -> None:
@@ -620,7 +620,7 @@ def test_the_final_progress_is_sent_before_the_end_of_the_generation(stage: Call
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
     made.run()
-    assert control.told[-2:] == [messages.NodeProgress(1, 1000.0, steps), messages.NodeSucceeded(1)]
+    assert control.sent[-2:] == [messages.NodeProgress(1, 1000.0, steps), messages.NodeSucceeded(1)]
 
 
 def test_a_forwarded_log_request_is_answered_by_the_logs(stage: Callable[..., Stage]) -> None:
@@ -678,8 +678,8 @@ class Serving(FakeControl):
         self.host.step(Opened())
         self.send(messages.NodeJoined(messages.NodeInfo("me", "a", slots=2)))
 
-    def _deliver(self, say: Send) -> None:
-        self.emit(say.event)
+    def _deliver(self, sent: Send) -> None:
+        self.emit(sent.event)
 
     def send(self, message: messages.FromNode) -> None:
         self.host.step(Received("me", message))

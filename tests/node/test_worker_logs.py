@@ -70,7 +70,7 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
         made.close()
 
 
-def say(stream: int, text: str) -> None:
+def write(stream: int, text: str) -> None:
     os.write(stream, text.encode())
     os.close(stream)
 
@@ -86,7 +86,7 @@ def test_the_last_lines_are_evidence(runner: Runner) -> None:
     """The end of stderr, with its exception and the path of the complete file."""
     ((out, err),) = runner.prepare()
     os.close(out)
-    say(err, "loading\n" + TRACEBACK)
+    write(err, "loading\n" + TRACEBACK)
     evidence = runner.examine()
     assert (evidence.error_type, evidence.message) == ("ValueError", "ValueError: boom")
     assert evidence.last_lines[-1] == "ValueError: boom"
@@ -97,7 +97,7 @@ def test_an_error_file_is_better_evidence(runner: Runner) -> None:
     """It is preferred to the output."""
     ((out, err),) = runner.prepare()
     os.close(out)
-    say(err, "something else\n")
+    write(err, "something else\n")
     assert not runner.logs.has_error_file(0)
     path = Path(runner.logs.destination.error_files[0])
     message = {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "12"}}
@@ -110,16 +110,16 @@ def test_an_error_file_is_better_evidence(runner: Runner) -> None:
 def test_a_stopped_worker_without_an_error_file_is_not_examined(runner: Runner) -> None:
     """The evidence is empty and available at once."""
     ((out, err),) = runner.prepare()
-    say(out, "")
-    say(err, "KeyboardInterrupt\n")
+    write(out, "")
+    write(err, "KeyboardInterrupt\n")
     assert runner.examine(was_stopped=True) == Evidence()
 
 
 def test_a_stopped_worker_shows_the_stacks_that_it_wrote(runner: Runner) -> None:
     """Another worker may have waited for this one. Stacks of an earlier worker are ignored."""
     for out, err in runner.prepare():
-        say(out, "")
-        say(err, "")
+        write(out, "")
+        write(err, "")
     path = Path(runner.logs.destination.error_files[0]).parent / "stacks.txt"
     path.write_text("Current thread 0x1 (most recent call first):\n")
     shown = runner.examine(-15, was_stopped=True)
@@ -140,7 +140,7 @@ def test_evidence_arrives_although_the_log_writer_died(runner: Runner) -> None:
     os.write(err, TRACEBACK.encode())
     assert runner.examine().message == "ValueError: boom"
     assert writer.pid != first
-    say(err, "and on\n")
+    write(err, "and on\n")
     assert runner.examine().last_lines[-1] == "and on"
 
 
@@ -148,7 +148,7 @@ def test_each_generation_has_its_own_files(runner: Runner) -> None:
     """The files of earlier generations are kept."""
     for text in ("first\n", "second\n"):
         for out, err in runner.prepare(workers=2):
-            say(out, text)
+            write(out, text)
             os.close(err)
         runner.examine()  # all that was written has been taken
     second = Path(runner.logs.destination.stdouts[1])
@@ -165,8 +165,8 @@ def test_an_unwritable_disk_costs_only_the_log_files(tmp_path: Path, capfd: pyte
     with leaving_nothing():
         runner = Runner(specs)
         ((out, err),) = runner.prepare()
-        say(out, "to the console\n")
-        say(err, "")
+        write(out, "to the console\n")
+        write(err, "")
         runner.close("the last words")
     shown = capfd.readouterr()
     assert shown.out == "to the console\n"
@@ -181,7 +181,7 @@ def test_without_messages_only_the_workers_lines_are_shown(tmp_path: Path, capfd
         logs.open()
         outputs = logs.prepare(1, {0: {}})
         logs.print_line("tenax: a line of the story")
-        say(outputs[0].stdout, "a worker's line\n")
-        say(outputs[0].stderr, "")
+        write(outputs[0].stdout, "a worker's line\n")
+        write(outputs[0].stderr, "")
         logs.close()
     assert capfd.readouterr() == ("a worker's line\n", "")

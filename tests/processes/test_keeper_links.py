@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kit.processes import PATIENCE_S, Program, gone, is_alive, on_linux, program
+from kit.processes import TIMEOUT_S, Program, gone, is_alive, on_linux, program
 
 pytestmark = on_linux
 __all__ = ["program"]
@@ -50,13 +50,13 @@ WAIT = "\nhearing.take(events.NodeCleared, timeout_s=600)\n"
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(TIMEOUT_S)
         yield listener
 
 
 def linked(listener: socket.socket) -> socket.socket:
     link, _ = listener.accept()
-    link.settimeout(PATIENCE_S)
+    link.settimeout(TIMEOUT_S)
     return link
 
 

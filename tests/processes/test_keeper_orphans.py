@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import AT_ONCE_S, NOBODY, Program, gone, interpreter_for, is_alive, needs_root, on_linux, program
+from kit.processes import (
+    AT_ONCE_S,
+    UNPRIVILEGED_UID,
+    Program,
+    gone,
+    interpreter_for,
+    is_alive,
+    needs_root,
+    on_linux,
+    program,
+)
 
 pytestmark = on_linux
 __all__ = ["program"]
@@ -48,7 +58,7 @@ WAIT = "\nhearing.take(events.NodeCleared, timeout_s=600)\n"
 PROCESSES = 5  # the keeper, the workers, the daemons
 
 
-@pytest.mark.parametrize("user", [None, pytest.param(NOBODY, marks=needs_root)], ids=["root", "without root"])
+@pytest.mark.parametrize("user", [None, pytest.param(UNPRIVILEGED_UID, marks=needs_root)], ids=["root", "without root"])
 @pytest.mark.parametrize("attempt", range(3))
 def test_all_processes_die_with_a_killed_agent(program: Start, user: int | None, attempt: int) -> None:
     """Within a second, with or without privileges."""
@@ -158,7 +168,7 @@ def untouchable() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="tenax-test-"))
     folder.chmod(0o755)
     copy = folder / "python"
-    shutil.copy(os.path.realpath(interpreter_for(NOBODY)), copy)
+    shutil.copy(os.path.realpath(interpreter_for(UNPRIVILEGED_UID)), copy)
     copy.chmod(0o4755)
     yield str(copy)
     shutil.rmtree(folder)
@@ -188,7 +198,7 @@ def test_a_worker_of_another_user_is_abandoned(program: Start, untouchable: str)
     keeper.close()
     print("closed")
     """
-    agent = program(code, untouchable, user=NOBODY)
+    agent = program(code, untouchable, user=UNPRIVILEGED_UID)
     pid = int(agent.pipe.line())
     try:
         assert agent.pipe.rest().split() == ["-15", "True", "closed"], agent.errors

@@ -187,7 +187,7 @@ def test_a_gpu_without_a_node_is_on_node_0(tmp_path: Path) -> None:
 
 
 def test_virtual_local_rank_does_not_change_the_placement(tmp_path: Path) -> None:
-    """[1] With --virtual-local-rank every worker believes it is rank 0 with one GPU; the plan knows better.
+    """[1] With --virtual-local-rank every worker sees local rank 0 and one GPU; the plan does not.
 
     The plan takes the agent's view of the GPUs, and what a worker sees afterwards does not enter into it.
     """

@@ -29,7 +29,7 @@ from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
 pytestmark = pytest.mark.process
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")

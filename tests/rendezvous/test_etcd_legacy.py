@@ -24,7 +24,7 @@ from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
 pytestmark = pytest.mark.process
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_nodes_of_a_round_pass_a_barrier_and_share_data(client: BlockingEtcd, pr
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert sorted(results) == [(1, 0, 2), (1, 1, 2)]
 
     one, other = nodes
@@ -73,7 +73,7 @@ def test_nodes_of_a_round_pass_a_barrier_and_share_data(client: BlockingEtcd, pr
     assert not other.setup_kv_store(2).check(["key"])
     assert other.load_extra_data(1, "extra", timeout=0.05) is None
     one.store_extra_data(1, "extra", "data")
-    assert other.load_extra_data(1, "extra", timeout=PATIENCE_S) == b"data"
+    assert other.load_extra_data(1, "extra", timeout=TIMEOUT_S) == b"data"
     assert not other.setup_kv_store(1).check(["extra"])
 
     one.set_closed()

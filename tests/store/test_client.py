@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 
-from kit.processes import PATIENCE_S, forks_with_threads, leaving_nothing
+from kit.processes import TIMEOUT_S, forks_with_threads, leaving_nothing
 from store.servers import our_server
 from tenax._io.listen import listen
 from tenax.store import Store, StoreConnectionError, StoreServer, StoreTimeoutError, TCPStore
@@ -138,11 +138,11 @@ def test_the_client_waits_for_a_server_that_starts_later() -> None:
         server = StoreServer(place.dup())
         serving = threading.Thread(target=server.serve)
         serving.start()
-        connecting.join(PATIENCE_S)
+        connecting.join(TIMEOUT_S)
         found[0].set("k", "v")
         found[0].close()
         server.stop()
-        serving.join(PATIENCE_S)
+        serving.join(TIMEOUT_S)
         server.close()
 
 
@@ -172,7 +172,7 @@ class FakeServer:
 
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._listener.close()
 
 
@@ -200,7 +200,7 @@ def test_threads_share_a_store_with_one_call_at_a_time() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         assert store.get("n") == b"400"
         store.set_timeout(0.05)
         with store._mutex, pytest.raises(StoreTimeoutError, match="clone the store for each thread"):
@@ -221,7 +221,7 @@ def test_closing_a_store_ends_the_wait_of_another_thread() -> None:
         waiting = threading.Thread(target=wait)
         waiting.start()
         store.close()
-        waiting.join(PATIENCE_S)
+        waiting.join(TIMEOUT_S)
         assert "this store object is closed" in str(errors[0])
         with pytest.raises(StoreConnectionError, match="this store object is closed"):
             store.add("n", 1)
@@ -296,7 +296,7 @@ def test_a_master_waits_for_its_workers() -> None:
         "127.0.0.1", port, world_size=3, is_master=True, timeout=60, master_listen_fd=listener.detach()
     ) as master:
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         assert master.num_keys() == 1  # torch's count of workers
         assert master.list_keys() == []
         for worker in workers:

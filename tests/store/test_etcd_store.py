@@ -28,7 +28,6 @@ from tenax.store._etcd_values import PART_BYTES
 from tenax.testing.store_contract import StoreContract
 
 TIMEOUT_S = 60.0
-PATIENCE_S = 30.0
 BIG = bytes(range(256)) * (3 * PART_BYTES // 256) + b"and a bit"
 
 
@@ -129,7 +128,7 @@ def test_many_writers_whose_answers_are_lost_lose_no_count(client: BlockingEtcd,
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert sorted(counted) == list(range(1, 81))
 
 
@@ -239,15 +238,15 @@ def test_no_count_is_lost_or_doubled_when_leaders_die(make_etcd: Callable[..., E
             thread.start()
         for _ in range(2):
             for _ in range(40):
-                assert went_on.acquire(timeout=PATIENCE_S)
+                assert went_on.acquire(timeout=TIMEOUT_S)
             leader = cluster.leader()
             cluster.kill(leader)
             for _ in range(40):
-                assert went_on.acquire(timeout=PATIENCE_S)
+                assert went_on.acquire(timeout=TIMEOUT_S)
             cluster.start(leader)
         is_over.set()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         store = EtcdStore(client, "/run", TIMEOUT_S)
         assert sorted(sums) == list(range(1, len(sums) + 1))
         assert store.get("n") == str(len(sums)).encode()
@@ -312,7 +311,7 @@ def test_a_wait_sees_a_key_that_was_set_and_deleted(client: BlockingEtcd, store:
         store.delete_key("a")
         store.delete_key("b")
 
-    EtcdStore(Watched(client, come_and_go), prefix).wait(["a", "b"], PATIENCE_S)
+    EtcdStore(Watched(client, come_and_go), prefix).wait(["a", "b"], TIMEOUT_S)
     assert store.list_keys() == []
 
 
@@ -328,7 +327,7 @@ def test_a_wait_survives_the_compaction_of_etcd(make_etcd: Callable[..., EtcdClu
 
     watched = Watched(client, forget)
     try:
-        assert EtcdStore(watched, "/run", PATIENCE_S).get("key") == b"value"
+        assert EtcdStore(watched, "/run", TIMEOUT_S).get("key") == b"value"
     finally:
         client.close()
     assert watched.watches > 0
@@ -353,8 +352,8 @@ def test_waiting_for_more_keys_than_fit_in_one_transaction(store: EtcdStore) -> 
     late = threading.Thread(target=store.set, args=(keys[-1], "late"))
     assert not store.check(keys)
     late.start()
-    store.wait(keys, PATIENCE_S)
-    late.join(PATIENCE_S)
+    store.wait(keys, TIMEOUT_S)
+    late.join(TIMEOUT_S)
     assert store.check(keys)
     assert store.multi_get(keys) == [key.encode() for key in keys[:-1]] + [b"late"]
 
@@ -365,14 +364,14 @@ def test_a_waiting_thread_does_not_block_others_of_the_same_handle(store: EtcdSt
     waiting.start()
     assert store.add("n", 1) == 1
     store.set("late", "here")
-    waiting.join(PATIENCE_S)
+    waiting.join(TIMEOUT_S)
     assert found == [b"here"]
 
 
 def test_a_wait_survives_a_restart_of_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
     """Its members are killed and restart; a key that is set afterwards ends the wait."""
     cluster = make_etcd()
-    client = BlockingEtcd(cluster.settings(), patience_s=PATIENCE_S)
+    client = BlockingEtcd(cluster.settings(), patience_s=TIMEOUT_S)
 
     def restart() -> None:
         cluster.kill(0)
@@ -381,7 +380,7 @@ def test_a_wait_survives_a_restart_of_etcd(make_etcd: Callable[..., EtcdCluster]
 
     watched = Watched(client, lambda: threading.Thread(target=restart).start())
     try:
-        assert EtcdStore(watched, "/run", PATIENCE_S).get("key") == b"value"
+        assert EtcdStore(watched, "/run", TIMEOUT_S).get("key") == b"value"
     finally:
         client.close()
 

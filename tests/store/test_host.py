@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from kit.processes import (
-    PATIENCE_S,
+    TIMEOUT_S,
     Program,
     forks_with_threads,
     gone,
@@ -24,7 +24,7 @@ from kit.processes import (
 )
 from store import requests as ask
 from store.requests import Peer
-from store.users import NOBODY, answer_to
+from store.users import UNPRIVILEGED_UID, answer_to
 from tenax._core.events import Tick
 from tenax._io.loop import Loop
 from tenax.store import StoreHost, StoreTimeoutError, TCPStore
@@ -55,7 +55,7 @@ class Agent:
         self.loop.post(Tick())
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        deadline = self.loop.now() + PATIENCE_S
+        deadline = self.loop.now() + TIMEOUT_S
         while not condition():
             assert self.loop.next_event(lambda: deadline) is not None, "timed out"
 
@@ -74,13 +74,13 @@ class Agent:
         thread = threading.Thread(target=call)
         thread.start()
         self.run_until(lambda: bool(results or errors))
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         if errors:
             raise errors[0]
         return results[0]
 
     def client(self, port: int) -> TCPStore:
-        return self.run_while(lambda: TCPStore(HERE, port, timeout=PATIENCE_S))
+        return self.run_while(lambda: TCPStore(HERE, port, timeout=TIMEOUT_S))
 
     def close(self) -> None:
         self.store.close()
@@ -257,11 +257,11 @@ def test_what_an_operator_allows_reaches_the_process_and_rejections_come_back() 
             agent = Agent(allow=allow)
             port = agent.store.bind(HERE)
             agent.store.serve(1, hosts=["10.1.2.3"])
-            answer = agent.run_while(lambda port=port: answer_to(HERE, port, NOBODY))
+            answer = agent.run_while(lambda port=port: answer_to(HERE, port, UNPRIVILEGED_UID))
             assert answer == (b"abcd" if allow else b"")
             if not allow:
                 agent.run_until(lambda agent=agent: bool(agent.notices))
-                assert f"127.0.0.1 is a process of uid {NOBODY}" in agent.notices[0]
+                assert f"127.0.0.1 is a process of uid {UNPRIVILEGED_UID}" in agent.notices[0]
             agent.close()
 
 

@@ -16,11 +16,11 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from kit.processes import PATIENCE_S, on_linux, until
+from kit.processes import TIMEOUT_S, on_linux, until
 from store import requests as ask
 from store.requests import Peer
 from store.servers import our_server
-from store.users import CLIENT, NOBODY, answer_to
+from store.users import CLIENT, UNPRIVILEGED_UID, answer_to
 from tenax._io.listen import listen
 from tenax.store._peers import CLOSED, ELSEWHERE, GONE, THIS_HOST, UNKNOWN, PeerRules, SocketOwners
 from tenax.store._server import StoreServer
@@ -45,7 +45,7 @@ def test_another_user_of_the_host_is_rejected(host: str, callers: list[str], res
         pytest.skip("there is no IPv6 here")
     server = resources.enter_context(our_server(host))
     for caller in callers:
-        assert answer_to(caller, server.port, NOBODY) == b""
+        assert answer_to(caller, server.port, UNPRIVILEGED_UID) == b""
         assert answer_to(caller, server.port, 0) == b"abcd"
         with Peer(server.port, host=caller) as honest:
             honest.send(ask.get(b"/key"))
@@ -58,9 +58,9 @@ def test_an_allowed_address_is_served_whatever_its_user(resources: ExitStack) ->
     """An address, a network, or any; other addresses are still checked by user."""
     for allow in (["any"], ["127.0.0.1"], ["10.0.0.0/8", "127.0.0.0/30"]):
         server = resources.enter_context(our_server("", peers={"hosts": [], "allow": allow}))
-        assert answer_to("127.0.0.1", server.port, NOBODY) == b"abcd"
+        assert answer_to("127.0.0.1", server.port, UNPRIVILEGED_UID) == b"abcd"
         if allow != ["any"] and socket.has_dualstack_ipv6():
-            assert answer_to("::1", server.port, NOBODY) == b""
+            assert answer_to("::1", server.port, UNPRIVILEGED_UID) == b""
 
 
 @as_root
@@ -71,7 +71,9 @@ def test_a_socket_that_its_process_has_closed_is_rejected(uses_netlink: bool) ->
     port = listener.getsockname()[1]
     leave = CLIENT.replace("print(sock.recv(4).hex())", "pass")
     asked = (ask.GREETING + ask.set_(b"/key", b"forged")).hex()
-    subprocess.run([sys.executable, "-S", "-c", leave, "127.0.0.1", str(port), str(NOBODY), asked], check=True)
+    subprocess.run(
+        [sys.executable, "-S", "-c", leave, "127.0.0.1", str(port), str(UNPRIVILEGED_UID), asked], check=True
+    )
     with closing(SocketOwners(uses_netlink=uses_netlink)) as owners, closing(listener):
         accepted, address = listener.accept()
         with accepted:
@@ -90,7 +92,7 @@ def test_the_owner_of_a_peer_socket_is_found(uses_netlink: bool, host: str, call
         pytest.skip("there is no IPv6 here")
     with closing(listen(host)) as listener, closing(SocketOwners(uses_netlink=uses_netlink)) as owners:
         port = listener.getsockname()[1]
-        with socket.create_connection((caller, port), PATIENCE_S):
+        with socket.create_connection((caller, port), TIMEOUT_S):
             accepted, address = listener.accept()
             with accepted:
                 ours = accepted.getsockname()
@@ -129,7 +131,7 @@ def test_a_socket_bound_to_an_interface_is_found() -> None:
 def test_without_kernel_tables_only_addresses_are_checked() -> None:
     """Without netlink and /proc, as on macOS: a loopback peer is served, and so is one with our own address."""
     with closing(listen("127.0.0.1")) as listener:
-        with socket.create_connection(listener.getsockname(), PATIENCE_S):
+        with socket.create_connection(listener.getsockname(), TIMEOUT_S):
             accepted, address = listener.accept()
         with accepted, closing(SocketOwners(uses_netlink=False, tables=["/nothing"])) as owners:
             assert owners.find(accepted.getsockname(), address) == UNKNOWN
@@ -182,14 +184,15 @@ def test_a_rejection_is_reported_with_the_address_the_reason_and_the_option() ->
     server = StoreServer(listener, peers=PeerRules([]), on_notice=notices.append)
     serving = threading.Thread(target=server.serve)
     serving.start()
-    assert answer_to("127.0.0.1", listener.getsockname()[1], NOBODY) == b""
+    assert answer_to("127.0.0.1", listener.getsockname()[1], UNPRIVILEGED_UID) == b""
     until(lambda: bool(notices), "the notice")
     server.stop()
-    serving.join(PATIENCE_S)
+    serving.join(TIMEOUT_S)
     server.close()
     assert notices == [
-        f"the workers' store closed one connection, the last because 127.0.0.1 is a process of uid {NOBODY}, but the "
-        "run belongs to uid 0; if it belongs to this run, start every node with --rdzv-conf store_allow=127.0.0.1"
+        "the workers' store closed one connection, the last because 127.0.0.1 is a process of uid "
+        f"{UNPRIVILEGED_UID}, but the run belongs to uid 0; if it belongs to this run, start every node with "
+        "--rdzv-conf store_allow=127.0.0.1"
     ]
 
 
@@ -199,7 +202,7 @@ def test_a_peer_that_disconnects_before_accept_is_rejected(make: Callable[[], by
     linger = make()
     with closing(listen("127.0.0.1")) as listener, closing(SocketOwners()) as owners:
         for _ in range(3):
-            caller = socket.create_connection(listener.getsockname(), PATIENCE_S)
+            caller = socket.create_connection(listener.getsockname(), TIMEOUT_S)
             if linger is not None:
                 caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             caller.close()

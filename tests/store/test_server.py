@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 from store import requests as ask
 from store.requests import Peer
 from tenax._io.listen import listen
@@ -49,7 +49,7 @@ def test_a_listener_shut_down_by_another_process_is_no_longer_watched() -> None:
             assert peer.answers() == b""
         assert server.counters.out_of_room == 1
     server.stop()
-    serving.join(PATIENCE_S)
+    serving.join(TIMEOUT_S)
     server.close()
     copy.close()
 
@@ -74,7 +74,7 @@ def test_rejected_connections_are_reported_in_one_line_at_most_once_per_interval
     now[0] += NOTICE_EVERY_S
     send_garbage(5)
     server.stop()
-    serving.join(PATIENCE_S)
+    serving.join(TIMEOUT_S)
     server.close()
     assert notices == [
         "the workers' store closed one connection, the last because it did not send the greeting of a store client",

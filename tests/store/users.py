@@ -7,7 +7,7 @@ import sys
 
 from store import requests as ask
 
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 # Connects, greets, sets a key; prints what it received, or that it was closed.
 CLIENT = """
 import os, socket, sys

@@ -132,7 +132,7 @@ VERDICT = Verdict(Outcome.CANCELLED, "an operator ended it", generation=4, resta
 # One of several nodes: a node leaves, the next generation is fenced, the third ends with the run.
 SEVERAL: list[events.AnyEvent] = [
     events.RunRequested(),
-    events.Waiting("1 of 2 nodes ready (a); waiting up to 600 s for 1 more"),
+    events.Waiting("1 of 2 nodes ready (a); waiting up to 10 min for 1 more"),
     events.GenerationFormed(Assignment(1, group_world_size=2, world_size=2)),
     events.WorkerStarted(1, 0, 100),
     events.LeaveNoticed(1, "b", "its agent received SIGTERM", 30.0),
@@ -172,7 +172,7 @@ def test_a_node_among_several_replays_without_a_difference(tmp_path: Path) -> No
     assert result.verdict == VERDICT
     texts = [line.text for line in result.lines]
     for part in (
-        "1 of 2 nodes ready (a); waiting up to 600 s for 1 more",
+        "1 of 2 nodes ready (a); waiting up to 10 min for 1 more",
         "b is leaving (up to 30 s): its agent received SIGTERM",
         "stopping all workers because b was drained (SIGTERM, 30 s grace)",
         "generation 3 (b was drained): starting 1 worker, rank 0 of 2, node 0 of 2",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes import NOBODY, leaving_nothing, needs_root
+from kit.processes import UNPRIVILEGED_UID, leaving_nothing, needs_root
 from tenax._core import commands, events
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
@@ -183,7 +183,7 @@ def test_an_unwritable_folder_is_rejected_with_a_message(tmp_path: Path) -> None
     tmp_path.chmod(0o755)
     folder = tmp_path / "theirs"
     folder.mkdir(0o755)
-    os.seteuid(NOBODY)
+    os.seteuid(UNPRIVILEGED_UID)
     try:
         with pytest.raises(ValueError, match=r"Permission denied|may not be written to"):
             WatchdogPipe(1, str(folder / "timers")).make()

@@ -64,7 +64,7 @@ def test_a_worker_that_hangs_is_killed_and_the_report_shows_where(runner: Runner
     done = runner.run("--log-dir=logs", "--report=report.json", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert LATE.search(done.report.splitlines()[1])
-    assert re.fullmatch(rf"killed by SIGKILL: {LATE.pattern}", done.fact("ended"))
+    assert re.fullmatch(rf"killed by SIGKILL: {LATE.pattern}", done.field("ended"))
     assert "in hang_in_here" in stacks_of(done)
     cause = json.loads((runner.home / "report.json").read_text())["first_cause"]
     assert "in hang_in_here" in cause["stacks"]
@@ -143,10 +143,10 @@ with timer.expires(after=600):
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
     pid = runner.note("pid", 1)
-    assert any(re.fullmatch(rf"rank 1 \(pid {pid}\) {LATE.pattern}", line) for line in done.said)
-    assert "stopping rank 1 (SIGKILL)" in done.said
-    assert "generation 2 (restart 1 of 1): starting 3 workers, ranks 0 to 2 of 3" in done.said
-    assert not any("rank 0" in line for line in done.said), "siblings end as asked"
+    assert any(re.fullmatch(rf"rank 1 \(pid {pid}\) {LATE.pattern}", line) for line in done.messages)
+    assert "stopping rank 1 (SIGKILL)" in done.messages
+    assert "generation 2 (restart 1 of 1): starting 3 workers, ranks 0 to 2 of 3" in done.messages
+    assert not any("rank 0" in line for line in done.messages), "siblings end as asked"
 
 
 def test_the_journal_replays(runner: Runner) -> None:
@@ -172,8 +172,8 @@ hang_in_here(stay)
 """
     done = runner.run("--shutdown-timeout=1", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
-    assert "stopping rank 0 (SIGTERM)" in done.said
-    assert "stopping rank 0 because the grace period is over (SIGKILL)" in done.said
+    assert "stopping rank 0 (SIGTERM)" in done.messages
+    assert "stopping rank 0 because the grace period is over (SIGKILL)" in done.messages
 
 
 def test_a_worker_that_leaves_its_scopes_is_left_alone(runner: Runner) -> None:
@@ -212,7 +212,7 @@ with timer.expires(after=0.3, scope="the step"):
     assert 'train.py", line 8 in <module>' in stacks_of(done)
 
 
-# --- who may ask for what ---------------------------------------------------------------------------------------------
+# --- which requests are accepted --------------------------------------------------------------------------------------
 
 
 def test_garbage_and_a_flood_do_no_harm(runner: Runner) -> None:
@@ -236,7 +236,7 @@ hang_in_here(stay)
     done = runner.run("--nproc-per-node=2", script(runner, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
     assert "rank 1" in done.report.splitlines()[1]
-    assert sum("invalid request" in line for line in done.said) == 1
+    assert sum("invalid request" in line for line in done.messages) == 1
 
 
 def test_a_request_for_a_foreign_process_kills_no_process(runner: Runner) -> None:
@@ -258,7 +258,7 @@ print(child.poll())
         assert done.code == 0, done
         assert done.out == "None\n"
         assert is_alive(foreign.pid)
-        assert sum("it is not a worker of this node" in line for line in done.said) == 1
+        assert sum("it is not a worker of this node" in line for line in done.messages) == 1
     finally:
         foreign.kill()
         foreign.wait()

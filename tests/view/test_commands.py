@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.jobs import PATIENCE_S
+from kit.jobs import TIMEOUT_S
 from view.recorded_run import WALL, RecordedRun, replaced
 from view.test_history import agent_of_two_generations, run_of_two_nodes
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 def tenax(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tenax", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ})
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ})
 
 
 @pytest.fixture

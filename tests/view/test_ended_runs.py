@@ -69,7 +69,7 @@ def test_the_failure_report_shows_local_times(runner: Runner) -> None:
     script = runner.script("raise ValueError('loss is nan')")
     done = runner.run("--nproc-per-node", "1", "--log-dir", "logs", "--report", "r.json", script)
     moment = r"\d\d:\d\d:\d\d \(\d{4}-\d\d-\d\d, \+05:45\)"
-    assert re.fullmatch(rf"{moment}, .+ after the start", done.fact("when")), done
-    assert re.fullmatch(rf".*, role default, began {moment}", done.fact("run")), done
+    assert re.fullmatch(rf"{moment}, .+ after the start", done.field("when")), done
+    assert re.fullmatch(rf".*, role default, began {moment}", done.field("run")), done
     report = json.loads((runner.home / "r.json").read_bytes())
     assert before - 0.001 <= report["began_at"] <= report["failed_at"] <= time.time() + 0.001

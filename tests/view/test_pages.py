@@ -127,7 +127,7 @@ def test_the_timeline_page_also_contains_the_data_as_text(tmp_path: Path) -> Non
     for expected in (
         "Run job",
         "succeeded",
-        "83 % of 59 s was training; starting 12 %, stopping 5 %; failures detected in < 1 ms and recovered in 4.0 s",
+        "83 % of 59 s was training; starting 12 %, stopping 5 %; failures detected in < 1 ms and recovered in 4 s",
         "rank 2 on node1 failed",
         "node1 was lost: connection closed",
         "exit code 1: RuntimeError: boom",

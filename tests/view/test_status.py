@@ -91,7 +91,7 @@ def test_without_nodes_the_run_is_gathering() -> None:
     assert (status.run_id, status.phase, status.generation) == ("job", "gathering", 0)
     assert (status.nodes, status.generations, status.now) == ((), (), EPOCH + 30.0)
     assert status.goodput.spent.total_s == 0.0
-    assert "0 of 2 nodes ready; waiting up to 570 s for 2 more" in status.doing
+    assert "0 of 2 nodes ready; waiting up to 9 min 30 s for 2 more" in status.doing
 
 
 def test_gathering_shows_nodes_and_waiting_time() -> None:

@@ -52,6 +52,7 @@ from tenax._core.model import (
     truncate_failures,
     truncate_stacks,
 )
+from tenax._core.text import format_seconds
 
 # The same on every supported system; the core imports no `signal`.
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM = 1, 2, 3, 9, 15
@@ -645,7 +646,8 @@ class AgentMachine:
         state.rung = Rung.ABANDONED
         stuck = tuple(w.pid for w in state.workers.values() if w.phase is not WorkerPhase.ENDED and w.pid)
         named = f"process {', '.join(map(str, stuck))}" if stuck else "a process of the job"
-        why = f"{named} survived SIGKILL for {state.settings.abandon_s:g} s: stuck in the kernel; check this host"
+        survived = f"{named} survived SIGKILL for {format_seconds(state.settings.abandon_s)}"
+        why = f"{survived}: stuck in the kernel; check this host"
         self._send(messages.NodeLeft(why, is_clear=False))
         self._end(self._own_verdict(Outcome.ABANDONED, why, stuck_pids=stuck))
 
@@ -701,7 +703,7 @@ class AgentMachine:
             if state.phase is Phase.DONE:
                 self._leave()
             elif signal in _URGENT_SIGNALS:
-                self._hurry(now)
+                self._on_second_signal(now)
             return
         state.cancelled_by = signal
         match state.phase:
@@ -724,7 +726,7 @@ class AgentMachine:
             self.state.leave_why = why
         self._on_signal(SIGTERM, self.state.settings.grace_s, now)
 
-    def _hurry(self, now: float) -> None:
+    def _on_second_signal(self, now: float) -> None:
         """On a second stop request, kill at once and do not wait for evidence."""
         self._kill("second stop request", now)
         if self.state.cleared:
@@ -791,7 +793,7 @@ def overrun(event: events.ScopeExpired) -> str:
     scope = event.scope
     if len(scope) > _MAX_SCOPE_CHARS:
         scope = "..." + scope[-_MAX_SCOPE_CHARS:]  # for a file and line, the end is more specific
-    in_time = f"within {event.after_s:g} s" if event.after_s > 0 else "in time"
+    in_time = f"within {format_seconds(event.after_s)}" if event.after_s > 0 else "in time"
     return f"did not leave the scope {scope!r} {in_time}"
 
 

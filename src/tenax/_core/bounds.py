@@ -28,7 +28,7 @@ MAX_SUM_SECONDS = 1e100  # so large that no duration added to it exceeds it
 MAX_NUMBER = 1 << 53  # JSON readers that use doubles hold it exactly
 MAX_FRAMES = 1 << 10
 MAX_REPORTED = 1 << 14  # failures, or stopped workers, in one message
-# Generations that a joining node may be ahead of the coordinator. A coordinator that lost its state learns the
+# Generations that a joining node may be ahead of the coordinator. A coordinator that lost its state takes the
 # generation from its members; a member that reports an absurd one must not exhaust the numbers.
 MAX_GENERATIONS_AHEAD = 1_000_000
 

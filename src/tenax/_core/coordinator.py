@@ -83,7 +83,7 @@ from tenax._core.run_state import (
     Suspicion,
     Tick,
 )
-from tenax._core.text import MAX_NAMES, some_of
+from tenax._core.text import MAX_NAMES, format_duration, format_seconds, some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -585,7 +585,7 @@ class CoordinatorMachine:
         state.recover_period_s = settings.join_timeout_s
         reason = (
             f"generation {state.generation} of run {settings.run_id!r} may still be running on "
-            f"{some_of(list(state.awaited.values()))}, not connected for {settings.join_timeout_s:g} s; "
+            f"{some_of(list(state.awaited.values()))}, not connected for {format_seconds(settings.join_timeout_s)}; "
             "check those hosts and their network, or start these nodes with another --rdzv-id"
         )
         self._send(events.JoinRefused(reason), *state.nodes)
@@ -822,16 +822,16 @@ class CoordinatorMachine:
             case RunPhase.RECOVERING:
                 names = some_of(list(state.awaited.values())) or "the nodes of the earlier coordinator"
                 left = state.seconds_left(RunDeadline.RECOVER, now)
-                return f"the coordinator was replaced; waiting up to {left:.0f} s for {names} to reconnect"
+                return f"the coordinator was replaced; waiting up to {format_duration(left)} for {names} to reconnect"
         count = len(state.ready)
         here = f"{count} of {_span(settings.min_nodes, settings.max_nodes)} nodes ready"
         if RunDeadline.LAST_CALL in state.deadlines:
             left = state.seconds_left(RunDeadline.LAST_CALL, now)
-            return f"{here}; waiting {left:.1f} s for more (--rdzv-conf last_call_timeout)"
+            return f"{here}; waiting {format_duration(left)} for more (--rdzv-conf last_call_timeout)"
         left = state.seconds_left(RunDeadline.JOIN, now)
         hosts = f" ({self._describe_hosts(state.ready)})" if state.ready else ""
         missing = settings.min_nodes - count
-        return f"{here}{hosts}; waiting up to {left:.0f} s for {missing} more{self._describe_lost()}"
+        return f"{here}{hosts}; waiting up to {format_duration(left)} for {missing} more{self._describe_lost()}"
 
     def _describe_hosts(self, node_ids: Collection[str]) -> str:
         """Name some hosts and count the others, because thousands of nodes may join one by one."""
@@ -1090,7 +1090,7 @@ class CoordinatorMachine:
             state.phase = RunPhase.PAUSED
             state.next_why = decision.why
             state.deadlines = {RunDeadline.PAUSE: now + decision.seconds}
-            why = f"waiting {decision.seconds:g} s before the restart: {decision.why}"
+            why = f"waiting {format_seconds(decision.seconds)} before the restart: {decision.why}"
             self._send(events.Waiting(why), *state.nodes)
         else:
             self._gather(decision.why, now)
@@ -1148,8 +1148,8 @@ class CoordinatorMachine:
         self._end_run(
             Outcome.BROKEN,
             f"only {len(self.state.ready)} of at least {_nodes(settings.min_nodes)} joined within "
-            f"{settings.join_timeout_s:g} s{self._describe_lost()}; start the missing nodes, or allow more time with "
-            "--rdzv-conf join_timeout=SECONDS",
+            f"{format_seconds(settings.join_timeout_s)}{self._describe_lost()}; start the missing nodes, or allow "
+            "more time with --rdzv-conf join_timeout=SECONDS",
             now,
         )
 

@@ -21,6 +21,7 @@ import msgspec
 
 from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import truncate_stacks
+from tenax._core.text import format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def reason_of(report: HangReport) -> str:
     """Return why the worker that stands out is a failure, as the predicate of a sentence about it."""
-    hung = f"hung: no activity on {format_nodes(report.nodes)} for {report.quiet_s:g} s"
+    hung = f"hung: no activity on {format_nodes(report.nodes)} for {format_duration(report.quiet_s)}"
     if not report.locations:
         return hung
     odd = report.locations[0]
@@ -229,7 +230,7 @@ def format_report(report: HangReport) -> list[str]:
     order = ", the odd one out first" if report.is_odd else ""
     lines = [
         f"generation {report.generation} seems to hang: no activity on {format_nodes(report.nodes)} for "
-        f"{report.quiet_s:g} s ({report.why})",
+        f"{format_duration(report.quiet_s)} ({report.why})",
         f"where its {workers} {'is' if report.workers == 1 else 'are'}{order}:",
     ]
     for location in report.locations:

@@ -24,7 +24,7 @@ from tenax._core import events, messages
 from tenax._core.hang_report import describe_location, format_ranks, make_report, merged, reason_of
 from tenax._core.model import HANG, Evidence, Failure
 from tenax._core.run_state import RunDeadline, RunPhase, Send, Suspicion
-from tenax._core.text import some_of
+from tenax._core.text import format_duration, format_seconds, some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def describe_hang(state: CoordinatorState, now: float) -> str:
     hang = state.hang
     if hang is None:
         return ""
-    still = f"generation {state.generation} seems to hang: no activity for {now - hang.since:.0f} s"
+    still = f"generation {state.generation} seems to hang: no activity for {format_duration(now - hang.since)}"
     return f"{still}; {where}" if (where := describe_places(hang)) else still
 
 
@@ -165,5 +165,5 @@ def _missing_location(state: CoordinatorState, node_id: str) -> messages.StackLo
         return None
     first = record.part.first_global_rank
     ranks = tuple(range(first, first + record.info.slots))
-    why = f"{record.label} did not send its stacks within {state.settings.stacks_timeout_s:g} s"
+    why = f"{record.label} did not send its stacks within {format_seconds(state.settings.stacks_timeout_s)}"
     return messages.StackLocation(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)

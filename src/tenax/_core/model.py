@@ -107,7 +107,7 @@ class WorkerPhase(enum.Enum):
 class Overdue(msgspec.Struct):
     """A worker that did not leave a scope in time, and which signal it has been sent since."""
 
-    reason: str  # "did not leave the scope 'step' within 60 s"
+    reason: str  # "did not leave the scope 'step' within 1 min"
     scope: str
     expiration_time: float  # seconds since the epoch
     signal: int  # the signal that the scope requests

@@ -1,8 +1,9 @@
-"""Text from files and peers: escaped before it is printed, and made encodable before it is sent.
+"""Text from files and peers: escaped before it is printed, and made encodable before it is sent. Durations for people.
 
 A worker, a journal or a peer may contain anything: escape sequences that repaint a terminal, characters that reverse
 the reading order or cannot be seen, halves of characters that JSON cannot hold. ``harmless`` is the one place that
-decides what is printed as it is. Pure: text in, text out.
+decides what is printed as it is. Settings in seconds are shown exactly (``format_seconds``), measured times rounded
+(``format_duration``). Pure: text in, text out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ _SECRET_NAMES = ("secret", "password", "token", "conf")  # of fields and setting
 # Colours are removed: a coloured traceback should read like a plain one. Compiled on first use.
 _COLOUR = r"\x1b\[[0-9;:]*m"
 _ESCAPED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # controls, formats, surrogates, line and paragraph separators
+_INFINITE = float("inf")
 
 
 class _Escapes(dict[int, str | int]):
@@ -83,11 +85,35 @@ def hide_passwords(addresses: str) -> str:
     return "".join([*shown, last])
 
 
+def storable(text: str) -> str:
+    """Return text that can be encoded as UTF-8: lone surrogates become escapes, everything else stays."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def decoded(data: bytes) -> str:
+    """Decode UTF-8. Invalid bytes become escapes."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def shortened(line: str, max_length: int) -> str:
+    """Cut off the end of a line longer than ``max_length`` characters, and mark the cut."""
+    return line if len(line) <= max_length else f"{line[: max(max_length - 3, 0)]}..."
+
+
+def without_middle(text: str, max_length: int) -> str:
+    """Leave out the middle of a text longer than ``max_length`` characters, and mark the gap."""
+    if len(text) <= max_length:
+        return text
+    head = max_length // 4
+    tail = max_length - head
+    return f"{text[:head]}\n[... {len(text) - max_length} characters omitted ...]\n{text[-tail:]}"
+
+
 def encodable(value: Any) -> Any:
     """Return a plain value with every text made encodable as UTF-8."""
     match value:
         case str():
-            return value.encode("utf-8", "backslashreplace").decode()
+            return storable(value)
         case dict():
             return {name: encodable(member) for name, member in value.items()}
         case list() | tuple():
@@ -130,9 +156,32 @@ def some_of(names: list[str], count: int = 0) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time exactly: ``0.5 s``, ``30 s``, ``2 min 30 s``, ``1 h``."""
+    """Return a setting exactly: ``0.5 s``, ``30 s``, ``2 min 30 s``, ``1 h``."""
     if seconds < 60 or seconds % 1:
         return f"{seconds:g} s"
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if count)
+
+
+def format_duration(seconds: float) -> str:
+    """Return a measured time in at most two units: ``140 ms``, ``2.5 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
+    seconds = max(0.0, seconds)
+    if seconds == _INFINITE:  # possible in a damaged journal
+        return "?"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{round(seconds, 1):g} s"
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    # Round before choosing the unit: 59 min 59.5 s is 1 h, not 60 min.
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if round(seconds) < 3600:
+        return _two_units(round(seconds), 60, "min", "s")
+    return _two_units(minutes, 60, "h", "min") if minutes < 1440 else _two_units(hours, 24, "d", "h")
+
+
+def _two_units(count: int, per: int, unit: str, smaller: str) -> str:
+    many, rest = divmod(count, per)
+    return f"{many} {unit} {rest} {smaller}" if rest else f"{many} {unit}"

@@ -23,8 +23,8 @@ import signal
 
 import msgspec
 
+from tenax._core.text import shortened, storable
 from tenax._failures.exit_text import describe_exit
-from tenax._failures.plain_text import shortened, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tenax._failures.plain_text import harmless
+from tenax._core.text import harmless
 from tenax._failures.process_failure import NOT_AVAILABLE, ProcessFailure
 
 __all__ = ["ChildFailedError"]

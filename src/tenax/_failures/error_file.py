@@ -27,6 +27,8 @@ import os
 import stat
 from _thread import get_ident  # threading would cost a worker an import
 
+from tenax._core.text import decoded, storable, without_middle
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -79,8 +81,6 @@ def watch(path: str) -> None:
 
 def content(message: str, traceback: str, timestamp_s: float) -> dict[str, Any]:
     """Return the content of an error file in TorchElastic's format."""
-    from tenax._failures.plain_text import without_middle
-
     return {
         "message": {
             "message": without_middle(message, _MAX_MESSAGE),
@@ -160,8 +160,6 @@ def read(path: str) -> ErrorFile:
         return result
     if status is None:
         return result
-    from tenax._failures.plain_text import decoded
-
     if not head.strip():
         result.problem = "the error file is empty"
         return result
@@ -242,8 +240,6 @@ def _extract(result: ErrorFile) -> None:
 
 
 def _text(value: object) -> str:
-    from tenax._failures.plain_text import storable
-
     return storable(value) if isinstance(value, str) else ""
 
 

@@ -12,10 +12,10 @@ import signal
 import msgspec
 
 from tenax._core.model import Evidence
+from tenax._core.text import decoded, shortened, storable, without_middle
 from tenax._failures import error_file as error_files
 from tenax._failures import python_traceback
 from tenax._failures.cause import Cause, Observations, classify
-from tenax._failures.plain_text import decoded, shortened, storable, without_middle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-_SIGNALS = {  # what the name does not say
+_SIGNALS = {  # what the name does not explain
     "SIGHUP": "terminal or session closed",
     "SIGILL": "illegal instruction",
     "SIGTRAP": "debugger trap",

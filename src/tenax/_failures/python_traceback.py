@@ -43,7 +43,7 @@ _FATAL_BODY = re.compile(
 )
 _TERMINATE = re.compile(r"terminate called (?:after throwing an instance of '(.+)'|without an active exception)$")
 
-# Invariant 2. A message may have many lines, which cannot be told from output that follows.
+# Invariant 2. A message may have many lines, which cannot be distinguished from output that follows.
 _MAX_LINES_AFTER = 200
 # After a crash only the C library or the driver print something.
 _MAX_LINES_AFTER_BEFORE_SIGNAL = 30

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from tenax._core.model import Failure, Outcome, Verdict, failure_began_at
+from tenax._core.text import format_duration, harmless, shortened, storable
 from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
 from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
-from tenax._failures.plain_text import harmless, shortened, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -185,8 +185,6 @@ def _first_cause(report: Report, width: int) -> list[str]:
 def _when(report: Report, failure: Failure) -> str:
     if report.clock is None:
         return ""
-    from tenax._view.goodput_text import format_duration
-
     at, began_at = failure_began_at(failure), report.clock.began_at
     after = "" if began_at is None else f", {format_duration(at - began_at)} after the start"
     return _moment(report.clock, at) + after
@@ -273,7 +271,7 @@ def _format_groups(caption: str, groups: dict[str, list[Failure]], first: Failur
     lines = [caption]
     for what, group in list(groups.items())[:_MAX_OTHERS]:
         later_s = min(failure.seen_at for failure in group) - first.seen_at
-        when = f", {_duration(later_s)} later" if later_s > 0 else ""
+        when = f", {format_duration(later_s)} later" if later_s > 0 else ""
         where = _elsewhere(group, first.host)
         lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
     if len(groups) > _MAX_OTHERS:
@@ -560,10 +558,6 @@ def _restarted(report: Report) -> str:
 def _is_beginning(short: str, text: str) -> bool:
     """Return whether ``short`` is the text with its end cut off."""
     return short.endswith("...") and text.startswith(short.removesuffix("..."))
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _count(number: int, noun: str) -> str:

@@ -11,6 +11,8 @@ import threading
 import time
 from collections import deque
 
+from tenax._core.text import format_duration
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +133,7 @@ class BackgroundQueue:
             since, waiting = self._call_began_at, len(self._waiting)
         if since is None or not waiting or (took_s := self._now() - since) < _MAX_CALL_S:
             return ""
-        return f"{self.name} has not returned from a call for {took_s:.0f} s ({waiting} waiting)"
+        return f"{self.name} has not returned from a call for {format_duration(took_s)} ({waiting} waiting)"
 
 
 def _times(count: int) -> str:

@@ -19,7 +19,7 @@ import time
 import msgspec
 
 from tenax._core.requests import LogsRequest
-from tenax._failures.plain_text import decoded, harmless
+from tenax._core.text import decoded, harmless
 from tenax._view.log_lines import LeftOut, LogAnswer, LogLine
 
 TYPE_CHECKING = False
@@ -162,7 +162,7 @@ class LogQueries:
         if request.generation > 0:
             generation = request.generation
         streams = self._streams(request, cursor)
-        wants = [
+        positions = [
             (
                 each.key,
                 each.path,
@@ -181,7 +181,7 @@ class LogQueries:
         if request.cursor:
             self._remove_answered(request.cursor)
         pending.number = self._writer.query(
-            wants,
+            positions,
             self._on_result(request, cursor, generation, streams, pending, reply),
             incarnation=0 if cursor is None else cursor.incarnation,
             wait_s=wait_s,

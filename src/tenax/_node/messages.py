@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
 from tenax._core.model import Outcome, WorkerPhase
+from tenax._core.text import format_seconds
 from tenax._failures.exit_text import describe_exit, signal_name
 
 TYPE_CHECKING = False
@@ -88,7 +89,7 @@ def _of_start(state: AgentState, part: Assignment) -> str:
 
 
 def _within(in_s: float | None) -> str:
-    return "" if in_s is None else f" (up to {in_s:g} s)"
+    return "" if in_s is None else f" (up to {format_seconds(in_s)})"
 
 
 def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> Line:
@@ -117,7 +118,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
         case commands.StartWorkers(assignment):
             return [Line(_of_start(state, assignment))]
         case commands.SignalWorkers(_, number, why):
-            how = f"{signal_name(number)}, {state.settings.grace_s:g} s grace"
+            how = f"{signal_name(number)}, {format_seconds(state.settings.grace_s)} grace"
             hint = _AGAIN if state.cancelled_by == SIGINT else ""
             return [Line(f"stopping all workers because {why} ({how}){hint}")]
         case commands.DumpStacks(_, local_rank):

@@ -168,7 +168,7 @@ class Node:
                     for line in lost:
                         self._warn(line, logs)
                     signals.discard()
-                    logs.close(text, hurry_descriptor=signals.fileno())
+                    logs.close(text, interrupt_descriptor=signals.fileno())
                 return verdict
         finally:
             self._keeper.close()

@@ -61,11 +61,11 @@ class Sinks:
         for queue in self._metrics.get(metric.group_name, ()):
             queue.put(metric)
 
-    def redirect_console(self, say: Callable[[str], None]) -> None:
-        """Print the lines of console handlers with ``say``, which is called in other threads."""
+    def redirect_console(self, print_line: Callable[[str], None]) -> None:
+        """Print the lines of console handlers with ``print_line``, which is called in other threads."""
         for handler in self._own:
             if hasattr(handler, "print_line"):
-                handler.print_line = say
+                handler.print_line = print_line
 
     def new_errors(self) -> list[str]:
         """Return a message for each handler that has failed or hung for the first time since the last call."""

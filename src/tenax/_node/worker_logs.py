@@ -270,10 +270,10 @@ class WorkerLogs:
         if self._live_line:
             self._writer.live(one_line(text) if _is_in_foreground() else "")
 
-    def close(self, final_text: str = "", hurry_descriptor: int = -1) -> None:
+    def close(self, final_text: str = "", interrupt_descriptor: int = -1) -> None:
         """Write all pending output, then ``final_text``, and end the log writer.
 
-        Stop waiting for a slow console when ``hurry_descriptor`` becomes readable.
+        Stop waiting for a slow console when ``interrupt_descriptor`` becomes readable.
         """
         if not self._is_open:
             return
@@ -282,7 +282,7 @@ class WorkerLogs:
         self._writer.drain_now(_DRAIN_S)
         if final_text:
             self._writer.print(final_text, after_output=True)
-        self._writer.finish(_FINISH_S, hurry_descriptor)
+        self._writer.finish(_FINISH_S, interrupt_descriptor)
         for replaced in self._replaced.values():
             replaced.close(_FINISH_S)
         self._replaced = {}

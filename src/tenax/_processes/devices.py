@@ -16,6 +16,7 @@ import re
 import sys
 from typing import NamedTuple
 
+from tenax._core.text import format_seconds
 from tenax.numa import _sysfs as sysfs
 
 TYPE_CHECKING = False
@@ -150,7 +151,7 @@ def count_with_torch(backend: str, environ: Mapping[str, str], timeout_s: float 
         )
     except subprocess.TimeoutExpired:
         raise ValueError(
-            f"{flag}: torch did not count the {backend} devices within {timeout_s:g} s; pass a number."
+            f"{flag}: torch did not count the {backend} devices within {format_seconds(timeout_s)}; pass a number."
         ) from None
     except OSError as error:
         raise ValueError(

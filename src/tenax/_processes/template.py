@@ -10,6 +10,7 @@ import sys
 
 import msgspec
 
+from tenax._core.text import format_duration, format_seconds
 from tenax._io.interfaces import Launch
 from tenax._processes.warm import CHANNEL_DESCRIPTOR, FOLDER, VARIABLE
 
@@ -122,12 +123,14 @@ def texts_for_user(message: tuple[Any, ...]) -> list[str]:
     match message:
         case ("warm", seconds, names, left_out):
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-            return [f"workers are forked warm: {shown} imported once, in {seconds:.1f} s", *_left_out(left_out)]
+            took = format_duration(seconds)
+            return [f"workers are forked warm: {shown} imported once, in {took}", *_left_out(left_out)]
         case ("cold", left_out):
             whole = left_out.pop("", "")
             return [*_left_out(left_out), *([f"workers start cold: {whole}"] if whole else [])]
         case ("slow", waited, most):
-            return [f"preloading is slow: workers have waited {waited:g} s and will start cold after {most:g} s"]
+            after = f"have waited {format_duration(waited)} and will start cold after {format_seconds(most)}"
+            return [f"preloading is slow: workers {after}"]
         case ("printed", text):
             return [f"while importing: {line}" for line in text.splitlines() if line.strip()]
     raise AssertionError(f"unknown message from the keeper: {message!r}")

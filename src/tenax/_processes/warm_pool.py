@@ -7,7 +7,7 @@ and the user gets the reason. ``warm/tenax_template.py`` is the template's side.
          '----> closed                no module was left that is safe to fork
 
 Standbys are forked when workers wait for one, and otherwise shortly after the last start, so that starting workers
-have the cores to themselves. Every wait is bounded: 60 s for imports, 10 s for a fork; then workers start cold.
+have the cores to themselves. Every wait is bounded: 1 min for imports, 10 s for a fork; then workers start cold.
 """
 
 from __future__ import annotations

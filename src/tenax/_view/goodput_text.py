@@ -5,13 +5,14 @@ The terminal, the reports and the pages show the same line.
 
 from __future__ import annotations
 
+from tenax._core.text import format_duration
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax._core.ledger import Goodput
 
 _SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
 _INSTANT_S = 0.0005
-_INFINITE = float("inf")  # possible in a damaged journal
 _ALMOST_NONE = "under 1 %"
 _PARTS = (
     ("starting_s", "starting"),
@@ -25,7 +26,7 @@ def format_goodput(goodput: Goodput) -> str:
     """Return one line without a full stop; empty if no time has passed."""
     spent = goodput.spent
     total_s = spent.total_s
-    if not 0 < total_s < _INFINITE:
+    if not 0 < total_s < float("inf"):  # infinite in a damaged journal
         return ""
     line = f"{percent(spent.training_s, total_s)} of {format_duration(total_s)} was training"
     had_trouble = bool(goodput.to_detect.count or goodput.to_recover.count or goodput.lost_steps or spent.lost_s > 0)
@@ -65,29 +66,6 @@ def percent(part: float, whole: float) -> str:
     if 0 < share < 0.5:
         return _ALMOST_NONE
     return f"{share:.0f} %"
-
-
-def format_duration(seconds: float) -> str:
-    """Return at most two units: ``140 ms``, ``2.5 s``, ``12 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
-    seconds = max(0.0, seconds)
-    if seconds == _INFINITE:
-        return "?"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if round(seconds) < 60:
-        return f"{seconds:.0f} s"
-    # Round before choosing the unit: 59 min 59.5 s is 1 h, not 60 min.
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if round(seconds) < 3600:
-        return _two(round(seconds), 60, "min", "s")
-    return _two(minutes, 60, "h", "min") if minutes < 1440 else _two(hours, 24, "d", "h")
-
-
-def _two(count: int, per: int, unit: str, smaller: str) -> str:
-    many, rest = divmod(count, per)
-    return f"{many} {unit} {rest} {smaller}" if rest else f"{many} {unit}"
 
 
 def _steps(count: int) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from tenax._core.ledger import Goodput, Mean
 from tenax._core.model import Verdict
-from tenax._view.goodput_text import format_duration
+from tenax._core.text import format_duration
 from tenax._view.status import FailureStatus, GenerationStatus, Value
 
 TYPE_CHECKING = False

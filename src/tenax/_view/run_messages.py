@@ -19,6 +19,7 @@ from tenax._core.events import (
     StacksRequested,
     Waiting,
 )
+from tenax._core.text import format_duration, format_seconds
 from tenax._view.failure_kind import exit_summary
 
 TYPE_CHECKING = False
@@ -101,7 +102,7 @@ class RunMessages:
             case run.Tick():
                 return ""
             case run.Resumed(absent_s):
-                return f"the coordinator was suspended for {absent_s:.1f} s; all timeouts begin again"
+                return f"the coordinator was suspended for {format_duration(absent_s)}; all timeouts begin again"
         return type(event).__name__
 
     def _command_messages(self, sent: list[Send]) -> list[str]:
@@ -170,15 +171,15 @@ def _received_message(message: messages.FromNode) -> str:
         case messages.NodeSucceeded(generation):
             return f"succeeded in generation {generation}"
         case messages.NodeQuiet(generation, sent_at, since, why):
-            return f"has no activity in generation {generation} for {sent_at - since:.0f} s ({why})"
+            return f"has no activity in generation {generation} for {format_duration(sent_at - since)} ({why})"
         case messages.NodeBusy(generation):
             return f"is active again in generation {generation}"
         case messages.StacksTaken(generation, _, locations):
             count = sum(len(location.ranks) for location in locations)
             return f"sent the stacks of {'1 worker' if count == 1 else f'{count} workers'}"
         case messages.NodeDraining(_, grace_s, why):
-            return f"is leaving (up to {grace_s:g} s): {why}"
+            return f"is leaving (up to {format_seconds(grace_s)}): {why}"
         case messages.NodeWillLeave(_, why, in_s):
-            return f"will leave{f' (in {in_s:g} s)' if in_s is not None else ''}: {why}"
+            return f"will leave{f' (in {format_seconds(in_s)})' if in_s is not None else ''}: {why}"
         case messages.NodeLeft(why):
             return f"left: {why}"

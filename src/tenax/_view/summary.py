@@ -6,9 +6,9 @@ One value for the page, the terminal and JSON.
 from __future__ import annotations
 
 from tenax._core.ledger import Goodput
-from tenax._core.text import one_line
+from tenax._core.text import format_duration, one_line
 from tenax._view.failure_kind import kind_of
-from tenax._view.goodput_text import format_duration, format_goodput, percent
+from tenax._view.goodput_text import format_goodput, percent
 from tenax._view.history import plus
 from tenax._view.status import Value
 from tenax._view.time_text import format_moment

@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.text import format_seconds
+from tenax._core.text import format_seconds, harmless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class WrongQuestion(Exception):
 def ask_command(argv: Sequence[str]) -> int:
     """Execute ``tenax ask ARGV`` and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
-    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
@@ -198,8 +197,6 @@ def _listed(text: str) -> str:
 
 
 def _page(paths: list[str], answers: list[Answer], *, is_folder: bool) -> str:
-    from tenax._failures.plain_text import harmless
-
     parts = []
     for path, answer in zip(paths, answers, strict=True):
         if answer.is_good:

@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.text import format_seconds
+from tenax._core.text import concealed_repr, format_seconds, harmless
 from tenax._engines.tcp.operator import (
     AccessDenied,
     ConnectionLost,
@@ -104,8 +104,6 @@ class JobSelector(msgspec.Struct, frozen=True):
     conf: str = ""
 
     def __repr__(self) -> str:
-        from tenax._core.text import concealed_repr
-
         return concealed_repr(self)
 
 
@@ -208,7 +206,6 @@ def single_argument(arguments: Arguments, what: str) -> str:
 def run_operator_command(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
     """Run a command. Errors become a message and an exit code: 2 for wrong usage, 1 for everything else."""
     from tenax._failures.exit_codes import FAILED, WRONG_USAGE
-    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):

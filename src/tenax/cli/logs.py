@@ -11,6 +11,7 @@ import sys
 
 import msgspec
 
+from tenax._core.text import harmless, one_line
 from tenax.cli.flags import UsageError
 
 TYPE_CHECKING = False
@@ -213,8 +214,6 @@ class Page:
 
     def show(self, lines: Iterable[LogLine]) -> None:
         """Print the lines in this order."""
-        from tenax._failures.plain_text import one_line
-
         text: list[str] = []
         for line in lines:
             self._lines += 1
@@ -251,7 +250,6 @@ class Page:
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d} "
 
     def note(self, message: str) -> None:
-        from tenax._failures.plain_text import harmless
         from tenax.cli.run import print_stderr
 
         print_stderr(f"tenax logs: {harmless(message)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from tenax._core.text import harmless
 from tenax.cli.job import (
     SELECTOR_HELP,
     Job,
@@ -180,7 +181,6 @@ def _ask_coordinator(job: Job, status: RunStatus, name: str) -> NodeStatus | Non
 def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
     from tenax._core.requests import StatusRequest
     from tenax._failures.exit_codes import FAILED
-    from tenax._failures.plain_text import harmless
     from tenax._view.status import RunStatus
     from tenax.cli.run import print_page, print_stderr
 
@@ -196,8 +196,6 @@ def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
 
 
 def _confirm(text: str) -> bool:
-    from tenax._failures.plain_text import harmless
-
     answer = ""
     try:
         sys.stderr.write(f"{harmless(text)}\nContinue? [y/N] ")

@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.text import format_duration, harmless
 from tenax._engines.tcp.operator import OperatorError, connect_to_agent
 from tenax.cli.flags import UsageError
 from tenax.cli.job import LocalAgent, local_agents, parse_arguments, run_operator_command
@@ -59,7 +60,6 @@ def ps_command(argv: Sequence[str]) -> int:
 
 
 def _ps(argv: Sequence[str]) -> int:
-    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, print_stderr
     from tenax.cli.status import print_json
 
@@ -144,7 +144,6 @@ def _phase(status: RunStatus) -> str:
 def _table(runs: list[LocalRun]) -> list[str]:
     import sys
 
-    from tenax._view.goodput_text import format_duration
     from tenax.cli.status import terminal_size
     from tenax.cli.terminal_table import Column, plain, table
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from tenax._core.text import format_seconds, one_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +53,6 @@ def replay_command(argv: Sequence[str]) -> int:
 
 def _replay_coordinator(path: str) -> int:
     from tenax._failures.exit_codes import FAILED, SUCCEEDED
-    from tenax._failures.plain_text import one_line
     from tenax._node.run_journal import read_run_journal, replay_run
     from tenax.cli.run import print_page
 
@@ -85,9 +86,6 @@ def _print_error(message: str, code: int) -> int:
 
 
 def _page(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
-    from tenax._core.text import format_seconds
-    from tenax._failures.plain_text import one_line
-
     settings = header.settings
     lines = [
         f"run {one_line(settings.run_id)} of {one_line(header.entrypoint)} on {one_line(header.host)}, "
@@ -119,8 +117,6 @@ def _ending(footer: Footer | None, differences: list[str], steps: int) -> list[s
         lines.append(f"{footer.steps_not_written} steps are missing: the journal or its disk was full.")
     if differences:
         lines.append(f"{len(differences)} of {steps} steps do not follow from the recorded events:")
-        from tenax._failures.plain_text import one_line
-
         lines += [f"  {one_line(difference)}" for difference in differences]
     else:
         lines.append(f"All {steps} steps were replayed: every decision follows from the recorded events.")

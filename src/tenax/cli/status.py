@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
+from tenax._core.text import harmless
 from tenax.cli.job import (
     SELECTOR_HELP,
     ConnectionLost,
@@ -231,7 +232,6 @@ class _Watch:
 
     def _print(self, text: str) -> None:
         """Print a message unless it repeats the last one."""
-        from tenax._failures.plain_text import harmless
         from tenax.cli.run import print_stderr
 
         if text != self._last_message:

@@ -10,7 +10,7 @@ import unicodedata
 
 import msgspec
 
-from tenax._failures.plain_text import harmless
+from tenax._core.text import harmless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ import re
 
 import msgspec
 
+from tenax._core.text import harmless
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +50,6 @@ class WrongUsage(Exception):
 def timeline_command(argv: Sequence[str]) -> int:
     """Execute ``tenax timeline ARGV`` and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
-    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):

@@ -149,8 +149,8 @@ class CompatFinder:
     def _find_elsewhere(self, name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
         """Return the spec that the other finders return."""
         for finder in sys.meta_path:
-            ask = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = ask(name, path) if ask is not None else None
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find_spec(name, path) if find_spec is not None else None
             if spec is not None:
                 return spec
         return None

@@ -152,7 +152,7 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
                 is_master=is_server,
                 timeout=timedelta(seconds=read_timeout_s),
                 wait_for_workers=False,
-                multi_tenant=True,
+                multi_tenant=is_host is None,  # on request, only this process is the host
             )
             if is_server:
                 recorder = _recorder(params)

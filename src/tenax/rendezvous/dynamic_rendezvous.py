@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic import decisions
 from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
 from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, EventRecorder
@@ -240,7 +241,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round with this node. Calling this again while in a round ends that round."""
         where = f"{_OF_HANDLER}next_rendezvous"
-        self._recorder.record(where, "asks for the next round of the run {!r}", self._settings.run_id)
+        self._recorder.record(where, "requests the next round of the run {!r}", self._settings.run_id)
         with self._recorder.errors_of(where):
             info = self._next_rendezvous()
         found = info.bootstrap_store_info
@@ -356,7 +357,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousTimeoutError(
                     f"rank 0 of round {self._round} of the run {self._settings.run_id!r} is alive, but did not "
                     "publish the address of the workers' store within "
-                    f"{self._settings.timeout.join.total_seconds():g} s"
+                    f"{format_seconds(self._settings.timeout.join.total_seconds())}"
                 )
             pause.before_next_read(self._holder.snapshot)
         return True
@@ -414,7 +415,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._leave(ended_in=0 if _is_being_stopped() else self._round)
 
     def leave(self) -> None:
-        """Leave the run, which continues without this node. Other nodes learn it at once."""
+        """Leave the run, which continues without this node. Other nodes see it at once."""
         self._leave(ended_in=0)
 
     def _leave(self, ended_in: int) -> bool:

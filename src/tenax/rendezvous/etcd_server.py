@@ -15,6 +15,7 @@ import subprocess as processes
 import tempfile
 from contextlib import suppress
 
+from tenax._core.text import format_seconds
 from tenax._io.etcd.binary import find_etcd, judge_version, server_environ
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.data_directory import last_messages
@@ -184,7 +185,7 @@ class EtcdServer:
                     raise RuntimeError(f"etcd {self._end_reason}; last log messages: {output or 'none'}")
         finally:
             client.close()
-        raise TimeoutError(f"the etcd server at {self.get_endpoint()} was not ready within {timeout_s:g} s")
+        raise TimeoutError(f"the etcd server at {self.get_endpoint()} was not ready within {format_seconds(timeout_s)}")
 
     def _process_events(self) -> None:
         """Process the events of the server process that have arrived."""

@@ -3,7 +3,7 @@
     open attempt k -> every rank has claimed its slot in attempt k -> its keys are fresh -> the group runs
 
 Invariants: a group consists of every rank, all in the same attempt; no key of an earlier attempt can be read in a later
-one; and if one node begins a new attempt, the others learn it from ``num_nodes_waiting()`` and follow. TorchElastic's
+one; and if one node begins a new attempt, the others see it in ``num_nodes_waiting()`` and follow. TorchElastic's
 keeps one set of keys, and leaves a node that restarts alone.
 """
 
@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from tenax._core.text import format_seconds
 from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
@@ -167,7 +168,7 @@ class StaticTCPRendezvous(RendezvousHandler):
         who = ", ".join(missing) or "0 (it joined, then died)"
         return (
             f"nodes with these ranks did not join attempt {attempt} of the run {self.run_id!r} within "
-            f"{self.timeout.total_seconds():g} s: {who}; start them with this endpoint"
+            f"{format_seconds(self.timeout.total_seconds())}: {who}; start them with this endpoint"
         )
 
     def is_closed(self) -> bool:

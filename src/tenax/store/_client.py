@@ -17,6 +17,7 @@ import os
 import threading
 import time
 
+from tenax._core.text import format_seconds
 from tenax.store import _wire as wire
 from tenax.store._api import (
     DEFAULT_TIMEOUT_S,
@@ -220,7 +221,9 @@ class TCPStore(Store):
         limit_s = self._limit_s(timeout)
         deadline = time.monotonic() + limit_s
         request = bytes([wire.BARRIER]) + _name(key) + wire.I64.pack(world_size)
-        timeout_message = f"timed out after {limit_s:g} s: not all {world_size} reached the barrier {key!r} of {self}."
+        timeout_message = (
+            f"timed out after {format_seconds(limit_s)}: not all {world_size} reached the barrier {key!r} of {self}."
+        )
         self._request(
             request,
             f"wait at {key!r}",
@@ -236,7 +239,7 @@ class TCPStore(Store):
         return self._timeout_s if timeout is None else seconds(timeout)
 
     def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
-        timeout_message = f"timed out after {limit_s:g} s waiting for {format_keys(keys)} in {self}."
+        timeout_message = f"timed out after {format_seconds(limit_s)} waiting for {format_keys(keys)} in {self}."
         self._request(
             bytes([wire.WAIT]) + _names(keys),
             f"wait for {format_keys(keys)}",
@@ -316,7 +319,9 @@ class TCPStore(Store):
         try:
             self._connection = Connection.open(self.host, self.port, deadline, retries=True)
         except StoreTimeoutError as error:
-            raise StoreTimeoutError(f"could not connect to {self} within {self._timeout_s:g} s: {error}.") from error
+            raise StoreTimeoutError(
+                f"could not connect to {self} within {format_seconds(self._timeout_s)}: {error}."
+            ) from error
         except StoreConnectionError as error:
             raise StoreConnectionError(f"could not connect to {self}: {error}.") from error
 
@@ -326,7 +331,9 @@ class TCPStore(Store):
             request, "register this worker", lambda answer: answer.receive_number(deadline), deadline, is_read=False
         )
         if self._server is not None and world_size and not self._server.wait_for_workers(deadline):
-            raise StoreTimeoutError(f"not all {world_size} workers connected to {self} within {self._timeout_s:g} s.")
+            raise StoreTimeoutError(
+                f"not all {world_size} workers connected to {self} within {format_seconds(self._timeout_s)}."
+            )
 
 
 def _name(key: str) -> bytes:

@@ -23,6 +23,7 @@ import time
 from binascii import hexlify
 from functools import partial
 
+from tenax._core.text import format_seconds
 from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
 from tenax._io.etcd.operations import Compare, Delete, Put, Range, Transaction
 from tenax.store._api import (
@@ -287,7 +288,8 @@ class EtcdStore(Store):
                     raise QueueEmptyError(f"the queue {key!r} is empty.")
                 if not self._has_changed((start, end), revision, deadline):
                     raise StoreTimeoutError(
-                        f"timed out after {self._timeout_s:g} s waiting for an item in the queue {key!r} of {self}."
+                        f"timed out after {format_seconds(self._timeout_s)} waiting for an item in the queue {key!r} "
+                        f"of {self}."
                     )
 
     def queue_len(self, key: str) -> int:
@@ -310,7 +312,8 @@ class EtcdStore(Store):
                 number = as_number(found.kvs[0].value if found.kvs else b"0")
                 if number < world_size and not self._has_changed((name, b""), found.revision, deadline):
                     raise StoreTimeoutError(
-                        f"timed out after {limit_s:g} s: not all {world_size} reached the barrier {key!r} of {self}."
+                        f"timed out after {format_seconds(limit_s)}: not all {world_size} reached the barrier {key!r} "
+                        f"of {self}."
                     )
         except NotANumber as error:
             raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
@@ -343,7 +346,9 @@ class EtcdStore(Store):
             if not missing or missing[0] not in batch:
                 continue
             if not self._has_changed(self._keys.existence(missing[0]), since, deadline):
-                raise StoreTimeoutError(f"timed out after {limit_s:g} s waiting for {format_keys(missing)} in {self}.")
+                raise StoreTimeoutError(
+                    f"timed out after {format_seconds(limit_s)} waiting for {format_keys(missing)} in {self}."
+                )
             del missing[0]
 
     def _has_changed(self, key_range: tuple[bytes, bytes], since: int, deadline: float) -> bool:

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+from tenax._core.text import format_seconds
 from tenax.store._api import DEFAULT_TIMEOUT_S, StoreError, StoreTimeoutError
 from tenax.store._local import LocalStore
 from tenax.store._log_file import LogFile
@@ -79,7 +80,9 @@ class FileStore(LocalStore):
         deadline = time.monotonic() + self._timeout_s
         with self._open_file(deadline) as file:
             _retry(
-                file.try_lock, deadline, f"timed out after {self._timeout_s:g} s: another process has locked {self}."
+                file.try_lock,
+                deadline,
+                f"timed out after {format_seconds(self._timeout_s)}: another process has locked {self}.",
             )
             try:
                 result = change(file.table)
@@ -120,7 +123,7 @@ class FileStore(LocalStore):
             self._file.close()
             self._file = LogFile(self.path)
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise StoreTimeoutError(f"timed out after {self._timeout_s:g} s: another thread uses {self}.")
+            raise StoreTimeoutError(f"timed out after {format_seconds(self._timeout_s)}: another thread uses {self}.")
         try:
             yield self._file
         except StoreError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 
+from tenax._core.text import format_seconds
 from tenax.store._api import (
     QueueEmptyError,
     Store,
@@ -140,7 +141,8 @@ class LocalStore(Store):
                 raise QueueEmptyError(f"the queue {key!r} is empty.")
             if not self._wait_until(lambda table: table.queue_length(name) or None, deadline):
                 raise StoreTimeoutError(
-                    f"timed out after {self._timeout_s:g} s waiting for an item in the queue {key!r} of {self}."
+                    f"timed out after {format_seconds(self._timeout_s)} waiting for an item in the queue {key!r} of "
+                    f"{self}."
                 )
         return value
 
@@ -165,7 +167,7 @@ class LocalStore(Store):
         except NotANumber as error:
             raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
         raise StoreTimeoutError(
-            f"timed out after {limit_s:g} s: not all {world_size} reached the barrier {key!r} of {self}."
+            f"timed out after {format_seconds(limit_s)}: not all {world_size} reached the barrier {key!r} of {self}."
         )
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -174,7 +176,9 @@ class LocalStore(Store):
         return self._timeout_s if timeout is None else seconds(timeout)
 
     def _timed_out(self, keys: Sequence[str], limit_s: float) -> StoreTimeoutError:
-        return StoreTimeoutError(f"timed out after {limit_s:g} s waiting for {format_keys(keys)} in {self}.")
+        return StoreTimeoutError(
+            f"timed out after {format_seconds(limit_s)} waiting for {format_keys(keys)} in {self}."
+        )
 
 
 def _name(key: str) -> bytes:

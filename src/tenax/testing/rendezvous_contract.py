@@ -19,6 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from tenax._core.text import format_seconds
 from tenax.rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -56,13 +57,13 @@ class BlockingCall:
 
     def result(self) -> Any:
         """Return the call's result, or raise its exception."""
-        assert self.has_ended_within(_LIMIT_S), f"the call did not return within {_LIMIT_S:g} s"
+        assert self.has_ended_within(_LIMIT_S), f"the call did not return within {format_seconds(_LIMIT_S)}"
         if self._error is not None:
             raise self._error
         return self._value
 
     def error(self) -> BaseException | None:
-        assert self.has_ended_within(_LIMIT_S), f"the call did not return within {_LIMIT_S:g} s"
+        assert self.has_ended_within(_LIMIT_S), f"the call did not return within {format_seconds(_LIMIT_S)}"
         return self._error
 
     def has_ended_within(self, seconds: float) -> bool:
@@ -74,7 +75,7 @@ def wait_until(condition: Callable[[], bool], what: str = "the condition") -> No
     """Poll until the condition holds: handlers provide nothing to wait for."""
     give_up_at = time.monotonic() + _LIMIT_S
     while not condition():
-        assert time.monotonic() < give_up_at, f"{what} did not happen within {_LIMIT_S:g} s"
+        assert time.monotonic() < give_up_at, f"{what} did not happen within {format_seconds(_LIMIT_S)}"
         threading.Event().wait(_POLL_EVERY_S)
 
 

@@ -7,7 +7,7 @@ the coordinator sends them.
     settings nodes=2 max_restarts=1
 
     at 0 nodes a, b up with 2 slots
-        send to a: waiting: 1 of 2 nodes ready (a); waiting up to 600 s for 1 more
+        send to a: waiting: 1 of 2 nodes ready (a); waiting up to 10 min for 1 more
         send to a: generation 1 formed, node 0 of 2, ranks 0-1 of 4: first generation
         send to b: generation 1 formed, node 1 of 2, ranks 2-3 of 4: first generation
         gathering -> running

@@ -87,10 +87,10 @@ class WatchdogPipe:
             ) from error
         return self.path
 
-    def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None:
+    def open(self, now: Callable[[], float], print_line: Callable[[str], None]) -> None:
         """Start reading."""
         self._now = now
-        self._print = say
+        self._print = print_line
         self._is_open = True
         self._on_event("watchdog started", None)
 

@@ -35,7 +35,7 @@ def get_socket_with_port() -> socket.socket:
         try:
             listener.bind(address)
             listener.listen(0)
-        except OSError as error:  # localhost often has an address of a family that this host does not speak
+        except OSError as error:  # localhost often has an address of a family that this host does not support
             listener.close()
             failure = error
         else:

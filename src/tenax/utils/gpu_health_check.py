@@ -1,4 +1,4 @@
-"""GPU health: ask the NVIDIA driver whether a GPU needs to be reset, drained or rebooted.
+"""GPU health: query the NVIDIA driver whether a GPU needs to be reset, drained or rebooted.
 
 Drivers from r570 on report the *recovery action* that each GPU needs. They are queried through NVML (the package
 nvidia-ml-py, extra ``tenax[gpu]``), which is imported on first use. Without the library, a driver, a GPU or that query,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.addresses import own_endpoint
-from kit.jobs import PATIENCE_S, TENAX, Runner
+from kit.jobs import TENAX, TIMEOUT_S, Runner
 from tenax._failures.cause import meaning_of
 
 from .corpus import Seed
@@ -96,7 +96,7 @@ def _run(seed: Seed, runner: Runner, number: int) -> tuple[list[str], list[dict[
             agents.append(subprocess.Popen(command, **out, cwd=runner.home, env=env))
     try:
         # Importing torch in each process is slow on a busy machine.
-        patience_s = PATIENCE_S * (3 if seed.fault.startswith("gloo") else 1)
+        patience_s = TIMEOUT_S * (3 if seed.fault.startswith("gloo") else 1)
         codes = [agent.wait(patience_s) for agent in agents]
     except subprocess.TimeoutExpired:
         texts = [(runner.home / f"node.{node}").read_text(errors="replace") for node in range(seed.nodes)]

@@ -22,7 +22,7 @@ from pathlib import Path
 FOLDER = Path(os.environ.get("VERDICT_FOLDER", "."))
 RANK = int(os.environ.get("RANK", "0"))
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 peers: list[socket.socket] = []
 
 
@@ -40,7 +40,10 @@ def accept_victims() -> None:
     for _ in range(WORLD - 1):
         peer, _ = listener.accept()
         peer.recv(1, socket.MSG_PEEK)
-        peers.append(peer)
+        if sys.flags.no_site:  # nothing records the exception: only an exit before that of the victims proves the cause
+            peer.detach()  # the kernel closes it when the process exits, not the interpreter some time before
+        else:
+            peers.append(peer)
     listener.close()
 
 
@@ -159,12 +162,12 @@ def forever() -> None:
         signal.pause()
 
 
-def become_nobody() -> None:
+def drop_privileges() -> None:
     """Drop the privileges of root, for which no limit holds."""
     if os.getuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED_UID)
+        os.setuid(UNPRIVILEGED_UID)
 
 
 def mount_tmpfs(options: str, flags: int = 0) -> Path | None:
@@ -246,7 +249,7 @@ def no_more_threads() -> None:
     import resource
     import threading
 
-    become_nobody()
+    drop_privileges()
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     threading.Thread(target=signal.pause, daemon=True).start()
 
@@ -254,7 +257,7 @@ def no_more_threads() -> None:
 def no_more_forks() -> None:
     import resource
 
-    become_nobody()
+    drop_privileges()
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     if os.fork() == 0:
         os._exit(0)
@@ -408,7 +411,7 @@ def permission_denied() -> None:
     path = FOLDER / "secret"
     path.write_text("x")
     path.chmod(0)
-    become_nobody()
+    drop_privileges()
     path.read_text()
 
 

@@ -17,7 +17,7 @@ from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.loop import Loop
 
 A = TypeVar("A")
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class ClientInLoop:
@@ -27,7 +27,7 @@ class ClientInLoop:
         self.loop = Loop()
         self.etcd = EtcdClient(self.loop, settings)
 
-    def until(self, condition: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S) -> None:
+    def until(self, condition: Callable[[], object], what: str = "", patience_s: float = TIMEOUT_S) -> None:
         give_up = self.loop.now() + patience_s
         self.loop.next_event(lambda: 0.0 if condition() else give_up)
         if not condition():
@@ -38,12 +38,12 @@ class ClientInLoop:
         end = self.loop.now() + seconds
         self.loop.next_event(lambda: end)
 
-    def call(self, operation: Operation[A], patience_s: float = PATIENCE_S) -> A:
+    def call(self, operation: Operation[A], patience_s: float = TIMEOUT_S) -> A:
         """Return the answer. Raises the error of the call."""
         answers: list[A] = []
         errors: list[EtcdError] = []
         self.etcd.call(operation, answers.append, errors.append, patience_s=patience_s)
-        self.until(lambda: answers or errors, f"an answer to {operation!r}"[:200], patience_s + PATIENCE_S)
+        self.until(lambda: answers or errors, f"an answer to {operation!r}"[:200], patience_s + TIMEOUT_S)
         if errors:
             raise errors[0]
         return answers[0]
@@ -76,7 +76,7 @@ class ScriptedServer:
                 sock, _ = self._listener.accept()
             except OSError:  # the test is over
                 return
-            sock.settimeout(PATIENCE_S)
+            sock.settimeout(TIMEOUT_S)
             with sock, contextlib.suppress(OSError):
                 script(self, sock)
 
@@ -96,7 +96,7 @@ class ScriptedServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
 
     def __enter__(self) -> ScriptedServer:

@@ -14,7 +14,7 @@ from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.operations import Change, Compact, Delete, Put, Range, Status, prefix_end
 
-from .kit import PATIENCE_S, raised
+from .kit import TIMEOUT_S, raised
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def in_thread(call: Callable[[], object]) -> threading.Thread:
 
 def join(*threads: threading.Thread) -> None:
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive()
 
 

@@ -115,7 +115,7 @@ def test_interim_responses_are_ignored() -> None:
         (b"HTTP/1.1 200\r\n", True),
     ],
 )
-def test_the_end_tells_whether_the_connection_can_be_reused(head: bytes, keeps_open: bool) -> None:
+def test_the_end_shows_whether_the_connection_can_be_reused(head: bytes, keeps_open: bool) -> None:
     assert ResponseReader().feed(head + b"Content-Length: 0\r\n\r\n")[-1] == End(keeps_open)
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from kit.http import Received, receive_response
-from kit.processes import PATIENCE_S, leaving_nothing, on_linux
+from kit.processes import TIMEOUT_S, leaving_nothing, on_linux
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.health.server import HealthCheckServer
 from tenax.control_plane._server import WorkerServer
-from tenax.metrics._page_server import PageServer
+from tenax.metrics._prometheus import PageServer
 
 pytestmark = on_linux
 
@@ -48,7 +48,7 @@ class Server:
     def request(self, data: bytes) -> Received:
         """Send these bytes. Return the response."""
         with socket.socket(socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET) as sock:
-            sock.settimeout(PATIENCE_S)
+            sock.settimeout(TIMEOUT_S)
             sock.connect(self._address)
             sock.sendall(data)
             return receive_response(sock)

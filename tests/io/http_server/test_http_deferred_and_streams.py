@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kit.http import PATIENCE_S, kube_probe, receive_response, until_closed
+from kit.http import TIMEOUT_S, kube_probe, receive_response, until_closed
 from kit.processes import leaving_nothing, on_linux, until
 from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import Request, Response, text
@@ -35,20 +35,20 @@ class Served:
 
     def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
         if request.path == "/later":
-            self.deferred.append(DeferredResponse(float(request.params.get("within", PATIENCE_S))))
+            self.deferred.append(DeferredResponse(float(request.params.get("within", TIMEOUT_S))))
             return self.deferred[-1]
         if request.path == "/stream":
             self.streams.append(Stream(self.ended.append, headers={"X-Ours": "yes"}))
             self.streams[-1].send(b"first\n")
             return self.streams[-1]
         if request.path == "/known":
-            known = DeferredResponse(PATIENCE_S)
+            known = DeferredResponse(TIMEOUT_S)
             known.respond(text(200, "known already"))
             return known
         return text(200, "at once")
 
     def request(self, path: str, method: str = "GET") -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+        sock = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
         sock.sendall(f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         return sock
 
@@ -118,7 +118,7 @@ def test_a_head_request_gets_no_body(serve: Callable[..., Served]) -> None:
 
 
 def test_a_deferred_response_that_is_never_set_times_out(serve: Callable[..., Served]) -> None:
-    """The error tells the time. A response after that is discarded."""
+    """The error contains the time. A response after that is discarded."""
     served = serve()
     response = kube_probe(served.port, "/later?within=0.05")
     assert (response.status, response.body) == (503, b"no response within 0.05 s; retry\n")
@@ -202,7 +202,7 @@ def test_a_client_that_stops_reading_is_disconnected_at_the_time_limit(serve: Ca
 
 
 def test_a_slow_client_that_keeps_reading_keeps_its_stream(serve: Callable[..., Served]) -> None:
-    served = serve(client_limits=ClientLimits(stream_bytes=1 << 30, response_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(stream_bytes=1 << 30, response_s=TIMEOUT_S))
     with served.watch() as sock:
         receive_until(sock, b"first\n")
         served.send(0, bytes(8 << 20) + b"end")

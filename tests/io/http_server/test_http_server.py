@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from kit.http import PATIENCE_S, kube_probe, raw, receive_response, until_closed
+from kit.http import TIMEOUT_S, kube_probe, raw, receive_response, until_closed
 from kit.processes import forks_with_threads, leaving_nothing, on_linux, until
 from tenax._io.http.message import Limits, Request, Response, text
 from tenax._io.http.server import ClientLimits, HttpServer
@@ -32,7 +32,7 @@ class Served:
         self.port = port
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+        return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_connecting_without_a_request_is_harmless(serve: Callable[..., Served]) 
 
 def test_silent_clients_do_not_block_new_ones(serve: Callable[..., Served]) -> None:
     """With far more than the maximum, the newest is accepted and the number of connections stays bounded."""
-    served = serve(client_limits=ClientLimits(connections=8, request_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(connections=8, request_s=TIMEOUT_S))
     with ExitStack() as stack:
         silent = [stack.enter_context(served.connect()) for _ in range(100)]
         for sock in silent:
@@ -101,11 +101,11 @@ def test_silent_clients_do_not_block_new_ones(serve: Callable[..., Served]) -> N
 
 def test_silent_connections_of_one_address_do_not_displace_another(serve: Callable[..., Served]) -> None:
     """A slow client keeps its connection while another address opens far more than the maximum."""
-    served = serve(client_limits=ClientLimits(connections=8, request_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(connections=8, request_s=TIMEOUT_S))
     with served.connect() as slow, ExitStack() as stack:
         slow.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(100):
-            stack.enter_context(socket.create_connection(("127.0.0.1", served.port), PATIENCE_S, ("127.0.0.2", 0)))
+            stack.enter_context(socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S, ("127.0.0.2", 0)))
         assert kube_probe(served.port).status == 200
         slow.sendall(b"Host: h\r\n\r\n")
         assert receive_response(slow).status == 200
@@ -127,7 +127,7 @@ def test_a_client_that_sends_single_bytes_is_disconnected_in_time(serve: Callabl
         slow.sendall(b"GET / HTTP/1.1\r\n")
         slow.settimeout(0.01)
         answer = b""
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + TIMEOUT_S
         while not answer:
             assert time.monotonic() < until_s
             with suppress(TimeoutError):
@@ -146,7 +146,7 @@ def test_a_client_that_does_not_read_is_disconnected(serve: Callable[..., Served
 
 def test_a_client_that_never_stops_sending_is_disconnected(serve: Callable[..., Served]) -> None:
     """Without a request, and after its response."""
-    served = serve(client_limits=ClientLimits(response_s=PATIENCE_S))
+    served = serve(client_limits=ClientLimits(response_s=TIMEOUT_S))
     for beginning in (b"", b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"):
         with served.connect() as sock:
             sock.sendall(beginning)
@@ -181,7 +181,7 @@ def test_a_request_in_a_thread_does_not_block_others(serve: Callable[..., Served
 
     def answer(request: Request) -> Response:
         if request.path == "/slow":
-            may_end.wait(PATIENCE_S)
+            may_end.wait(TIMEOUT_S)
         return text(200, request.path)
 
     served = serve(
@@ -204,13 +204,13 @@ def test_a_client_may_disconnect_before_its_response_is_ready(serve: Callable[..
     def answer(request: Request) -> Response:
         if request.path == "/slow":
             entered.set()
-            may_end.wait(PATIENCE_S)
+            may_end.wait(TIMEOUT_S)
         return text(200, request.path)
 
     served = serve(answer, in_thread=lambda request: request.path == "/slow")
     with served.connect() as impatient:
         impatient.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     may_end.set()
     until(lambda: not served.server._in_threads, "the handler to return")
@@ -237,7 +237,7 @@ def test_hanging_requests_of_one_path_do_not_block_other_paths(serve: Callable[.
 
     def answer(request: Request) -> Response:
         if request.path == "/stuck":
-            may_end.wait(PATIENCE_S)
+            may_end.wait(TIMEOUT_S)
         return text(200, request.path)
 
     served = serve(answer, in_thread=lambda _: True, client_limits=ClientLimits(threads_per_path=2))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import trustme
 
 from kit.addresses import own_address
-from kit.processes import PATIENCE_S
+from kit.processes import TIMEOUT_S
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.managed import ManagedMember, ManagedSettings
@@ -55,7 +55,7 @@ class ManagedCluster:
 
     def until(self, condition: Callable[[], object], what: str, *, may_fail: bool = False) -> None:
         """Run the loop until the condition is true."""
-        end = self.loop.now() + PATIENCE_S
+        end = self.loop.now() + TIMEOUT_S
         self.loop.next_event(lambda: self.loop.now() if condition() or (self.failures and not may_fail) else end)
         assert may_fail or not self.failures, self.failures
         assert condition(), (
@@ -71,7 +71,7 @@ class ManagedCluster:
         self._clients.append(client)
         answers: list[A] = []
         errors: list[EtcdError] = []
-        client.call(operation, answers.append, errors.append, patience_s=PATIENCE_S)
+        client.call(operation, answers.append, errors.append, patience_s=TIMEOUT_S)
         self.until(lambda: answers or errors, f"an answer to {operation}")
         client.close()
         assert not errors, errors[0].message

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from kit.processes import PATIENCE_S
+from kit.processes import TIMEOUT_S
 from tenax._io.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
 from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.managed import ManagedSettings, managed_settings
@@ -34,7 +34,7 @@ def _own_host(*names: str) -> str:
         lambda: answers.append("nowhere"),
     )
     search.start()
-    end = loop.now() + PATIENCE_S
+    end = loop.now() + TIMEOUT_S
     loop.next_event(lambda: loop.now() if answers else end)
     search.close()
     loop.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import PATIENCE_S, gone, leaving_nothing, on_linux
+from kit.processes import TIMEOUT_S, gone, leaving_nothing, on_linux
 from tenax._io.etcd.managed import member_key
 from tenax._io.etcd.operations import AddMember, Members, Put, Range, RemoveMember
 from tenax._io.tls import TlsFiles
@@ -242,7 +242,7 @@ def _wait_until_members_may_be_removed(cluster: ManagedCluster) -> None:
 def _request_without_certificate(host: str, port: int, ca: str) -> None:
     context = TlsFiles(ca=ca).for_client()
     with (
-        socket.create_connection((host, port), PATIENCE_S) as plain,
+        socket.create_connection((host, port), TIMEOUT_S) as plain,
         context.wrap_socket(plain, server_hostname=host) as unauthenticated,
     ):
         unauthenticated.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import PATIENCE_S, on_linux
+from kit.processes import TIMEOUT_S, on_linux
 from tenax._engines.etcd.operator import connect_through_etcd
 from tenax._engines.tcp.operator import Unreachable
 from tenax._io.etcd.client import EtcdClient
@@ -89,7 +89,7 @@ def test_a_client_waits_until_users_are_set_up(make_cluster: MakeCluster) -> Non
     )
     done: list[PutAnswer] = []
     errors: list[EtcdError] = []
-    client.call(Put(b"key", b"value"), done.append, errors.append, patience_s=PATIENCE_S)
+    client.call(Put(b"key", b"value"), done.append, errors.append, patience_s=TIMEOUT_S)
     until = cluster.loop.now() + 0.3
     cluster.loop.next_event(lambda: until)
     assert not done
@@ -131,7 +131,7 @@ def test_unknown_users_are_not_accepted(make_cluster: MakeCluster) -> None:
     request = urllib.request.Request(
         f"http://{cluster.names[0]}:2379/v3/auth/user/add", json.dumps({"name": "eve", "password": "eve"}).encode()
     )
-    urllib.request.urlopen(request, timeout=PATIENCE_S).close()
+    urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
     member.close()
     cluster.add(cluster.names[0], secret=SECRET)
     cluster.until(lambda: cluster.failures, "a refusal", may_fail=True)
@@ -171,7 +171,7 @@ def test_the_password_derives_from_the_run_and_the_secret() -> None:
 
 
 def test_an_operator_logs_in_with_the_settings_of_the_run(make_cluster: MakeCluster) -> None:
-    """Without managed=true or without the secret, the message tells what is missing."""
+    """Without managed=true or without the secret, the message names what is missing."""
     cluster = make_cluster(1, secret=SECRET)
     cluster.add_all()
     name = f"{cluster.names[0]}:2379"

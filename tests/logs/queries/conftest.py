@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.cluster import Worker, WorkerHub
-from kit.jobs import PATIENCE_S, TENAX, Done, Runner, Running, until
+from kit.jobs import TENAX, TIMEOUT_S, Done, Runner, Running, until
 from tenax._core.requests import LogsRequest
 from tenax._engines.tcp.operator import connect_to_agent
 from tenax.cli.main import main
@@ -52,7 +52,7 @@ class Run:
         """Wait until the log writers have read all lines so far, so that later ones get later times."""
         line = connect_to_agent(str(self._control_socket(self.agents[0])))
         for node in range(len(self.agents)):
-            line.ask(LogsRequest(str(node), last=0), PATIENCE_S)
+            line.ask(LogsRequest(str(node), last=0), TIMEOUT_S)
         line.close()
 
     def print_text(self, worker: Worker, text: str, to: int = 1) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 if TYPE_CHECKING:
     from tenax._logs.writer import LogWriter
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Node:
@@ -55,7 +55,7 @@ class Node:
         return answers
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert select.select([self.logs.fileno()], [], [], deadline - time.monotonic())[0], "no answer in time"
             self.logs.on_readable()
@@ -95,7 +95,7 @@ def test_a_line_has_rank_stream_generation_and_time(node: Node) -> None:
     node.write(1, b"hello\n", number=2)
     (line,) = node.answer().lines
     assert (line.rank, line.local_rank, line.stream, line.generation, line.text) == (5, 1, "stderr", 3, "hello")
-    assert abs(line.at - time.time()) < PATIENCE_S
+    assert abs(line.at - time.time()) < TIMEOUT_S
     assert texts(node.answer(ranks="4")) == []
     assert texts(node.answer(local_rank=1)) == ["hello"]
     assert texts(node.answer(local_rank=0)) == []
@@ -113,14 +113,14 @@ def test_a_node_without_workers_has_no_lines(node: Node) -> None:
     """A follower of a spare gets the lines of its first generation."""
     answer = node.answer()
     assert (answer.lines, answer.generation, answer.is_over) == ((), 0, False)
-    answers = node.request(cursor=answer.cursor, wait_s=PATIENCE_S)
+    answers = node.request(cursor=answer.cursor, wait_s=TIMEOUT_S)
     node.begin(2, [0])
     node.write(0, b"begun\n")
     node.until(lambda: bool(answers))
     received = answers[0][0]
     assert isinstance(received, LogAnswer)
     assert received.is_more
-    assert texts(node.answer(cursor=received.cursor, wait_s=PATIENCE_S)) == ["begun"]
+    assert texts(node.answer(cursor=received.cursor, wait_s=TIMEOUT_S)) == ["begun"]
 
 
 def test_each_line_comes_once_across_generations(node: Node) -> None:
@@ -136,7 +136,7 @@ def test_each_line_comes_once_across_generations(node: Node) -> None:
     node.write(0, b"five\n")
     received = []
     while len(received) < 3:
-        answer = node.answer(cursor=answer.cursor, wait_s=PATIENCE_S)
+        answer = node.answer(cursor=answer.cursor, wait_s=TIMEOUT_S)
         received += [(line.generation, line.rank, line.text) for line in answer.lines]
         assert not answer.is_over
     assert received == [(1, 1, "one more, unfinished"), (2, 1, "two"), (5, 0, "five")]
@@ -223,8 +223,8 @@ class SlowLogWriter:
     def __init__(self) -> None:
         self.asked: list[tuple[list[tuple[object, ...]], Callable[[dict[str, object]], None]]] = []
 
-    def query(self, wants: list[tuple[object, ...]], answer: Callable[[dict[str, object]], None], **_: object) -> int:
-        self.asked.append((wants, answer))
+    def query(self, streams: list[tuple[object, ...]], answer: Callable[[dict[str, object]], None], **_: object) -> int:
+        self.asked.append((streams, answer))
         return len(self.asked)
 
     def answer_now(self, *_: int) -> None:
@@ -248,11 +248,11 @@ def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) ->
     log_writer.asked[-1][1](found)
     assert (received[-1].cursor, received[-1].is_more) == ("1:1:14", True)
     request(received[-1].cursor)
-    assert [want[0] for want in log_writer.asked[-1][0]] == ["1.0.1", "1.0.2"]
+    assert [stream[0] for stream in log_writer.asked[-1][0]] == ["1.0.1", "1.0.2"]
     log_writer.asked[-1][1]({**found, "positions": [30, 0], "is_over": True})
     assert (received[-1].cursor, received[-1].is_more) == ("1:2:", True)
     request(received[-1].cursor)
-    assert [want[0] for want in log_writer.asked[-1][0]] == ["2.0.1", "2.0.2"]
+    assert [stream[0] for stream in log_writer.asked[-1][0]] == ["2.0.1", "2.0.2"]
 
 
 def test_ended_streams_alone_do_not_answer_a_follower_of_the_run(node: Node) -> None:
@@ -263,8 +263,8 @@ def test_ended_streams_alone_do_not_answer_a_follower_of_the_run(node: Node) -> 
         os.close(descriptor)
     node.outputs = {}
     cursor = node.answer(cursor="start").cursor
-    answers = node.request(cursor=cursor, wait_s=PATIENCE_S)
-    answer = node.answer(cursor=cursor, generation=1, wait_s=PATIENCE_S)
+    answers = node.request(cursor=cursor, wait_s=TIMEOUT_S)
+    answer = node.answer(cursor=cursor, generation=1, wait_s=TIMEOUT_S)
     assert (texts(answer), answer.is_over) == ([], True)
     node.answer(cursor=cursor)
     assert not answers

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kit.jobs import PATIENCE_S
+from kit.jobs import TIMEOUT_S
 from tenax._core.ledger import Goodput
 from tenax._core.link import wire
 from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
@@ -68,7 +68,7 @@ class ScriptedRun:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(TIMEOUT_S)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -77,7 +77,7 @@ class ScriptedRun:
         reader = wire.FrameReader()
         asked: list[wire.Ask] = []
         with client:
-            client.settimeout(PATIENCE_S)
+            client.settimeout(TIMEOUT_S)
             while data := client.recv(1 << 16):
                 frames = map(wire.decode_from_agent, reader.feed(data))
                 asked += [frame for frame in frames if isinstance(frame, wire.Ask)]
@@ -91,7 +91,7 @@ class ScriptedRun:
                         client.sendall(wire.encode_answer(each.number, *answer))
 
     def close(self) -> None:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._listener.close()
 
 

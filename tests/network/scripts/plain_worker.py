@@ -1,4 +1,4 @@
-"""A worker without torch: it records steps until a file tells it to finish or to fail.
+"""A worker without torch: it records steps until a file commands it to finish or to fail.
 
     plain_worker.py FOLDER [--beat-s 0.02] [--reach-master]
 

@@ -108,7 +108,7 @@ def test_a_browser_that_disconnects_or_never_reads_does_not_delay_a_restart(runn
         assert clients[0].recv(15) == b"HTTP/1.1 200 OK"
         clients[0].close()
         for rank, attempt in ((0, 0), (1, 0), (0, 1), (1, 1)):
-            runner.tell("go", rank, attempt)
+            runner.leave_note("go", rank, attempt)
         done = job.wait()
     finally:
         for client in clients:
@@ -145,7 +145,7 @@ def test_a_run_survives_the_upgrade_of_tenax_on_disk(
             runner.start(command, program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
             for command in ("status", "logs")
         ]
-        runner.tell("go", 0, 0)
+        runner.leave_note("go", 0, 0)
         done = job.wait()
     finally:
         shutil.rmtree(sockets)

@@ -28,14 +28,14 @@ from tenax.progress import LAYOUT, MAGIC
 IMPORT = "from tenax import progress\n"
 
 
-def said(folder: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_worker(folder: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run this code as a worker with its error file in that folder."""
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"), **environ}
     return subprocess.run([sys.executable, "-c", IMPORT + code], env=env, capture_output=True, text=True, timeout=30)
 
 
 def test_steps_and_their_times_are_recorded(tmp_path: Path) -> None:
-    done = said(tmp_path, "import time; a = time.monotonic()\nfor n in range(5, 9): progress.step(n)\nprint(a)")
+    done = run_worker(tmp_path, "import time; a = time.monotonic()\nfor n in range(5, 9): progress.step(n)\nprint(a)")
     found = read_progress(str(tmp_path / "progress"), 3)
     assert found is not None
     assert (found.local_rank, found.first_step, found.last_step, found.phase) == (3, 5, 8, "")
@@ -44,7 +44,7 @@ def test_steps_and_their_times_are_recorded(tmp_path: Path) -> None:
 
 def test_a_phase_is_shown_until_it_ends(tmp_path: Path) -> None:
     inner = f"import shutil; shutil.copy({str(tmp_path / 'progress')!r}, {str(tmp_path / 'then')!r})"
-    done = said(tmp_path, f"progress.step(1)\nwith progress.phase('checkpoint'):\n    {inner}\n")
+    done = run_worker(tmp_path, f"progress.step(1)\nwith progress.phase('checkpoint'):\n    {inner}\n")
     assert done.returncode == 0, done.stderr
     then, now = read_progress(str(tmp_path / "then"), 0), read_progress(str(tmp_path / "progress"), 0)
     assert then is not None
@@ -53,20 +53,20 @@ def test_a_phase_is_shown_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_outside_of_a_worker_nothing_is_written(tmp_path: Path) -> None:
-    done = said(tmp_path, "progress.step(1)\nwith progress.phase('x'): pass", TORCHELASTIC_ERROR_FILE="")
+    done = run_worker(tmp_path, "progress.step(1)\nwith progress.phase('x'): pass", TORCHELASTIC_ERROR_FILE="")
     assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
 
 
 def test_steps_of_a_forked_child_are_ignored(tmp_path: Path) -> None:
     code = "import os\nprogress.step(1)\nif os.fork() == 0:\n    progress.step(77)\n    os._exit(0)\nos.wait()"
-    assert said(tmp_path, code).returncode == 0
+    assert run_worker(tmp_path, code).returncode == 0
     found = read_progress(str(tmp_path / "progress"), 0)
     assert found is not None
     assert found.last_step == 1
 
 
 def test_a_missing_folder_is_reported_once_and_does_not_fail_the_worker(tmp_path: Path) -> None:
-    done = said(tmp_path / "gone", "for n in range(9): progress.step(n)\nwith progress.phase('x'): pass")
+    done = run_worker(tmp_path / "gone", "for n in range(9): progress.step(n)\nwith progress.phase('x'): pass")
     assert done.returncode == 0
     assert done.stderr.count("could not report the progress of this worker") == 1
 
@@ -84,7 +84,7 @@ def test_a_full_disk_neither_fails_nor_kills_a_worker(tmp_path: Path) -> None:
     try:
         with pytest.raises(OSError, match="No space left"):
             (tmp_path / "full").write_bytes(b"x" * (1 << 20))
-        done = said(tmp_path, "for n in range(9): progress.step(n)")
+        done = run_worker(tmp_path, "for n in range(9): progress.step(n)")
         assert (done.returncode, done.stderr.count("could not report")) == (0, 1), done.stderr
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -123,19 +123,19 @@ def test_repeated_steps_count_as_lost_time(runner: Runner) -> None:  # noqa: F81
 
 @pytest.mark.parametrize("number", ["10**30", "-10**30", "10**5000", "2**53 + 1"])
 def test_an_invalid_step_number_is_reported_once_and_does_not_fail_the_worker(tmp_path: Path, number: str) -> None:
-    done = said(tmp_path, f"for _ in range(3): progress.step({number})\nprint('alive')")
+    done = run_worker(tmp_path, f"for _ in range(3): progress.step({number})\nprint('alive')")
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
     assert done.stderr.count("could not report") == 1
     assert read_progress(str(tmp_path / "progress"), 0) is None
 
 
 @pytest.mark.parametrize(
-    "said", [(1 << 62, 2, 0.0, 1.0), (1, -(1 << 62), 0.0, 1.0), (1, 2, float("nan"), 1.0), (1, 2, 0.0, float("inf"))]
+    "values", [(1 << 62, 2, 0.0, 1.0), (1, -(1 << 62), 0.0, 1.0), (1, 2, float("nan"), 1.0), (1, 2, 0.0, float("inf"))]
 )
-def test_values_out_of_bounds_are_ignored(tmp_path: Path, said: tuple[int, int, float, float]) -> None:
+def test_values_out_of_bounds_are_ignored(tmp_path: Path, values: tuple[int, int, float, float]) -> None:
     """Workers may write anything there, and a peer closes the link on a frame with such a value."""
     path = tmp_path / "progress"
-    path.write_bytes(LAYOUT.pack(MAGIC, *said, 1, b""))
+    path.write_bytes(LAYOUT.pack(MAGIC, *values, 1, b""))
     assert read_progress(str(path), 0) is None
 
 
@@ -167,13 +167,15 @@ def test_the_status_of_a_plain_run_shows_steps(runner: Runner, sockets: str) -> 
     job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_PRIVATE_DIR": sockets})
 
     def steps() -> list[int]:
-        told = runner.start("status", "--json", program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
-        return [step for node in json.loads(told.out)["nodes"] for step in node.get("steps", ())] if told.out else []
+        status = runner.start("status", "--json", program=TENAX, env={"TENAX_PRIVATE_DIR": sockets}).wait()
+        return (
+            [step for node in json.loads(status.out)["nodes"] for step in node.get("steps", ())] if status.out else []
+        )
 
-    for attempt, said in ((0, [7, 8]), (1, [107, 108])):
-        until(lambda said=said: steps() == said, f"the steps {said}")  # type: ignore[misc]
+    for attempt, expected in ((0, [7, 8]), (1, [107, 108])):
+        until(lambda expected=expected: steps() == expected, f"the steps {expected}")  # type: ignore[misc]
         for rank in (0, 1):
-            runner.tell("go", rank, attempt)
+            runner.leave_note("go", rank, attempt)
     assert job.wait().code == 0
 
 
@@ -193,14 +195,14 @@ class Files:
 
     def __init__(self) -> None:
         self.reads = 0
-        self.said: tuple[WorkerProgress, ...] = ()
+        self.reports: tuple[WorkerProgress, ...] = ()
         self.trouble: Exception | None = None
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         self.reads += 1
         if self.trouble is not None:
             raise self.trouble
-        return self.said
+        return self.reports
 
 
 class Polled:
@@ -237,31 +239,31 @@ def polled() -> Iterator[Polled]:
 def test_progress_is_polled_after_one_second_and_then_every_five(polled: Polled) -> None:
     """Again in the next generation. Unchanged progress is not posted again."""
     polled.set_phase(Phase.RUNNING)
-    polled.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
+    polled.files.reports = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
     assert polled.advance(0.9) == []
-    assert polled.advance(0.2) == [ProgressSeen(1, polled.files.said)]
+    assert polled.advance(0.2) == [ProgressSeen(1, polled.files.reports)]
     polled.set_phase(Phase.RUNNING)
     assert (polled.advance(20.0), polled.files.reads) == ([], 5)
-    polled.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
-    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.said)]
+    polled.files.reports = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
+    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.reports)]
     polled.set_phase(Phase.RUNNING, generation=2)
-    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.said)]
+    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.reports)]
 
 
 def test_polling_starts_with_the_first_status_request(polled: Polled) -> None:
     """The first poll is immediate, and polling continues in the next generation."""
     polled.steps = LiveSteps(polled.loop, polled.files, polled.warnings.append)
-    polled.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
+    polled.files.reports = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
     polled.set_phase(Phase.RUNNING)
     assert (polled.advance(60.0), polled.files.reads) == ([], 0)
     assert polled.steps.enable()
-    assert polled.advance(0.1) == [ProgressSeen(1, polled.files.said)]
+    assert polled.advance(0.1) == [ProgressSeen(1, polled.files.reports)]
     assert not polled.steps.enable(), "already enabled"
-    polled.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
-    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.said)]
+    polled.files.reports = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
+    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.reports)]
     polled.set_phase(Phase.JOINING)
     polled.set_phase(Phase.RUNNING, generation=2)
-    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.said)]
+    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.reports)]
 
 
 def test_progress_is_polled_only_while_workers_run(polled: Polled) -> None:

@@ -35,8 +35,8 @@ def working(status: RunStatus) -> bool:
     return {node.state for node in status.nodes} == {"working"}
 
 
-def start(operator: Operator, count: int = 2, **told: object) -> list[Agent]:
-    agents = operator.cluster.start_in_order(count, **told)
+def start(operator: Operator, count: int = 2, **options: object) -> list[Agent]:
+    agents = operator.cluster.start_in_order(count, **options)
     operator.until_found(*agents)
     operator.until_status(agents[0], lambda status: len(status.nodes) == count and working(status))
     return agents
@@ -69,9 +69,9 @@ def test_a_node_is_drained_and_the_others_continue(operator: Operator) -> None:
     staying = next(agent for agent in agents if agent is not leaving)
     status = operator.until_status(staying, lambda status: working(status) and len(status.nodes) == 2)
     assert (status.generation, status.restarts_used, status.drains) == (2, 0, 1)
-    told = [event.text for event in status.events]
-    assert not any("was lost" in text for text in told), "it was asked to leave, and left"
-    assert any(" left: " in text or text.endswith(" has left") for text in told), told
+    texts = [event.text for event in status.events]
+    assert not any("was lost" in text for text in texts), "it was asked to leave, and left"
+    assert any(" left: " in text or text.endswith(" has left") for text in texts), texts
     missing = operator.tenax("drain", "unknown", "--yes")
     assert missing.code == 1
     assert "no node 'unknown'; known nodes: " in missing.err
@@ -152,7 +152,7 @@ def test_an_endpoint_requires_the_secret(operator: Operator, tmp_path: Path) -> 
         assert "sesame" not in done.err
     other = operator.tenax("stop", "walk", "--yes", *place, *right)
     assert other.code == 1
-    assert other.err == done.err, "which of them is wrong is not told"
+    assert other.err == done.err, "the message does not name the wrong one"
     assert operator.json("status", "run")["generation"] == 1  # the control socket needs no secret
     operator.cluster.finish(workers)
 
@@ -190,7 +190,7 @@ def test_invalid_input_from_an_operator_does_not_affect_the_run(operator: Operat
         with socket.create_connection((host, int(port)), 30.0) as sock:
             sock.sendall(garbage)
             sock.shutdown(socket.SHUT_WR)
-            assert sock.recv(4096) == b"", "nobody is answered who has not proved to know the secret"
+            assert sock.recv(4096) == b"", "a peer without the secret gets no answer"
     line = line_to(endpoint, b"a secret of tests")
     with pytest.raises(Declined, match="no node 'x'"):
         line.ask(LogsRequest("x"), 30.0)
@@ -244,9 +244,9 @@ def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster,
     wrong = operator.tenax("stop", run_id, "--yes", *place)
     assert wrong.code == 1
     assert "denied access: it serves another run or has another secret" in wrong.err
-    nobody = operator.tenax("status", f"{run_id}-not", *place)
-    assert nobody.code == 1
-    assert "has no coordinator for it" in nobody.err
+    missing = operator.tenax("status", f"{run_id}-not", *place)
+    assert missing.code == 1
+    assert "has no coordinator for it" in missing.err
     (run,) = operator.json("ps")
     assert (run["nodes"], run["coordinator"]) == (2, f"on {os.uname().nodename}")
     operator.cluster.finish(workers)
@@ -281,12 +281,12 @@ def test_through_etcd_with_tls_and_users(
     place = ("--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
 
     def conf(**without: str) -> tuple[str, str]:
-        told = {**etcd_conf(etcd), **without}
+        settings = {**etcd_conf(etcd), **without}
         password = tmp_path / "password"
-        password.write_text(told.pop("password"))
+        password.write_text(settings.pop("password"))
         password.chmod(0o600)
-        told["password_file"] = str(password)
-        return "--rdzv-conf", ",".join(f"{key}={value}" for key, value in told.items() if value)
+        settings["password_file"] = str(password)
+        return "--rdzv-conf", ",".join(f"{key}={value}" for key, value in settings.items() if value)
 
     found = operator.json("status", run_id, *place, *conf())
     assert [node["state"] for node in found["nodes"]] == ["working", "working"]

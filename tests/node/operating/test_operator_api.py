@@ -101,7 +101,7 @@ def test_a_request_with_the_latest_mark_waits_for_a_change(api: Harness) -> None
 
 
 def test_a_request_waits_no_longer_than_requested_and_than_the_maximum(api: Harness) -> None:
-    api.run()  # while nodes are waited for, something is said now and then
+    api.run()  # while nodes are waited for, a message is sent now and then
     mark = api.ask(StatusRequest())[0].mark
     api.ask(StatusRequest(mark, 2.0))
     api.ask(StatusRequest(mark, 1e9))
@@ -167,7 +167,7 @@ def test_the_status_shows_since_when_a_node_drains(api: Harness) -> None:
     api.wait_until(100.0)
     api.host.step(Received("a", NodeDraining(1, 30.0, "Ctrl-C")))
     api.wait_until(110.0)
-    api.host.step(Received("a", NodeDraining(1, 30.0, "Ctrl-C")))  # its link had broken: it says so again
+    api.host.step(Received("a", NodeDraining(1, 30.0, "Ctrl-C")))  # its link had broken: it sends this again
     draining, working = api.ask(StatusRequest())[0].nodes
     assert (draining.state, draining.since) == ("draining", formed["a"] + 100.0)
     assert (working.state, working.since) == ("working", formed["b"])
@@ -230,10 +230,10 @@ def test_all_waiting_requests_in_a_large_run_get_the_same_status(api: Harness) -
         api.ask(StatusRequest(mark, 10.0))
     api.node("a")
     api.wait_until(4.0)
-    told = [value for _, value, _ in api.answers[1:]]
-    assert len(told) == 50
-    assert len({id(each) for each in told}) == 1
-    assert told[0].mark != mark
+    statuses = [value for _, value, _ in api.answers[1:]]
+    assert len(statuses) == 50
+    assert len({id(each) for each in statuses}) == 1
+    assert statuses[0].mark != mark
 
 
 def test_the_end_of_a_large_run_is_answered_to_all(api: Harness) -> None:
@@ -263,7 +263,7 @@ def test_waiting_requests_are_answered_when_the_coordinator_closes(api: Harness)
     api.ask(StatusRequest("of another", 10.0))
     api.api.close()
     gone = (None, "the coordinator is no longer on this node; try again")
-    assert [told[1:] for told in api.answers[1:]] == [gone, gone]
+    assert [answer[1:] for answer in api.answers[1:]] == [gone, gone]
     assert api.ask(StatusRequest()) == gone
     api.wait_until(40.0)
     assert len(api.answers) == 4

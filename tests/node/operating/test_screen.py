@@ -20,19 +20,19 @@ _COLOURS = re.compile(r"\x1b\[[0-9]*m")
 
 def node(number: int, state: str = "working", **fields: object) -> NodeStatus:
     name = f"node{number:04}"
-    told = {"node_id": f"id{number}", "name": name, "host": name, "state": state, "since": NOW - 60.0}
-    told |= {"slots": 8, "rank": number, "first_rank": number * 8}
-    return msgspec.convert({**told, **fields}, NodeStatus)
+    values = {"node_id": f"id{number}", "name": name, "host": name, "state": state, "since": NOW - 60.0}
+    values |= {"slots": 8, "rank": number, "first_rank": number * 8}
+    return msgspec.convert({**values, **fields}, NodeStatus)
 
 
 def failure(rank: int, **fields: object) -> FailureStatus:
-    told = {"rank": rank, "local_rank": 0, "host": "node0003", "generation": 2, "exit_code": 1, "at": NOW - 5}
-    return msgspec.convert({**told, "what": "exit code 1: RuntimeError: boom", **fields}, FailureStatus)
+    values = {"rank": rank, "local_rank": 0, "host": "node0003", "generation": 2, "exit_code": 1, "at": NOW - 5}
+    return msgspec.convert({**values, "what": "exit code 1: RuntimeError: boom", **fields}, FailureStatus)
 
 
 def status(**fields: object) -> RunStatus:
     nodes = fields.get("nodes", (node(0), node(1)))
-    told = {
+    values = {
         "run_id": "llama",
         "now": NOW,
         "phase": "running",
@@ -58,7 +58,7 @@ def status(**fields: object) -> RunStatus:
         "goodput": Goodput(Spent(10, 20, 800, 10, 60), Mean(1, 0.2), Mean(1, 5.0), 12),
         **fields,
     }
-    return msgspec.convert(told, RunStatus)
+    return msgspec.convert(values, RunStatus)
 
 
 def plain_screen(text: str) -> list[str]:
@@ -71,7 +71,7 @@ def test_it_shows_the_phase_its_duration_and_the_goodput() -> None:
     assert "generation  2, formed 1 min 20 s ago: rank 3 failed on node0003" in text
     assert "1 of 3 used, 2 left; 1 membership change; 2 drains" in text
     assert "89 % of 15 min was training" in text
-    assert "the failure detected in 200 ms and recovered in 5.0 s" in re.sub(r"\s+", " ", text)
+    assert "the failure detected in 200 ms and recovered in 5 s" in re.sub(r"\s+", " ", text)
     assert "nodes, 2 of 2 to 4: 2 working" in text
 
 
@@ -101,10 +101,10 @@ def test_it_fits_every_terminal(width: int, height: int | None) -> None:
 
 
 def test_no_information_is_conveyed_by_colour_alone() -> None:
-    told = status(nodes=(node(0), node(1, "draining"), node(2, failed=(0,))), failures=(failure(3),))
-    assert plain_screen(render(told, colour=True)) == render(told).splitlines()
-    assert "\x1b" in render(told, colour=True)
-    assert "working, 1 failed" in render(told)
+    shown = status(nodes=(node(0), node(1, "draining"), node(2, failed=(0,))), failures=(failure(3),))
+    assert plain_screen(render(shown, colour=True)) == render(shown).splitlines()
+    assert "\x1b" in render(shown, colour=True)
+    assert "working, 1 failed" in render(shown)
 
 
 def test_nodes_with_problems_come_first() -> None:
@@ -131,17 +131,17 @@ def test_workers_and_steps_are_summarized() -> None:
 
 
 def test_causes_come_before_consequences_and_long_lists_are_cut() -> None:
-    told = (failure(3, cause="out of memory on the GPU"), *(failure(i, is_consequence=True) for i in range(10, 30)))
-    text = re.sub(r"\s+", " ", render(status(failures=told, earlier=(failure(9, generation=1),))))
+    failures = (failure(3, cause="cuda_out_of_memory"), *(failure(i, is_consequence=True) for i in range(10, 30)))
+    text = re.sub(r"\s+", " ", render(status(failures=failures, earlier=(failure(9, generation=1),))))
     assert "failures of generation 2" in text
-    assert "rank 3 on node0003, 5.0 s ago: out of memory on the GPU: exit code 1: RuntimeError: boom" in text
-    assert "rank 10 on node0003, 5.0 s ago, a consequence: exit code 1: RuntimeError: boom" in text
+    assert "rank 3 on node0003, 5 s ago: cuda out of memory: exit code 1: RuntimeError: boom" in text
+    assert "rank 10 on node0003, 5 s ago, a consequence: exit code 1: RuntimeError: boom" in text
     assert "and 17 more" in text
     assert "generation 1, rank 9 on node0003" in text
 
 
 def test_a_hang_replaces_the_phase() -> None:
-    hang = "generation 2 seems to hang: no activity for 300 s; rank 3 on node0003: in load, train.py:7"
+    hang = "generation 2 seems to hang: no activity for 5 min; rank 3 on node0003: in load, train.py:7"
     text = re.sub(r"\s+", " ", render(status(hang=hang)))
     assert f"hang {hang}" in text
     assert "is running" not in text
@@ -154,7 +154,7 @@ def test_a_run_without_restarts_says_so() -> None:
 
 def test_control_characters_in_texts_are_removed() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202e\nsecond"
-    told = status(
+    shown = status(
         run_id=evil,
         doing=evil,
         nodes=(node(0, name=evil, phases=(evil,)), node(1, evil)),
@@ -162,18 +162,18 @@ def test_control_characters_in_texts_are_removed() -> None:
         events=(EventStatus(NOW, evil),),
         generations=(GenerationStatus(2, evil, 2, 16, NOW, ended_why=evil),),
     )
-    text = render(told) + "\n".join(event_lines(told, 0.0))
+    text = render(shown) + "\n".join(event_lines(shown, 0.0))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert "owned" in text
 
 
 def test_a_pipe_gets_each_event_once() -> None:
-    told = status()
-    first = event_lines(told, 0.0)
+    shown = status()
+    first = event_lines(shown, 0.0)
     assert len(first) == 30
     assert first[0].endswith(" event 0")
-    assert [line.split()[-1] for line in event_lines(told, NOW - 72)] == ["29"]
-    assert event_lines(told, NOW) == []
+    assert [line.split()[-1] for line in event_lines(shown, NOW - 72)] == ["29"]
+    assert event_lines(shown, NOW) == []
 
 
 def test_text_is_cut_and_wrapped_by_its_display_width() -> None:

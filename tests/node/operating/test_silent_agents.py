@@ -30,7 +30,7 @@ def test_every_command_names_a_stopped_agent(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
     workers = operator.cluster.hub.generation(1)
     operator.until_found(agent)
-    said = stop(agent)
+    problem = stop(agent)
     commands = [
         ("status",),
         ("status", "stuck"),
@@ -42,7 +42,7 @@ def test_every_command_names_a_stopped_agent(operator: Operator) -> None:
     ]
     for words, done in zip(commands, at_once(operator, *commands), strict=True):
         assert (done.code, done.out) == (1, ""), words
-        assert done.err == f"tenax {words[0]}: the agent of the run 'stuck' {said}"
+        assert done.err == f"tenax {words[0]}: the agent of the run 'stuck' {problem}"
     agent.send(signal.SIGCONT)
     assert operator.tenax("status").code == 0
     operator.cluster.finish(workers)
@@ -52,14 +52,14 @@ def test_ps_names_the_run_of_a_silent_agent(operator: Operator) -> None:
     (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
     workers = operator.cluster.hub.generation(1)
     operator.until_found(agent)
-    said = stop(agent)
+    problem = stop(agent)
     listed, as_json = at_once(operator, ("ps",), ("ps", "--json"))
     assert (listed.code, as_json.code) == (0, 0)
     _, row = listed.out.splitlines()
     assert row.split()[:6] == ["stuck", "worker_main.py", "silent", "?", "?", "?"]
     assert str(agent.process.pid) in row.split()
-    assert listed.err == f"tenax ps: the agent of the run 'stuck' {said}"
-    assert said.strip() in as_json.out
+    assert listed.err == f"tenax ps: the agent of the run 'stuck' {problem}"
+    assert problem.strip() in as_json.out
     agent.send(signal.SIGCONT)
     operator.cluster.finish(workers)
 
@@ -92,8 +92,8 @@ def test_another_agent_of_the_run_on_this_host_answers(operator: Operator) -> No
     assert (run["pids"], run["phase"]) == ([serving.process.pid], "running")
     assert (silent["run_id"], silent["pids"], silent["phase"]) == ("run", [other.process.pid], "silent")
     other.send(signal.SIGCONT)
-    said = stop(serving)  # its coordinator: nobody else can say anything
+    problem = stop(serving)  # it hosts the coordinator, so no other agent can answer
     done = operator.tenax("status")
-    assert (done.code, done.err) == (1, f"tenax status: the agent of the run 'run' {said}")
+    assert (done.code, done.err) == (1, f"tenax status: the agent of the run 'run' {problem}")
     serving.send(signal.SIGCONT)
     operator.cluster.finish(workers)

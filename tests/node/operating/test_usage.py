@@ -37,9 +37,9 @@ pytestmark = pytest.mark.unit
 )
 def test_a_usage_error_is_one_line(capfd: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str) -> None:
     assert main(words) == 2
-    said = capfd.readouterr().err
-    assert sentence in said
-    assert said.endswith(f"try: tenax {words[0]} --help\n")
+    error = capfd.readouterr().err
+    assert sentence in error
+    assert error.endswith(f"try: tenax {words[0]} --help\n")
 
 
 @pytest.mark.parametrize("command", ["status", "ps", "stop", "drain", "restart"])

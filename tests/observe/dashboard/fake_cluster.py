@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from kit.addresses import own_address
-from kit.processes import PATIENCE_S
+from kit.processes import TIMEOUT_S
 from tenax._core import events, messages
 from tenax._core.coordinator import NodeLost, Opened, Received, RunSettings, Send
 from tenax._core.model import Evidence, Failure
@@ -86,7 +86,7 @@ class FakeCluster:
                 done.set_exception(error)
 
         self.loop.soon(act)
-        return done.result(PATIENCE_S)
+        return done.result(TIMEOUT_S)
 
     def step(self, *inputs: Any) -> None:
         self.do(lambda: [self.coordinator.step(each) for each in inputs])
@@ -225,7 +225,7 @@ class FakeCluster:
         self.do(self.coordinator.close)
         self._is_closed = True
         self.loop.wake()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self.loop.close()
 
 

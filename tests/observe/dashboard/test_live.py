@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kit.addresses import own_address
-from kit.http import PATIENCE_S, Received, raw, until_closed
+from kit.http import TIMEOUT_S, Received, raw, until_closed
 from kit.processes import leaving_nothing, until
 from tenax._core.coordinator import CancelRequested
 from tenax._io.http.server import ClientLimits
@@ -42,7 +42,7 @@ class StreamClient:
     """The client of a stream, as in a browser."""
 
     def __init__(self, cluster: FakeCluster) -> None:
-        self.sock = socket.create_connection((cluster.host, cluster.port), PATIENCE_S)
+        self.sock = socket.create_connection((cluster.host, cluster.port), TIMEOUT_S)
         self.sock.sendall(f"GET /events?key={cluster.key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         self._file = self.sock.makefile("rb")
         self.head = [line for line in iter(self._file.readline, b"\r\n")]
@@ -298,7 +298,7 @@ def test_an_error_of_the_status_is_reported_once_and_does_not_affect_the_run(
     dashboard = cluster.do(lambda: Dashboard(f"{own_address()}:0", FailingOperatorApi(), cluster.loop, errors.append))
     host, _, port = dashboard.link.removeprefix("http://").partition("/")[0].partition(":")
     key = dashboard.link.partition("key=")[2]
-    with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
         sock.sendall(f"GET /events?key={key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         until(lambda: errors, "the error")
         cluster.fail(0)
@@ -347,7 +347,7 @@ def test_log_lines_of_a_worker_are_returned_and_waited_for(start_cluster: Callab
     cluster = start_cluster()
     first = ask(cluster, f"/logs?node=id-0&local_rank=1&key={cluster.key}").json()["value"]
     assert [line["text"] for line in first["lines"]] == cluster.printed
-    with socket.create_connection((cluster.host, cluster.port), PATIENCE_S) as sock:
+    with socket.create_connection((cluster.host, cluster.port), TIMEOUT_S) as sock:
         query = f"node=id-0&local_rank=1&cursor={first['cursor']}&wait_s=1000000&key={cluster.key}"
         sock.sendall(f"GET /logs?{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         until(lambda: cluster.held, "the request to wait")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.jobs import PATIENCE_S, Runner, Running
+from kit.jobs import TIMEOUT_S, Runner, Running
 
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)
 # On a busy machine the detector learns gaps of a second, and then waits thirty or sixty times as long.
-LONG_PATIENCE_S = 110.0
+LONG_TIMEOUT_S = 110.0
 
 
 class Member:
@@ -40,14 +40,14 @@ class Hub:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("\0" + self.name)
         self._listener.listen(64)
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(TIMEOUT_S)
         self.members: list[Member] = []
 
     def meet(self, world_size: int, generation: int = 1) -> list[Member]:
         """Wait until all workers of that generation are connected; return them by rank."""
         while sum(member.generation == generation for member in self.members) < world_size:
             sock = self._listener.accept()[0]
-            sock.settimeout(PATIENCE_S)
+            sock.settimeout(TIMEOUT_S)
             self.members.append(Member(sock))
         found = [member for member in self.members if member.generation == generation]
         return sorted(found, key=lambda member: member.rank)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from .kit import LONG_PATIENCE_S, Job, hang_report, lines_of
+from .kit import LONG_TIMEOUT_S, Job, hang_report, lines_of
 
 pytestmark = pytest.mark.process
 
@@ -89,7 +89,7 @@ def test_a_spinning_job_is_detected(job: Job) -> None:
     job.hub.step(members, dict.fromkeys(range(3), "s"))
     job.hub.steps_for(5.0, members)
     job.hub.step(members, {1: "x"})
-    agent.until_printed("no action is taken", LONG_PATIENCE_S)
+    agent.until_printed("no action is taken", LONG_TIMEOUT_S)
     reports = hang_report(agent)
     assert "all workers are spinning" in reports[0]
     assert reports[2].startswith(f"  rank 1 (pid {members[1].pid} on ")
@@ -123,7 +123,7 @@ def test_missing_scopes_reveal_a_hang_behind_a_heartbeat(job: Job) -> None:
     )
     arguments = ("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "0.3", "--redirects", "3", script)
     agent = job.runner.start(*arguments, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
-    agent.until_printed("no action is taken", LONG_PATIENCE_S)
+    agent.until_printed("no action is taken", LONG_TIMEOUT_S)
     reports = hang_report(agent)
     assert "no worker enters or leaves a watchdog scope any more" in reports[0]
     assert reports[2].startswith("  ranks 0, 1: at ")

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from .kit import LONG_PATIENCE_S, Job, hang_report
+from .kit import LONG_TIMEOUT_S, Job, hang_report
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
@@ -50,7 +50,7 @@ def test_the_rank_that_misses_a_collective_is_reported(job: Job) -> None:
     """The script reports no steps; the kernel's counters are enough."""
     script = job.runner.script(SCRIPT)
     agent = job.runner.start("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "2", script)
-    agent.until_printed("no action is taken", LONG_PATIENCE_S)
+    agent.until_printed("no action is taken", LONG_TIMEOUT_S)
     report = hang_report(agent)
     assert re.search(r"^  rank 1 \(pid .* in read_from_a_lost_disk, in threading\.py:", report[2])
     assert report[3].startswith("  rank 0 (pid ")

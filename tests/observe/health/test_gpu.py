@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.http import kube_probe
-from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
+from kit.processes import TIMEOUT_S, leaving_nothing, on_linux, until
 from tenax.agent.server.health_check_server import GPUHealthCheckServer, create_gpu_healthcheck_server
 from tenax.utils.gpu_health_check import (
     GpuHealth,
@@ -158,7 +158,7 @@ def test_it_can_be_checked_from_asyncio() -> None:
         loop = asyncio.get_running_loop()
         check = GPUHealthCheck(None, 60, lambda: loop.call_soon_threadsafe(failed.set), nvml=Nvml(1))
         task = asyncio.create_task(check.async_check())
-        await asyncio.wait_for(failed.wait(), PATIENCE_S)
+        await asyncio.wait_for(failed.wait(), TIMEOUT_S)
         task.cancel()
 
     asyncio.run(until_first_failure())
@@ -178,7 +178,7 @@ def test_an_unhealthy_gpu_fails_the_health_check() -> None:
         server = GPUHealthCheckServer(now, 0, 60, nvml=Nvml(0, 2))
         server.start()
         try:
-            assert server.wait_for_first_check(PATIENCE_S)
+            assert server.wait_for_first_check(TIMEOUT_S)
             answer = kube_probe(server.port)
             assert (answer.status, answer.body) == (503, b"GPU 1: the node must be rebooted\n")
             gpus = kube_probe(server.port, "/healthz?format=json").json()["gpu"]["gpus"]
@@ -199,7 +199,7 @@ def test_gpus_that_cannot_be_checked_do_not_fail_the_health_check() -> None:
     with leaving_nothing():
         server = GPUHealthCheckServer(now, 0, 60, nvml=Nvml(init=NVMLError(DRIVER_NOT_LOADED)))
         server.start()
-        assert server.wait_for_first_check(PATIENCE_S)
+        assert server.wait_for_first_check(TIMEOUT_S)
         assert kube_probe(server.port).status == 200
         assert "does not respond" in server.get_gpu_health_status()["error"]
         server.stop()
@@ -230,7 +230,7 @@ def test_an_exception_of_the_library_is_reported_and_the_check_is_repeated() -> 
         server = GPUHealthCheckServer(now, 0, 60, None, 0.01, nvml=nvml)  # type: ignore[arg-type]
         server.start()
         try:
-            assert server.wait_for_first_check(PATIENCE_S)
+            assert server.wait_for_first_check(TIMEOUT_S)
             error = "could not check the GPUs: AttributeError: no such symbol"
             assert server.get_gpu_health_status() == {"error": error}
             assert kube_probe(server.port).status == 200

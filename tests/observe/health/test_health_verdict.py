@@ -18,7 +18,7 @@ def test_missing_progress_is_not_alive(source: str) -> None:
     assert liveness(Signs(**{source: 60.0}), 60).is_good  # type: ignore[arg-type]
     judged = liveness(Signs(**{source: 61.0}), 60)  # type: ignore[arg-type]
     assert not judged.is_good
-    assert "61 s (limit 60 s)" in judged.why
+    assert "1 min 1 s (limit 1 min)" in judged.why
 
 
 def test_the_age_of_the_watchdog_is_shown_but_not_judged() -> None:

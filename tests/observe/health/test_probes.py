@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.http import PATIENCE_S, kube_probe
+from kit.http import TIMEOUT_S, kube_probe
 from kit.jobs import Runner, Running, until
 from kit.processes import on_linux
 from tenax._observe.health.server import READY_PATH
@@ -83,12 +83,12 @@ def test_the_agent_is_alive_and_not_ready_during_a_restart(runner: Runner) -> No
     port = port_of(run)
     runner.pids(2)
     until(lambda: kube_probe(port, "/readyz").status == 200, "generation 1 to be ready")
-    runner.tell("may_fail", 0)
+    runner.leave_note("may_fail", 0)
     runner.note("asked", 1)
     until(lambda: kube_probe(port, "/readyz").status == 503, "generation 1 to be over")
     assert kube_probe(port, "/readyz?format=json").json()["phase"] == "stopping"
     assert kube_probe(port, "/livez").status == 200
-    runner.tell("may_end", 1)
+    runner.leave_note("may_end", 1)
     runner.pids(2, attempt=1)
     until(lambda: kube_probe(port, "/readyz").status == 200, "generation 2 to be ready")
     assert kube_probe(port, "/readyz?format=json").json()["generation"] == 2
@@ -104,7 +104,7 @@ def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(runner: 
     run.send(signal.SIGSTOP)
     until(lambda: is_stopped(run.pid), "every thread of it to stop")
     try:
-        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as sock:
             sock.sendall(b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
             sock.settimeout(0.2)
             try:
@@ -132,4 +132,4 @@ def test_without_the_variable_there_is_no_server_and_no_import(runner: Runner) -
     done = runner.run(runner.script("pass"), program=program)
     assert done.code == 0, done
     assert "tenax._observe.health" not in done.err
-    assert "health check" not in "".join(done.said)
+    assert "health check" not in "".join(done.messages)

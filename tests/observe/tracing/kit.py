@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes import PATIENCE_S, leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 from tenax._core.coordinator import CoordinatorMachine, Opened, Received, RunSettings
 from tenax._core.messages import NodeInfo, NodeJoined, NodeProgress, NodeReady, WorkerProgress, WorkersRunning
 from tenax._core.model import Evidence, Failure
@@ -53,7 +53,7 @@ class Collector:
 
     def close(self) -> None:
         self._server.shutdown()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._server.server_close()
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.processes import PATIENCE_S
+from kit.processes import TIMEOUT_S
 from tenax.cli.journals import read_histories
 
 from .kit import attributes, collecting
@@ -41,7 +41,7 @@ def test_trace_report_and_verdict_agree(tmp_path: Path) -> None:
             [sys.executable, "-m", "tenax", *arguments],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             env={**os.environ, "TENAX_PRIVATE_DIR": str(tmp_path / "doors")},
         )
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def test_trace_report_and_verdict_agree(tmp_path: Path) -> None:
         [sys.executable, "-m", "tenax", "report", "--json", str(tmp_path / "logs")],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     assert report.returncode == 0, report.stderr
     (line,) = json.loads(report.stdout)["runs"]
@@ -82,7 +82,7 @@ def test_only_the_coordinator_sends_spans() -> None:
             subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
         ]
         try:
-            outputs = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
+            outputs = [agent.communicate(timeout=TIMEOUT_S)[0] for agent in agents]
         finally:
             for agent in agents:
                 if agent.poll() is None:

@@ -564,7 +564,7 @@ def _square(number: int) -> tuple[int, str]:
     return number * number, __name__
 
 
-def _say(channel: object) -> None:
+def _send_origin(channel: object) -> None:
     channel.send((os.environ["RANK"], os.getppid(), __name__))  # type: ignore[attr-defined]
 
 
@@ -573,7 +573,7 @@ def _processes(method: str) -> object:
 
     context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
-    process = context.Process(target=_say, args=(theirs,))
+    process = context.Process(target=_send_origin, args=(theirs,))
     process.start()
     rank, parent, name = ours.recv() if ours.poll(30) else ("", 0, "")
     process.join()

@@ -238,7 +238,7 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
 def test_an_unsafe_module_is_left_out_with_a_reason(sight: Sight, name: str) -> None:
     why = LEFT_OUT[name][1]
     begin = f"left_{name} is not preloaded: "
-    (message,) = [line for line in sight.done.said if line.startswith(begin)] or ["no such line"]
+    (message,) = [line for line in sight.done.messages if line.startswith(begin)] or ["no such line"]
     assert re.fullmatch(re.escape(begin) + why + "; each worker imports it itself", message), message
 
 

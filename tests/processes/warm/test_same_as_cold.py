@@ -231,7 +231,7 @@ class Ends:
                 del message["extraInfo"]["timestamp"], message["extraInfo"]["timestamp_s"]
             text = json.dumps([exits[number]["exit_code"], (place / "stdout.log").read_text(), stderr, message])
             self.found[name] = json.loads(text.replace(str(runner.home), "HOME"))
-        self.console = [line for line in done.said if not line.startswith("workers are forked warm")]
+        self.console = [line for line in done.messages if not line.startswith("workers are forked warm")]
         self.console = [re.sub(r"pid \d+|job_\w+", "N", line) for line in self.console]
         self.was_warm = "workers are forked warm" in done.err
 

@@ -27,6 +27,7 @@ from tenax._core.lease import Lease, LeaseTerms
 from tenax._core.link import wire
 from tenax._core.messages import FromNode, NodeInfo, NodeLeft, NodeReady
 from tenax._core.model import Assignment, Verdict
+from tenax._core.text import format_duration
 
 HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
@@ -210,12 +211,12 @@ class LinkClient:
             return []
         if waited > self._join_timeout_s:
             return self.refuse(
-                f"{why}; gave up after {waited:.0f} s; {what_to_check}, or allow more time with --rdzv-conf "
-                "join_timeout=SECONDS"
+                f"{why}; gave up after {format_duration(waited)}; {what_to_check}, or allow more time with "
+                "--rdzv-conf join_timeout=SECONDS"
             )
         if now - self._reported_at >= _REPORT_EVERY_S and waited > 0.5:
             self._reported_at = now
-            return [Print(f"{why}; retrying for up to {self._join_timeout_s - waited:.0f} s")]
+            return [Print(f"{why}; retrying for up to {format_duration(self._join_timeout_s - waited)}")]
         return []
 
     def refuse(self, reason: str) -> list[Output]:
@@ -404,9 +405,9 @@ class LinkClient:
                 return []
             self._fenced_at = ends_at
             return self._fence(f"{self.where} may have been replaced")
-        outputs = self._fence(f"no answer from {self.where} for {fence_s:.1f} s")
+        outputs = self._fence(f"no answer from {self.where} for {format_duration(fence_s)}")
         if self.phase is not LinkPhase.UNLINKED:
-            outputs += self._close(f"no answer for {fence_s:.1f} s", now)
+            outputs += self._close(f"no answer for {format_duration(fence_s)}", now)
         return outputs
 
     def _fence(self, why: str) -> list[Output]:

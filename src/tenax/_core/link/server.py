@@ -31,6 +31,7 @@ from tenax._core.messages import (
     NodeReady,
     NodeStopped,
 )
+from tenax._core.text import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -370,9 +371,9 @@ class LinkServer:
                 why = "no handshake"
         elif peer.is_operator:
             if now - peer.received_at > _OPERATOR_S:
-                why = f"no request for {_OPERATOR_S:g} s"
+                why = f"no request for {format_seconds(_OPERATOR_S)}"
         elif now - peer.received_at > self._terms.lease_s:
-            why = f"no heartbeat for {self._terms.lease_s:g} s"
+            why = f"no heartbeat for {format_seconds(self._terms.lease_s)}"
         return self.closed(peer, why, was_finished=False) if why else []
 
 

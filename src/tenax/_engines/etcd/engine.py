@@ -29,6 +29,7 @@ from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import Opened
 from tenax._core.events import Tick
 from tenax._core.link.client import RETRY_LATER_S, RETRY_SOON_S
+from tenax._core.text import format_seconds
 from tenax._engines.etcd.candidacy import Candidacy
 from tenax._engines.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
 from tenax._engines.etcd.leader_address import (
@@ -461,7 +462,7 @@ class EtcdEngine(LinkedEngine):
         patience_s = min(_PORT_TAKEN_S, self._settings.join_timeout_s)
         if is_taken and self._port_taken_at is None:
             self._port_taken_at = self._loop.now()
-            self._node.print_line(f"{why}; retrying for {patience_s:g} s")
+            self._node.print_line(f"{why}; retrying for {format_seconds(patience_s)}")
         may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
         if not self._machine.was_ever_linked and not may_wait:
             self._refused(why)
@@ -539,7 +540,7 @@ class EtcdEngine(LinkedEngine):
             self._withdraw()
             self._refused(
                 f"the run {self._settings.run_id!r} is over: {record.verdict.why}; to use its --rdzv-id again, "
-                f"wait {VERDICT_TTL_S} s"
+                f"wait {format_seconds(VERDICT_TTL_S)}"
             )
             return
         self._listener, self._candidacy = None, None

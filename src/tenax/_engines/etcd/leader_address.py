@@ -1,4 +1,4 @@
-"""The address of a leader, and a probe that tells whether the leader is dead.
+"""The address of a leader, and a probe of whether the leader is dead.
 
 A leader listens for as long as its agent lives, and its keeper holds the same socket until the last worker is gone. So
 a refused connection proves that all of them are dead, provided that the leader's own machine refused it: a loopback

@@ -14,6 +14,7 @@ import time
 import msgspec
 
 from tenax._core.link import wire
+from tenax._core.text import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class OperatorConnection:
                 unanswered = 0
             except TimeoutError:
                 if unanswered > _MAX_UNANSWERED:
-                    raise ConnectionLost(f"no answer for {_BEAT_S * (_MAX_UNANSWERED + 1):g} s") from None
+                    raise ConnectionLost(f"no answer for {format_seconds(_BEAT_S * (_MAX_UNANSWERED + 1))}") from None
                 unanswered += 1
                 self.send(beat)
             except OSError:

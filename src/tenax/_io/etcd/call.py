@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from tenax._core.text import format_seconds
 from tenax._io.etcd import gateway
 from tenax._io.etcd.attempt import Attempt
 from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
@@ -153,7 +154,8 @@ class EtcdCall:
     def _give_up(self) -> None:
         self._timer = None
         troubles = format_troubles(self._troubles) or self._client.trouble or "no auth token"
-        self._fail(EtcdUnavailable(f"etcd did not answer within {self._patience_s:g} s: {troubles}", self._is_certain))
+        why = f"etcd did not answer within {format_seconds(self._patience_s)}: {troubles}"
+        self._fail(EtcdUnavailable(why, self._is_certain))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from tenax._core.text import format_duration, format_seconds
 from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     INTERNAL_ERROR,
@@ -327,7 +328,8 @@ class HttpServer:
         path, now = request.path, self._now()
         begun = self._in_threads.get(path, [])
         if len(begun) >= self._client_limits.threads_per_path:
-            message = f"{len(begun)} requests for {path} are unfinished, the oldest for {now - begun[0]:.0f} s"
+            oldest = format_duration(now - begun[0])
+            message = f"{len(begun)} requests for {path} are unfinished, the oldest for {oldest}"
             self._respond(connection, text(UNAVAILABLE, f"{message}; retry when one has ended"))
             return
 
@@ -403,14 +405,15 @@ class HttpServer:
                 self._send_on_stream(connection, connection.stream.heartbeat)
         for connection in [each for each in self._connections.values() if each.until is not None and each.until <= now]:
             if connection.deferred is not None:
-                message = f"no response within {connection.deferred.within_s:g} s; retry"
+                message = f"no response within {format_seconds(connection.deferred.within_s)}; retry"
                 self._deliver(connection, text(UNAVAILABLE, message))
                 continue
             if connection.has_request or connection.reader is None:
                 self._end(connection)
                 continue
             connection.has_request = True
-            response = text(TIMED_OUT, f"the request was not complete within {self._client_limits.request_s:g} s")
+            within = format_seconds(self._client_limits.request_s)
+            response = text(TIMED_OUT, f"the request was not complete within {within}")
             try:
                 self._respond(connection, response)
                 self._update_interest(connection)

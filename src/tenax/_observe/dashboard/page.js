@@ -71,12 +71,13 @@
 
   function duration(seconds, fine = true) {
     const s = Math.max(0, seconds);
-    if (fine && s < 9.95) return `${s.toFixed(1)} s`;
+    const units = (n, per, unit, small) => `${Math.floor(n / per)} ${unit}${n % per ? ` ${n % per} ${small}` : ""}`;
+    if (fine && s < 9.95) return `${Math.round(s * 10) / 10} s`;
     const whole = Math.round(s);
     if (whole < 60) return `${whole} s`;
-    if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-    if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-    return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+    if (whole < 3600) return units(whole, 60, "min", "s");
+    if (whole < 86400) return units(Math.floor(whole / 60), 60, "h", "min");
+    return units(Math.floor(whole / 3600), 24, "d", "h");
   }
 
   /** The same for durations below a second. */
@@ -810,7 +811,7 @@
   function failureParts(failure) {
     const part = make("div");
     const what = make("p", "what");
-    if (failure.cause) what.append(make("span", "kind", failure.cause));
+    if (failure.cause) what.append(make("span", "kind", failure.cause.replaceAll("_", " ")));
     what.append(document.createTextNode(failure.what));
     part.append(what, make("p", "where", whereOf(failure)));
     if (failure.traceback) {
@@ -831,7 +832,7 @@
 
   function failureLine(failure) {
     const line = make("li");
-    if (failure.cause) line.append(make("span", "kind", failure.cause));
+    if (failure.cause) line.append(make("span", "kind", failure.cause.replaceAll("_", " ")));
     line.append(document.createTextNode(failure.what), make("div", "where", whereOf(failure)));
     return line;
   }

@@ -10,6 +10,7 @@ import msgspec
 
 from tenax._core.agent import Phase
 from tenax._core.model import WorkerPhase
+from tenax._core.text import format_duration, format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def liveness(signs: Signs, timeout_s: float) -> HealthVerdict:
     # The watchdog is not judged: it runs in the loop, and its age is that of the workers' progress.
     for what, age_s in {"the agent": signs.callback_age_s, "the agent's loop": signs.loop_age_s}.items():
         if age_s is not None and age_s > timeout_s:
-            return HealthVerdict(False, f"{what} has made no progress for {age_s:.0f} s (limit {timeout_s:g} s)")
+            return HealthVerdict(
+                False, f"{what} has made no progress for {format_duration(age_s)} (limit {format_seconds(timeout_s)})"
+            )
     return HealthVerdict(True, f"alive, waiting for {signs.waits_for}" if signs.waits_for else "alive")
 
 

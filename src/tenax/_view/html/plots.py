@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from tenax._view.goodput_text import format_duration, percent
+from tenax._core.text import format_duration
+from tenax._view.goodput_text import percent
 from tenax._view.html.page import text
 
 TYPE_CHECKING = False
@@ -100,12 +101,8 @@ def histogram(seconds: Sequence[float], kind: str, label: str) -> str:
 
 def _bin_name(index: int) -> str:
     if index == len(_EDGES_S):
-        return f"&gt; {_short(_EDGES_S[-1])}"
-    return f"&#8804; {_short(_EDGES_S[index])}"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:g} s" if 1 <= seconds < 60 else format_duration(seconds)
+        return f"&gt; {format_duration(_EDGES_S[-1])}"
+    return f"&#8804; {format_duration(_EDGES_S[index])}"
 
 
 def _rect(x: float, width: float, y: float, height: float, kind: str, title: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tenax._core.text import format_duration
 from tenax._view.chrome_trace import phases_of
-from tenax._view.goodput_text import format_duration, format_goodput, percent
+from tenax._view.goodput_text import format_goodput, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
 from tenax._view.time_text import format_moment

@@ -1,15 +1,20 @@
-"""The timeline of one run as an HTML page: nodes, workers, generations, failures, goodput. Pure."""
+"""The timeline of one run as an HTML page: nodes, workers, generations, failures, goodput.
+
+Pure, except that it reads its style and script from this package.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from tenax._core.text import format_duration
 from tenax._view.chrome_trace import phases_of
 from tenax._view.failure_kind import exit_summary
-from tenax._view.goodput_text import format_duration, format_goodput, percent
+from tenax._view.goodput_text import format_goodput, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
-from tenax._view.html.timeline_script import SCRIPT, STYLE
 from tenax._view.time_text import format_moment
 
 TYPE_CHECKING = False
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
     from tenax._view.history import NodeHistory, RunHistory, WorkerSpan
     from tenax._view.status import FailureStatus, GenerationStatus
 
+_FOLDER = Path(__file__).parent
 # Colours of the states of nodes and workers. The state is also shown as text.
 _COLOURS = {
     "joined": "idle",
@@ -52,7 +58,8 @@ def timeline_page(history: RunHistory) -> str:
         _nodes(history),
         "<footer>Made by tenax from the journals of the run. This file needs nothing else.</footer>",
     ]
-    return html.page(f"tenax: run {history.run_id}", "\n".join(parts), style=STYLE, script=SCRIPT)
+    style, script = ((_FOLDER / name).read_text("utf-8") for name in ("timeline.css", "timeline.js"))
+    return html.page(f"tenax: run {history.run_id}", "\n".join(parts), style=style, script=script)
 
 
 def _sentence(history: RunHistory) -> str:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenax._core.text import one_line
 from tenax._node.sinks import Sinks
 
 if TYPE_CHECKING:
@@ -92,8 +93,6 @@ class SelfReport:
 
     def _warn(self, line: str) -> None:
         """Print a warning; an agent with hooks has no console messages of its own."""
-        from tenax._failures.plain_text import one_line
-
         sys.stderr.write(f"tenax: {one_line(line)}\n")
 
     def _measure(self, name: str, value: int) -> None:

@@ -1,7 +1,7 @@
 """Decisions of one node in a dynamic rendezvous: from the shared state and its view of the others to its next action.
 
-Pure: no reads, writes, waits or clocks. The caller reads the state, asks for a decision and writes the new state; if
-another node has written in between, it asks again. So every decision must be right for the state it was given.
+Pure: no reads, writes, waits or clocks. The caller reads the state, gets a decision and writes the new state; if
+another node has written in between, it starts again. So every decision must be right for the state it was given.
 
 Invariants (tests cite the numbers):
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic.state import Node, Standing, State
 from tenax.rendezvous._dynamic.watch import View
 from tenax.rendezvous.api import (
@@ -179,14 +180,14 @@ class Joiner:
     def _too_late(self, state: State) -> str:
         if state.complete:
             return (
-                f"the run {state.run_id!r} did not admit this node within {self._terms.join_s:g} s; check that the "
-                "agents of its nodes poll num_nodes_waiting()"
+                f"the run {state.run_id!r} did not admit this node within {format_seconds(self._terms.join_s)}; check "
+                "that the agents of its nodes poll num_nodes_waiting()"
             )
         joined = [node for node in state.nodes if node.standing is Standing.JOINED]
         return (
             f"only {len(joined)} of at least {state.min_nodes} nodes joined round {state.round} of the run "
-            f"{state.run_id!r} within {self._terms.join_s:g} s: {_names(joined)}; start the missing nodes, or "
-            "allow fewer"
+            f"{state.run_id!r} within {format_seconds(self._terms.join_s)}: {_names(joined)}; start the missing nodes, "
+            "or allow fewer"
         )
 
 
@@ -221,7 +222,7 @@ def _missing(state: State, view: View, terms: Terms) -> str:
         return f"waiting for nodes of the wait list: {_names(waiting)}"
     if any(node.id in state.members for node in joined):  # D4
         return ""
-    return f"{len(joined)} nodes have joined; waiting {terms.last_call_s:g} s for more (last call)"
+    return f"{len(joined)} nodes have joined; waiting {format_seconds(terms.last_call_s)} for more (last call)"
 
 
 def _names(nodes: list[Node]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic.state import State, decode, encode
 from tenax.rendezvous._dynamic.watch import View, Watch
 from tenax.rendezvous.api import RendezvousTimeoutError
@@ -86,8 +87,8 @@ class StateHolder:
                 return snapshot
             if self.clock() >= give_up_at:
                 raise RendezvousTimeoutError(
-                    f"could not write the state of the run {self._run_id!r} within {timeout_s:g} s, because other "
-                    "nodes kept changing it"
+                    f"could not write the state of the run {self._run_id!r} within {format_seconds(timeout_s)}, "
+                    "because other nodes kept changing it"
                 )
             pause.after_lost_write(snapshot)
 

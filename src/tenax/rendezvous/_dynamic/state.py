@@ -35,7 +35,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=_MAX_INTEGER)]
 
 
 class Standing(enum.Enum):
-    WAITING = "waiting"  # wants to join; a spare if the group is full
+    WAITING = "waiting"  # requests to join; a spare if the group is full
     JOINED = "joined"  # in the gathering round
     RUNNING = "running"  # a member of the last complete round
 

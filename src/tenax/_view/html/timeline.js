@@ -1,21 +1,5 @@
-"""Style and script of the timeline page: lanes on a canvas that can be zoomed and moved, by keyboard too.
-
-Only visible lanes are drawn, so thousands of lanes cost no more than one screen. Without JavaScript the page still has
-its strip and tables.
-"""
-
-STYLE = """
-.tools { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 8px 0; }
-.tools button, .tools label { font: inherit; }
-.tools button { background: var(--card); color: var(--fg); border: 1px solid var(--line); border-radius: 6px;
-  min-width: 36px; min-height: 32px; padding: 2px 10px; cursor: pointer; }
-.tools button:focus-visible { outline: 2px solid var(--focus); }
-#lanes { position: relative; max-height: 72vh; overflow-y: auto; border: 1px solid var(--line); border-radius: 8px; }
-#lanes canvas { position: sticky; top: 0; display: block; touch-action: pan-y; cursor: grab; }
-#description { min-height: 1.6em; }
-"""
-
-SCRIPT = r"""
+// Lanes on a canvas that can be zoomed and moved, by keyboard too. Only visible lanes are drawn, so thousands of lanes
+// cost no more than one screen. Without JavaScript the page still has its strip and tables.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("lanes-data").textContent);
@@ -32,7 +16,7 @@ SCRIPT = r"""
 
   const formatDuration = (seconds) => {
     if (seconds < 0.9995) return Math.round(seconds * 1000) + " ms";
-    if (seconds < 9.95) return seconds.toFixed(1) + " s";
+    if (seconds < 9.95) return Math.round(seconds * 10) / 10 + " s";
     if (seconds < 59.5) return Math.round(seconds) + " s";
     const two = (n, per, unit, small) =>
       Math.floor(n / per) + " " + unit + (n % per ? " " + (n % per) + " " + small : "");
@@ -216,4 +200,3 @@ SCRIPT = r"""
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   again();
 })();
-"""
