@@ -74,7 +74,7 @@ def test_a_peer_that_proves_the_secret_gets_a_proof_and_the_terms() -> None:
 def test_a_wrong_secret_and_a_wrong_run_get_the_same_rejection(wrong: dict[str, object]) -> None:
     links = Links()
     peer = links.connect()
-    line, refused, close = links.prove(peer, "a", **wrong)  # type: ignore[arg-type]
+    refused, close, line = links.prove(peer, "a", **wrong)  # type: ignore[arg-type]
     assert isinstance(line, Print)
     assert refused == SendFrame((peer,), wire.Refused("", True, wire.VERSION))
     assert close == Close(peer)

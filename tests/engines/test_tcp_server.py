@@ -399,7 +399,7 @@ def test_all_nodes_receive_the_verdict_before_the_server_closes() -> None:
     one, other = server.member("one", nodes=(2, 2)), server.member("other", nodes=(2, 2))
     try:
         one.until(GenerationFormed)
-        server.thread.call(lambda: server.server.cancel("the end"))
+        server.thread.call(lambda: server.server.coordinator.step(CancelRequested("the end")))
     finally:
         server.close()
     assert other.until(RunEnded).verdict.why == one.until(RunEnded).verdict.why == "the end"

@@ -252,18 +252,14 @@ class LinkServer:
     def _refuse(self, peer: Peer, why: str, now: float, reason: str = "", *, is_final: bool = True) -> list[Output]:
         """Reject the peer. ``why`` goes to this node's console; ``reason`` to the peer, without details of the run."""
         self.refused += 1
-        refused = SendFrame((peer,), wire.Refused(reason, is_final, wire.VERSION))
-        return [*self._report_rejection(peer, why, now), refused, self._forget(peer)]
-
-    def _report_rejection(self, peer: Peer, why: str, now: float) -> list[Output]:
-        """Report rejections at a limited rate: a peer can reconnect as often as it likes."""
         self._unreported += 1
-        if now < self._report_at:
-            return []
-        more = f" ({self._unreported} rejections since the last report)" if self._unreported > 1 else ""
-        self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
-        kind = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
-        return [Print(f"rejected {kind} from {peer.address or 'this host'}: {why}{more}")]
+        outputs: list[Output] = [SendFrame((peer,), wire.Refused(reason, is_final, wire.VERSION)), self._forget(peer)]
+        if now >= self._report_at:  # limited, because a peer can reconnect as often as it likes
+            more = f" ({self._unreported} rejections since the last report)" if self._unreported > 1 else ""
+            self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
+            kind = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
+            outputs.append(Print(f"rejected {kind} from {peer.address or 'this host'}: {why}{more}"))
+        return outputs
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -341,7 +337,7 @@ class LinkServer:
     def tick(self, now: float) -> list[Output]:
         """Find the peers that are silent. Everything that has arrived must have been read."""
         outputs: list[Output] = []
-        missed_s = self._missed_s(now)
+        missed_s = now - self._tick_at  # this process, with the node in it, was stopped or starved (V4)
         if missed_s > self._terms.freeze_s:
             outputs.append(Step(Resumed(missed_s)))
             missed_s = float("inf")  # every node gets a full lease
@@ -359,10 +355,6 @@ class LinkServer:
                 del self.absent[node_id]
                 outputs += [Step(NodeLost(node_id, why)), Unlinked(node_id)]
         return outputs
-
-    def _missed_s(self, now: float) -> float:
-        """Return for how long this process, with the node in it, was stopped or starved (V4)."""
-        return now - self._tick_at
 
     def _check_silence(self, peer: Peer, now: float) -> list[Output]:
         why = ""

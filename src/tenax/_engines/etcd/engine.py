@@ -89,6 +89,8 @@ class EtcdEngineSettings(LinkedSettings, frozen=True):
 class EtcdEngine(LinkedEngine):
     """The coordinator is hosted by the leader in etcd, which may be this node."""
 
+    _is_elected = True
+
     def __init__(self, settings: EtcdEngineSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._etcd = settings
@@ -121,10 +123,6 @@ class EtcdEngine(LinkedEngine):
     # --- overrides of LinkedEngine ------------------------------------------------------------------------------------
 
     @property
-    def _location(self) -> str:
-        return ""  # until the leader is known
-
-    @property
     def _what_to_check(self) -> str:
         if self._leader is not None:
             return "check that this host can reach it"
@@ -147,10 +145,6 @@ class EtcdEngine(LinkedEngine):
     def _host_for_tls(self) -> str:
         """Required by TLS, but not compared with the certificate."""
         return self._leader.address.addr if self._leader is not None else "leader"
-
-    @property
-    def _is_elected(self) -> bool:
-        return True
 
     def _holds_lease(self) -> bool:
         return self._machine.holds_lease(self._loop.now())

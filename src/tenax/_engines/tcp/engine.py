@@ -49,6 +49,7 @@ class TcpEngine(LinkedEngine):
     def __init__(self, settings: TcpSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._endpoint = Endpoint.parse(settings.endpoint)
+        self._location = f"at {self._endpoint}"
         self._uses_user_secret = settings.uses_user_secret
         self._addresses: list[Address] = []
         self._lookup: Lookup | None = None
@@ -57,10 +58,6 @@ class TcpEngine(LinkedEngine):
         self._connecting: ConnectAttempt | None = None
         self._touched_at = 0.0
         self._user_secret = b""
-
-    @property
-    def _location(self) -> str:
-        return f"at {self._endpoint}"
 
     @property
     def _host_for_tls(self) -> str:

@@ -86,14 +86,6 @@ class Link:
     def local_address(self) -> str:
         return str(self._sock.getsockname()[0])
 
-    @property
-    def remote_address(self) -> str:
-        """The peer's address without the interface; empty if the connection is gone."""
-        try:
-            return str(self._sock.getpeername()[0]).partition("%")[0]
-        except OSError:
-            return ""
-
     def trust(self) -> None:
         """Raise the frame limit: the peer is authenticated."""
         self._reader.max_bytes = MAX_BYTES

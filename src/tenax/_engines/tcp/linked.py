@@ -67,6 +67,9 @@ class LinkedSettings(msgspec.Struct, frozen=True):
 class LinkedEngine(ABC):
     """Implements ``interfaces.Control``."""
 
+    _is_elected = False  # whether a coordinator that is stopped may have a successor
+    _location = ""  # of the coordinator when the engine opens: "at HOST:PORT", or unknown
+
     def __init__(self, settings: LinkedSettings, master_addr: str = "", master_port: int = 0) -> None:
         self._settings = settings
         self._store_address = StoreAddress(
@@ -104,11 +107,6 @@ class LinkedEngine(ABC):
         """Return whether this node, which has left the run, must stay because it hosts the others' coordinator."""
 
     @property
-    @abstractmethod
-    def _location(self) -> str:
-        """The coordinator's address or host, for messages: "at HOST:PORT", "on HOST", or empty if unknown."""
-
-    @property
     def _what_to_check(self) -> str:
         return "start the node that serves it, and check the address and the network"
 
@@ -128,11 +126,6 @@ class LinkedEngine(ABC):
     def _host_for_tls(self) -> str:
         """The host name that the coordinator's certificate must contain."""
         return ""
-
-    @property
-    def _is_elected(self) -> bool:
-        """Whether a coordinator that is stopped may have a successor."""
-        return False
 
     def _link_tls(self) -> ssl.SSLContext | None:
         """Return the TLS context for the next link. Raises ValueError if the files cannot be used."""

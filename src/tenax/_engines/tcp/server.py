@@ -13,7 +13,7 @@ import os
 import selectors
 import socket
 
-from tenax._core.coordinator import CancelRequested, Opened, RunPhase
+from tenax._core.coordinator import Opened, RunPhase
 from tenax._core.link import server as links
 from tenax._core.link import wire
 from tenax._engines.coordinator_host import CoordinatorHost
@@ -336,9 +336,6 @@ class CoordinatorServer:
         for number, pending in list(self._pending.items()):
             if which(pending) and self._pending.pop(number, None) is not None:
                 pending.reply(None, why)
-
-    def cancel(self, why: str) -> None:
-        self._coordinator.step(CancelRequested(why))
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

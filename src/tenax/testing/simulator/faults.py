@@ -86,7 +86,6 @@ class Faults:
     def _slow(self, fault: Fault) -> None:
         network = self.cluster.network
         network.slowness = 1.0 + fault.a % MAX_SLOWNESS
-        network.slow_until = self.cluster.schedule.now + fault.seconds
         self._later(fault.seconds, self._end_slowness)
 
     def _end_slowness(self) -> None:

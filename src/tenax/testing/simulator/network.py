@@ -176,7 +176,6 @@ class Network:
         self.schedule = schedule
         self.delays = delays
         self.slowness = 1.0
-        self.slow_until = 0.0
         self._rng = rng
         self.cuts: dict[tuple[int, int], int] = {}
         self.held: dict[Stream, None] = {}
