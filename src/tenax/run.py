@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
-    from tenax.launcher._config import LaunchConfig
+    from tenax.launcher.api import LaunchConfig
 
 __all__ = [
     "config_from_args",

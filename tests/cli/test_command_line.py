@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tenax.cli.arguments import HelpRequested, parse, read
 from tenax.cli.flags import FLAGS, UsageError
 from tenax.cli.options import Options
+from tenax.numa.binding import AffinityMode, NumaOptions
 
 # Values that each kind of flag accepts, for tests that go through the whole table.
 GOOD = {
@@ -149,7 +150,7 @@ def test_help_is_shown_even_if_other_flags_are_invalid(args) -> None:
 def test_a_script_alone_gets_the_defaults() -> None:
     """One worker, one node, no restarts."""
     assert parse(["train.py"], {}) == Options(
-        script="train.py", script_args=(), signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+        script="train.py", script_args=(), preload="auto", signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     )
 
 
@@ -163,11 +164,12 @@ def test_flags_of_every_group_are_parsed() -> None:
     assert options == Options(
         script="train.py",
         script_args=(),
+        preload="auto",
         python="/py",
         nproc_per_node=12,
         nproc_as_written="12",
         max_restarts=3,
-        shutdown_timeout_s=5,
+        shutdown_timeout=5,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         log_dir="logs",
         redirects={0: 1, 11: 3},
@@ -175,7 +177,7 @@ def test_flags_of_every_group_are_parsed() -> None:
         local_ranks_filter=frozenset({0, 11}),
         duplicate_stdout_filters=("loss,acc", "step"),
         log_line_prefix_template="[${rank}] ",
-        numa_binding="core-complex",
+        numa_options=NumaOptions(AffinityMode("core-complex")),
         virtual_local_rank=True,
         role="trainer",
         run_id="job7",
@@ -206,8 +208,8 @@ def test_the_number_of_workers_can_be_counted() -> None:
 def test_the_shutdown_timeout_has_a_second_variable() -> None:
     """--shutdown-timeout, then PET_SHUTDOWN_TIMEOUT, then TORCH_ELASTIC_SHUTDOWN_TIMEOUT, then 30."""
     environ = {"PET_SHUTDOWN_TIMEOUT": "2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
-    assert parse(["--shutdown-timeout", "1", "x"], environ).shutdown_timeout_s == 1
-    assert parse(["x"], environ).shutdown_timeout_s == 2
+    assert parse(["--shutdown-timeout", "1", "x"], environ).shutdown_timeout == 1
+    assert parse(["x"], environ).shutdown_timeout == 2
     del environ["PET_SHUTDOWN_TIMEOUT"]
-    assert parse(["x"], environ).shutdown_timeout_s == 3
-    assert parse(["x"], {}).shutdown_timeout_s == 30
+    assert parse(["x"], environ).shutdown_timeout == 3
+    assert parse(["x"], {}).shutdown_timeout == 30

@@ -19,8 +19,8 @@ import tenax
 pytestmark = pytest.mark.process
 
 OF_TENAX = """
-tenax tenax._node.abandonment tenax._node.live_steps tenax._node.node tenax._node.sinks
-tenax._node.watchdog tenax._io.helper_channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main
+tenax tenax._node.job tenax._node.live_steps tenax._node.node tenax._node.sinks
+tenax._io.helper_channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main
 tenax.cli.options tenax.cli.run tenax.cli.script tenax.cli.host_checks tenax._core tenax._core.agent tenax._core.bounds
 tenax._core.agent_hangs tenax._core.agent_state tenax._core.commands tenax._engines tenax._io
 tenax._core.coordinator tenax._core.environment tenax._core.events tenax._core.ledger tenax._core.messages
@@ -29,14 +29,14 @@ tenax._core.lifecycle tenax._core.names tenax._core.policy tenax._core.ranks ten
 tenax._core.run_text tenax._core.text tenax._failures
 tenax._failures.exit_codes tenax._failures.hook tenax._failures.out_of_memory tenax._failures.exit_text
 tenax._io.helper_process
-tenax.launcher tenax.launcher.api tenax.launcher._config tenax._io.listen tenax._logs tenax._logs.prefix
+tenax._io.listen tenax._logs tenax._logs.prefix
 tenax._logs.writer
 tenax._logs.specs tenax._logs.std tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
 tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
 tenax._processes.keeper tenax._processes.placement tenax.rendezvous tenax.rendezvous.api
 tenax.rendezvous._engine_handler
 tenax._engines.local tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node
-tenax._node.entrypoints tenax._node.journal tenax._node.notice_file tenax._node.placements
+tenax._node.workers tenax._node.journal tenax._node.notice_file
 tenax._node.run_journal tenax._node.signals tenax._node.messages tenax._node.supervisor tenax._node.worker_logs
 tenax.store tenax.store._host
 """

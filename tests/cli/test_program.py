@@ -209,17 +209,17 @@ def test_an_unexpected_error_is_reported_as_a_bug(tmp_path) -> None:
 
 
 def test_the_start_imports_no_slow_module(tmp_path) -> None:
-    """From the command line to the launch config."""
+    """From the command line to the description of the job."""
     (tmp_path / "t.py").touch()
     code = (
         "import sys, msgspec; before = set(sys.modules)\n"
         "from tenax.cli.main import main\n"
         "from tenax.cli.arguments import parse\n"
-        "from tenax.cli.run import launch_arguments\n"
+        "from tenax.cli.run import resolve\n"
         "from tenax.cli.host_checks import check_host\n"
         "options = parse('--nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 t.py --x'.split(), {})\n"
         "check_host(options, '.', {})\n"
-        "launch_arguments(options, sys.executable)\n"
+        "resolve(options, sys.executable)\n"
         "print(*sorted(set(sys.modules) - before))\n"
     )
     done = start(["-c", code], tmp_path)
@@ -240,7 +240,7 @@ class Interrupting:
 
 class Finder:
     def find_spec(self, name, *_):
-        if name == "tenax.launcher.api":
+        if name == "tenax._node.node":
             Interrupting()
 
 sys.meta_path.insert(0, Finder())

@@ -39,7 +39,6 @@ DIFFERENT = {
     "NumaOptions.dataclass": "as LogsDest",
     "NumaOptions.frozen": "it is frozen, without dataclasses",
     "RendezvousStoreInfo.dataclass": "as LogsDest",
-    "LaunchConfig.defaults": "None in the signature; a new dict in each config",
     "EtcdStore.bases": "torch's stores are compiled",
     "PContext.abstract": "its processes are one generation of the agent machine; _start, _poll and _close do not exist",
     "RendezvousHandler.abstract": "get_backend() is optional: the registered name is used",

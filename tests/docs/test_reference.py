@@ -14,7 +14,7 @@ from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import AgentSettings, Assignment
 from tenax._failures import exit_codes
 from tenax._node import notice_file
-from tenax._node.watchdog import TORCHELASTIC_TIMER_FILE
+from tenax._node.job import TORCHELASTIC_TIMER_FILE
 from tenax._processes import stacks
 from tenax.cli.flags import FLAGS, Flag
 from tenax.cli.main import COMMANDS

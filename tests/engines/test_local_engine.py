@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.fake_node import fake_node
 from kit.processes import TIMEOUT_S, leaving_nothing
 from tenax._core import events, messages
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome
@@ -20,7 +21,6 @@ from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
 from tenax._engines.free_port import free_port
 from tenax._engines.local import LocalEngine
 from tenax._engines.store_address import StoreAddress
-from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
 from tenax.rendezvous import (
     RendezvousClosedError,
@@ -55,15 +55,7 @@ class EngineHarness:
         self.engine = engine
         self.printed: list[str] = []
         chosen = {"run_id": "run", "role": "trainer", "local_world_size": 4, "max_restarts": 1, **settings}
-        node = ControlledNode(
-            settings=AgentSettings(**chosen),
-            policy=policy,
-            messages_on_connecting=lambda _: [],
-            hold=lambda _: None,
-            keep=lambda *_: None,
-            release=lambda _: None,
-            print_line=self.printed.append,
-        )
+        node = fake_node(AgentSettings(**chosen), policy=policy, print_line=self.printed.append)
         engine.open(self.loop, self.loop.post, node)
 
     def next_event(self) -> events.AnyEvent:

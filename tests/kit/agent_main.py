@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from tenax._core.policy import BudgetPolicy
-from tenax.launcher._config import LaunchConfig
-from tenax.launcher.api import elastic_launch, launch
+from tenax.cli.run import launch
+from tenax.launcher.api import LaunchConfig, elastic_launch, job_of
 
 
 def identity() -> tuple[int, int]:
@@ -36,7 +36,7 @@ def main() -> int:
         print(json.dumps(elastic_launch(config, identity)()), flush=True)
         return 0
     script = options["script"] or str(Path(__file__).parent / "worker_main.py")
-    return launch(config, sys.executable, [script], report_path=options["report"])
+    return launch(job_of(config, sys.executable, [script]), os.environ, report_path=options["report"])
 
 
 if __name__ == "__main__":

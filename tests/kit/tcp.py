@@ -23,16 +23,16 @@ from typing import Any, TypeVar
 import pytest
 
 from kit.addresses import own_endpoint
+from kit.fake_node import fake_node
 from tenax._core.coordinator import Opened, RunSettings
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
 from tenax._core.model import AgentSettings, Assignment
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.link import Link
 from tenax._engines.tcp.server import CoordinatorServer
-from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
 
 T = TypeVar("T")
@@ -515,9 +515,8 @@ class EngineNode:
         )
         self.thread = LoopThread()
         agent = AgentSettings("run", "default", 1, max_restarts)
-        self._node = ControlledNode(
-            settings=agent,
-            policy=None,
+        self._node = fake_node(
+            agent,
             messages_on_connecting=self._messages,
             hold=self._on_hold,
             keep=lambda name, _: self._note(self.kept, name),

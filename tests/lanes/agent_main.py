@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
-from tenax.launcher._config import LaunchConfig
-from tenax.launcher.api import launch
+from tenax.cli.run import launch
+from tenax.launcher.api import LaunchConfig, job_of
 
 
 def main() -> int:
@@ -24,7 +25,8 @@ def main() -> int:
         local_addr=options["local_addr"],
     )
     script = str(Path(__file__).parent / "worker_main.py")
-    return launch(config, sys.executable, [script, *(["ignore-sigterm"] if options["ignores_sigterm"] else [])])
+    args = [script, *(["ignore-sigterm"] if options["ignores_sigterm"] else [])]
+    return launch(job_of(config, sys.executable, args), os.environ)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from tenax._core.agent import AgentMachine
 from tenax._core.bounds import MAX_TEXT
 from tenax._core.events import AnyEvent, FromCoordinator
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import FailureSeen, FromNode, NodeInfo
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
 from tenax._core.run_state import AnyCoordinatorEvent, RunSettings
 from tenax._core.text import shortened_texts
 from tenax._core.watchdog import Request, Watchdog
 from tenax._engines.etcd import keys
-from tenax._engines.tcp import wire
 from tenax._failures import python_traceback
 from tenax._failures.evidence import gather
 from tenax._failures.report import Report, render, to_json

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from kit.etcd import TIMEOUT_S, EtcdCluster, needs_etcd, unique_prefix
+from kit.fake_node import fake_node
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
@@ -27,6 +28,7 @@ from tenax._core.coordinator import (
     Send,
 )
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed
+from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._core.model import AgentSettings, Assignment
 from tenax._core.record import RunRecord
@@ -35,11 +37,9 @@ from tenax._engines.etcd.decisions import Decisions
 from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._engines.etcd.keys import Keys, Leader, Written
 from tenax._engines.etcd.leader_address import LeaderAddress, this_machine
-from tenax._engines.tcp import wire
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.operations import Put, TransactionAnswer
-from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
 
 
@@ -168,15 +168,9 @@ class Follower:
         self._thread.start()
 
     def _run(self) -> None:
-        node = ControlledNode(
-            settings=AgentSettings("run", "default", 1, max_restarts=0),
-            policy=None,
+        node = fake_node(
+            AgentSettings("run", "default", 1, max_restarts=0),
             messages_on_connecting=lambda info: [NodeJoined(info), NodeReady(0)],
-            hold=lambda _: None,
-            keep=lambda *_: None,
-            release=lambda _: None,
-            print_line=lambda _: None,
-            record_run=lambda _: lambda *_: None,
         )
         self._engine.open(self._loop, self._receive, node)
         self._loop.next_event(lambda: 0.0 if self._is_over else None)

@@ -18,8 +18,9 @@ from kit.processes import Program, forks_with_threads, leaving_nothing, on_linux
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History, Wait
 from tenax._logs.specs import DefaultLogsSpecs
+from tenax.cli.run import launch
 from tenax.launcher import LaunchConfig, elastic_launch, launch_agent
-from tenax.launcher.api import entrypoint_name, launch
+from tenax.launcher.api import entrypoint_name, job_of
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ChildFailedError
 from tenax.rendezvous import (
@@ -236,7 +237,7 @@ def test_a_node_that_is_not_needed_succeeds_without_values(
     """RendezvousGracefulExitError is not a failure; TorchElastic's launcher fails with it (W6)."""
     launch_config = config(rdzv_backend="third_party", rdzv_configs={"is_full": True}, monitor_interval=0.005)
     assert launch_agent(launch_config, "/bin/false", []) == {}
-    assert launch(launch_config, "/bin/false", []) == 0
+    assert launch(job_of(launch_config, "/bin/false", []), os.environ) == 0
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -256,7 +257,7 @@ def test_the_command_line_with_a_third_party_handler(
 ) -> None:
     """The exit code is the same as with tenax's own, and a failure is printed."""
     launch_config = config(rdzv_backend="third_party", monitor_interval=0.005)
-    assert launch(launch_config, "/bin/sh", ["-c", script]) == code
+    assert launch(job_of(launch_config, "/bin/sh", ["-c", script]), os.environ) == code
     assert ("Root Cause" in capfd.readouterr().err) == (code != 0)
     assert len(third_party) == 1
 

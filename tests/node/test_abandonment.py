@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenax._node.abandonment import abandon_s_from
+from tenax._node.job import abandon_s_from
 
 pytestmark = pytest.mark.unit
 

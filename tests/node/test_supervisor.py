@@ -28,7 +28,7 @@ from tenax._io.interfaces import Control, ControlledNode, EventLoop, Launch, Out
 from tenax._io.loop import Loop
 from tenax._node.journal import Journal, Step, read_journal
 from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
-from tenax._node.supervisor import Supervisor
+from tenax._node.supervisor import Supervisor, Surroundings
 from tenax.testing.clock import FakeClock
 from tenax.testing.processes import FakeProcesses
 from tenax.testing.replay import replay
@@ -126,7 +126,7 @@ class FakeEntrypoint:
         self.is_closed = True
 
 
-class Stage:
+class Stage(Surroundings):
     """A supervisor and everything around it."""
 
     def __init__(self, path: str, policy: RestartPolicy | None = None, **settings: Any) -> None:
@@ -147,17 +147,14 @@ class Stage:
         loop = Loop(self.clock, selector=self.clock.selector())
         supervisor = Supervisor(
             self.settings,
+            self,
             loop=loop,
             control=self.control,
             processes=self.processes,
             entrypoint=self.entrypoint,
             logs=self.logs,
             journal=Journal(self._path),
-            environments=self._environments,
             policy=self._policy,
-            forward_notice=self.notices.append,
-            run_journal=self._open_run_journal,
-            observe=self._act,
         )
         try:
             verdict = supervisor.run()
@@ -168,16 +165,19 @@ class Stage:
         self._check_replay(verdict)
         return verdict
 
-    def _open_run_journal(self) -> RunJournal:
+    def forward_notice(self, notice: commands.ForwardNotice) -> None:
+        self.notices.append(notice)
+
+    def open_run_journal(self) -> RunJournal:
         return RunJournal(f"{self._path}.run")
 
-    def _environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
+    def environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
         return {
             rank: worker_environment(self.settings, command.assignment, rank, {})
             for rank in range(self.settings.local_world_size)
         }
 
-    def _act(self, _: Step, state: AgentState) -> None:
+    def observe(self, _: Step, state: AgentState) -> None:
         up = all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
         if state.phase is Phase.RUNNING and up and state.generation not in self._seen:
             self._seen.add(state.generation)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kit.processes import descriptors, leaving_nothing, on_linux
-from tenax._node.entrypoints import make_entrypoint
+from tenax._node.workers import make_entrypoint
 from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
 from tenax._processes.function_worker import ResultUnreadable, anonymous_file, read_result
 

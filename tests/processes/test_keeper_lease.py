@@ -97,7 +97,7 @@ def test_the_lease_covers_functions(program: Start, method: str) -> None:
     import os, signal, sys
     import msgspec
     from tenax._core import events
-    from tenax._node.entrypoints import make_entrypoint
+    from tenax._node.workers import make_entrypoint
     from kit.processes import EventCollector, Pipe
     def stubborn():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -129,7 +129,7 @@ def test_forked_functions_hold_no_copy_of_the_link(program: Start, listener: soc
     import os, signal, socket, sys
     import msgspec
     from tenax._core import events
-    from tenax._node.entrypoints import make_entrypoint
+    from tenax._node.workers import make_entrypoint
     from kit.processes import EventCollector, Pipe
     def stay():
         os.write(1, b"%d\\n" % os.getpid())

@@ -20,7 +20,7 @@ from tenax._engines.local import LocalEngine
 from tenax._io.interfaces import Launch, Output
 from tenax._io.loop import Loop
 from tenax._node.journal import Journal
-from tenax._node.supervisor import Supervisor
+from tenax._node.supervisor import Supervisor, Surroundings
 from tenax.testing.processes import FakeProcesses
 from tenax.timer import FileTimerRequest
 from tenax.timer._watchdog_pipe import WatchdogPipe, check_path
@@ -255,7 +255,7 @@ class Program:
     def close(self) -> None: ...
 
 
-class Run:
+class Run(Surroundings):
     """A run on fake processes; ``on`` is called after each step of the machine."""
 
     def __init__(self, tmp_path: Path, on: Callable[[Run, Any], None], *, workers: int = 2, **settings: Any) -> None:
@@ -265,21 +265,24 @@ class Run:
         self.pipe.make()
         self.steps: list[Any] = []
         self._on = on
+        self._ranks = range(workers)
         self._loop = Loop()
         self._supervisor = Supervisor(
             AgentSettings("run", "trainer", workers, 0, **{"grace_s": 0.05, "stacks_s": 0.05, **settings}),
+            self,
             loop=self._loop,
             control=LocalEngine("run"),
             processes=self.processes,
             entrypoint=Program(),
             logs=self.logs,
             journal=Journal(),
-            environments=lambda _: {rank: {} for rank in range(workers)},
-            observe=self._observe,
             scopes=self.pipe,
         )
 
-    def _observe(self, step: Any, _: Any) -> None:
+    def environments(self, _: Any) -> dict[int, dict[str, str]]:
+        return {rank: {} for rank in self._ranks}
+
+    def observe(self, step: Any, _: Any) -> None:
         self.steps.append(step)
         self._on(self, step.event)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tenax._core.model import Failure, Outcome, Verdict
+from tenax._core.model import Failure, Outcome, Verdict, assert_never
 
 SUCCEEDED: Final = 0
 FAILED: Final = 1
@@ -47,6 +47,8 @@ def exit_code_for(verdict: Verdict) -> int:
             return ABANDONED
         case Outcome.BROKEN:
             return BROKEN
+        case _:
+            return assert_never(verdict.outcome)
 
 
 def _of_worker(failure: Failure) -> int:

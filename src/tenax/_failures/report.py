@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax._core.model import Failure, Outcome, Verdict, failure_began_at
+from tenax._core.model import Failure, Outcome, Verdict, assert_never, failure_began_at
 from tenax._core.text import format_duration, harmless, shortened, storable
 from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
@@ -101,6 +101,8 @@ def headline(report: Report) -> str:
         case Outcome.BROKEN:
             text = f"{name} could not be run: {verdict.why}"
             return _line(text, _MAX_OWN_TEXT)  # it ends with the next step
+        case _:
+            assert_never(verdict.outcome)
     return _line(text)
 
 

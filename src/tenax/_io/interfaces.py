@@ -181,21 +181,37 @@ class OperatorService(Protocol):
     def submit(self, request: AnyRequest, reply: Reply) -> None: ...
 
 
-class ControlledNode(msgspec.Struct, frozen=True):
+class ControlledNode(Protocol):
     """A node as its engine sees it."""
 
-    settings: AgentSettings
-    policy: RestartPolicy | None  # for the coordinator, if it runs in this process
-    # The node's full current state as messages, sent at the start of every connection.
-    messages_on_connecting: Callable[[NodeInfo], list[FromNode]]
-    hold: Callable[[float], None]  # kill the workers in that many seconds unless called again, even without the agent
-    keep: Callable[[str, int], None]  # hold a copy of a connection until every process that this agent started is gone
-    release: Callable[[str], None]
-    print_line: Callable[[str], None]  # on the console
-    record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # journal of a coordinator here
-    answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node accepts no requests")
-    # Called when the coordinator starts in this process, with a factory for its operator API; with None when it stops.
-    set_operator_api: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None
+    @property
+    def settings(self) -> AgentSettings: ...
+
+    @property
+    def policy(self) -> RestartPolicy | None:
+        """For the coordinator, if it runs in this process."""
+
+    def messages_on_connecting(self, node: NodeInfo) -> list[FromNode]:
+        """Return the node's full current state as messages, sent at the start of every connection."""
+
+    def hold(self, seconds: float) -> None:
+        """Kill the workers in that many seconds unless called again, even without the agent."""
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Hold a copy of a connection until every process that this agent started is gone."""
+
+    def release(self, name: str) -> None: ...
+
+    def print_line(self, text: str) -> None: ...
+
+    def record_run(self, settings: RunSettings) -> RecordRun:
+        """Open the journal of a coordinator that starts in this process."""
+
+    def answer(self, request: OfNode, reply: Reply) -> None:
+        """Answer a request that the coordinator forwarded to this node."""
+
+    def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
+        """Learn that the coordinator starts in this process, with a factory for its operator API, or stops (None)."""
 
 
 class Output(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE = "TENAX_PRIVATE_DIR"
 
 
-def private_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Return its path. Not below TMPDIR, which may differ between shells."""
-    return environ.get(FOLDER_VARIABLE) or f"/tmp/tenax-{os.getuid()}"
+def private_folder(environ: Mapping[str, str] | None = None) -> str:
+    """Return its path, by default from the environment of this process. Not below TMPDIR: shells may differ in it."""
+    return (os.environ if environ is None else environ).get(FOLDER_VARIABLE) or f"/tmp/tenax-{os.getuid()}"
 
 
 def make_private(folder: str) -> None:

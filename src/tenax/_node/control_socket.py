@@ -61,16 +61,16 @@ def which_run(run_id: str, pid: int, coordinator: str) -> tuple[str, str]:
     return run_id, coordinator if " at " in coordinator else ""  # an elected coordinator may change
 
 
-def socket_paths(environ: Mapping[str, str] = os.environ) -> list[str]:
+def socket_paths() -> list[str]:
     """Return the paths of all control sockets of this user, including those of dead agents. Raises OSError."""
-    folder = private_folder(environ)
+    folder = private_folder()
     if not os.path.lexists(folder):
         return []
     check_private(folder)
     return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_SOCKET)]
 
 
-def last_runs(environ: Mapping[str, str] = os.environ) -> list[RunNote]:
+def last_runs(environ: Mapping[str, str] | None = None) -> list[RunNote]:
     """Return the notes of this user's agents on this host that have ended, the latest first. Raises OSError.
 
     An agent whose socket still exists may be running, even if it does not answer.
@@ -190,8 +190,8 @@ class ControlSocket:
         self._loop.watch(self)
 
     def _accept(self, sock: socket.socket) -> None:
+        from tenax._core.link import wire
         from tenax._core.requests import LogsRequest, answer_safely
-        from tenax._engines.tcp import wire
         from tenax._engines.tcp.link import Link
 
         def on_body(body: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
-from tenax._core.model import Outcome, WorkerPhase
+from tenax._core.model import Outcome, WorkerPhase, assert_never
 from tenax._core.text import format_seconds
 from tenax._failures.exit_text import describe_exit, signal_name
 
@@ -178,6 +178,8 @@ def live_line(state: AgentState) -> str:
             )
         case Phase.ENDED:
             return ""
+        case _:
+            assert_never(state.phase)
     left = settings.max_restarts - state.restarts_used
     budget = f", {left} of {settings.max_restarts} restarts left" if settings.max_restarts else ""
     return f"tenax {settings.run_id}: {what}{budget}"

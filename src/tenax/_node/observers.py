@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tenax._core.agent import AgentState
+    from tenax._core.commands import ReadStacks
     from tenax._core.hang import Scopes
-    from tenax._io.interfaces import OperatorService
+    from tenax._io.interfaces import Control, OperatorService
     from tenax._io.loop import Loop
+    from tenax._node.job import JobSpec
     from tenax._node.journal import Step
-    from tenax._node.node import NodePlan
     from tenax._node.worker_logs import WorkerLogs
     from tenax._observe.dashboard.live import Dashboard
     from tenax._observe.hangs.sampler import Sampler
@@ -33,13 +34,17 @@ class Observers:
 
     def __init__(
         self,
-        plan: NodePlan,
+        job: JobSpec,
+        control: Control,
+        environ: Mapping[str, str],
         loop: Loop,
         logs: WorkerLogs,
         print_line: Callable[[str], None],
         scopes: Callable[[], Mapping[int, Scopes]],
     ) -> None:
-        self._plan = plan
+        self._job = job
+        self._control = control
+        self._environ = environ
         self._scopes = scopes
         self._loop = loop
         self._logs = logs
@@ -49,21 +54,27 @@ class Observers:
         self._sampler = self._open_sampler()
 
     def _open_sampler(self) -> Sampler | None:
-        if self._plan.settings.on_hang == "off":
+        if self._job.on_hang == "off":
             return None
         try:
             from tenax._observe.hangs.sampler import Sampler
 
-            return Sampler(self._plan.settings, self._loop, self._logs, self._scopes)
+            return Sampler(self._job.settings, self._loop, self._logs, self._scopes)
         except Exception as error:
             self._print(f"could not start sampling workers for hangs: {type(error).__name__}: {error}")
             return None
 
     def observe(self, step: Step, state: AgentState) -> None:
         """Process one step of the agent machine."""
+        self._with_sampler(lambda sampler: sampler.observe(step, state))
+
+    def read_stacks(self, command: ReadStacks) -> None:
+        self._with_sampler(lambda sampler: sampler.read_stacks(command))
+
+    def _with_sampler(self, call: Callable[[Sampler], None]) -> None:
         if self._sampler is not None:
             try:
-                self._sampler.observe(step, state)
+                call(self._sampler)
             except Exception as error:
                 self._sampler = None
                 self._print(f"stopped sampling workers for hangs: {type(error).__name__}: {error}")
@@ -73,10 +84,10 @@ class Observers:
         self._close_served()
         if make_operator_api is None:
             return
-        if self._plan.dashboard:
-            self._open("--dashboard", self._plan.dashboard, self._open_dashboard, make_operator_api)
-        if self._plan.trace:
-            self._open("--trace", self._plan.trace, self._open_trace, make_operator_api)
+        if self._job.dashboard:
+            self._open("--dashboard", self._job.dashboard, self._open_dashboard, make_operator_api)
+        if self._job.trace:
+            self._open("--trace", self._job.trace, self._open_trace, make_operator_api)
 
     def _open(
         self,
@@ -90,20 +101,22 @@ class Observers:
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             failure = f"{flag} {value}: {reason or type(error).__name__}"
-            if not self._plan.control.where:  # the only node
+            if not self._control.where:  # the only node
                 raise RequestRefused(failure) from error
             self._print(f"{failure}; the job continues without it")
 
     def _open_dashboard(self, make_operator_api: Callable[[], OperatorService]) -> None:
         from tenax._observe.dashboard.live import Dashboard
 
-        self._dashboard = Dashboard(self._plan.dashboard, make_operator_api(), self._loop, self._print)
+        self._dashboard = Dashboard(
+            self._job.dashboard, make_operator_api(), self._loop, self._print, environ=self._environ
+        )
         self._print(f"dashboard: {self._dashboard.link}")
 
     def _open_trace(self, make_operator_api: Callable[[], OperatorService]) -> None:
         from tenax._observe.tracing.run_trace import RunTrace
 
-        self._trace = RunTrace(self._plan.trace, make_operator_api(), self._print)
+        self._trace = RunTrace(self._job.trace, make_operator_api(), self._print, env=self._environ)
 
     def _close_served(self) -> None:
         parts, self._dashboard, self._trace = (self._dashboard, self._trace), None, None

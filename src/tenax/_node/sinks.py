@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentState
     from tenax._core.model import AgentSettings
     from tenax._io.background_queue import BackgroundQueue
+    from tenax._node.job import JobSpec
     from tenax._node.journal import Step
     from tenax.events import Event
     from tenax.events._view import EventView
@@ -123,6 +124,11 @@ class Sinks:
         if where := getattr(handler, "where", ""):
             self.locations.append(f"{kind}s: {where}")
         return _queue(kind, handler, take, getattr(handler, "close", None))
+
+
+def open_sinks(job: JobSpec) -> Sinks:
+    """Open the sinks of the job's metrics and events. Raises ValueError for an unknown handler."""
+    return Sinks(job.event_log_handler, job.metrics, {"run_id": job.run_id, "role": job.role})
 
 
 class Views:

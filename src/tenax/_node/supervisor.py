@@ -10,9 +10,9 @@ import os
 
 from tenax._core import commands, events
 from tenax._core.agent import AgentMachine, Phase, is_started, messages_on_connecting
+from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
-from tenax._io.interfaces import ControlledNode
 from tenax._node.journal import Step
 from tenax._node.messages import lines_for, live_line
 
@@ -49,12 +49,45 @@ _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
 _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 
 
+class Surroundings:
+    """What a supervisor needs of the agent around it. An agent overrides what it has."""
+
+    def environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
+        """Return the additional variables of each worker, by local rank."""
+        raise NotImplementedError
+
+    def bind(self, local_rank: int, launch: Launch) -> Launch:  # noqa: ARG002
+        """Return the launch bound to the worker's CPUs."""
+        return launch
+
+    def forward_notice(self, notice: commands.ForwardNotice) -> None:
+        """Inform the workers that a node will leave."""
+
+    def read_stacks(self, command: commands.ReadStacks) -> None:
+        """Post the stacks that the workers have written."""
+
+    def open_run_journal(self) -> RunJournal | None:
+        """Open the journal of a coordinator in this process. None: no journal."""
+        return None
+
+    def observe(self, step: Step, state: AgentState) -> None:
+        """Follow a step of the agent machine, after its commands were executed."""
+
+    def enable_progress(self) -> bool:
+        """Read the workers' progress from now on. Return True if there is new progress."""
+        return False
+
+    def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
+        """Learn that this process starts, or with None stops, to serve the coordinator."""
+
+
 class Supervisor:
-    """One run of one node."""
+    """One run of one node. The engine sees it as its ``ControlledNode``."""
 
     def __init__(
         self,
         settings: AgentSettings,
+        around: Surroundings,
         *,
         loop: Loop,
         control: Control,
@@ -62,40 +95,28 @@ class Supervisor:
         entrypoint: Entrypoint,
         logs: Logs,
         journal: Journal,
-        environments: Callable[[commands.StartWorkers], dict[int, dict[str, str]]],
         policy: RestartPolicy | None = None,
-        bind: Callable[[int, Launch], Launch] = lambda _, launch: launch,
-        forward_notice: Callable[[commands.ForwardNotice], None] = lambda _: None,
-        run_journal: Callable[[], RunJournal] | None = None,
-        observe: Callable[[Step, AgentState], None] = lambda *_: None,
         scopes: ScopeWatch | None = None,
-        set_operator_api: Callable[[Callable[[], OperatorService] | None], None] = lambda _: None,
         log_dir: str = "",
         has_control_socket: bool = False,
-        enable_progress: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.settings = settings
+        self.policy = policy
         self.machine = AgentMachine(settings)
+        self._around = around
         self._loop = loop
         self._control = control
-        self._policy = policy
         self._processes = processes
         self._entrypoint = entrypoint
         self._logs = logs
         self._journal = journal
-        self._environments = environments  # additional variables by local rank
-        self._bind = bind
-        self._forward_notice = forward_notice
-        self._make_run_journal = run_journal
         self._run_journal: RunJournal | None = None
-        self._observe = observe
         self._scopes = scopes  # None: scopes are not watched
         self._verdict: Verdict | None = None
-        self._set_operator_api = set_operator_api  # called when this process starts or stops serving the coordinator
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
         self._has_control_socket = has_control_socket
-        self._enable_progress = enable_progress  # returns True if it posted new progress
         self._control_socket: ControlSocket | None = None
 
     def run(self) -> Verdict:
@@ -105,14 +126,14 @@ class Supervisor:
         loop.watch(self._processes)
         if self._scopes is not None:
             loop.watch(self._scopes)
-            self._scopes.open(loop.now, self._print)
+            self._scopes.open(loop.now, self.print_line)
         self._processes.open(self._from_processes)
         self._journal.begin(self.machine.state.settings, self._entrypoint.name, loop.now())
         loop.post(events.RunRequested())
         try:
             if self._has_control_socket:
                 loop.at(loop.now() + _CONTROL_SOCKET_AFTER_S, self._open_control_socket)
-            self._control.open(loop, loop.post, self._node())
+            self._control.open(loop, loop.post, self)
             while self._verdict is None:
                 event = loop.next_event(self._next_deadline)
                 if isinstance(event, events.GenerationFormed) and loop.has_posted(
@@ -157,22 +178,38 @@ class Supervisor:
             for expired in self._scopes.expired():
                 self._loop.post(expired)
 
-    def _print(self, text: str, *, after_output: bool = False) -> None:
+    # --- for the engine -----------------------------------------------------------------------------------------------
+
+    def messages_on_connecting(self, node: NodeInfo) -> list[FromNode]:
+        return messages_on_connecting(self.machine.state, node, self._loop.now())
+
+    def hold(self, seconds: float) -> None:
+        self._processes.hold(seconds)
+
+    def keep(self, name: str, descriptor: int) -> None:
+        self._processes.keep(name, descriptor)
+
+    def release(self, name: str) -> None:
+        self._processes.release(name)
+
+    def print_line(self, text: str, *, after_output: bool = False) -> None:
         self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output)
 
-    def _node(self) -> ControlledNode:
-        return ControlledNode(
-            settings=self.machine.state.settings,
-            policy=self._policy,
-            messages_on_connecting=self._announcements,
-            hold=self._processes.hold,
-            keep=self._processes.keep,
-            release=self._processes.release,
-            print_line=self._print,
-            record_run=self._record_run,
-            answer=self._answer_of_node,
-            set_operator_api=self._on_serving,
-        )
+    def record_run(self, settings: RunSettings) -> RecordRun:
+        if self._run_journal is not None:
+            self._run_journal.close(self._loop.now())
+        self._run_journal = self._around.open_run_journal()
+        if self._run_journal is None:
+            return lambda *_: None
+        self._run_journal.begin_run(settings, self._loop.now())
+        return self._run_journal.run_step
+
+    def answer(self, request: OfNode, reply: Reply) -> None:
+        self._logs.answer(request, self.machine.state.generation, reply)
+
+    def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
+        self._is_coordinator = make_operator_api is not None
+        self._around.set_operator_api(make_operator_api)
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
@@ -183,12 +220,8 @@ class Supervisor:
             return
         from tenax._node.control_socket import ControlSocket
 
-        self._control_socket = ControlSocket(self._answer, self._print)
+        self._control_socket = ControlSocket(self._answer, self.print_line)
         self._control_socket.open(self._loop)
-
-    def _on_serving(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
-        self._is_coordinator = make_operator_api is not None
-        self._set_operator_api(make_operator_api)
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""
@@ -196,7 +229,7 @@ class Supervisor:
 
         if isinstance(request, AgentRequest):
             reply(self._agent_info(), "")
-        elif isinstance(request, StatusRequest) and self._enable_progress():
+        elif isinstance(request, StatusRequest) and self._around.enable_progress():
             self._loop.soon(lambda: answer_safely(self._control.submit, request, reply))  # after the progress is sent
         else:
             self._control.submit(request, reply)
@@ -218,23 +251,6 @@ class Supervisor:
             "log_dir": self._log_dir,
             "journal": self._journal_path,
         }
-
-    def _answer_of_node(self, request: OfNode, reply: Reply) -> None:
-        """Answer a request that the coordinator forwarded to this node."""
-        self._logs.answer(request, self.machine.state.generation, reply)
-
-    def _record_run(self, settings: RunSettings) -> RecordRun:
-        """Open a coordinator journal; called each time this node starts to serve the coordinator."""
-        if self._make_run_journal is None:
-            return lambda *_: None
-        if self._run_journal is not None:
-            self._run_journal.close(self._loop.now())
-        self._run_journal = self._make_run_journal()
-        self._run_journal.begin_run(settings, self._loop.now())
-        return self._run_journal.run_step
-
-    def _announcements(self, node: NodeInfo) -> list[FromNode]:
-        return messages_on_connecting(self.machine.state, node, self._loop.now())
 
     def _stay_for_others(self) -> bool:
         """Keep serving while other nodes need the coordinator in this process. Returns False on a signal."""
@@ -326,18 +342,18 @@ class Supervisor:
         is_end = any(isinstance(command, commands.Finish) for command in issued)
         for line in lines_for(event, issued, state):
             if line.important:
-                self._print(line.text, after_output=is_end)
+                self.print_line(line.text, after_output=is_end)
         if self._scopes is not None:
             self._scopes.on_step(event, issued)
         for command in issued:
             self._execute(command)
-        self._observe(Step(now, event, issued), state)
+        self._around.observe(Step(now, event, issued), state)
         self._logs.live(live_line(state) if state.phase is not Phase.ENDED else "")
 
     def _execute(self, command: AnyCommand) -> None:
         match command:
             case commands.ForwardNotice():
-                self._forward_notice(command)
+                self._around.forward_notice(command)
             case commands.StartWorkers():
                 self._start_workers(command)
             case commands.ExamineFailure(generation, local_rank):
@@ -355,13 +371,19 @@ class Supervisor:
                 self._processes.kill(generation)
             case commands.Finish(verdict):
                 self._verdict = verdict
+            case commands.ReadStacks():
+                self._around.read_stacks(command)
+            case commands.SendMessage() | commands.ReportHang() | commands.ReportMovement():
+                pass  # already sent or printed
+            case _:
+                assert_never(command)
 
     def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
         return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))
 
     def _start_workers(self, command: commands.StartWorkers) -> None:
         generation = command.assignment.generation
-        added = self._environments(command)
+        added = self._around.environments(command)
         try:
             outputs = self._logs.prepare(generation, added)
         except OSError as error:
@@ -374,7 +396,7 @@ class Supervisor:
             output = outputs[rank]
             env = {**inherited, **own, **output.env}
             try:
-                launch = self._bind(rank, self._entrypoint.launch(rank, env))
+                launch = self._around.bind(rank, self._entrypoint.launch(rank, env))
                 self._processes.start(generation, rank, _with_streams(launch, output.stdout, output.stderr))
             except Exception as error:
                 # For example, the arguments cannot be pickled. The report shows the reason.

@@ -19,6 +19,7 @@ from tenax._core.events import (
     StacksRequested,
     Waiting,
 )
+from tenax._core.model import assert_never
 from tenax._core.text import format_duration, format_seconds
 from tenax._view.failure_kind import exit_summary
 
@@ -103,7 +104,8 @@ class RunMessages:
                 return ""
             case run.Resumed(absent_s):
                 return f"the coordinator was suspended for {format_duration(absent_s)}; all timeouts begin again"
-        return type(event).__name__
+            case _:
+                return assert_never(event)
 
     def _command_messages(self, sent: list[Send]) -> list[str]:
         lines = []
@@ -145,7 +147,8 @@ def _sent_message(send: Send) -> str:
             return f"generation {generation} is active again"
         case Waiting(why):
             return why
-    return ""
+        case _:
+            return assert_never(send.event)
 
 
 def _received_message(message: messages.FromNode) -> str:
@@ -183,3 +186,5 @@ def _received_message(message: messages.FromNode) -> str:
             return f"will leave{f' (in {format_seconds(in_s)})' if in_s is not None else ''}: {why}"
         case messages.NodeLeft(why):
             return f"left: {why}"
+        case _:
+            return assert_never(message)

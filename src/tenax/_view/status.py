@@ -12,6 +12,7 @@ from tenax._core.coordinator import Ending, NodePhase, Over, Received, Running
 from tenax._core.hang_suspicion import describe_hang, describe_places
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.messages import NodeDraining
+from tenax._core.model import assert_never
 from tenax._view.failure_kind import exit_summary
 from tenax._view.run_messages import RunMessages
 
@@ -232,9 +233,12 @@ def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
             return "done"
         case NodePhase.STALE:
             return "stopping"
-    if isinstance(state.phase, Ending):
-        return "stopping"
-    return "starting" if record.info.node_id in state.last.unstarted else "working"
+        case NodePhase.MEMBER if isinstance(state.phase, Ending):
+            return "stopping"
+        case NodePhase.MEMBER:
+            return "starting" if record.info.node_id in state.last.unstarted else "working"
+        case _:
+            return assert_never(record.phase)
 
 
 def generation_status(entry: GenerationEntry, now: float, wall_offset: float) -> GenerationStatus:

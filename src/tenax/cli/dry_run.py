@@ -9,16 +9,23 @@ from __future__ import annotations
 import os
 import shlex
 
+import msgspec
+
 from tenax._core.environment import WorkerEnvironment, worker_environment
-from tenax._core.model import AgentSettings, Assignment
+from tenax._core.model import Assignment
 from tenax._core.text import format_seconds, hide_passwords
 from tenax._engines.local import LOOPBACK
 from tenax._io.endpoint import Endpoint
-from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
+from tenax._node.job import (
+    TORCHELASTIC_ENABLE_FILE_TIMER,
+    TORCHELASTIC_TIMER_FILE,
+    rendezvous_parameters,
+    watchdog_plan,
+)
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
-from tenax.cli.flags import UsageError
-from tenax.cli.host_checks import decide_placements, load_restart_policy, rendezvous_parameters
+from tenax.cli.flags import UsageError, usage_errors
+from tenax.cli.host_checks import decide_placements, load_restart_policy
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.script import entrypoint_of
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tenax._engines.tcp.linked import LinkedSettings
-    from tenax._node.placements import Placements
+    from tenax._node.workers import Placements
     from tenax.cli.options import Options
 
 _RANDOM_ID = "<random>"
@@ -228,9 +235,9 @@ def _tls(options: Options) -> str:
 
 
 def _restarts(options: Options) -> Iterable[str]:
-    if options.restart_policy != "budget":
-        load_restart_policy(options.restart_policy)
-        yield f"decided by {options.restart_policy}, given --max-restarts {options.max_restarts} (--restart-policy)"
+    if options.policy_name is not None:
+        load_restart_policy(options.policy_name)
+        yield f"decided by {options.policy_name}, given --max-restarts {options.max_restarts} (--restart-policy)"
         return
     if options.max_restarts == 0:
         yield "none: the first failure ends the job (--max-restarts)"
@@ -245,7 +252,7 @@ def _restarts(options: Options) -> Iterable[str]:
 def _stopping(options: Options) -> Iterable[str]:
     signals = _names(options.signals_to_handle)
     yield f"{signals} stop the job and are forwarded to the workers" if signals else "no signal is handled"
-    yield f"SIGTERM, {format_seconds(options.shutdown_timeout_s)} grace period, SIGKILL (--shutdown-timeout)"
+    yield f"SIGTERM, {format_seconds(options.shutdown_timeout)} grace period, SIGKILL (--shutdown-timeout)"
     if options.notice_signals:
         soon = "" if options.notice_s is None else f" in {format_seconds(options.notice_s)}"
         yield f"{_names(options.notice_signals)}: notice of preemption{soon} (--notice-signals)"
@@ -256,8 +263,8 @@ def _names(text: str) -> str:
 
 
 def _logs(options: Options) -> Iterable[str]:
-    if options.logs_specs not in (None, "default"):
-        yield f"by the plug-in {options.logs_specs!r}"
+    if options.logs_specs_name not in (None, "default"):
+        yield f"by the plug-in {options.logs_specs_name!r}"
     if options.log_dir == os.devnull:
         yield "no files (--log-dir /dev/null)"
     else:
@@ -278,7 +285,7 @@ def _logs(options: Options) -> Iterable[str]:
 
 def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     """Describe the sinks of metrics and events. Checks their names; creates no handler."""
-    try:
+    with usage_errors():
         if options.metrics:
             from tenax.metrics._by_name import check_names
 
@@ -289,8 +296,6 @@ def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
 
             handlers.check_names(options.event_log_handler)
             yield from _lines("events", [_without_secrets(options.event_log_handler)])
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _observers(options: Options) -> Iterable[str]:
@@ -299,9 +304,7 @@ def _observers(options: Options) -> Iterable[str]:
         yield from _lines("dashboard", [f"at {where} on the coordinator's node (--dashboard)"])
     if options.on_hang != "off":
         what = "report the stacks" if options.on_hang == "report" else "report the stacks and restart all workers"
-        yield from _lines(
-            "hangs", [f"after {format_seconds(options.hang_after_s)} without progress, {what} (--on-hang)"]
-        )
+        yield from _lines("hangs", [f"after {format_seconds(options.hang_after)} without progress, {what} (--on-hang)"])
     if options.trace:
         yield from _lines("trace", [f"{_without_secrets(options.trace)} (--trace)"])
 
@@ -357,13 +360,7 @@ def _threads(placements: Placements, environ: Mapping[str, str]) -> str:
 
 
 def _environments(options: Options, placements: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    settings = AgentSettings(
-        run_id=options.run_id or _RANDOM_ID,
-        role=options.role,
-        local_world_size=options.nproc_per_node,
-        max_restarts=options.max_restarts,
-        grace_s=options.shutdown_timeout_s,
-    )
+    settings = msgspec.structs.replace(options.settings, run_id=options.run_id or _RANDOM_ID)
     assignment = _assignment(options, environ)
     for_all = WorkerEnvironment(
         virtual_local_rank=options.virtual_local_rank,
@@ -377,7 +374,7 @@ def _environments(options: Options, placements: Placements, environ: Mapping[str
             environment["MASTER_PORT"] = _FREE_PORT
         if options.max_nodes > 1:
             environment.update(_decided_later(options))
-        if options.log_dir != os.devnull and options.logs_specs in (None, "default"):
+        if options.log_dir != os.devnull and options.logs_specs_name in (None, "default"):
             environment["TORCHELASTIC_ERROR_FILE"] = f"<log folder>/attempt_0/{rank}/error.json"
             environment["TENAX_NOTICE_FILE"] = "<log folder>/notice-1.json"
         environment.update(_feature_variables(options, rank, environ))

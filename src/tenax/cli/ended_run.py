@@ -33,7 +33,7 @@ class _Agent(msgspec.Struct, frozen=True):
     coordinated_until: float
 
 
-def ended_run(name: str, environ: Mapping[str, str] = os.environ) -> EndedRun | None:
+def ended_run(name: str, environ: Mapping[str, str] | None = None) -> EndedRun | None:
     """Return the last run on this host with this run id or agent pid, or None. Raises OSError."""
     from tenax._node.control_socket import last_runs
 

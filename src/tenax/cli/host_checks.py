@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 
-from tenax._node.abandonment import abandon_s_from
-from tenax._node.watchdog import watchdog_plan
-from tenax.cli.flags import UsageError
+from tenax._node.job import rendezvous_handler, watchdog_plan
+from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
 from tenax.cli.script import check_script
 
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
 
     from tenax._core.policy import RestartPolicy
     from tenax._logs.specs import LogsSpecs
-    from tenax._node.placements import Placements
+    from tenax._node.workers import Placements
     from tenax.cli.options import Options
-    from tenax.numa.binding import NumaOptions
-    from tenax.rendezvous.api import RendezvousParameters
 
 
 def current_folder() -> str:
@@ -44,23 +41,18 @@ def check_host(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
     if options.rdzv_backend not in own_backends:
         _check_installed_backend(options.rdzv_backend, own_backends)
     elif options.max_nodes > 1 or not {"use_agent_store", "store_allow"}.isdisjoint(options.rdzv_configs):
-        _check_rendezvous(options)
-    if options.logs_specs is not None:
-        load_logs_specs_class(options.logs_specs)
+        with usage_errors():  # of settings, secret and certificates; tenax's handlers read them and start nothing
+            rendezvous_handler(options)
+    if options.logs_specs_name is not None:
+        load_logs_specs_class(options.logs_specs_name)
     if options.virtual_local_rank:
-        _check_devices(options, environ)
-    if options.numa_binding:
+        from tenax._core.environment import CUDA_VISIBLE_DEVICES, only_device
+
+        with usage_errors():  # every worker needs a device of its own
+            only_device(environ.get(CUDA_VISIBLE_DEVICES), options.nproc_per_node - 1)
+    if options.numa_options is not None:
         decide_placements(options, environ)
-    try:
-        abandon_s_from(environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    _check_observers(environ)
-
-
-def _check_observers(environ: Mapping[str, str]) -> None:
-    """Check the variables that enable health checks, worker sockets and the watchdog."""
-    try:
+    with usage_errors():
         if environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
             from tenax._observe.health.port import health_check_port
 
@@ -70,8 +62,6 @@ def _check_observers(environ: Mapping[str, str]) -> None:
 
             socket_folder(environ)
         watchdog_plan(environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _check_log_dir(log_dir: str, cwd: str) -> None:
@@ -134,76 +124,25 @@ def _check_installed_backend(name: str, own: frozenset[str]) -> None:
         raise UsageError(f"unknown --rdzv-backend {name!r}; installed backends: {names}")
 
 
-def rendezvous_parameters(options: Options) -> RendezvousParameters:
-    """Return the parameters of the rendezvous handler."""
-    from tenax.rendezvous.api import RendezvousParameters
-
-    return RendezvousParameters(
-        backend=options.rdzv_backend,
-        endpoint=options.rdzv_endpoint,
-        run_id=options.run_id,
-        min_nodes=options.min_nodes,
-        max_nodes=options.max_nodes,
-        local_addr=options.local_addr,
-        **options.rdzv_configs,
-    )
-
-
-def _check_rendezvous(options: Options) -> None:
-    """Check settings, secret and certificates. The constructors of tenax's handlers read them and do nothing else."""
-    from tenax.rendezvous.registry import get_rendezvous_handler
-
-    try:
-        get_rendezvous_handler(rendezvous_parameters(options))
-    except ValueError as error:
-        raise UsageError(str(error).rstrip(".")) from error
-
-
 def load_logs_specs_class(name: str | None) -> type[LogsSpecs]:
     """Return the class that decides where logs go. Raises ``UsageError``."""
     from tenax._logs.specs import load_logs_specs
 
-    try:
+    with usage_errors(f"--logs-specs {name}: "):
         return load_logs_specs(name)
-    except ValueError as error:
-        raise UsageError(f"--logs-specs {name}: {str(error).rstrip('.')}") from error
 
 
 def load_restart_policy(name: str) -> RestartPolicy:
     """Return the restart policy of this name. Raises ``UsageError``."""
     from tenax.policy import load_policy
 
-    try:
+    with usage_errors():
         return load_policy(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _check_devices(options: Options, environ: Mapping[str, str]) -> None:
-    """Check that every worker has a device of its own (--virtual-local-rank)."""
-    from tenax._core.environment import CUDA_VISIBLE_DEVICES, only_device
-
-    try:
-        only_device(environ.get(CUDA_VISIBLE_DEVICES), options.nproc_per_node - 1)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def numa_options(options: Options) -> NumaOptions | None:
-    """Return the requested binding in the launcher's type."""
-    if options.numa_binding is None:
-        return None
-    from tenax.numa.binding import AffinityMode, NumaOptions
-
-    return NumaOptions(AffinityMode(options.numa_binding))
 
 
 def decide_placements(options: Options, environ: Mapping[str, str]) -> Placements:
     """Decide where workers run on this machine. Raises ``UsageError`` if the binding is impossible."""
-    from tenax._node import placements
-    from tenax._processes.placement import PlacementError
+    from tenax._node import workers
 
-    try:
-        return placements.decide_placements(numa_options(options), options.nproc_per_node, environ)
-    except PlacementError as error:
-        raise UsageError(str(error).rstrip(".")) from error
+    with usage_errors():
+        return workers.decide_placements(options.numa_options, options.nproc_per_node, environ)

@@ -39,7 +39,7 @@ from tenax.cli.flags import UsageError, closest_flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tenax._core.requests import AnyRequest
     from tenax._engines.tcp.operator import OperatorConnection
@@ -309,7 +309,7 @@ def _decode(raw: msgspec.Raw, kind: type[A]) -> A:
 # --- this host --------------------------------------------------------------------------------------------------------
 
 
-def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
+def local_agents() -> list[LocalAgent]:
     """Return every agent of this user on this host, oldest first. Removes control sockets without a listener.
 
     Raises ``NoSuchJob`` if the folder of control sockets is not private to this user.
@@ -319,7 +319,7 @@ def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
 
     lines: list[tuple[str, int, OperatorConnection | OperatorError]] = []
     try:
-        paths = socket_paths(environ)
+        paths = socket_paths()
     except OSError as error:
         raise NoSuchJob(f"could not list the agents of this host: {error.strerror or error}") from error
     for path in paths:
@@ -458,8 +458,8 @@ def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
 
 
 def _job_at_endpoint(selector: JobSelector) -> Job:
+    from tenax._node.job import rendezvous_parameters
     from tenax.cli.arguments import parse
-    from tenax.cli.host_checks import rendezvous_parameters
     from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
     from tenax.cli.run import print_stderr
 

@@ -202,9 +202,11 @@ class Page:
     """Prints lines, and notes about missing ones."""
 
     def __init__(self, *, has_times: bool = False, begins_with_divider: bool = False) -> None:
+        from tenax.cli.run import allows_colour
+
         self._has_times = has_times
         self._generation = 0 if begins_with_divider else -1
-        self._has_colours = _allows_colour()
+        self._has_colours = allows_colour(sys.stdout)
         self._width = 1
         self._lines = 0
         self._left_out: dict[str, tuple[set[tuple[int, str, int]], int]] = {}
@@ -287,8 +289,3 @@ class Page:
             self.note(self.if_nothing)
             return if_nothing
         return 0
-
-
-def _allows_colour() -> bool:
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

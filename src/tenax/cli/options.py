@@ -1,4 +1,4 @@
-"""The checked options of ``tenax run``, as one frozen value.
+"""The checked options of ``tenax run``: the description of a job, made from the flags.
 
 Decides which flags can be combined. Takes converted values and their sources, and returns ``Options`` or raises
 ``UsageError``. Does no I/O.
@@ -13,10 +13,9 @@ Decides which flags can be combined. Takes converted values and their sources, a
 
 from __future__ import annotations
 
-import msgspec
-
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
-from tenax.cli.flags import BY_DEST, UsageError
+from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
+from tenax.cli.flags import BY_DEST, UsageError, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +23,14 @@ if TYPE_CHECKING:
     from signal import Signals
     from typing import Any
 
+    from tenax.numa.binding import NumaOptions
+
 # One node needs no rendezvous, so these names of torchrun and tenax all mean the same there.
 _STANDALONE_BACKENDS = frozenset({"static", "c10d", "tcp", "local"})
 ETCD_BACKENDS = frozenset({"etcd", "etcd-v2"})
 ONE_NODE_BACKENDS = _STANDALONE_BACKENDS | ETCD_BACKENDS
 MANY_NODES_BACKENDS = frozenset({"static", "c10d", "tcp"}) | ETCD_BACKENDS
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", ""})  # noqa: S104 - recognised, not bound
-DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 
 # Keys of --rdzv-conf that the backends of torchrun and tenax read.
 _KNOWN_SETTINGS = frozenset(
@@ -50,70 +50,33 @@ _NOT_SETTINGS = frozenset({"self", "backend", "endpoint", "run_id", "min_nodes",
 _UNLIKELY_IN_SCRIPTS = ("nproc_per_node", "nnodes", "standalone", "max_restarts", "rdzv_backend", "rdzv_endpoint")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as requested. Nothing has to be looked up in the environment again."""
+class Options(JobSpec, frozen=True, kw_only=True):
+    """A job as written on the command line, with the names of its plug-ins. ``cli.run.resolve`` loads them."""
 
     script: str
     script_args: tuple[str, ...]
     module: bool = False
     no_python: bool = False
     run_path: bool = False
-    start_method: str = "spawn"
     python: str = ""  # interpreter of the workers; empty: the one that runs tenax
     compat: bool = False  # redirect TorchElastic's import paths to tenax in the workers
-    preload: str = "auto"  # modules to import once for all workers; auto: those that the script imports
     local_rank_argument: bool = False  # pass --local-rank=N before the script's arguments, for very old scripts
-
-    min_nodes: int = 1
-    max_nodes: int = 1
-    nproc_per_node: int = 1
     nproc_as_written: str = "1"
-    max_restarts: int = 0
-    restart_policy: str = "budget"
     fatal_exit_codes: tuple[int, ...] = ()
     fatal_errors: tuple[str, ...] = ()
-    shutdown_timeout_s: int = DEFAULT_SHUTDOWN_TIMEOUT_S
-    signals_to_handle: str = ""
-    notice_signals: str = ""  # signals that announce preemption; empty: none
-    notice_s: float | None = None  # time from the notice to preemption; None: unknown
-    monitor_interval_s: float = 0.1
+    policy_name: str | None = None  # None: the default policy
 
     log_dir: str | None = None
     redirects: int | dict[int, int] = 0
     tee: int | dict[int, int] = 0
     local_ranks_filter: frozenset[int] = frozenset()  # empty: all
-    duplicate_stdout_filters: tuple[str, ...] = ()
-    duplicate_stderr_filters: tuple[str, ...] = ()
-    log_line_prefix_template: str | None = None
-    logs_specs: str | None = None
-    event_log_handler: str = "null"
-    metrics: str = ""  # metric handlers, by name
-
-    dashboard: str = ""  # address to serve the dashboard at; empty: no dashboard
-    on_hang: str = "off"
-    hang_after_s: float = 300.0
-    trace: str = ""
-
-    virtual_local_rank: bool = False
-    numa_binding: str | None = None
-
-    run_id: str = ""  # empty: random, allowed for one node only
-    role: str = "default"
-    rdzv_backend: str = "local"
-    rdzv_endpoint: str = ""
-    rdzv_configs: dict[str, Any] = {}
-    local_addr: str | None = None
+    logs_specs_name: str | None = None  # None: the default
 
     dry_run: bool = False
     report: str = ""  # the file for the failure report; empty: none
-    colour_allowed: bool = True  # if stderr is a terminal
-    live_line_allowed: bool = True  # if stderr is a terminal
     notes: tuple[str, ...] = ()  # remarks for the user
 
-    def __repr__(self) -> str:
-        from tenax._core.text import concealed_repr
-
-        return concealed_repr(self)
+    __repr__ = JobSpec.__repr__
 
 
 def decide(
@@ -123,7 +86,10 @@ def decide(
     sources: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> Options:
-    """Check the flags and return the options. Raises ``UsageError``."""
+    """Check the flags and return the options. Raises ``UsageError``.
+
+    A flag without a decision below is copied to the field of its name.
+    """
     flags = FlagValues(values, sources)
     _check_kind_of_script(flags)
     least, most = _nodes(flags)
@@ -134,63 +100,45 @@ def decide(
     else:
         backend, endpoint, configs = _one_node_rendezvous(flags)
     workers = _workers(flags, environ)
-    redirects = _streams(flags, "redirects", workers)
-    tee = _streams(flags, "tee", workers)
-    shown = _ranks(flags, workers)
-    _check_signals(flags, backend)
     fatal_exit_codes, fatal_errors = _fatal(flags)
-    _note_unused_flags(flags, script_args)
-    return Options(
-        script=script,
-        script_args=script_args,
-        module=values["module"],
-        no_python=values["no_python"],
-        run_path=values["run_path"],
-        start_method=values["start_method"],
-        compat=values.get("compat", False),
+    decided = dict(
         preload=_preload(flags),
         python=environ.get("PYTHON_EXEC", ""),
         min_nodes=least,
         max_nodes=most,
         nproc_per_node=workers,
-        nproc_as_written=str(values["nproc_per_node"]),
-        max_restarts=values["max_restarts"],
-        restart_policy=values.get("restart_policy") or "budget",
+        nproc_as_written=str(flags["nproc_per_node"]),
         fatal_exit_codes=fatal_exit_codes,
         fatal_errors=fatal_errors,
-        shutdown_timeout_s=_shutdown_timeout(values["shutdown_timeout"], environ),
-        signals_to_handle=values["signals_to_handle"],
-        notice_signals=values["notice_signals"],
-        notice_s=values["notice_seconds"],
-        monitor_interval_s=values["monitor_interval"],
-        log_dir=values["log_dir"] or None,
-        redirects=redirects,
-        tee=tee,
-        local_ranks_filter=shown,
-        duplicate_stdout_filters=tuple(values["duplicate_stdout_filters"]),
-        duplicate_stderr_filters=tuple(values["duplicate_stderr_filters"]),
+        policy_name=_policy_name(flags),
+        restart_policy=None,
+        shutdown_timeout=_shutdown_timeout(flags["shutdown_timeout"], environ),
+        abandon_s=_abandon_s(environ),
+        notice_s=flags["notice_seconds"],
+        log_dir=flags["log_dir"] or None,
+        numa_options=_numa_options(flags["numa_binding"]),
+        logs_specs_name=flags["logs_specs"],
+        logs_specs=None,
+        redirects=_streams(flags, "redirects", workers),
+        tee=_streams(flags, "tee", workers),
+        local_ranks_filter=_ranks(flags, workers),
+        duplicate_stdout_filters=tuple(flags["duplicate_stdout_filters"]),
+        duplicate_stderr_filters=tuple(flags["duplicate_stderr_filters"]),
         log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
-        logs_specs=values["logs_specs"],
-        event_log_handler=values["event_log_handler"],
-        metrics=values.get("metrics") or "",
         dashboard=_dashboard(flags),
-        on_hang=values.get("on_hang") or "off",
-        hang_after_s=values.get("hang_after") or 300.0,
         trace=_trace(flags),
-        virtual_local_rank=values["virtual_local_rank"],
-        numa_binding=values["numa_binding"],
-        run_id="" if values["rdzv_id"] == "none" and most == 1 else values["rdzv_id"],
-        role=_name("--role", values["role"]),
+        run_id="" if flags["rdzv_id"] == "none" and most == 1 else flags["rdzv_id"],
+        role=_name("--role", flags["role"]),
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
-        local_addr=values["local_addr"],
-        dry_run=values.get("dry_run", False),
-        report=values.get("report") or "",
-        colour_allowed=not environ.get("NO_COLOR") and environ.get("TERM") != "dumb",
-        live_line_allowed=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
-        notes=tuple(flags.notes),
+        live_line=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
     )
+    _check_signals(flags, backend)
+    _note_unused_flags(flags, script_args)
+    # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
+    copied = {dest: value for dest, value in values.items() if dest in Options.__struct_fields__ and value is not None}
+    return Options(script=script, script_args=script_args, **{**copied, **decided}, notes=tuple(flags.notes))
 
 
 class FlagValues:
@@ -454,10 +402,8 @@ def _workers(flags: FlagValues, environ: Mapping[str, str]) -> int:
     else:
         from tenax._processes.devices import parse_nproc
 
-        try:
+        with usage_errors():  # the message names the flag
             count = parse_nproc(text, environ)
-        except ValueError as error:
-            raise UsageError(str(error).rstrip(".")) from error  # the message names the flag
     if count < 1:
         raise UsageError(
             f"{flags.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
@@ -525,10 +471,8 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
 def _signals(flags: FlagValues, dest: str) -> list[Signals]:
     from tenax._node.signals import parse_signals
 
-    try:
+    with usage_errors(f"{flags.name(dest)}: "):
         return parse_signals(flags[dest])
-    except ValueError as error:
-        raise UsageError(f"{flags.name(dest)}: {error}") from error
 
 
 def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -547,11 +491,30 @@ def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
             f"{flags.name('fatal_errors')} takes names of exceptions such as 'ValueError,ConfigError', "
             f"not {flags['fatal_errors']!r}"
         )
-    policy = flags.values.get("restart_policy") or "budget"
-    if (codes or errors) and policy != "budget":
+    policy = _policy_name(flags)
+    if (codes or errors) and policy is not None:
         given = flags.name("fatal_exit_codes" if codes else "fatal_errors")
         raise UsageError(f"{given} is for the restart policy 'budget', and {policy!r} was chosen; use one of the two")
     return tuple(dict.fromkeys(map(int, codes))), tuple(dict.fromkeys(errors))
+
+
+def _policy_name(flags: FlagValues) -> str | None:
+    """Return the name of the restart policy; None: the default one."""
+    name = flags.values.get("restart_policy") or "budget"
+    return None if name == "budget" else str(name)
+
+
+def _abandon_s(environ: Mapping[str, str]) -> float:
+    with usage_errors():
+        return abandon_s_from(environ)
+
+
+def _numa_options(mode: str | None) -> NumaOptions | None:
+    if mode is None:
+        return None
+    from tenax.numa.binding import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(mode))
 
 
 def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""``tenax run``: parses the command line, prints errors and notes about it, and calls the launcher.
+"""``tenax run``: parses the command line, prints errors and notes about it, runs the node, and prints the report.
 
 A user's mistake is an exit code and a message, never a stack trace.
 """
@@ -10,28 +10,34 @@ import os
 import sys
 from contextlib import suppress
 
+import msgspec
+
+from tenax._node.job import new_run_id, rendezvous_handler
+from tenax._node.sinks import open_sinks
 from tenax.cli.arguments import HelpRequested, parse
-from tenax.cli.flags import UsageError
+from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.host_checks import (
     check_files,
     check_host,
     current_folder,
     load_logs_specs_class,
     load_restart_policy,
-    numa_options,
 )
 from tenax.cli.script import entrypoint_of
-from tenax.launcher._config import LaunchConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, TextIO
 
+    from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
+    from tenax._node.job import JobSpec
+    from tenax._node.node import Node
     from tenax._node.sinks import Sinks
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
+    from tenax.launcher.api import LaunchConfig
     from tenax.rendezvous.api import RendezvousHandler
 
 
@@ -44,53 +50,156 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print_notes(options)
         if options.dry_run:
             return print_dry_run(options, environ)
-        config, entrypoint, args = launch_arguments(options, sys.executable)
+        job = resolve(options, sys.executable)
         check_files(options, environ)
-        handler = _handler(config)
-        sinks = _sinks(config)
+        handler = _handler(job)
+        with usage_errors():
+            sinks = open_sinks(job)
     except HelpRequested:
         return _print_help()
     except UsageError as error:
         return print_usage_error(error)
     from tenax._io.interfaces import RequestRefused
-    from tenax.launcher.api import launch
 
-    colour = options.colour_allowed and sys.stderr is not None and sys.stderr.isatty()
+    colour = allows_colour(sys.stderr)
     try:
-        return launch(
-            config,
-            entrypoint,
-            args,
-            handler=handler,
-            sinks=sinks,
-            report_path=options.report,
-            colour=colour,
-            live_line=options.live_line_allowed,
-        )
+        return launch(job, environ, handler=handler, sinks=sinks, report_path=options.report, colour=colour)
     except RequestRefused as error:
         return print_usage_error(UsageError(str(error)))
 
 
-def _handler(config: LaunchConfig) -> RendezvousHandler:
-    from tenax.launcher.api import rendezvous_handler
+def resolve(options: Options, interpreter: str) -> JobSpec:
+    """Return the job that can be started: with its entrypoint, a run id, and plug-ins instead of their names."""
+    enable_compat(options)
+    entrypoint, args = entrypoint_of(options, interpreter)
+    return msgspec.structs.replace(
+        options,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        run_id=options.run_id or new_run_id(),
+        logs_specs=_logs_specs(options),
+        restart_policy=_restart_policy(options),
+    )
 
+
+def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
+    """Return the job as the arguments of ``tenax.launcher``: the config, the entrypoint and its arguments."""
+    from tenax.launcher.api import LaunchConfig
+
+    job = resolve(options, interpreter)
+    fields = {name: getattr(job, name) for name in LaunchConfig.__dataclass_fields__ if hasattr(job, name)}
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    fields.update(run_id=options.run_id, metrics_cfg={"handlers": job.metrics} if job.metrics else {})
+    return LaunchConfig(**fields), job.entrypoint, list(job.args)
+
+
+def _handler(job: JobSpec) -> RendezvousHandler:
     try:
-        return rendezvous_handler(config)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        with usage_errors():
+            return rendezvous_handler(job)
+    except UsageError:
+        raise
     except Exception as error:  # raised by a third-party backend
         raise UsageError(
-            f"--rdzv-backend {config.rdzv_backend}: could not create its handler ({type(error).__name__}: {error})"
+            f"--rdzv-backend {job.rdzv_backend}: could not create its handler ({type(error).__name__}: {error})"
         ) from error
 
 
-def _sinks(config: LaunchConfig) -> Sinks:
-    from tenax.launcher.api import sinks_of
+def launch(
+    job: JobSpec,
+    environ: Mapping[str, str],
+    *,
+    handler: RendezvousHandler | None = None,
+    sinks: Sinks | None = None,
+    report_path: str = "",
+    colour: bool = False,
+) -> int:
+    """Run with messages and a report on the console. Returns the exit code."""
+    from tenax._failures.exit_codes import exit_code_for
+    from tenax._node.node import Node
+    from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
+    handler = handler or rendezvous_handler(job)
+    sinks = sinks or open_sinks(job)
+    if not isinstance(handler, EngineRendezvousHandler):
+        return _launch_with_polling(job, handler, sinks)
+    node = Node(job, handler.engine(), environ, backend=handler.get_backend(), sinks=sinks, is_command=True)
+    verdict = node.run(final_text=lambda verdict: _report(verdict, node, job, report_path, colour))
+    _forward_first_cause(verdict, environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    return exit_code_for(verdict)
+
+
+def _forward_first_cause(verdict: Verdict, path: str) -> None:
+    """If this process is itself a worker, write the first cause to its own error file."""
+    if not path or not verdict.failures:
+        return
+    from tenax._failures import error_file
+    from tenax._failures.error_handler import get_error_handler
+    from tenax._failures.process_failure import ProcessFailure
+
+    first = verdict.failures[0]
+    data = ProcessFailure.from_failure(first).error_file_data
+    get_error_handler().override_error_code_in_rootcause_data(first.evidence.error_file, data, first.exit_code)
     try:
-        return sinks_of(config)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        error_file.write(path, data)
+    except OSError as error:
+        sys.stderr.write(f"tenax: could not write the first cause to the error file {path!r}: {error.strerror}\n")
+
+
+def _launch_with_polling(job: JobSpec, handler: RendezvousHandler, sinks: Sinks) -> int:
+    """Launch with a third-party handler, which the agent polls: no messages, but the same exit codes."""
+    import signal
+
+    from tenax._failures.exit_codes import FAILED, SIGNAL_BASE, SUCCEEDED
+    from tenax.launcher.api import run_agent
+    from tenax.multiprocessing.api import SignalException
+    from tenax.multiprocessing.errors import ChildFailedError
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set during startup; this handler may need to clean up
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run_agent(job, handler, sinks)
+    except ChildFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        code = error.get_first_failure()[1].exitcode
+        return SIGNAL_BASE - code if code < 0 else code or FAILED
+    except SignalException as error:
+        return SIGNAL_BASE + error.sigval
+    return SUCCEEDED
+
+
+def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour: bool) -> str:
+    """Return the report for the console; write it as JSON to ``report_path``, if given."""
+    from tenax._core.model import Outcome
+
+    if verdict.outcome is Outcome.SUCCEEDED and not report_path:
+        return ""
+    from shutil import get_terminal_size
+
+    from tenax._failures.report import Report, render, to_json
+    from tenax._failures.wall_clock import wall_clock_of
+
+    report = Report(
+        verdict=verdict,
+        entrypoint=job.entrypoint_name,
+        host=os.uname().nodename,
+        run_id=job.run_id,
+        role=job.role,
+        max_restarts=job.max_restarts,
+        log_dir=node.log_dir,
+        journal=node.journal_path,
+        clock=wall_clock_of(node.journal_path),
+    )
+    text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
+    if report_path:
+        try:
+            from tenax._io.safe_open import create_safely
+
+            with create_safely(report_path) as file:
+                file.write(to_json(report) + b"\n")
+        except OSError as error:
+            text += f"\ntenax: could not write the report to {report_path!r}: {error.strerror}\n"
+    return text
 
 
 def enable_compat(options: Options) -> None:
@@ -118,48 +227,9 @@ def print_usage_error(error: UsageError) -> int:
     return WRONG_USAGE
 
 
-def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
-    """Return the launcher's config, the entrypoint and the entrypoint's arguments."""
-    enable_compat(options)
-    entrypoint, args = entrypoint_of(options, interpreter)
-    config = LaunchConfig(
-        min_nodes=options.min_nodes,
-        max_nodes=options.max_nodes,
-        nproc_per_node=options.nproc_per_node,
-        logs_specs=_logs_specs(options),
-        run_id=options.run_id,
-        role=options.role,
-        rdzv_endpoint=options.rdzv_endpoint,
-        rdzv_backend=options.rdzv_backend,
-        rdzv_configs=options.rdzv_configs,
-        max_restarts=options.max_restarts,
-        monitor_interval=options.monitor_interval_s,
-        start_method=options.start_method,
-        log_line_prefix_template=options.log_line_prefix_template,
-        local_addr=options.local_addr,
-        metrics_cfg={"handlers": options.metrics} if options.metrics else {},
-        event_log_handler=options.event_log_handler,
-        numa_options=numa_options(options),
-        signals_to_handle=options.signals_to_handle,
-        duplicate_stdout_filters=list(options.duplicate_stdout_filters),
-        duplicate_stderr_filters=list(options.duplicate_stderr_filters),
-        virtual_local_rank=options.virtual_local_rank,
-        shutdown_timeout=options.shutdown_timeout_s,
-        restart_policy=_restart_policy(options),
-        notice_signals=options.notice_signals,
-        notice_s=options.notice_s,
-        preload=options.preload,
-        dashboard=options.dashboard,
-        on_hang=options.on_hang,
-        hang_after=options.hang_after_s,
-        trace=options.trace,
-    )
-    return config, entrypoint, args
-
-
 def _restart_policy(options: Options) -> RestartPolicy | None:
-    if options.restart_policy != "budget":
-        return load_restart_policy(options.restart_policy)
+    if options.policy_name is not None:
+        return load_restart_policy(options.policy_name)
     if not options.fatal_exit_codes and not options.fatal_errors:
         return None
     from tenax._core.policy import BudgetPolicy
@@ -174,7 +244,7 @@ def _logs_specs(options: Options) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}
 
     try:
-        return load_logs_specs_class(options.logs_specs)(
+        return load_logs_specs_class(options.logs_specs_name)(
             log_dir=options.log_dir,
             redirects=streams(options.redirects),
             tee=streams(options.tee),
@@ -183,10 +253,10 @@ def _logs_specs(options: Options) -> Any:
     except OSError as error:
         raise UsageError(f"could not create the log files: {error}") from error
     except Exception as error:
-        if options.logs_specs is None:
+        if options.logs_specs_name is None:
             raise
         raise UsageError(
-            f"--logs-specs {options.logs_specs}: could not create it ({type(error).__name__}: {error})"
+            f"--logs-specs {options.logs_specs_name}: could not create it ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -203,6 +273,12 @@ def _print_help() -> int:
     from tenax.cli.help import run_page
 
     return print_page(run_page(get_terminal_size((100, 24)).columns))
+
+
+def allows_colour(stream: TextIO | None) -> bool:
+    """Return True if the stream is a terminal with colours and the user has not disabled them."""
+    is_disabled = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not is_disabled
 
 
 def print_stderr(text: str) -> None:

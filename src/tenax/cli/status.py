@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 
@@ -94,10 +93,6 @@ def is_reader_gone(within_s: float = 0.0) -> bool:
     return any(events & select.POLLERR for _, events in waiter.poll(within_s * 1000))
 
 
-def allows_colour() -> bool:
-    return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 def terminal_size() -> tuple[int, int]:
     from shutil import get_terminal_size
 
@@ -137,17 +132,17 @@ class _Screen(_Lines):
         self._has_drawn = False
 
     def once(self, status: RunStatus) -> int:
-        from tenax.cli.run import print_page
+        from tenax.cli.run import allows_colour, print_page
         from tenax.cli.status_screen import render
 
-        return print_page(render(status, terminal_size()[0], colour=allows_colour()), is_styled=True)
+        return print_page(render(status, terminal_size()[0], colour=allows_colour(sys.stdout)), is_styled=True)
 
     def again(self, status: RunStatus) -> int:
-        from tenax.cli.run import print_page
+        from tenax.cli.run import allows_colour, print_page
         from tenax.cli.status_screen import render
 
         width, height = terminal_size()
-        text = render(status, width, height - 1, colour=allows_colour())
+        text = render(status, width, height - 1, colour=allows_colour(sys.stdout))
         begin = "\x1b[H" if self._has_drawn else "\x1b[H\x1b[2J"
         self._has_drawn = True
         return print_page(begin + text.replace("\n", "\x1b[K\n") + "\x1b[J", is_styled=True)

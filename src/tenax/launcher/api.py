@@ -1,28 +1,142 @@
-"""The launcher: runs an entrypoint as a ``LaunchConfig`` describes.
+"""TorchElastic's launcher: runs an entrypoint as a ``LaunchConfig`` describes.
 
-``elastic_launch`` and ``launch_agent`` are TorchElastic's: they return the workers' return values and raise
-``ChildFailedError``. ``launch`` is for the command line: it prints messages and a report, and returns an exit code.
+``elastic_launch`` and ``launch_agent`` return the workers' return values and raise ``ChildFailedError``.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
-from tenax.launcher._config import LaunchConfig
+from tenax._node.job import (
+    DEFAULT_SHUTDOWN_TIMEOUT_S,
+    JobSpec,
+    abandon_s_from,
+    check_ranges,
+    entrypoint_name,
+    new_run_id,
+    rendezvous_handler,
+)
+from tenax._node.signals import DEFAULT_SIGNALS
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
-    from tenax._core.model import Verdict
-    from tenax._logs.specs import LogsSpecs
-    from tenax._node.node import Node
+    from tenax._core.policy import RestartPolicy
     from tenax._node.sinks import Sinks
-    from tenax._observe.health.check import HealthCheck
+    from tenax.numa.binding import NumaOptions
     from tenax.rendezvous.api import RendezvousHandler
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+
+_DEFAULT_RENDEZVOUS_TIMEOUT_S = 900
+_get_entrypoint_name = entrypoint_name  # the name that third-party launchers import
+
+
+@dataclass(repr=False)
+class LaunchConfig:
+    """One launch: nodes and workers, rendezvous, restarts, output.
+
+    ``min_nodes``, ``max_nodes``: number of nodes. Several nodes meet at ``rdzv_endpoint``.
+    ``nproc_per_node``: workers on each node.
+    ``logs_specs``: where output goes. None: ``DefaultLogsSpecs()``, which creates a temporary folder.
+    ``run_id``: the job's id. Empty: a random one.
+    ``role``: role of the workers, in their environment and in the prefix of their lines.
+    ``rdzv_endpoint``, ``rdzv_backend``, ``rdzv_configs``, ``rdzv_timeout``: the rendezvous of the nodes; unused by a
+    single node. ``rdzv_timeout`` (seconds, -1: 900) becomes ``rdzv_configs["timeout"]``.
+    ``max_restarts``: maximum number of restarts after failures, counted once for all nodes.
+    ``monitor_interval``: no effect; exits are detected at once.
+    ``start_method``: how processes of a function are created: spawn, fork or forkserver.
+    ``log_line_prefix_template``: prefix of a worker's line, with ``${role_name}``, ``${rank}``, ``${local_rank}``.
+    ``metrics_cfg``: ``{"handlers": "prometheus:9400,statsd"}`` names metric handlers, besides configured ones.
+    ``local_addr``: the address at which other nodes and workers reach this node.
+    ``event_log_handler``: names of event handlers, besides configured ones: ``"console,jsonl:PATH"``.
+    ``numa_options``: how to bind workers to CPUs. None: no binding.
+    ``signals_to_handle``: names of the signals that stop the job gracefully.
+    ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: lines that contain one of these texts are copied to one
+    file per node.
+    ``virtual_local_rank``: every worker gets LOCAL_RANK=0 and only its own GPU.
+    ``shutdown_timeout``: grace period in seconds between SIGTERM and SIGKILL. None: the variable
+    ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30.
+
+    TorchElastic has none of the following fields:
+
+    ``restart_policy``: decides what follows a failure: a policy, or its name as for ``--restart-policy``. None: restart
+    at once while restarts are left. With several nodes, the policy of the coordinator's node decides for all.
+    ``notice_signals``: names of the signals with which a scheduler announces that it will take this node.
+    ``notice_s``: how many seconds after the notice it does. None: unknown.
+    ``preload``: modules imported once on each node, ``"torch,numpy"``, in a template that workers are forked from.
+    ``"auto"``: the script's imports. ``"none"``: no template. For Python scripts only.
+    ``dashboard``: address of the dashboard on the coordinator's node, ``"127.0.0.1:8080"``. Empty: no dashboard.
+    ``on_hang``: what follows when no worker makes progress for ``hang_after`` seconds: ``"report"``, ``"restart"``, or
+    ``"off"``.
+    ``trace``: destination of the trace, ``"otel"`` or ``"otel:URL"``. Empty: no trace.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: Any = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: NumaOptions | None = None
+    signals_to_handle: str = DEFAULT_SIGNALS
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    restart_policy: RestartPolicy | str | None = None
+    notice_signals: str = ""
+    notice_s: float | None = None
+    preload: str = "none"
+    dashboard: str = ""
+    on_hang: str = "off"
+    hang_after: float = 300.0
+    trace: str = ""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        self.rdzv_configs = dict(self.rdzv_configs or {})  # do not change the caller's dict
+        self.metrics_cfg = {} if self.metrics_cfg is None else self.metrics_cfg
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+        else:
+            self.rdzv_configs.setdefault("timeout", _DEFAULT_RENDEZVOUS_TIMEOUT_S)
+        self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
+        if isinstance(self.restart_policy, str):
+            from tenax.policy import load_policy
+
+            self.restart_policy = load_policy(self.restart_policy)
+
+    def __repr__(self) -> str:
+        from tenax._core.text import conceal
+
+        shown = ", ".join(f"{each.name}={conceal(each.name, getattr(self, each.name))!r}" for each in fields(self))
+        return f"{type(self).__qualname__}({shown})"
+
+
+def _shutdown_timeout(given: int | None) -> int:
+    if given is None:
+        text = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or str(DEFAULT_SHUTDOWN_TIMEOUT_S)
+        name, value = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", int(text) if text.strip().isdecimal() else -1
+    else:
+        text, name, value = str(given), "shutdown_timeout", given
+    if value < 0:
+        raise ValueError(f"{name} must be a whole number of seconds, at least 0, not {text!r}")
+    return value
 
 
 class elastic_launch:
@@ -46,82 +160,44 @@ def launch_agent(
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError if workers failed, SignalException if a signal stopped the run."""
-    if health_check_server is None:
-        from tenax._observe.health.port import health_check_port
+    from tenax._node.sinks import open_sinks
+    from tenax._observe.health.port import health_check_port
 
+    if health_check_server is None:
         health_check_port(os.environ)  # raises for an invalid port before anything starts
-    handler = rendezvous_handler(config)
-    sinks = sinks_of(config)
+    job = job_of(config, entrypoint, args)
+    handler = rendezvous_handler(job)
+    sinks = open_sinks(job)
     try:
-        return _run_agent(handler, config, entrypoint, args, sinks, health_check_server)
+        return run_agent(job, handler, sinks, health_check_server)
     finally:
         sinks.close()  # if the run did not start
 
 
-def sinks_of(config: LaunchConfig) -> Sinks:
-    """Open the sinks of the run's metrics and events. Raises ValueError for an unknown handler."""
-    from tenax._node.sinks import Sinks
+def job_of(config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]) -> JobSpec:
+    """Return the description of a job. A config without a run id gets a random one."""
+    config.run_id = config.run_id or new_run_id()
+    metrics = getattr(config.metrics_cfg, "params", config.metrics_cfg)  # a MetricsConfig is accepted too
+    return JobSpec(
+        **{name: value for name, value in vars(config).items() if name in JobSpec.__struct_fields__},
+        entrypoint=entrypoint or "",
+        args=tuple(args),
+        name=entrypoint_name(entrypoint, args),
+        metrics=metrics.get("handlers", ""),
+        abandon_s=abandon_s_from(os.environ),
+    )
 
-    _ensure_run_id(config)
-    labels = {"run_id": config.run_id, "role": config.role}
-    settings = getattr(config.metrics_cfg, "params", config.metrics_cfg)  # a MetricsConfig is accepted too
-    return Sinks(config.event_log_handler, settings.get("handlers", ""), labels)
 
-
-def _ensure_run_id(config: LaunchConfig) -> None:
-    if not config.run_id:
-        config.run_id = new_run_id()
-
-
-def _run_agent(
-    handler: RendezvousHandler,
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any] | str | None,
-    args: list[Any],
-    sinks: Sinks,
-    health_check_server: Any = None,
+def run_agent(
+    job: JobSpec, handler: RendezvousHandler, sinks: Sinks, health_check_server: Any = None
 ) -> dict[int, Any]:
-    from tenax.agent.server.api import WorkerSpec
-    from tenax.agent.server.local_elastic_agent import LocalElasticAgent
+    """Run a job with ``LocalElasticAgent``, then shut down its rendezvous."""
+    from tenax.agent.server.local_elastic_agent import agent_of
     from tenax.multiprocessing.api import SignalException
     from tenax.multiprocessing.errors import ChildFailedError
 
-    spec = WorkerSpec(
-        role=config.role,
-        local_world_size=config.nproc_per_node,
-        entrypoint=entrypoint,
-        args=tuple(args),
-        rdzv_handler=handler,
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
-    )
-    agent = LocalElasticAgent(
-        spec,
-        logs_specs=config.logs_specs,
-        start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=_grace(config),
-        health_check_server=health_check_server,
-        restart_policy=config.restart_policy,
-        signals_to_handle=config.signals_to_handle,
-        notice_signals=config.notice_signals,
-        notice_s=config.notice_s,
-        preload=config.preloads if isinstance(entrypoint, str) else "",
-        dashboard=config.dashboard,
-        trace=config.trace,
-        on_hang=config.on_hang,
-        hang_after=config.hang_after,
-        sinks=sinks,
-        records_end=True,
-    )
     try:
-        result = agent.run()
+        result = agent_of(job, handler, sinks, health_check_server).run()
     except SignalException:
         leave = getattr(handler, "leave", None)  # a third-party handler may not have it
         if leave is not None:
@@ -132,137 +208,8 @@ def _run_agent(
         raise
     _shut_down(handler)
     if result.is_failed():
-        raise ChildFailedError(entrypoint_name(entrypoint, args), result.failures)
+        raise ChildFailedError(job.entrypoint_name, result.failures)
     return result.return_values
-
-
-def launch(
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any] | str,
-    args: list[Any],
-    *,
-    handler: RendezvousHandler | None = None,
-    sinks: Sinks | None = None,
-    report_path: str = "",
-    colour: bool = False,
-    live_line: bool = True,
-) -> int:
-    """Run with messages and a report on the console. Returns the exit code."""
-    from tenax._core.model import AgentSettings
-    from tenax._failures.exit_codes import exit_code_for
-    from tenax._node.abandonment import abandon_s_from
-    from tenax._node.entrypoints import make_entrypoint
-    from tenax._node.node import Node, NodePlan
-    from tenax._node.placements import decide_placements
-    from tenax._node.watchdog import watchdog_plan
-    from tenax.rendezvous._engine_handler import EngineRendezvousHandler
-
-    if handler is None:
-        handler = rendezvous_handler(config)
-    run_id = config.run_id
-    if sinks is None:
-        sinks = sinks_of(config)
-    if not isinstance(handler, EngineRendezvousHandler):
-        return _launch_with_polling(handler, config, entrypoint, args, sinks)
-    name = entrypoint_name(entrypoint, args)
-    node = Node(
-        NodePlan(
-            settings=AgentSettings(
-                run_id=run_id,
-                role=config.role,
-                local_world_size=config.nproc_per_node,
-                max_restarts=config.max_restarts,
-                grace_s=_grace(config),
-                abandon_s=abandon_s_from(os.environ),
-                on_hang=config.on_hang,
-                hang_after_s=config.hang_after,
-            ),
-            entrypoint=make_entrypoint(
-                entrypoint, dict.fromkeys(range(config.nproc_per_node), tuple(args)), config.start_method, name
-            ),
-            control=handler.engine(),
-            logs_specs=config.logs_specs or _default_logs_specs(),
-            prefix_template=config.log_line_prefix_template,
-            stdout_filters=config.duplicate_stdout_filters or [],
-            stderr_filters=config.duplicate_stderr_filters or [],
-            signals=config.signals_to_handle,
-            notice_signals=config.notice_signals,
-            notice_s=config.notice_s,
-            virtual_local_rank=config.virtual_local_rank,
-            preload=config.preloads if isinstance(entrypoint, str) else "",
-            keep_standbys=config.may_start_again,
-            placements=decide_placements(config.numa_options, config.nproc_per_node),
-            policy=config.restart_policy,
-            watchdog=watchdog_plan(os.environ),
-            dashboard=config.dashboard,
-            trace=config.trace,
-            health=_health_check(),
-            rdzv_backend=handler.get_backend(),
-            sinks=sinks,
-            show_messages=True,
-            live_line=live_line,
-            exits_afterwards=True,
-        )
-    )
-    verdict = node.run(final_text=lambda verdict: _report(verdict, node, config, name, report_path, colour))
-    _forward_first_cause(verdict)
-    return exit_code_for(verdict)
-
-
-def _health_check() -> HealthCheck | None:
-    if not os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
-        return None
-    from tenax._observe.health.check import health_check_of
-
-    return health_check_of(None, os.environ)
-
-
-def _forward_first_cause(verdict: Verdict) -> None:
-    """If this process is itself a worker, write the first cause to its own error file."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if not path or not verdict.failures:
-        return
-    import sys
-
-    from tenax._failures import error_file
-    from tenax._failures.error_handler import get_error_handler
-    from tenax._failures.process_failure import ProcessFailure
-
-    first = verdict.failures[0]
-    data = ProcessFailure.from_failure(first).error_file_data
-    get_error_handler().override_error_code_in_rootcause_data(first.evidence.error_file, data, first.exit_code)
-    try:
-        error_file.write(path, data)
-    except OSError as error:
-        sys.stderr.write(f"tenax: could not write the first cause to the error file {path!r}: {error.strerror}\n")
-
-
-def _launch_with_polling(
-    handler: RendezvousHandler,
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any] | str,
-    args: list[Any],
-    sinks: Sinks,
-) -> int:
-    """Launch with a third-party handler, which the agent polls: no messages, but the same exit codes."""
-    import signal
-    import sys
-
-    from tenax._failures.exit_codes import FAILED, SIGNAL_BASE, SUCCEEDED
-    from tenax.multiprocessing.api import SignalException
-    from tenax.multiprocessing.errors import ChildFailedError
-
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set during startup; this handler may need to clean up
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        _run_agent(handler, config, entrypoint, args, sinks)
-    except ChildFailedError as error:
-        sys.stderr.write(f"{error}\n")
-        code = error.get_first_failure()[1].exitcode
-        return SIGNAL_BASE - code if code < 0 else code or FAILED
-    except SignalException as error:
-        return SIGNAL_BASE + error.sigval
-    return SUCCEEDED
 
 
 def _shut_down(handler: RendezvousHandler) -> None:
@@ -270,89 +217,4 @@ def _shut_down(handler: RendezvousHandler) -> None:
     try:
         handler.shutdown()
     except Exception as error:
-        import warnings
-
         warnings.warn(f"could not shut down the rendezvous: {error}", RuntimeWarning, stacklevel=3)
-
-
-def rendezvous_handler(config: LaunchConfig) -> RendezvousHandler:
-    """Return the rendezvous handler of the config."""
-    from tenax.rendezvous.api import RendezvousParameters
-    from tenax.rendezvous.registry import get_rendezvous_handler
-
-    _ensure_run_id(config)
-    return get_rendezvous_handler(
-        RendezvousParameters(
-            backend=config.rdzv_backend,
-            endpoint=config.rdzv_endpoint,
-            run_id=config.run_id,
-            min_nodes=config.min_nodes,
-            max_nodes=config.max_nodes,
-            local_addr=config.local_addr,
-            **config.rdzv_configs,
-        )
-    )
-
-
-def new_run_id() -> str:
-    """Return a random run id."""
-    return os.urandom(4).hex()
-
-
-def entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> str:
-    """Return a name for people: the script rather than its interpreter."""
-    if not isinstance(entrypoint, str):
-        return getattr(entrypoint, "__qualname__", type(entrypoint).__name__)
-    if os.path.basename(entrypoint).startswith("python"):
-        for arg in args:
-            if isinstance(arg, str) and not arg.startswith("-"):
-                return arg
-    return entrypoint
-
-
-_get_entrypoint_name = entrypoint_name  # the name that third-party launchers import
-
-
-def _grace(config: LaunchConfig) -> int:
-    assert config.shutdown_timeout is not None, "LaunchConfig fills it in"
-    return config.shutdown_timeout
-
-
-def _default_logs_specs() -> LogsSpecs:
-    from tenax._logs.specs import DefaultLogsSpecs
-
-    return DefaultLogsSpecs()
-
-
-def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, report_path: str, colour: bool) -> str:
-    """Return the report for the console; write it as JSON to ``report_path``, if given."""
-    from tenax._core.model import Outcome
-
-    if verdict.outcome is Outcome.SUCCEEDED and not report_path:
-        return ""
-    from shutil import get_terminal_size
-
-    from tenax._failures.report import Report, render, to_json
-    from tenax._failures.wall_clock import wall_clock_of
-
-    report = Report(
-        verdict=verdict,
-        entrypoint=name,
-        host=os.uname().nodename,
-        run_id=config.run_id,
-        role=config.role,
-        max_restarts=config.max_restarts,
-        log_dir=node.log_dir,
-        journal=node.journal_path,
-        clock=wall_clock_of(node.journal_path),
-    )
-    text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
-    if report_path:
-        try:
-            from tenax._io.safe_open import create_safely
-
-            with create_safely(report_path) as file:
-                file.write(to_json(report) + b"\n")
-        except OSError as error:
-            text += f"\ntenax: could not write the report to {report_path!r}: {error.strerror}\n"
-    return text

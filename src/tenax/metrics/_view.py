@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from tenax._core import commands, messages
 from tenax._core.agent import Phase
-from tenax._core.model import Outcome, WorkerPhase
+from tenax._core.model import Outcome, WorkerPhase, assert_never
 from tenax.metrics.api import TORCHELASTIC, MetricData
 
 TYPE_CHECKING = False
@@ -230,7 +230,10 @@ def _worker_state(state: AgentState) -> str:
             return "succeeded"
         case Phase.ENDED if not state.cleared:
             return "unknown"  # control of the workers was lost, or they could not be killed
-    return ""
+        case Phase.NEW | Phase.JOINING | Phase.ENDED:
+            return ""
+        case _:
+            return assert_never(state.phase)
 
 
 def failure_kind(failure: Failure) -> str:

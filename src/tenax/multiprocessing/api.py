@@ -23,12 +23,11 @@ from tenax._io.loop import Loop
 from tenax._logs.prefix import line_prefix
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from tenax._logs.std import Std, to_map
-from tenax._node.entrypoints import make_entrypoint
 from tenax._node.journal import Journal
-from tenax._node.placements import decide_placements
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
-from tenax._node.supervisor import Supervisor
+from tenax._node.supervisor import Supervisor, Surroundings
 from tenax._node.worker_logs import WorkerLogs
+from tenax._node.workers import decide_placements, make_entrypoint
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - third-party code imports it
 
 if TYPE_CHECKING:
@@ -36,8 +35,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tenax._core.agent import AgentMachine
+    from tenax._core.commands import StartWorkers
     from tenax._core.model import Verdict
-    from tenax._io.interfaces import ScopeWatch
+    from tenax._io.interfaces import Launch, ScopeWatch
+    from tenax._node.workers import Placements
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
 
@@ -219,15 +220,13 @@ class PContext(ABC):
             self._logs.open()
             supervisor = Supervisor(
                 AgentSettings(self.name, self.name, self.nprocs, max_restarts=0, grace_s=self.grace_s),
+                _Surroundings(self, placements),
                 loop=loop,
                 control=LocalEngine(self.name),
                 processes=keeper,
                 entrypoint=entrypoint,
                 logs=self._logs,
                 journal=Journal(),
-                environments=lambda _: self.envs,
-                bind=placements.bind,
-                observe=self._on_step,
                 scopes=self.scopes,
             )
             self._machine = supervisor.machine
@@ -311,10 +310,6 @@ class PContext(ABC):
                 self._is_ended = True
                 self._changed.notify_all()
 
-    def _on_step(self, *_: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     def _to_result(self, verdict: Verdict, return_values: dict[int, Any]) -> RunProcsResult:
         result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
         if verdict.outcome is Outcome.SUCCEEDED:
@@ -335,6 +330,22 @@ class PContext(ABC):
                 stuck = result.failures[local_rank] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
                 stuck.message = verdict.why
         return result
+
+
+class _Surroundings(Surroundings):
+    def __init__(self, context: PContext, placements: Placements) -> None:
+        self._context = context
+        self._placements = placements
+
+    def environments(self, _: StartWorkers) -> dict[int, dict[str, str]]:
+        return self._context.envs
+
+    def bind(self, local_rank: int, launch: Launch) -> Launch:
+        return self._placements.bind(local_rank, launch)
+
+    def observe(self, *_: object) -> None:
+        with self._context._changed:
+            self._context._changed.notify_all()
 
 
 class MultiprocessContext(PContext):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from tenax._core.bounds import MAX_NODES
 from tenax._engines.local import LOOPBACK, LocalEngine
 from tenax._engines.store_address import StoreAddress
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 class EngineRendezvousHandler(RendezvousHandler):
     """A handler that can create an engine for a run."""
+
+    max_nodes = MAX_NODES  # of the run; a handler that knows its number sets it
 
     def __init__(self) -> None:
         self._engine: Control | None = None  # of the current run, if it uses one
@@ -50,6 +53,7 @@ class PolledRendezvousHandler(EngineRendezvousHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__()
         self._params = params
+        self.max_nodes = params.max_nodes
         self._closed = False
         self._polled: RendezvousHandler | None = None
 
@@ -96,6 +100,8 @@ class PolledRendezvousHandler(EngineRendezvousHandler):
 
 class LocalRendezvousHandler(EngineRendezvousHandler):
     """The handler for a run of one node, with a store of its own."""
+
+    max_nodes = 1
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from tenax._core.model import assert_never
 from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic import decisions
 from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
@@ -278,7 +279,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         pause = Pause()
         snapshot = self._read_with_retries(pause)
         while True:
-            match joiner.decide(snapshot.state, snapshot.view, self._holder.clock()):
+            match decision := joiner.decide(snapshot.state, snapshot.view, self._holder.clock()):
                 case Done() as done:
                     return done
                 case Refused(error):
@@ -301,6 +302,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                     is_spare = is_spare_now
                     pause.before_next_read(snapshot)
                     snapshot = self._read_with_retries(pause)
+                case _:
+                    assert_never(decision)
 
     def _read_with_retries(self, pause: Pause) -> Any:
         """Read the state. Retry an unreachable backend for as long as other nodes count this one as alive."""

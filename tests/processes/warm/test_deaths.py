@@ -23,12 +23,17 @@ from .family import MARKED_KIT, STAYING, Family, kill, name_of, started_at
 
 
 def _start(
-    runner: Runner, *words: str, source: str = STAYING, modules: str = "marked_kit", restarts: int = 3
+    runner: Runner,
+    *words: str,
+    source: str = STAYING,
+    modules: str = "marked_kit",
+    restarts: int = 3,
+    program: list[str] | None = None,
 ) -> Family:
     runner.script(MARKED_KIT, "marked_kit.py")
     script = runner.script(source)
     flags = ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--preload", modules, "--shutdown-timeout", "5"]
-    return Family(runner, runner.start(*flags, *words, script))
+    return Family(runner, runner.start(*flags, *words, script, program=program))
 
 
 def _was_warm(runner: Runner, attempt: int, workers: int = 2) -> bool:
@@ -61,8 +66,10 @@ def test_a_restart_takes_the_standbys(runner: Runner) -> None:
     _stop(family.running)
 
 
-def test_one_attempt_on_one_node_keeps_no_standbys(runner: Runner) -> None:
-    family = _start(runner, restarts=0)
+@pytest.mark.parametrize("program", [None, [sys.executable, "-c", "from tenax.run import main; main()"]])
+def test_one_attempt_on_one_node_keeps_no_standbys(runner: Runner, program: list[str] | None) -> None:
+    """With ``tenax run``, and with ``elastic_launch``, which ``tenax.run.main`` calls."""
+    family = _start(runner, restarts=0, program=program)
     runner.pids(2)
     assert _was_warm(runner, 0)
     deadline = time.monotonic() + 1.2  # longer than the keeper's delay before it forks standbys

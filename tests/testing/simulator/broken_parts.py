@@ -10,7 +10,8 @@ import msgspec
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, Phase
 from tenax._core.coordinator import CoordinatorMachine, EndCause, Ending, NodeLost, Over, Recovering, Send, Step
-from tenax._core.lease import Lease, LeaseTerms
+from tenax._core.link.client import LinkClient
+from tenax._core.link.server import LinkServer
 from tenax._core.model import failure_began_at
 from tenax._core.policy import GiveUp, Restart
 from tenax.testing.simulator import Parts
@@ -20,17 +21,11 @@ def parts_with(part: type) -> Parts:
     """Return the machines under test with one broken machine, without their own invariant checkers."""
     if issubclass(part, AgentMachine):
         return Parts(make_agent=part, are_checked_inside=False)
-    if issubclass(part, Lease):
-        return Parts(make_lease=part, are_checked_inside=False)
+    if issubclass(part, LinkClient):
+        return Parts(make_client=part, are_checked_inside=False)
+    if issubclass(part, LinkServer):
+        return Parts(make_server=part, are_checked_inside=False)
     return Parts(make_coordinator=part, are_checked_inside=False)
-
-
-class FencesTooLate(LeaseTerms, frozen=True):
-    """Has a fence that is longer than the lease."""
-
-    @property
-    def fence_s(self) -> float:
-        return self.lease_s * 1.3
 
 
 class NeverFences(AgentMachine):
@@ -216,10 +211,3 @@ class ForgetsTheVerdict(CoordinatorMachine):
 class DatesExitsOnReceipt(AgentMachine):
     def _on_worker_ended(self, exited, now: float) -> None:
         super()._on_worker_ended(msgspec.structs.replace(exited, ended_at=now), now)
-
-
-class KeepsEveryBeat(Lease):
-    def all_has_arrived(self) -> None:
-        sent = dict(self._sent)
-        super().all_has_arrived()
-        self._sent = sent

@@ -119,10 +119,11 @@ class Leadership:
     def _keep_record(self) -> None:
         self._authority.keep_record(self._candidacy.record_lease.proven_at + RECORD_TTL_S)
 
-    def _counts(self, server: CoordinatorServer) -> bool:
+    def _counts(self, now: float) -> bool:
+        server = self.server
         # The workers do not know of an end that is decided but not written yet.
         is_at_work = server.is_at_work or (server.is_over and self._decisions.is_waiting)
-        return self._authority.counts(self._loop.now(), is_at_work, server.members_proven_at())
+        return self._authority.counts(now, is_at_work, server.members_proven_at())
 
     def _after_step(self, now: float, event: AnyCoordinatorEvent, step: Step, state: CoordinatorState) -> None:
         self._record_run(now, event, step, state)

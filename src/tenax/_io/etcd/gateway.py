@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenax._core.model import assert_never
 from tenax._core.text import concealed_repr
 from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.operations import (
@@ -124,6 +125,8 @@ def _request(operation: AnyOperation) -> tuple[str, dict[str, Any]]:
             return "/v3/auth/enable", {}
         case SetUpUsers():
             return "/v3/auth/user/list", {}
+        case _:
+            return assert_never(operation)
 
 
 def _key_request(operation: AnyKeyOperation) -> tuple[str, dict[str, Any]]:
@@ -149,6 +152,8 @@ def _key_request(operation: AnyKeyOperation) -> tuple[str, dict[str, Any]]:
             if operation.end:
                 request["range_end"] = operation.end
             return "request_delete_range", request
+        case _:
+            return assert_never(operation)
 
 
 def _comparison(compare: Compare) -> dict[str, Any]:
@@ -468,6 +473,8 @@ class Fault(msgspec.Struct, frozen=True):
                 return EtcdRefused(f"{at} requires a user and a password, and none were given")
             case "token" | "refused":
                 return EtcdRefused(f"{at} refused this client: {self.message}")
+            case _:
+                return assert_never(self.kind)
 
 
 _WRAPPING = re.compile(r"(?:rpc error: code = \w+ desc = |etcdserver: |auth: |mvcc: )+")

@@ -100,6 +100,7 @@ class Dashboard:
         on_error: Callable[[str], None],
         *,
         client_limits: ClientLimits = ClientLimits(connections=96),  # noqa: B008 - frozen
+        environ: Mapping[str, str] | None = None,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._operators = operators
@@ -112,7 +113,7 @@ class Dashboard:
             listener = listen(host, int(port))
         except OSError as error:
             _refuse(error, host, port)
-        self._key = _key(os.environ)
+        self._key = _key(environ or {})
         self.link = f"http://{_for_people(host)}:{listener.getsockname()[1]}/?key={self._key}"
         # Used in the loop's thread.
         self._is_watching = False

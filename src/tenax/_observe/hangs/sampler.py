@@ -88,12 +88,8 @@ class Sampler:
         """Follow a step of the agent machine."""
         self._state = state
         for command in step.commands:
-            match command:
-                case commands.DumpStacks():
-                    self._detector.rebase()  # dumping the stacks changes the counters
-                case commands.ReadStacks():
-                    self._detector.rebase()
-                    self._read_stacks(command)
+            if isinstance(command, commands.DumpStacks | commands.ReadStacks):
+                self._detector.rebase()  # dumping and reading the stacks changes the counters
         if state.phase is not Phase.RUNNING:
             self._stop()
         elif not self._is_broken and (self._timer is None or state.generation != self._generation):
@@ -172,7 +168,8 @@ class Sampler:
         error_file = self._logs.destination.error_files.get(rank, "")
         return stacks_file(error_file) if error_file else ""
 
-    def _read_stacks(self, command: commands.ReadStacks) -> None:
+    def read_stacks(self, command: commands.ReadStacks) -> None:
+        """Post the stacks that the workers have written."""
         workers = tuple(self._stacks_of(rank) for rank in command.local_ranks)
         self._loop.post(events.StacksRead(command.generation, command.number, workers))
 

@@ -19,7 +19,6 @@ T3  A span is sent once, after it has ended.
 
 from __future__ import annotations
 
-import os
 import time
 from hashlib import sha256
 
@@ -84,7 +83,7 @@ class RunTrace:
         make_sender: Callable[[str, str], Any] | None = None,
     ) -> None:
         """``make_sender`` is called with the run id and the address, in the sending thread."""
-        address = _address(spec, os.environ if env is None else env)
+        address = _address(spec, env or {})
         if make_sender is None:
             _check_installed()
             from tenax._observe.tracing.sender import SpanSender

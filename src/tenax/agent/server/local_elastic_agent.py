@@ -11,15 +11,24 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tenax._core.environment import WorkerEnvironment, worker_environment
-from tenax._core.model import AgentSettings, Assignment, Outcome
+from tenax._core.model import Assignment, Outcome, assert_never
 from tenax._logs.specs import DefaultLogsSpecs
-from tenax._node.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
-from tenax._node.placements import decide_placements
+from tenax._node.job import (
+    TORCHELASTIC_ENABLE_FILE_TIMER,
+    TORCHELASTIC_TIMER_FILE,
+    TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
+    JobSpec,
+    abandon_s_from,
+    watchdog_note,
+    watchdog_plan,
+)
 from tenax._node.signals import DEFAULT_SIGNALS
-from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
-from tenax._observe.health.check import health_check_of
-from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT
+from tenax._node.workers import decide_placements
+from tenax._observe.health.check import HealthCheck, health_check_of
+from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax.agent.server._self_report import measured
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
@@ -27,6 +36,8 @@ from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 from tenax.rendezvous.api import RendezvousClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tenax._core.agent import AgentState
     from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from tenax._node.sinks import Sinks
     from tenax.control_plane._sockets import WorkerSockets
     from tenax.multiprocessing.errors import ProcessFailure
+    from tenax.rendezvous.api import RendezvousHandler
     from tenax.timer._watchdog_pipe import WatchdogPipe
 
 __all__ = [
@@ -108,6 +120,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         sinks: Sinks | None = None,
         records_end: bool = False,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in JobSpec.__struct_fields__}
         super().__init__(
             spec,
             exit_barrier_timeout,
@@ -119,17 +132,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         if isinstance(logs_specs, str):  # the oldest documented form: LocalElasticAgent(spec, "spawn")
             start_method, logs_specs = logs_specs, None
-        self._logs_specs = logs_specs if logs_specs is not None else _specs_of(spec, log_dir)
+        if logs_specs is None:
+            logs_specs = DefaultLogsSpecs(log_dir=log_dir, redirects=spec.redirects, tee=spec.tee)
+        given.update(logs_specs=logs_specs, start_method=start_method)
+        # Without the fields of the spec, which may change until the run.
+        self._job = JobSpec(**given, abandon_s=abandon_s_from(os.environ, uninterruptible_state_timeout))
+        self._logs_specs = logs_specs
         self._start_method = start_method
-        self._notice_signals = notice_signals
-        self._notice_s = notice_s
-        self._preload = preload
-        self._dashboard, self._trace = dashboard, trace
-        self._on_hang, self._hang_after = on_hang, hang_after
         self._log_line_prefix_template = log_line_prefix_template
-        self._health = health_check_of(health_check_server, os.environ)
+        if health_check_server is None:
+            health_check_port(os.environ)  # raises for an invalid port
+        self._health_check_server = health_check_server
+        self._health: HealthCheck | None = None  # with hooks
         self._sockets: WorkerSockets | None = None  # with hooks: the workers' control plane
-        self._abandon_s = abandon_s_from(os.environ, uninterruptible_state_timeout)
         self._pcontext: PContext | None = None
         self._generation = 0  # with hooks: the current generation
 
@@ -137,7 +152,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         spec = self._worker_group.spec
         handler = self._handler(spec)
         if isinstance(handler, EngineRendezvousHandler) and not self._overrides_hooks():
-            return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
+            return self._run_node(handler)
+        self._health = health_check_of(self._health_check_server, os.environ)
         if self._health is not None:
             self._health.open(warn=self._warn)
         try:
@@ -158,51 +174,35 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # --- without overridden hooks: a node -----------------------------------------------------------------------------
 
-    def _run_node(self, control: Any) -> RunResult:
-        from tenax._node.node import Node, NodePlan
+    def _run_node(self, handler: EngineRendezvousHandler) -> RunResult:
+        from tenax._node.node import Node
 
         spec = self._worker_group.spec
         node = Node(
-            NodePlan(
-                settings=self._settings(),
-                entrypoint=_entrypoint(spec, self._start_method),
-                control=control,
-                logs_specs=self._logs_specs,
-                prefix_template=self._log_line_prefix_template,
-                stdout_filters=spec.duplicate_stdout_filters or [],
-                stderr_filters=spec.duplicate_stderr_filters or [],
-                signals=self._signals,
-                notice_signals=self._notice_signals,
-                notice_s=self._notice_s,
-                preload=self._preload,
-                virtual_local_rank=spec.virtual_local_rank,
-                placements=decide_placements(spec.numa_options, spec.local_world_size),
-                policy=self._policy,
-                watchdog=watchdog_plan(os.environ),
-                dashboard=self._dashboard,
-                trace=self._trace,
-                health=self._health,
-                rdzv_backend=self._backend_name(),
-                sinks=self._open_sinks(),
-                records_end=self._records_end,
-            )
+            self._described(handler),
+            handler.engine(spec.master_addr or spec.local_addr, spec.master_port),
+            os.environ,
+            backend=self._backend_name(),
+            sinks=self._open_sinks(),
+            health_check_server=self._health_check_server,
+            records_end=self._records_end,
         )
         try:
             return self._result(node.run(observe=self._mirror), node)
         finally:
             self._forget_sinks()  # the node has closed them; another run opens its own
 
-    def _settings(self) -> AgentSettings:
+    def _described(self, handler: RendezvousHandler) -> JobSpec:
+        """Return the job with the fields of the spec and of its rendezvous."""
         spec = self._worker_group.spec
-        return AgentSettings(
-            run_id=self._handler(spec).get_run_id(),
-            role=spec.role,
-            local_world_size=spec.local_world_size,
-            max_restarts=spec.max_restarts,
-            grace_s=self._shutdown_timeout,
-            abandon_s=self._abandon_s,
-            on_hang=self._on_hang,
-            hang_after_s=self._hang_after,
+        fields = {name: getattr(spec, name) for name in _SPEC_FIELDS}
+        return msgspec.structs.replace(
+            self._job,
+            **fields,
+            nproc_per_node=spec.local_world_size,
+            name=self._job.name or spec.get_entrypoint_name(),
+            run_id=handler.get_run_id(),
+            max_nodes=handler.max_nodes if isinstance(handler, EngineRendezvousHandler) else self._job.max_nodes,
         )
 
     def _mirror(self, _: Step, state: AgentState) -> None:
@@ -247,6 +247,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             case Outcome.FAILED | Outcome.ABANDONED:
                 group.state = WorkerState.FAILED
                 return RunResult(group.state, failures=_process_failures(verdict))
+            case _:
+                return assert_never(verdict.outcome)
 
     # --- with overridden hooks: defaults for the others ---------------------------------------------------------------
 
@@ -272,7 +274,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         threads = decide_placements(spec.numa_options, spec.local_world_size).omp_num_threads
         options = WorkerEnvironment(spec.virtual_local_rank, threads)
         ranks = range(spec.local_world_size)
-        envs = {rank: worker_environment(self._settings(), part, rank, os.environ, options) for rank in ranks}
+        settings = self._described(handler).settings
+        envs = {rank: worker_environment(settings, part, rank, os.environ, options) for rank in ranks}
         if self._sockets is not None:
             for rank in ranks:
                 envs[rank].update(self._sockets.env(first.global_rank + rank))
@@ -355,19 +358,26 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
 
+_SPEC_FIELDS = [name for name in WorkerSpec.__dataclass_fields__ if name in JobSpec.__struct_fields__]
 _OWN_HOOKS = {name: getattr(LocalElasticAgent, name) for name in _HOOKS}
 
 
-def _specs_of(spec: WorkerSpec, log_dir: str | None) -> LogsSpecs:
-    return DefaultLogsSpecs(log_dir=log_dir, redirects=spec.redirects, tee=spec.tee)
+def agent_of(job: JobSpec, handler: RendezvousHandler, sinks: Sinks, health_check_server: Any) -> LocalElasticAgent:
+    """Return the agent that runs a launcher's job and records its end."""
 
+    def fields(names: Iterable[str]) -> dict[str, Any]:
+        return {name: getattr(job, name) for name in names if name in JobSpec.__struct_fields__}
 
-def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:
-    from tenax._node.entrypoints import make_entrypoint
-
-    assert spec.entrypoint is not None
-    ranks = range(spec.local_world_size)
-    return make_entrypoint(spec.entrypoint, dict.fromkeys(ranks, spec.args), start_method, spec.get_entrypoint_name())
+    spec = WorkerSpec(**fields(_SPEC_FIELDS), local_world_size=job.nproc_per_node, rdzv_handler=handler)
+    agent = LocalElasticAgent(
+        spec,
+        **fields(LocalElasticAgent.__init__.__annotations__),
+        health_check_server=health_check_server,
+        sinks=sinks,
+        records_end=True,
+    )
+    agent._job = job  # also with what the parameters above do not have
+    return agent
 
 
 def _process_failures(verdict: Verdict) -> dict[int, ProcessFailure]:

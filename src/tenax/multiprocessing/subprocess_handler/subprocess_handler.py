@@ -56,7 +56,7 @@ class SubprocessHandler:
             start_new_session=True,
         )
         if numa_options is not None:
-            from tenax._node.placements import decide_placements
+            from tenax._node.workers import decide_placements
 
             size = int(env.get("LOCAL_WORLD_SIZE", self.local_rank_id + 1))
             placement = decide_placements(numa_options, size).placement

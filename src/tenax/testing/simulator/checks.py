@@ -17,6 +17,7 @@ S8   The reported first cause is the earliest real failure, never a consequence 
 S10  The number of a generation is greater than every earlier one.
 S11  A worker of a generation starts at most once.
 S12  All state is bounded in size.
+S13  No side of a link receives a frame that it must reject.
 
 S7 (no lost evidence) and S9 (nothing from unauthenticated peers) concern real I/O and are tested there: log and error
 files (``tests/logs``, ``tests/failures``), and the parsers of servers (``tests/store``, ``tests/network``).
@@ -329,9 +330,12 @@ class Checks:
                     "S2", f"{agent.label} leaves while {alive[0] if alive else 'a leftover process'} is alive"
                 )
 
+    def on_protocol_error(self, label: str, error: Exception) -> None:
+        raise PropertyBroken("S13", f"{label} received a frame that breaks the protocol: {error}")
+
     def bounded(self, agent: AgentProcess) -> None:
         terms = self.cluster.setup.terms
-        unanswered = len(agent.lease._sent)
+        unanswered = len(agent.client.lease._sent)
         if unanswered > 4 * terms.lease_s / terms.beat_s + 4:
             raise PropertyBroken("S12", f"{agent.label} remembers {unanswered} unanswered beats")
 

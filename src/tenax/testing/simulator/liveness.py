@@ -7,7 +7,7 @@ reliability plan, in simulated time):
 
 L1  ``fail``              a failed worker is detected at once; the next generation forms soon after all have stopped
 L2  ``join``, ``leave``   a new generation runs
-L3  ``partition``         after it heals there is one group
+L3  ``partition``         a node that is cut off for long is lost; after it heals there is one group
 L4  ``pause``             an agent that was suspended for longer than its lease is back
 L5  ``kill_coordinator``  after the coordinator's process dies, the next one controls the group
 L8  ``stop``, ``cancel``  all processes have ended
@@ -236,15 +236,19 @@ class Liveness:
         if number < 0:
             return self._finish()
         seconds = self.cluster.rng.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.rng.random()
-        ways = self.cluster.faults.ways(self.cluster.agents[number].host.index, self.cluster.rng.randrange(3))
+        agent, lease_s = self.cluster.agents[number], self.cluster.setup.terms.lease_s
+        ways = self.cluster.faults.ways(agent.host.index, self.cluster.rng.randrange(3))
         for way in ways:
             self.cluster.network.cut(way)
 
         def heal() -> None:
+            server = self.cluster.server
+            # Its last message may have been sent just before its own lease ended.
+            if server is not None and seconds > 2 * lease_s + 1 and agent.info.node_id in server.state.nodes:
+                raise PropertyBroken("L3", f"{agent.label} was cut off for {seconds:.0f} s and is not lost")
             for way in ways:
                 self.cluster.network.heal(way)
-            within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
-            self._expect("L3", within, self.has_settled, self._finish)
+            self._expect("L3", lease_s + 10 + self._stopping_s, self.has_settled, self._finish)
 
         self.cluster.schedule.after(seconds, heal)
         return None
@@ -274,5 +278,5 @@ class Liveness:
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
-        server.agent.do(server.on_operator_request, CancelRequested("no longer needed"))
+        server.agent.do(server.step, CancelRequested("no longer needed"))
         self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)

@@ -1,4 +1,4 @@
-"""Placements: which CPUs each worker of a node may use, and how many threads."""
+"""How the workers of a node are started: their entrypoint, and which CPUs and how many threads each may use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 
 import msgspec
 
+from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from tenax._io.interfaces import Launch
     from tenax._processes.placement import Placement
@@ -47,3 +50,22 @@ def decide_placements(
     shares = share_threads(environ, local_world_size, cpus, topology, placement, cpu_quota())
     notes = [decision.why for decision in (placement, shares) if decision is not None]
     return Placements(placement, shares.per_rank if shares is not None else (), tuple(notes))
+
+
+def make_entrypoint(
+    entrypoint: Callable[..., Any] | str,
+    args_by_rank: Mapping[int, tuple[Any, ...]],
+    start_method: str,
+    name: str,
+) -> CommandEntrypoint | FunctionEntrypoint:
+    """Return a command for a string, else a function entrypoint. Exceptions of Python code are recorded for both."""
+    if isinstance(entrypoint, str):
+        argv = {rank: (entrypoint, *args) for rank, args in args_by_rank.items()}
+        if not os.path.basename(entrypoint).startswith("python"):
+            return CommandEntrypoint(argv, name)
+        from tenax._failures.hook import hooked
+
+        return CommandEntrypoint(argv, name, wrap_env=hooked)
+    from tenax._failures.record import record
+
+    return FunctionEntrypoint(entrypoint, args_by_rank, wrap=record, start_method=start_method)
