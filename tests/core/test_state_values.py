@@ -19,9 +19,8 @@ MAX_FIELDS = 19
 
 
 def values_of_the_core() -> list[type[msgspec.Struct]]:
-    modules = [
-        importlib.import_module(f"tenax._core.{found.name}") for found in pkgutil.iter_modules(tenax._core.__path__)
-    ]
+    found = pkgutil.walk_packages(tenax._core.__path__, "tenax._core.")
+    modules = [importlib.import_module(each.name) for each in found]
     return [
         each
         for module in modules

@@ -502,6 +502,8 @@ class AgentMachine(HangObserver):
                 # Already stopping; the verdict will be CANCELLED.
                 if stop.until is not None and stop.rung < Rung.KILLED:
                     stop.until = min(stop.until, now + grace_s)
+            case _:
+                assert_never(state.phase)
 
     def _on_second_signal(self, now: float) -> None:
         """On a second stop request, kill at once and do not wait for evidence."""

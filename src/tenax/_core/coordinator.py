@@ -355,8 +355,10 @@ class CoordinatorMachine(Lifecycle):
                 self._discard_members(recovering, now)
             case Ending():
                 last.is_uncharged = True  # later messages of its members are about an older generation and ignored (C8)
-            case _:
+            case Gathering() | Paused() | Over():
                 last.members, last.done = {}, set()
+            case phase:
+                assert_never(phase)
         state.generation, state.store = joined.generation, joined.store
         state.last.gone.discard(joined.node.node_id)  # it referred to the previous generation
 

@@ -17,6 +17,7 @@ from tenax._core.model import (
     Failure,
     Outcome,
     Verdict,
+    assert_never,
     by_cause,
     failure_began_at,
     truncate_failures,
@@ -99,6 +100,10 @@ class Lifecycle:
                 self._form_if_possible(now)
             case Recovering() as recovering:
                 recovering.is_broken |= is_member
+            case Paused() | Over():
+                pass
+            case phase:
+                assert_never(phase)
         is_informed = any(isinstance(send.event, events.Waiting) and node_id in send.to for send in self._outbox)
         if node_id in state.ready and not is_informed and not isinstance(state.phase, Ending | Over):
             self._send(events.Waiting(describe_waiting(state, now)), node_id)
@@ -360,6 +365,10 @@ class Lifecycle:
                 self._end_generation(EndCause.REQUEST, f"an operator restarted the run: {why}", now)
             case Paused():
                 self._gather(self.state.next_why, now)
+            case Gathering() | Ending() | Recovering() | Over():
+                pass
+            case phase:
+                assert_never(phase)
 
     def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
         state = self.state
