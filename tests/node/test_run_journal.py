@@ -22,7 +22,7 @@ from tenax._core.coordinator import (
     Tick,
 )
 from tenax._core.model import AgentSettings, Failure
-from tenax._core.policy import AnyDecision, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax._core.policy import AnyDecision, Continue, GiveUp, History, Restart, RestartPolicy, Wait
 from tenax._node.journal import Footer, Journal, JournalUnreadable, read_journal
 from tenax._node.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
 from tenax._view.run_messages import RunMessages
@@ -84,7 +84,8 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     header, steps, footer = read_run_journal(path)
     assert (header.settings, header.host, header.at, header.format) == (SETTINGS, os.uname().nodename, 100.0, 3)
     assert footer == Footer(500.0)
-    assert [step.decision for step in steps if step.decision] == [Restart("restart 1 of 3")]
+    decisions = [Restart("restart 1 of 3"), Continue("host-b was lost: connection closed")]
+    assert [step.decision for step in steps if step.decision] == decisions
     story, differences = replay_run(header, steps)
     assert differences == []
     lines = [line for _, line in story]
