@@ -18,8 +18,8 @@ from benchmarks.pipe_commands import PipeCommands
 from tenax._core.coordinator import Opened, RunSettings
 from tenax._core.events import GenerationFormed
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.endpoint import Endpoint, open_listeners
 from tenax._io.loop import Loop

@@ -8,8 +8,8 @@ import sys
 
 from kit.cluster import Cluster
 from kit.jobs import TIMEOUT_S
+from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined
-from tenax._engines.tcp import wire
 
 
 def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kit.cluster import Cluster, same_report
 from kit.processes import gone
-from tenax._engines.tcp import wire
+from tenax._core.link import wire
 
 SIGTERMED = 128 + signal.SIGTERM
 

@@ -20,7 +20,6 @@ from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CoordinatorMachine,
     CoordinatorState,
-    RunPhase,
     RunSettings,
     Send,
 )
@@ -163,7 +162,7 @@ class RandomRun:
             self._soon(self._hang, 40.0)
         while not self._is_finished():
             if len(self.steps) > MAX_STEPS:
-                raise ExpectationBroken(f"no end after {MAX_STEPS} steps: {self.machine.state.phase.value}")
+                raise ExpectationBroken(f"no end after {MAX_STEPS} steps: {self.machine.state.phase.name}")
             if self._has_invalid_events and self._now > 2 * CALM_AFTER_S:
                 break
             self._next()
@@ -172,7 +171,7 @@ class RandomRun:
             self._step(run.CancelRequested("cancelled by an operator"))
         verdict = self.machine.state.verdict
         if verdict is None:
-            raise ExpectationBroken(f"{self.machine.state.phase.value}: the coordinator waits for no event or deadline")
+            raise ExpectationBroken(f"{self.machine.state.phase.name}: the coordinator waits for no event or deadline")
         return verdict
 
     def _is_finished(self) -> bool:
@@ -180,7 +179,7 @@ class RandomRun:
             return False
         if not self._pending:
             return True
-        return self.machine.state.phase is RunPhase.OVER and all(
+        return isinstance(self.machine.state.phase, run.Over) and all(
             node.phase == "ended" for node in self.nodes.values() if node.is_alive
         )
 
@@ -201,10 +200,10 @@ class RandomRun:
     def _step(self, event: AnyCoordinatorEvent) -> None:
         if self._rng.random() < 0.1:
             self._round_trip_state()
-        sends = self.machine.step(event, self._now)
-        self.steps.append((event, self._now, sends))
+        step = self.machine.step(event, self._now)
+        self.steps.append((event, self._now, step.sends))
         state = self.machine.state
-        self._checker.check(state, event, sends, self._now)
+        self._checker.check(state, event, step, self._now)
         if isinstance(event, run.Received) and isinstance(event.message, messages.NodeJoined):
             self._inherited = max(self._inherited, event.message.restarts_used)
             self._expect_again(event.message)
@@ -212,7 +211,7 @@ class RandomRun:
             self._check_ledger()
         if isinstance(event, run.NodeLost):
             self._excuse(event.node_id)
-        for send in sends:
+        for send in step.sends:
             if isinstance(send.event, events.GenerationFormed) and not self._has_invalid_events:
                 self._check_no_older_workers(send.event.assignment.generation)
             for node_id in send.to:
@@ -290,7 +289,11 @@ class RandomRun:
     def _expect_again(self, joined: messages.NodeJoined) -> None:
         """Expect the coordinator to wait for a lost node that is back before the next generation forms."""
         state = self.machine.state
-        if joined.generation == state.generation and joined.store == state.store and state.phase is RunPhase.ENDING:
+        if (
+            joined.generation == state.generation
+            and joined.store == state.store
+            and isinstance(state.phase, run.Ending)
+        ):
             self._excused.discard((joined.node.node_id, joined.generation))
 
     # --- links --------------------------------------------------------------------------------------------------------
@@ -604,7 +607,7 @@ class RandomRun:
     def _replace_coordinator(self) -> None:
         """Let the coordinator and all links die, and open a successor with a record, some knowledge or none."""
         state = self.machine.state
-        if state.phase is RunPhase.OVER:
+        if isinstance(state.phase, run.Over):
             return
         for node in self.nodes.values():
             self._disconnect(node, "", is_noticed=False)

@@ -11,7 +11,7 @@ import pytest
 
 from tenax._core import commands as command_types
 from tenax._core import events, messages
-from tenax._core.agent import SIGTERM, AgentMachine, Deadline, Phase, Rung
+from tenax._core.agent import SIGTERM, AgentMachine, Phase, Rung
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import Outcome, Stopped, Verdict
@@ -27,8 +27,7 @@ class AssumesTheNodeIsClear(AgentMachine):
 
     def _clear(self, now: float) -> None:
         super()._clear(now)
-        self.state.cleared = True
-        self.state.deadlines.pop(Deadline.GRACE, None)
+        self.state.last.stop.is_clear, self.state.last.stop.until = True, None
         self._continue_if_stopped(now)
 
 
@@ -45,8 +44,8 @@ class AcceptsUnrequestedClearance(AgentMachine):
     """Accepts a NodeCleared that it did not request."""
 
     def _on_node_cleared(self, now: float) -> None:
-        if self.state.phase is Phase.STOPPING and self.state.rung < Rung.CLEARING:
-            self.state.rung = Rung.CLEARING
+        if self.state.phase is Phase.STOPPING and self.state.last.stop.rung < Rung.CLEARING:
+            self.state.last.stop.rung = Rung.CLEARING
         super()._on_node_cleared(now)
 
 
@@ -55,7 +54,7 @@ class AcceptsAnyGeneration(AgentMachine):
 
     def _on_generation_formed(self, assignment, now: float) -> None:
         if self.state.phase is Phase.JOINING:
-            self.state.generation = assignment.generation - 1
+            self.state.last.assignment = msgspec.structs.replace(assignment, generation=assignment.generation - 1)
         super()._on_generation_formed(assignment, now)
 
 
@@ -75,7 +74,7 @@ class StartsAnUnformedGeneration(AgentMachine):
         super()._join()
         if self.state.assignment is not None:
             own = msgspec.structs.replace(self.state.assignment, generation=self.state.generation + 1)
-            self._on_generation_formed(own, self.state.stopping_since)
+            self._on_generation_formed(own, self.state.last.stop.since)
 
 
 class ReportsReadyTooEarly(AgentMachine):
@@ -141,8 +140,8 @@ class ReportsTheLastCauseFirst(AgentMachine):
 class IgnoresFaults(AgentMachine):
     """Ignores faults of workers that exited with code 0."""
 
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, exit_code, "", now, **more)
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(msgspec.structs.replace(exited, fault=""), now)
 
 
 class SucceedsWhenAllHaveEnded(AgentMachine):
@@ -154,34 +153,38 @@ class SucceedsWhenAllHaveEnded(AgentMachine):
 class ForgetsTheGracePeriod(AgentMachine):
     def _stop(self, *details) -> None:
         super()._stop(*details)
-        self.state.deadlines.pop(Deadline.GRACE, None)
+        self.state.last.stop.until = None
 
 
 class ForgetsToAbandon(AgentMachine):
     def _kill(self, why: str, now: float) -> None:
         super()._kill(why, now)
-        self.state.deadlines.pop(Deadline.ABANDON, None)
+        self.state.last.stop.until = None
 
 
 class WaitsForEvidenceForever(AgentMachine):
     def _record_bad_exit(self, worker, fault: str, wrote_error: bool, now: float) -> None:
         super()._record_bad_exit(worker, fault, wrote_error, now)
-        self.state.deadlines.pop(Deadline.EXAMINE, None)
+        self.state.last.examination.until = None
 
 
 class KeepsADeadline(AgentMachine):
     def _on_generation_formed(self, assignment, now: float) -> None:
         super()._on_generation_formed(assignment, now)
         if self.state.phase is Phase.RUNNING:
-            self.state.deadlines[Deadline.EXAMINE] = 1e9
+            self.state.last.examination.until = 1e9
 
 
 class ClearsAfterKilling(AgentMachine):
     """Issues ClearNode after KillNode."""
 
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, exit_code, fault, now, **more)
-        if self.state.phase is Phase.STOPPING and self.state.rung is Rung.KILLED and self._all_workers_ended():
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(exited, now)
+        if (
+            self.state.phase is Phase.STOPPING
+            and self.state.last.stop.rung is Rung.KILLED
+            and self.state.last.have_all_ended()
+        ):
             self._clear(now)
 
 
@@ -195,7 +198,7 @@ class StoresStaleEvents(AgentMachine):
 
     def step(self, event: AnyEvent, now: float) -> list[AnyCommand]:
         if self._is_stale(event) and self.state.phase is Phase.RUNNING:
-            self.state.stopping_since = now
+            self.state.last.stop.since = now
         return super().step(event, now)
 
 
@@ -220,8 +223,8 @@ class ClearsTooEarly(AgentMachine):
 
     def _stop(self, *details) -> None:
         super()._stop(*details)
-        if self.state.rung is Rung.SIGNALLED:
-            self._clear(self.state.stopping_since)
+        if self.state.last.stop.rung is Rung.SIGNALLED:
+            self._clear(self.state.last.stop.since)
 
 
 class ForgetsTheSecondFailure(AgentMachine):
@@ -287,8 +290,8 @@ class ForwardsNoticesWithoutWorkers(AgentMachine):
 class EndsOnASignalWhileClosing(AgentMachine):
     """Ends at once on a signal, although the node is not clear."""
 
-    def _on_signal(self, *details) -> None:
-        super()._on_signal(*details)
+    def _on_leave_requested(self, *details) -> None:
+        super()._on_leave_requested(*details)
         if self.state.phase is Phase.CLOSING:
             self._end(self._own_verdict(Outcome.CANCELLED, "received SIGTERM"))
 
@@ -311,8 +314,11 @@ class DumpsOnlyTheOverdueWorker(AgentMachine):
 class ForgetsTheOverdueDeadline(AgentMachine):
     """Requests the stacks and does not end the worker."""
 
-    def _update_overdue_deadline(self) -> None:
-        pass
+    def _on_scope_expired(self, event, now: float) -> None:
+        super()._on_scope_expired(event, now)
+        for worker in self.state.workers.values():
+            if worker.overdue is not None:
+                worker.overdue.until = None
 
 
 class EndsAnotherWorkerToo(AgentMachine):

@@ -157,7 +157,7 @@ def test_two_signals_end_the_run_in_every_situation(situation: str) -> None:
 
 def test_every_phase_and_rung_has_a_situation() -> None:
     assert {phase for phase, _ in SITUATIONS.values()} == set(Phase)
-    rungs = {reach(name).state.rung for name in SITUATIONS}
+    rungs = {reach(name).state.last.stop.rung for name in SITUATIONS}
     assert rungs == {Rung.NONE, Rung.SIGNALLED, Rung.CLEARING, Rung.KILLED}
 
 

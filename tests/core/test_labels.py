@@ -14,7 +14,7 @@ def node(node_id: str) -> NodeInfo:
 
 
 def labels(machine: CoordinatorMachine) -> dict[str, str]:
-    assert machine.state.labels == {record.label: each for each, record in machine.state.nodes.items()}
+    assert machine.state.names.labels == {record.label: each for each, record in machine.state.nodes.items()}
     return {each: record.label for each, record in machine.state.nodes.items()}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tenax._core import coordinator as run
 from tenax._core import events, messages
-from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
+from tenax._core.coordinator import CoordinatorMachine, RunSettings
 from tenax._core.ledger import Goodput, Ledger, Mean, Spent
 from tenax._core.record import record_of
 from tenax.testing.run_invariants import RunChecker
@@ -33,14 +33,14 @@ def same(seconds: float) -> object:
 class LedgerChecked(CoordinatorMachine):
     """Checks its ledger after every step, and for a time 7 s later without an event."""
 
-    def step(self, event: run.AnyCoordinatorEvent, now: float) -> list[run.Send]:
+    def step(self, event: run.AnyCoordinatorEvent, now: float) -> run.Step:
         ledger = self.state.ledger
         before = ledger.spent(now)
-        sends = super().step(event, now)
+        step = super().step(event, now)
         after = ledger.spent(now)
         is_opened = isinstance(event, run.Opened) and event.record is not None
         is_progress = isinstance(event, run.Received) and isinstance(event.message, messages.NodeProgress)
-        is_hang = any(isinstance(send.event, events.HangFound) for send in sends)
+        is_hang = any(isinstance(send.event, events.HangFound) for send in step.sends)
         if is_progress or is_hang:
             # L2: reported steps and a hang move seconds, but only between starting, training and lost.
             assert after.total_s == same(before.total_s)
@@ -55,7 +55,7 @@ class LedgerChecked(CoordinatorMachine):
         passed_s = 7.0 if ledger.began_at is not None and ledger.over_at is None else 0.0
         assert later.total_s == same(after.total_s + passed_s)
         assert len(ledger.entries) <= 100
-        return sends
+        return step
 
 
 def check_entries(ledger: Ledger) -> None:
@@ -379,7 +379,7 @@ def test_a_successor_continues_the_recorded_sums() -> None:
     opened = run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0)
     for at, event in [(7000.0, opened), (7003.0, run.Received("a", work(2))), (7003.0, run.Received("a", RUNNING))]:
         checker.check(successor.state, event, successor.step(event, at), at)
-    assert successor.state.phase is RunPhase.RUNNING
+    assert isinstance(successor.state.phase, run.Running)
     assert successor.state.requests == 1
     successor.step(run.Received("a", messages.NodeSucceeded(2)), 7013.0)
     verdict = successor.state.verdict
@@ -398,10 +398,10 @@ def test_a_successor_without_nodes_counts_its_recovery_as_waiting() -> None:
     record = record_of(first_coordinator().state)
     successor = CoordinatorMachine(RunSettings("run", max_restarts=3))
     successor.step(run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0), 100.0)
-    assert successor.state.phase is RunPhase.RECOVERING
+    assert isinstance(successor.state.phase, run.Recovering)
     assert successor.state.ledger.spent(130.0) == record.cost.spent + Spent(waiting_s=30.0)
     successor.step(run.EarlierCoordinatorGone("a"), 140.0)
-    assert successor.state.phase is RunPhase.GATHERING
+    assert isinstance(successor.state.phase, run.Gathering)
     assert successor.state.ledger.spent(150.0) == record.cost.spent + Spent(waiting_s=50.0)
 
 
@@ -410,7 +410,7 @@ def test_a_coordinator_without_a_record_counts_from_its_start() -> None:
     machine = CoordinatorMachine(RunSettings("run"))
     machine.step(run.Opened(30.0, generation=2, store=STORE), 100.0)
     machine.step(run.Received("a", work(2)), 104.0)
-    assert machine.state.phase is RunPhase.RUNNING
+    assert isinstance(machine.state.phase, run.Running)
     assert machine.state.ledger.spent(110.0) == Spent(waiting_s=4.0, training_s=6.0)
 
 

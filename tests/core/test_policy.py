@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tenax._core import coordinator as run
 from tenax._core import events, messages
-from tenax._core.coordinator import CoordinatorMachine, RunDeadline, RunPhase, RunSettings, Send
+from tenax._core.coordinator import CoordinatorMachine, RunDeadline, RunSettings, Send
 from tenax._core.model import Evidence, Failure, Outcome
 from tenax._core.policy import (
     START_S,
@@ -191,7 +191,7 @@ class Job:
         self.ready()
 
     def step(self, event: run.AnyCoordinatorEvent) -> list[Send]:
-        self.sends = self.machine.step(event, self.now)
+        self.sends = self.machine.step(event, self.now).sends
         return self.sends
 
     def ready(self) -> None:
@@ -214,7 +214,7 @@ def test_a_job_that_always_fails_runs_one_generation_more_than_its_restarts(allo
     """C4: with the budget policy, N restarts mean N + 1 generations, with the restart counts 0, 1 ... N."""
     job = Job(allowed)
     counts = []
-    while job.machine.state.phase is RunPhase.RUNNING:
+    while isinstance(job.machine.state.phase, run.Running):
         counts.append(job.restarts_used())
         job.now += 100
         job.fail(FAILURE)
@@ -243,7 +243,7 @@ def test_a_pause_is_charged_as_a_restart(allowed: int) -> None:
 def test_the_restart_count_is_unbounded_but_the_history_is_bounded() -> None:
     """The last 100 failures are kept; 250 restarts are counted."""
     job = Job(250)
-    while job.machine.state.phase is RunPhase.RUNNING:
+    while isinstance(job.machine.state.phase, run.Running):
         job.now += 100
         generation = job.machine.state.generation
         job.fail(msgspec.structs.replace(FAILURE, generation=generation, seen_at=job.now))

@@ -19,11 +19,11 @@ from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CoordinatorMachine,
     CoordinatorState,
-    RunPhase,
     RunSettings,
     Send,
 )
 from tenax._core.model import Evidence, Failure, Stopped
+from tenax._core.run_state import AnyRunPhase
 from tenax.testing.run_invariants import RunChecker
 
 from .policies import POLICIES
@@ -90,11 +90,11 @@ def test_all_nodes_receive_the_same_verdict() -> None:
 
 def test_random_runs_have_every_event_in_every_phase() -> None:
     others = {run.NodeLost, run.Tick, run.Resumed, run.CancelRequested, run.RestartRequested, run.DrainRequested}
-    missing = {(phase, kind) for phase in RunPhase for kind in {*messages.FromNode.__args__, *others}}
+    missing = {(phase, kind) for phase in AnyRunPhase.__args__ for kind in {*messages.FromNode.__args__, *others}}
 
     class Recording(CoordinatorMachine):
-        def step(self, event: AnyCoordinatorEvent, now: float) -> list[Send]:
-            missing.discard((self.state.phase, type(event.message if isinstance(event, run.Received) else event)))
+        def step(self, event: AnyCoordinatorEvent, now: float) -> run.Step:
+            missing.discard((type(self.state.phase), type(event.message if isinstance(event, run.Received) else event)))
             return super().step(event, now)
 
     for seed in (*COVERING_SEEDS, *range(4_000)):
@@ -113,7 +113,7 @@ def test_the_coordinator_is_deterministic(invalid_events: bool) -> None:
         for event, now, sends in random_run.steps:
             if isinstance(event, run.Opened):
                 again = CoordinatorMachine(random_run.settings, random_run.policy)
-            assert again.step(event, now) == sends
+            assert again.step(event, now).sends == sends
         assert again.state == random_run.machine.state
 
 
@@ -126,7 +126,7 @@ def test_a_coordinator_continues_from_a_decoded_state() -> None:
             if isinstance(event, run.Opened):
                 state = None
             machine = CoordinatorMachine(random_run.settings, random_run.policy, state)
-            assert machine.step(event, now) == sends
+            assert machine.step(event, now).sends == sends
             state = msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState)
 
 
@@ -143,7 +143,7 @@ def test_events_and_messages_survive_json() -> None:
             for send in sends:
                 assert read_send(encode(send)) == send
                 kinds.add(type(send.event))
-    assert kinds == {*AnyCoordinatorEvent.__args__, *run.FromCoordinator.__args__}
+    assert kinds == {*AnyCoordinatorEvent.__args__, *run.events.FromCoordinator.__args__}
 
 
 def test_runs_end_far_below_the_maximum_number_of_steps() -> None:
@@ -225,14 +225,14 @@ def test_any_events_in_any_order_are_handled(events_and_delays, opened, policy) 
     now = 0.0
     for event, later in [(opened, 0.0), *events_and_delays, (run.CancelRequested("enough"), 1.0)]:
         now += later
-        was_over = machine.state.phase is RunPhase.OVER
-        sends = machine.step(event, now)
+        was_over = isinstance(machine.state.phase, run.Over)
+        sends = machine.step(event, now).sends
         assert all(isinstance(send, Send) for send in sends)
         assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
         if was_over:
-            assert machine.state.phase is RunPhase.OVER
+            assert isinstance(machine.state.phase, run.Over)
             assert not any(isinstance(send.event, run.events.GenerationFormed) for send in sends)
-    assert machine.state.phase is RunPhase.OVER
+    assert isinstance(machine.state.phase, run.Over)
 
 
 def test_a_fast_checker_accepts_random_runs() -> None:

@@ -83,7 +83,7 @@ def test_an_invalid_line_is_an_error_with_its_number(line: str, message: str) ->
 def test_every_message_of_the_coordinator_has_a_description() -> None:
     """Every type occurs in a scenario."""
     machine = CoordinatorMachine(RunSettings("run"))
-    sends = machine.step(run.Opened(), 0.0) + machine.step(run.CancelRequested("enough"), 1.0)
+    sends = machine.step(run.Opened(), 0.0).sends + machine.step(run.CancelRequested("enough"), 1.0).sends
     assert sends == []
     text = "".join(path.read_text() for path in FILES)
     descriptions = (

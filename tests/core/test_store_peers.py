@@ -17,7 +17,7 @@ def form(addresses: dict[str, tuple[str, ...]], *, is_agent_store: bool = True) 
         info = messages.NodeInfo(name, name, rank=rank, min_nodes=len(addresses), max_nodes=len(addresses))
         machine.step(Received(name, messages.NodeJoined(info)), 0.0)
         ready = messages.NodeReady(0, name, 1234, is_agent_store, own)
-        sends += machine.step(Received(name, ready), 0.0)
+        sends += machine.step(Received(name, ready), 0.0).sends
     return {send.to[0]: send.event.assignment for send in sends if isinstance(send.event, GenerationFormed)}
 
 

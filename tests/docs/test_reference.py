@@ -89,19 +89,19 @@ def test_every_exit_code_is_documented() -> None:
     ("module", "letter", "page"),
     [
         ("tenax._core.agent", "A", "agent-machine.md"),
-        ("tenax._core.coordinator", "C", "coordinator.md"),
+        ("tenax._core.run_state", "C", "coordinator.md"),
         ("tenax._core.ranks", "R", "coordinator.md"),
     ],
     ids=["agent", "coordinator", "ranks"],
 )
 def test_the_invariants_of_a_page_are_those_of_the_module(module: str, letter: str, page: str) -> None:
-    """With the same text as in the docstring of the module."""
+    """With the same text as in the docstrings of the module."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     with open(spec.origin) as source:
-        docstring = source.read().partition('"""\n\nfrom')[0]
-    defined = dict(re.findall(rf"^({letter}\d+) +(.+(?:\n    .+)*)$", docstring, re.MULTILINE))
+        laws = re.findall(rf"^( *)({letter}\d+) +(.+(?:\n\1    .+)*)$", source.read(), re.MULTILINE)
+    defined = {number: text for _, number, text in laws}
     documented = dict(
         re.findall(rf"^\| ({letter}\d+) \| (.+) \|$", (DOCS / "concepts" / page).read_text(), re.MULTILINE)
     )

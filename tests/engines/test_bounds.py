@@ -13,9 +13,9 @@ from tenax._core import messages
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
 from tenax._core.coordinator import NodeLost
 from tenax._core.events import GenerationFormed, JoinRefused, RunEnded
+from tenax._core.link import wire
 from tenax._core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax._core.requests import DrainRequest, StatusRequest, StopRequest
-from tenax._engines.tcp import wire
 from tenax._view.status import RunStatus
 from tenax.rendezvous._tcp_handler import tcp_settings
 from tenax.rendezvous.api import RendezvousParameters

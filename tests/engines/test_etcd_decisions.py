@@ -10,11 +10,12 @@ import pytest
 
 from kit.etcd import EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.authority import AuthorityTerms
-from tenax._core.coordinator import CoordinatorState, RunSettings, Send
+from tenax._core.coordinator import CoordinatorState, Over, RunSettings, Send
 from tenax._core.events import GenerationEnded, GenerationFormed, Waiting
 from tenax._core.lease import LeaseTerms
 from tenax._core.model import Assignment, Failure, Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
+from tenax._core.run_state import Generation
 from tenax._engines.etcd.candidacy import Candidacy, Elected
 from tenax._engines.etcd.decisions import Decisions
 from tenax._engines.etcd.keys import Keys, Leader, LeaderAndRecord, Written
@@ -116,11 +117,9 @@ def harness(etcd: EtcdCluster) -> Iterator[Harness]:
     made.close()
 
 
-def state(generation: int, **changes: Any) -> CoordinatorState:
-    made = CoordinatorState(RunSettings("run"), generation=generation, members={"a": 0}, member_labels={"a": "host"})
-    for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+def state(generation: int, formed_at: float = 0.0, **more: Any) -> CoordinatorState:
+    last = Generation({"a": 0}, {"a": "host"}, formed_at=formed_at)
+    return CoordinatorState(RunSettings("run"), generation=generation, last=last, **more)
 
 
 def formed(generation: int) -> Send:
@@ -272,7 +271,7 @@ def test_leaders_without_a_running_generation_are_not_recorded(harness: Harness)
 def test_after_the_verdict_the_record_gets_a_short_lease(harness: Harness) -> None:
     harness.elect("x")
     decisions = harness.decisions("x")
-    decisions.submit(WAITING, state(1, settled=1, verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
+    decisions.submit(WAITING, state(1, settled=1, phase=Over(Verdict(Outcome.SUCCEEDED, "all succeeded"))))
     harness.until(lambda: harness.delivered)
     kv = harness.read_keys().record_kv
     assert kv is not None

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kit.tcp import RecordedLink, connected_pair, serve
+from tenax._core.link import wire
 from tenax._engines.etcd.link_tls import OwnCertificate, follower_context
-from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 
 BEAT = wire.encode(wire.Beat(1, 0.0, 0))

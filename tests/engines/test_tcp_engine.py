@@ -30,12 +30,12 @@ from kit.tcp import (
     run_server,
     server_process,
 )
-from tenax._core.coordinator import NodeLost, Opened, Received, RunPhase
+from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Running
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import NodeJoined, NodeLeft, NodeSucceeded
 from tenax._core.model import Assignment, Outcome, Verdict
-from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # longer than any delay in these tests
@@ -138,7 +138,7 @@ def test_a_node_waits_for_another_run_that_is_ending_at_its_endpoint() -> None:
     listening.bind((host, int(port)))
     listening.listen()
     with run_server(listener=listening, run_id="old") as old:
-        old.thread.call(lambda: old.server.cancel("it is over"))
+        old.thread.call(lambda: old.server.coordinator.step(CancelRequested("it is over")))
         with engine_node(endpoint, run_id="new") as node:
             node.until_printed("it serves another run or has another secret")
             assert not [event for event in node.events if isinstance(event, JoinRefused)]
@@ -281,7 +281,7 @@ def test_a_new_coordinator_gets_the_nodes_state_and_adopts_the_generation(addres
             joined = second.until_event(Received).message
             assert isinstance(joined, NodeJoined)
             assert (joined.generation, joined.is_running) == (1, True)
-            assert second.thread.call(lambda: second.server.coordinator.state.phase) is RunPhase.RUNNING
+            assert isinstance(second.thread.call(lambda: second.server.coordinator.state.phase), Running)
             assert node.event_kinds() == [GenerationFormed]
             node.send(NodeSucceeded(1))
             assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
@@ -293,8 +293,8 @@ def test_a_broken_link_is_replaced_without_a_change_of_the_run(address: Reserved
         node.until(GenerationFormed)
 
         def break_it() -> None:
-            (peer,) = server.server._nodes.values()
-            peer.link.reset("it broke")
+            (connection,) = server.server._connections.values()
+            connection.link.reset("it broke")
 
         server.thread.call(break_it)
         node.until_printed("workers keep running while this node reconnects")
@@ -439,7 +439,7 @@ def test_workers_get_their_full_grace_period_after_the_end_of_the_run(address: R
     ):
         node.until(GenerationFormed)
         node.until_held(lambda holds: holds[-1] > 0)
-        server.thread.call(lambda: server.server.cancel("enough"))
+        server.thread.call(lambda: server.server.coordinator.step(CancelRequested("enough")))
         node.until(RunEnded)
         server.thread.call(server.server.close)
         node.thread.call(lambda: None)

@@ -16,7 +16,7 @@ import pytest
 
 from kit.processes import leaving_nothing, on_linux, python
 from kit.tcp import Certificates, RecordedLink, connected_pair, listener, needs_openssl, serve
-from tenax._engines.tcp import wire
+from tenax._core.link import wire
 from tenax._io.tls import TlsFiles
 
 BEAT = wire.encode(wire.Beat(1))

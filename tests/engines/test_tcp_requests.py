@@ -15,9 +15,9 @@ from kit.tcp import TIMEOUT_S, Client, ServerThread, engine_node, own_endpoint, 
 from tenax._core.bounds import MAX_SLOTS
 from tenax._core.coordinator import NodeLost, Received
 from tenax._core.events import GenerationFormed
+from tenax._core.link import wire
 from tenax._core.messages import NodeReady
 from tenax._core.requests import LogsRequest, StatusRequest
-from tenax._engines.tcp import wire
 
 
 class Answers:

@@ -18,9 +18,9 @@ from kit.tcp import SHORT, TIMEOUT_S, Certificates, Client, ServerThread, beatin
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed
 from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
 from tenax._core.model import Failure, Outcome
-from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
 
 # --- the handshake ----------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_a_node_whose_link_was_reset_may_reconnect() -> None:
         stays.until(GenerationFormed)
         part = cut.until(GenerationFormed).assignment
         reset(cut)
-        until(lambda: "cut" in server.thread.call(lambda: server.server._absent), "the reset")
+        until(lambda: "cut" in server.thread.call(lambda: server.server._links.absent), "the reset")
         assert server.thread.call(lambda: server.server.others("stays")) == 1, "the serving node must stay for it"
         with server.client("cut") as back:
             back.greet()
@@ -296,7 +296,7 @@ def test_a_pause_of_the_server_neither_shortens_nor_removes_the_lease_after_a_re
             reset(cut)
 
         server.thread.call(sleep_and_wake)
-        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a tick")
+        until(lambda: server.thread.call(lambda: server.server._links.next_deadline()) > ahead, "a tick")
         assert not server.events(NodeLost)
         assert server.until_event(NodeLost)
 
@@ -351,7 +351,7 @@ def test_a_handshake_continues_after_a_pause_of_the_server() -> None:
     with run_server(clock=lambda: time.monotonic() + ahead) as server, server.client("newcomer") as newcomer:
         challenge = newcomer.challenge()
         ahead = 100_000.0
-        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a tick")
+        until(lambda: server.thread.call(lambda: server.server._links.next_deadline()) > ahead, "a tick")
         newcomer.send(newcomer.proof(challenge))
         newcomer.until(wire.Accepted)
 
@@ -373,7 +373,7 @@ def test_an_event_raised_during_delivery_is_processed_after_it() -> None:
         for member in members.values():
             member.until(GenerationFormed)
         # The middle one does not read, so its buffer is full.
-        middle = server.thread.call(lambda: list(server.server._nodes.values())[1])
+        middle = server.thread.call(lambda: list(server.server._connections.values())[1])
 
         def fill() -> None:
             middle.link._unsent += b"\0" * (16 << 20)
@@ -383,9 +383,9 @@ def test_an_event_raised_during_delivery_is_processed_after_it() -> None:
         operator.greet()
         operator.send(wire.Cancel("enough"))
         for name, member in members.items():
-            if name != middle.node_id:
+            if name != middle.peer.node_id:
                 assert member.until(RunEnded).verdict.why == "enough"
-        lost = server.until_event(NodeLost, node_id=middle.node_id)
+        lost = server.until_event(NodeLost, node_id=middle.peer.node_id)
         assert lost.why == "the peer does not read what it is sent"
         kinds = [type(event) for event, _ in server.record]
         assert kinds.index(CancelRequested) < kinds.index(NodeLost)
@@ -399,7 +399,7 @@ def test_all_nodes_receive_the_verdict_before_the_server_closes() -> None:
     one, other = server.member("one", nodes=(2, 2)), server.member("other", nodes=(2, 2))
     try:
         one.until(GenerationFormed)
-        server.thread.call(lambda: server.server.cancel("the end"))
+        server.thread.call(lambda: server.server.coordinator.step(CancelRequested("the end")))
     finally:
         server.close()
     assert other.until(RunEnded).verdict.why == one.until(RunEnded).verdict.why == "the end"
@@ -452,7 +452,7 @@ def test_bytes_of_other_protocols_close_the_connection(garbage: bytes) -> None:
                 answer = peer.recv(1 << 16)
                 assert answer[:1] in (b"", b"\x15"), "nothing, or a TLS alert"
         assert server.thread.call(lambda: server.server.refused) == 1
-        assert server.thread.call(lambda: len(server.server._peers)) == 0
+        assert server.thread.call(lambda: len(server.server._connections)) == 0
 
 
 def test_the_handshake_timeout_counts_from_the_start() -> None:
@@ -494,7 +494,7 @@ def test_a_thousand_silent_peers_do_not_affect_members() -> None:
             assert beats.answered
             newcomer.close()
         assert server.thread.call(lambda: server.server.refused) == 1000
-        assert server.thread.call(lambda: len(server.server._admission)) == 0, "their slots are free again"
+        assert server.thread.call(lambda: len(server.server._links._admission)) == 0, "their slots are free again"
         assert not [lost for lost in server.events(NodeLost) if lost.node_id == "honest"][1:]
 
 
@@ -556,7 +556,7 @@ def test_a_listener_that_is_always_ready_does_not_block_the_loop() -> None:
 def test_the_limit_for_unauthenticated_peers_does_not_count_members() -> None:
     with run_server(nodes=(1, 400), terms=LeaseTerms(beat_s=1.0, lease_s=3600.0)) as server:  # they send no beats
         members = [server.member(str(number), nodes=(1, 400)) for number in range(300)]
-        assert server.thread.call(lambda: len(server.server._admission)) == 0
+        assert server.thread.call(lambda: len(server.server._links._admission)) == 0
         assert server.thread.call(lambda: server.server.others("")) == 300
         for member in members:
             member.close()

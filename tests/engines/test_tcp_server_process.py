@@ -16,9 +16,9 @@ from kit.processes import on_linux, python, until
 from kit.tcp import TIMEOUT_S, beating, server_process
 from tenax._core.events import GenerationFormed, RunEnded
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import NodeSucceeded
 from tenax._core.model import Outcome
-from tenax._engines.tcp import wire
 
 pytestmark = [on_linux, pytest.mark.process]
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenax._core.events import FromCoordinator, GenerationEnded, JoinRefused, LeaveNoticed, RunEnded, Waiting
+from tenax._core.link import wire
+from tenax._core.link.wire import FrameReader, Hello, WireError, prove
 from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeReady, NodeStopped
 from tenax._core.model import Evidence, Failure, Outcome, Stopped, Verdict, truncate_failures
-from tenax._engines.tcp import wire
-from tenax._engines.tcp.wire import FrameReader, Hello, WireError, prove
 
 # A slow machine is not a failure.
 SLOW_OK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,9 +14,9 @@ import pytest
 
 from kit.linear import assert_linear, pieces
 from tenax._core import hang_report
+from tenax._core.link import wire
 from tenax._core.text import decoded, harmless, one_line, storable
 from tenax._core.watchdog import RequestLines
-from tenax._engines.tcp import wire
 from tenax._failures import error_file, kernel_log, python_traceback
 from tenax._failures.cause import KINDS, Observations, classify, missing_ranks
 from tenax._failures.evidence import last_lines

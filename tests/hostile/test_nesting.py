@@ -14,9 +14,9 @@ import tenax
 from kit.jobs import TIMEOUT_S
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.events import AnyEvent
+from tenax._core.link import wire
 from tenax._core.watchdog import MAX_LINE, RequestLines
 from tenax._engines.etcd.keys import read_leader
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.marker import Marker
 from tenax._failures import error_file
 from tenax._failures.error_handler import ErrorHandler

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from kit.processes import on_linux
+from tenax._core.link.server import with_seen_address
 from tenax._core.messages import MAX_HOST_ADDRESSES, NodeReady
-from tenax._engines.tcp.server import with_seen_address
 from tenax._io.host_addresses import host_addresses
 
 

@@ -26,8 +26,8 @@ import pytest
 from kit.addresses import own_endpoint
 from kit.etcd import EtcdCluster
 from kit.jobs import TIMEOUT_S, Runner
+from tenax._core.link import wire
 from tenax._engines.secret import user_secret
-from tenax._engines.tcp import wire
 
 _HERE = Path(__file__).parent
 # Fields of a report about the node that wrote it; and times, since clocks differ.

@@ -27,9 +27,9 @@ from kit.fake_node import fake_node
 from tenax._core.coordinator import Opened, RunSettings
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
 from tenax._core.model import AgentSettings, Assignment
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.link import Link
 from tenax._engines.tcp.server import CoordinatorServer

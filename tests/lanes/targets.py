@@ -21,13 +21,13 @@ from tenax._core.agent import AgentMachine
 from tenax._core.bounds import MAX_TEXT
 from tenax._core.events import AnyEvent, FromCoordinator
 from tenax._core.lease import LeaseTerms
+from tenax._core.link import wire
 from tenax._core.messages import FailureSeen, FromNode, NodeInfo
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
 from tenax._core.run_state import AnyCoordinatorEvent, RunSettings
 from tenax._core.text import shortened_texts
 from tenax._core.watchdog import Request, Watchdog
 from tenax._engines.etcd import keys
-from tenax._engines.tcp import wire
 from tenax._failures import python_traceback
 from tenax._failures.evidence import gather
 from tenax._failures.report import Report, render, to_json
@@ -94,7 +94,7 @@ class Coordinator:
             event = self._event(draw)
             if event is None:
                 continue
-            sends = machine.step(event, now)
+            sends = machine.step(event, now).sends
             recent.append((now, event, sends))
             steps.append(RunStep(now, event, sends))
             for send in sends:
@@ -302,7 +302,7 @@ class EtcdKeys:
                 machine = run.CoordinatorMachine(RunSettings("run", 1, 3))
                 opened = run.Opened(record=found.record, generation=found.record.generation, return_s=1.0, alone_s=1.0)
                 for event in (opened, run.Tick(), run.NodeLost("a", "why")):
-                    for send in machine.step(event, 1e6):
+                    for send in machine.step(event, 1e6).sends:
                         wire.decode_from_server(wire.encode(wire.Event(send.event))[4:])
                 status = status_of(machine.state, [], machine.describe_activity(0.0), 0.0, 0.0)
                 msgspec.json.decode(msgspec.json.encode(status), type=RunStatus)

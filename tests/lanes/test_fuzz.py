@@ -23,7 +23,7 @@ def test_no_target_breaks_with_fixed_seeds(name: str, capsys: pytest.CaptureFixt
 
 def test_the_same_seed_draws_the_same_values() -> None:
     """Otherwise a failure could not be repeated."""
-    from tenax._engines.tcp import wire
+    from tenax._core.link import wire
 
     one, other = (Draw(random.Random("seed"), 0.1).json(wire.FromAgent) for _ in range(2))
     assert one == other

@@ -28,6 +28,7 @@ from tenax._core.coordinator import (
     Send,
 )
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed
+from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._core.model import AgentSettings, Assignment
 from tenax._core.record import RunRecord
@@ -36,7 +37,6 @@ from tenax._engines.etcd.decisions import Decisions
 from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._engines.etcd.keys import Keys, Leader, Written
 from tenax._engines.etcd.leader_address import LeaderAddress, this_machine
-from tenax._engines.tcp import wire
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.operations import Put, TransactionAnswer
@@ -90,7 +90,7 @@ class Leading:
                 self.received[node_id].append(send.event)
 
     def step(self, event: AnyCoordinatorEvent) -> None:
-        for send in self._machine.step(event, 100.0):
+        for send in self._machine.step(event, 100.0).sends:
             self._decisions.submit(send, self._machine.state)
 
     def link(self, *node_ids: str) -> None:

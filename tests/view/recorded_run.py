@@ -155,7 +155,7 @@ class RecordedRun:
 
     def stop_the_others(self, at: float) -> None:
         for node in self._members():
-            if f"n{node}" in self.machine.state.unstopped:
+            if f"n{node}" in self.machine.state.phase.unstopped:
                 self.receive(node, NodeStopped(self.generation, at), at)
                 self.ready(node)
 
@@ -169,7 +169,7 @@ class RecordedRun:
 
     def _members(self) -> list[int]:
         state = self.machine.state
-        return sorted(int(each[1:]) for each in state.members if each in state.nodes and each not in state.gone)
+        return sorted(int(each[1:]) for each in state.members if each in state.nodes and state.last.has(each))
 
 
 class RecordedAgent:

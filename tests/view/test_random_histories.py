@@ -50,11 +50,9 @@ def journal_of(random_run: RandomRun, steps: list[Step]) -> tuple[Header, list[L
     machine = CoordinatorMachine(random_run.settings, random_run.policy)
     lines = []
     for event, at, sent in steps:
-        state = machine.state
-        before = (state.decision, state.earlier)
-        assert machine.step(event, at) == sent
-        was_called = state.decision is not before[0] or state.earlier is not before[1]
-        lines.append(Line(at, event, state.decision if was_called else None))
+        sends, decision = machine.step(event, at)
+        assert sends == sent
+        lines.append(Line(at, event, decision))
     return Header(random_run.settings, steps[0][1], wall_time=WALL + steps[0][1]), lines, machine
 
 

@@ -23,12 +23,12 @@ import msgspec
 from tenax._core import events, messages
 from tenax._core.hang_report import describe_location, format_ranks, make_report, merged, reason_of
 from tenax._core.model import HANG, Evidence, Failure
-from tenax._core.run_state import RunDeadline, RunPhase, Send, Suspicion
+from tenax._core.run_state import HangWatch, RunDeadline, Send, Suspicion
 from tenax._core.text import format_duration, format_seconds, some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax._core.run_state import CoordinatorState, NodeRecord
+    from tenax._core.run_state import CoordinatorState, NodeRecord, Running
 
 _SIGTERM = 15
 _MAX_LOCATIONS = 3  # in a one-line description
@@ -39,44 +39,40 @@ _WHAT_FOLLOWS = {
 }
 
 
-def suspect(state: CoordinatorState, now: float) -> list[Send]:
+def suspect(state: CoordinatorState, running: Running, now: float) -> list[Send]:
     """Request the stacks of all workers, if all members have been quiet for long enough (H5)."""
-    if state.phase is not RunPhase.RUNNING or state.hang is not None:
+    watch, deadlines = running.watch, running.deadlines
+    if watch.suspicion is not None:
         return []
     at_work = _at_work(state)
-    if not at_work or any(each not in state.quiet or state.nodes[each].is_draining for each in at_work):
-        state.deadlines.pop(RunDeadline.QUIET, None)
+    deadlines.pop(RunDeadline.QUIET, None)
+    if not at_work or any(each not in watch.quiet or state.nodes[each].is_draining for each in at_work):
         return []
-    sure_at = state.moved_at + state.settings.hang_after_s
+    sure_at = watch.moved_at + state.settings.hang_after_s
     if now < sure_at:  # they were quiet because they waited for a member that was active until recently
-        state.deadlines[RunDeadline.QUIET] = sure_at
+        deadlines[RunDeadline.QUIET] = sure_at
         return []
-    state.deadlines.pop(RunDeadline.QUIET, None)
-    last = max(at_work, key=lambda each: state.quiet[each].since)
+    since = max(watch.quiet[each].since for each in at_work)
     state.suspicions += 1
-    why = some_of(list(dict.fromkeys(state.quiet[each].why for each in at_work)))
-    state.hang = Suspicion(state.suspicions, state.quiet[last].since, why, set(at_work))
-    state.deadlines[RunDeadline.STACKS] = now + state.settings.stacks_timeout_s
+    why = some_of(list(dict.fromkeys(watch.quiet[each].why for each in at_work)))
+    watch.suspicion = Suspicion(state.suspicions, since, why, set(at_work))
+    deadlines[RunDeadline.STACKS] = now + state.settings.stacks_timeout_s
     return [Send(tuple(at_work), events.StacksRequested(state.generation, state.suspicions, why))]
 
 
-def end_suspicion(state: CoordinatorState, now: float) -> list[Send]:
+def end_suspicion(state: CoordinatorState, running: Running, now: float) -> list[Send]:
     """End the suspicion, if any, because of activity (H6)."""
-    hang, state.hang = state.hang, None
-    state.moved_at = now
-    for deadline in (RunDeadline.STACKS, RunDeadline.QUIET):
-        state.deadlines.pop(deadline, None)
+    hang = running.watch.suspicion
+    running.watch = HangWatch(running.watch.quiet, now)
+    running.deadlines = {}
     members = _present(state)
     was_reported = hang is not None and hang.report is not None
     return [Send(tuple(members), events.HangOver(state.generation))] if was_reported and members else []
 
 
-def add_stacks(
-    state: CoordinatorState, record: NodeRecord, number: int, locations: tuple[messages.StackLocation, ...]
-) -> bool:
+def add_stacks(hang: Suspicion, record: NodeRecord, number: int, locations: tuple[messages.StackLocation, ...]) -> bool:
     """Add the locations of a member's workers; return whether all members have replied."""
-    hang = state.hang
-    if hang is None or hang.number != number or record.info.node_id not in hang.awaited:
+    if hang.number != number or record.info.node_id not in hang.awaited:
         return False
     hang.awaited.discard(record.info.node_id)
     own = (msgspec.structs.replace(location, host=record.info.host) for location in locations)
@@ -84,10 +80,8 @@ def add_stacks(
     return not hang.awaited
 
 
-def report_hang(state: CoordinatorState, now: float) -> list[Send]:
+def report_hang(state: CoordinatorState, hang: Suspicion, now: float) -> list[Send]:
     """Send every member the locations of all workers, the one that stands out first (H6)."""
-    hang = state.hang
-    assert hang is not None, "suspected before"
     state.deadlines.pop(RunDeadline.STACKS, None)
     missing = [location for each in sorted(hang.awaited) if (location := _missing_location(state, each)) is not None]
     hang.awaited = set()
@@ -103,14 +97,13 @@ def report_hang(state: CoordinatorState, now: float) -> list[Send]:
     return [Send(tuple(members), events.HangFound(state.generation, hang.report))] if members else []
 
 
-def failure_by_hang(state: CoordinatorState) -> Failure:
+def failure_by_hang(hang: Suspicion, generation: int) -> Failure:
     """Return the failure of the worker that stands out, with which ``--on-hang restart`` ends the generation (H7)."""
-    hang = state.hang
-    assert hang is not None and hang.report is not None, "reported before"  # noqa: PT018 - one condition
+    assert hang.report is not None, "reported before"
     report = hang.report
     odd = report.locations[0] if report.locations else messages.StackLocation((0,), local_rank=0)
     return Failure(
-        generation=state.generation,
+        generation=generation,
         local_rank=max(0, odd.local_rank),
         global_rank=odd.ranks[0],
         pid=odd.pid,
@@ -152,11 +145,11 @@ def _describe_location(location: messages.StackLocation) -> str:
 
 
 def _present(state: CoordinatorState) -> list[str]:
-    return [each for each in state.members if each in state.nodes and each not in state.gone]
+    return [each for each in state.last.members if each in state.nodes and each not in state.last.gone]
 
 
 def _at_work(state: CoordinatorState) -> list[str]:
-    return [each for each in _present(state) if each not in state.done]
+    return [each for each in _present(state) if each not in state.last.done]
 
 
 def _missing_location(state: CoordinatorState, node_id: str) -> messages.StackLocation | None:

@@ -135,6 +135,11 @@ class WorkerRecord(msgspec.Struct):
     stacks_asked_at: float | None = None  # when its stacks were last requested; None: never, or it cannot write them
     stacks: str = ""  # its stacks, if the agent stopped it
 
+    @property
+    def escalates_at(self) -> float | None:
+        """When its next signal is due, if it is being ended alone."""
+        return self.overdue.until if self.overdue is not None and self.phase is not WorkerPhase.ENDED else None
+
 
 HANG = "hang"  # the cause of a failure that only the coordinator detects: no activity on any node
 

@@ -93,14 +93,15 @@ def mark_of(state: CoordinatorState) -> Mark:
 
 
 def record_of(state: CoordinatorState) -> RunRecord:
+    last = state.last
     members = tuple(
-        RecordedMember(node_id, rank, state.member_labels.get(node_id, "")) for node_id, rank in state.members.items()
+        RecordedMember(node_id, rank, last.labels.get(node_id, "")) for node_id, rank in last.members.items()
     )
     return RunRecord(
         generation=state.generation,
         members=members,
         settled=state.settled,
-        world_size=state.world_size,
+        world_size=last.world_size,
         store=state.store,
         next_why=state.next_why,
         restarts_used=state.restarts_used,
@@ -110,7 +111,7 @@ def record_of(state: CoordinatorState) -> RunRecord:
         cost=state.ledger.cost_so_far(),
         earlier=tuple(state.earlier),
         longest_s=state.longest_s,
-        formed_at=state.formed_at,
-        ranks_by_name=dict(state.ranks_by_name),
+        formed_at=last.formed_at,
+        ranks_by_name=dict(state.names.ranks_by_name),
         verdict=state.verdict,
     )

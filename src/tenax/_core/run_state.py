@@ -1,11 +1,21 @@
-"""The coordinator machine's settings, events, output and state. ``coordinator.py`` contains the decisions.
+"""The coordinator machine's settings, events, output and state. ``lifecycle.py`` and ``coordinator.py`` decide.
 
-All of them can be serialised.
+All of them can be serialised. The state is a value of values: what belongs to a phase is in the value of that phase
+(``RunPhase``), what belongs to a generation in ``Generation``, and each ends by being replaced.
+
+    Gathering -> Running -> Ending -> Gathering ...     nodes join, run a generation, and re-form after a change
+                    |          '----> Paused -> Gathering   ... after a pause that the restart policy requested
+                    '-----> Over                        succeeded, given up, cancelled, or too few nodes for too long
+    Recovering -> Running | Gathering                   a new coordinator waits for nodes that run a generation already
+
+The invariants C1 to C10 stand at the values that they concern. Tests cite the numbers, and
+``tenax.testing.run_invariants`` checks them after every step.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +35,8 @@ from tenax._core.bounds import (
 )
 from tenax._core.events import FromCoordinator
 from tenax._core.ledger import Ledger
-from tenax._core.model import Assignment, Failure, Stopped, Verdict
+from tenax._core.model import HANG, Assignment, Failure, Stopped, Verdict, by_cause
+from tenax._core.names import Names
 from tenax._core.policy import AnyDecision
 from tenax._core.record import RunRecord
 
@@ -146,16 +157,14 @@ class Send(msgspec.Struct, frozen=True):
     event: FromCoordinator
 
 
-# --- state ------------------------------------------------------------------------------------------------------------
+class Step(NamedTuple):
+    """What follows one event."""
+
+    sends: list[Send]
+    decision: AnyDecision | None = None  # of the restart policy, if this step called it
 
 
-class RunPhase(enum.Enum):
-    GATHERING = "gathering"
-    RECOVERING = "recovering"
-    RUNNING = "running"
-    ENDING = "ending"
-    PAUSED = "paused"
-    OVER = "over"
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 class NodePhase(enum.Enum):
@@ -164,26 +173,6 @@ class NodePhase(enum.Enum):
     MEMBER = "member"  # runs workers of the current generation
     STALE = "stale"  # runs workers of another generation, and was sent its end
     DONE = "done"  # its workers succeeded
-
-
-class RunDeadline(enum.Enum):
-    JOIN = "join"  # the minimum number of nodes must have joined
-    LAST_CALL = "last call"  # later nodes are not in the first generation
-    PAUSE = "pause"  # the policy's pause ends
-    RECOVER = "recover"  # members of an earlier coordinator's generation must have reconnected
-    WAITING = "waiting"  # send ``Waiting`` again
-    QUIET = "quiet"  # no activity for long enough to suspect a hang
-    STACKS = "stacks"  # members must have sent the locations of their workers
-
-
-class Ending(enum.Enum):
-    """Why a generation ended."""
-
-    FAILURE = "failure"
-    LOSS = "loss"
-    DRAIN = "drain"
-    JOIN = "join"
-    REQUEST = "request"
 
 
 class NodeRecord(msgspec.Struct):
@@ -196,13 +185,70 @@ class NodeRecord(msgspec.Struct):
     part: Assignment | None = None  # in that generation, if this coordinator formed it
     is_draining: bool = False
     is_superseded: bool = False  # a new node has replaced it; its workers must still stop
-    store_addr: str = ""
-    store_port: int = 0
-    is_agent_store: bool = False
-    addresses: tuple[str, ...] = ()  # of its host, the most likely source of a connection first
+    offer: messages.NodeReady = messages.NodeReady(0)  # the last one: where the store would be, its host's addresses
     since: float = 0.0  # when it entered this phase
     pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
     progress: tuple[messages.WorkerProgress, ...] = ()  # of its workers, on the coordinator's clock
+
+
+# --- a generation -----------------------------------------------------------------------------------------------------
+
+_MAX_STOPPED = 10_000
+_MAX_STOPPED_WITH_STACKS = 32
+
+
+class Generation(msgspec.Struct):
+    """The members of one generation, and what happened to them: of the current one, or of the last one.
+
+    Forming a generation replaces it as a whole. Its number is in ``CoordinatorState``, because a node may report a
+    greater one that this coordinator did not form (C8).
+    """
+
+    members: dict[str, int] = {}  # with their group ranks; including those that are gone
+    labels: dict[str, str] = {}  # of the members
+    world_size: int = 0
+    formed_at: float = 0.0
+    unstarted: set[str] = set()  # members whose workers have not all been started
+    done: set[str] = set()  # members whose workers all succeeded
+    gone: set[str] = set()  # members that left or were lost; their later messages do not concern this generation
+    lost: dict[str, str] = {}  # hosts that it lost, and why
+    drained: list[str] = []  # hosts that were drained from it
+    failures: dict[int, Failure] = {}  # by global rank, on the coordinator's clock; first cause first once it has ended
+    stopped: dict[int, Stopped] = {}  # by global rank
+    is_uncharged: bool = False  # its failures cost no restart
+
+    def has(self, node_id: str) -> bool:
+        return node_id in self.members and node_id not in self.gone
+
+    def drain(self, label: str) -> None:
+        if label not in self.drained:  # it may have been lost and be back
+            self.drained.append(label)
+
+    def add_failure(self, failure: Failure) -> None:
+        known = self.failures.get(failure.global_rank)
+        if known is not None and known.evidence.cause == HANG:
+            return  # its exit is a consequence of the hang
+        if known is not None:
+            # The same failure, now with evidence. Of the two messages, the one with the shorter delay dates it.
+            failure = failure.shifted(min(0.0, known.seen_at - failure.seen_at))
+        self.failures[failure.global_rank] = failure
+
+    def add_stopped(self, stopped: Stopped, host: str) -> None:
+        """Add a stopped worker once: a node sends them again after it reconnects.
+
+        The stacks of a limited number of workers are kept, because the verdict must fit into one message.
+        """
+        if stopped.global_rank in self.stopped or len(self.stopped) >= _MAX_STOPPED:
+            return
+        if not stopped.stacks or sum(bool(each.stacks) for each in self.stopped.values()) >= _MAX_STOPPED_WITH_STACKS:
+            stopped = stopped.brief()
+        else:
+            stopped = msgspec.structs.replace(stopped, host=host)
+        self.stopped[stopped.global_rank] = stopped
+
+    def describe_first_cause(self) -> str:
+        first = min(self.failures.values(), key=by_cause)
+        return f"rank {first.global_rank} on {first.host} failed"
 
 
 class Quiet(msgspec.Struct):
@@ -223,69 +269,177 @@ class Suspicion(msgspec.Struct):
     report: messages.HangReport | None = None  # once it was sent
 
 
+class HangWatch(msgspec.Struct):
+    """Whether the members of the current generation show activity. ``hang_suspicion.py`` decides about it."""
+
+    quiet: dict[str, Quiet] = {}  # members without activity
+    moved_at: float = 0.0  # when activity was last reported, or the generation was formed
+    suspicion: Suspicion | None = None
+
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+class RunDeadline(enum.Enum):
+    JOIN = "join"  # the minimum number of nodes must have joined
+    LAST_CALL = "last call"  # later nodes are not in the first generation
+    PAUSE = "pause"  # the policy's pause ends
+    RECOVER = "recover"  # members of an earlier coordinator's generation must have reconnected
+    WAITING = "waiting"  # send ``Waiting`` again
+    QUIET = "quiet"  # no activity for long enough to suspect a hang
+    STACKS = "stacks"  # members must have sent the locations of their workers
+
+
+class RunPhase(msgspec.Struct, kw_only=True, tag_field="phase", tag=str.lower):
+    """Base of the phases. A phase owns its deadlines: they end with it.
+
+    C7  Every wait has a deadline: if there are too few nodes for too long, the run ends with that reason.
+    """
+
+    deadlines: dict[RunDeadline, float] = {}
+
+    @property
+    def name(self) -> str:
+        return str(self.__struct_config__.tag)
+
+
+class Gathering(RunPhase):
+    """Nodes gather until a generation can be formed.
+
+    C1  A generation is formed once, with one list of members, and its number is greater than every earlier one.
+    C2  A generation is formed only of nodes that reported to be clear, and only while no connected node runs workers of
+        any earlier generation, whichever coordinator formed it.
+    C3  The ranks of a generation are a permutation; every member gets the same world size, store and restart count.
+    """
+
+
+class Running(RunPhase):
+    """The members run a generation. A suspected hang ends with this phase (H8)."""
+
+    watch: HangWatch
+
+
+class EndCause(enum.Enum):
+    """Why a generation ended."""
+
+    FAILURE = "failure"
+    LOSS = "loss"
+    DRAIN = "drain"
+    JOIN = "join"
+    REQUEST = "request"
+    LATECOMER = "latecomer"  # it had ended before; a node that still runs workers of it, or of another one, connected
+
+
+class Ending(RunPhase):
+    """The members stop their workers.
+
+    C4  Restarts are counted per run and never exceed what the policy granted. A generation that lost or drained a node,
+        or ended to admit one, is uncharged.
+    C5  When a generation ends, every connected member is sent the reason; the first cause is kept for the report.
+    C9  An operator's restart ends a running generation and is uncharged; a drain makes one node leave. Neither ends a
+        run that can continue.
+    """
+
+    cause: EndCause
+    why: str
+    at: float
+    unstopped: set[str] = set()  # connected nodes that ran workers when it began and are not ready yet
+
+
+class Paused(RunPhase):
+    """A pause that the restart policy requested."""
+
+
+class Recorded(msgspec.Struct, tag=True):
+    """The members of an earlier coordinator's generation, known from its record."""
+
+    awaited: dict[str, str]  # those that have not reconnected, with their labels
+    return_s: float  # from ``Opened``
+    recover_s: float  # from ``Opened``
+    is_deserted: bool = False  # no earlier coordinator is alive
+
+
+class Unrecorded(msgspec.Struct, tag=True):
+    """The members of an earlier coordinator's generation, known from those that reconnect."""
+
+    dead_rank: int = -1
+    expected: int = 0  # number of its members; 0: not known
+    is_renumbered: bool = False  # a node reported a greater generation than the one known before
+
+
+class Recovering(RunPhase):
+    """A new coordinator waits for the members of an earlier coordinator's generation."""
+
+    period_s: float  # the whole period of the deadline
+    source: Recorded | Unrecorded
+    is_broken: bool = False  # a member no longer runs
+    watch: HangWatch = msgspec.field(default_factory=HangWatch)
+
+    @property
+    def awaited(self) -> dict[str, str]:
+        """The recorded members that have not reconnected, with their labels."""
+        return self.source.awaited if isinstance(self.source, Recorded) else {}
+
+
+class Over(RunPhase):
+    """The run has ended.
+
+    C6  When the run ends, every connected node is sent the same verdict, and no generation is formed afterwards.
+    """
+
+    verdict: Verdict
+
+
+AnyRunPhase = Gathering | Running | Ending | Paused | Recovering | Over
+
+
 class CoordinatorState(msgspec.Struct):
+    """The whole state.
+
+    C8  A message about another generation changes nothing but the number of the next one.
+    C10 After the coordinator itself was suspended, every deadline for nodes is a full period away again, and nothing
+        else has changed.
+    """
+
     settings: RunSettings
-    phase: RunPhase = RunPhase.GATHERING
-    generation: int = 0
-    nodes: dict[str, NodeRecord] = {}
-    labels: dict[str, str] = {}  # node ids by display name
-    by_name: dict[str, str] = {}  # ids of nodes that have a name, without superseded ones
-    by_rank: dict[int, str] = {}  # ids of nodes that requested a rank
-    arrivals: int = 0
-    ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they joined (an ordered set)
-    members: dict[str, int] = {}  # of the current generation, with their group ranks; including those that are gone
-    member_labels: dict[str, str] = {}  # including those that are gone
-    done: set[str] = set()  # members whose workers all succeeded
-    store: str = ""  # of the current generation, which it identifies
+    phase: AnyRunPhase = msgspec.field(default_factory=Gathering)
+    generation: int = 0  # the greatest known number
+    store: str = ""  # of that generation, which it identifies
+    last: Generation = msgspec.field(default_factory=Generation)
     settled: int = 0  # the last generation that has stopped on every node
-    unstopped: set[str] = set()  # connected nodes that ran workers when a generation ended and are not ready yet
-    world_size: int = 0
-    formed_at: float = 0.0
-    ended_by: Ending | None = None
-    ended_why: str = ""
-    ended_at: float = 0.0
-    gone: set[str] = set()  # members that left or were lost; their later messages do not concern this generation
-    lost: dict[str, str] = {}  # hosts that this generation lost, and why
-    drained: list[str] = []  # hosts that were drained from this generation
-    failures: list[Failure] = []  # of this generation, on the coordinator's clock
-    stopped: list[Stopped] = []
+    nodes: dict[str, NodeRecord] = {}
+    ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they joined (an ordered set)
+    names: Names = msgspec.field(default_factory=Names)
+    next_why: str = "first generation"  # why the next generation will be formed; later, why it was
     # Counters and history.
     restarts_used: int = 0
     membership_changes: int = 0
     drains: int = 0
     requests: int = 0
-    ledger: Ledger = msgspec.field(default_factory=Ledger)
-    unstarted: set[str] = set()  # members whose workers have not all been started
+    suspicions: int = 0
     earlier: list[Failure] = []
     longest_s: float = 0.0
-    # Recovery of an earlier coordinator's generation.
-    expected: int = 0  # number of its members; 0: not known
-    dead_rank: int = -1
-    is_broken: bool = False  # a member of it no longer runs
-    awaited: dict[str, str] = {}  # its recorded members that have not reconnected, with their labels
-    is_recorded: bool = False  # its members are known from a record
-    is_deserted: bool = False  # no earlier coordinator is alive
-    is_renumbered: bool = False  # a node reported a greater generation than the one known before
-    return_s: float = 0.0  # from ``Opened``
-    recover_s: float = 0.0  # from ``Opened``
-    recover_period_s: float = 0.0  # the whole period of the deadline RECOVER
-    is_uncharged: bool = False  # its failures cost no restart
-    superseded: list[str] = []  # ids of replaced nodes, which are rejected if they return
-    ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
-    next_why: str = "first generation"
-    gathering_since: float = 0.0
-    deadlines: dict[RunDeadline, float] = {}
-    # Hangs of the current generation.
-    quiet: dict[str, Quiet] = {}  # members without activity
-    moved_at: float = 0.0  # when activity was last reported, or the generation was formed
-    hang: Suspicion | None = None
-    suspicions: int = 0  # of all generations
-    decision: AnyDecision | None = None
-    verdict: Verdict | None = None
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+
+    @property
+    def deadlines(self) -> dict[RunDeadline, float]:
+        return self.phase.deadlines
+
+    @property
+    def members(self) -> dict[str, int]:
+        return self.last.members
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.phase.verdict if isinstance(self.phase, Over) else None
+
+    @property
+    def hang(self) -> Suspicion | None:
+        return self.phase.watch.suspicion if isinstance(self.phase, Running) else None
 
     def next_deadline(self) -> float | None:
-        return min(self.deadlines.values(), default=None)
+        return min(self.phase.deadlines.values(), default=None)
 
     def seconds_left(self, deadline: RunDeadline, now: float) -> float:
         """Return the time until a deadline; 0 if it has passed or is not set."""
-        return max(0.0, self.deadlines.get(deadline, now) - now)
+        return max(0.0, self.phase.deadlines.get(deadline, now) - now)

@@ -79,8 +79,9 @@ class CoordinatorHost:
 
     def _process(self, event: AnyCoordinatorEvent) -> None:
         now = self._loop.now()
-        sends = self._machine.step(event, now)
-        self._record(now, event, sends, self._machine.state)
+        step = self._machine.step(event, now)
+        sends = step.sends
+        self._record(now, event, step, self._machine.state)
         if sends or not _is_noise(event):
             self.recent.append((now, event, sends))
         for send in sends:

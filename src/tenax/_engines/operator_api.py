@@ -18,7 +18,7 @@ import time
 
 import msgspec
 
-from tenax._core.coordinator import CancelRequested, DrainRequested, RestartRequested, RunPhase
+from tenax._core.coordinator import CancelRequested, DrainRequested, Over, Paused, RestartRequested, Running
 from tenax._core.text import some_of
 
 TYPE_CHECKING = False
@@ -105,12 +105,12 @@ class OperatorApi:
         reply(status, "")
 
     def _cached_status(self) -> RunStatus:
-        cached, is_over = self._cached, self._coordinator.state.phase is RunPhase.OVER
+        cached, is_over = self._cached, isinstance(self._coordinator.state.phase, Over)
         if (
             cached is not None
             and self._loop.now() < self._cached_until
             and (cached.mark == self._mark or self._is_expensive)
-            and is_over == (cached.phase == RunPhase.OVER.value)  # the end of the run is always shown
+            and is_over == bool(cached.outcome)  # the end of the run is always shown
         ):
             return cached
         began = self._work_clock()
@@ -141,7 +141,7 @@ class OperatorApi:
 
     def _on_step(self) -> None:
         self._steps += 1
-        if self._coordinator.state.phase is RunPhase.OVER:  # answer now: this process may exit soon
+        if isinstance(self._coordinator.state.phase, Over):  # answer now: this process may exit soon
             for waiting in [*self._waiting, *self._due]:
                 self._answer(waiting)
         elif self._waiting:
@@ -152,7 +152,7 @@ class OperatorApi:
 
     def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
         is_full = len(self._waiting) + len(self._due) >= _MAX_WAITING
-        if not mark or is_full or self._coordinator.state.phase is RunPhase.OVER:
+        if not mark or is_full or isinstance(self._coordinator.state.phase, Over):
             self._reply_with_status(reply)
             return
         self._count()
@@ -194,7 +194,7 @@ class OperatorApi:
         if self._is_closed:
             reply(None, _GONE)
             return
-        is_over = self._coordinator.state.phase is RunPhase.OVER
+        is_over = isinstance(self._coordinator.state.phase, Over)
         match request:
             case requests.StatusRequest(mark, wait_s):
                 self._when_changed(mark, wait_s, reply)
@@ -205,8 +205,7 @@ class OperatorApi:
                 reply("stopping the run on every node", "")
                 self._coordinator.step(CancelRequested(why))
             case requests.RestartRequest(why):
-                phase = self._coordinator.state.phase
-                if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
+                if not isinstance(self._coordinator.state.phase, Running | Paused):
                     reply(
                         None,
                         f"no generation to restart: {self._coordinator.describe_activity()}",
@@ -249,8 +248,8 @@ class OperatorApi:
         state = self._coordinator.state
         if node in state.nodes:
             return node, ""
-        if node in state.labels:
-            return state.labels[node], ""
+        if node in state.names.labels:
+            return state.names.labels[node], ""
         found = [
             node_id
             for node_id, record in state.nodes.items()
@@ -260,7 +259,7 @@ class OperatorApi:
             found = [each for each, rank in state.members.items() if rank == int(node) and each in state.nodes]
         if len(found) == 1:
             return found[0], ""
-        ranks = {each: f" (rank {rank})" for each, rank in state.members.items() if each not in state.gone}
+        ranks = {each: f" (rank {rank})" for each, rank in state.members.items() if state.last.has(each)}
         names = [f"{record.label}{ranks.get(node_id, '')}" for node_id, record in state.nodes.items()]
         shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + (", ..." if len(names) > _MAX_NAMES_SHOWN else "")
         asked = repr(node if len(node) <= _MAX_NAME_SHOWN else f"{node[:_MAX_NAME_SHOWN]}...")

@@ -17,7 +17,7 @@ from tenax._core.policy import RestartPolicy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand, ExamineFailure
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Step
     from tenax._core.events import AnyEvent, ScopeExpired
     from tenax._core.messages import FromNode, NodeInfo, WorkerProgress
     from tenax._core.model import Evidence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Emit = Callable[[AnyEvent], None]
     Reply = Callable[[Any, str], None]  # a value that can be encoded as JSON, or an error message
-    RecordRun = Callable[[float, AnyCoordinatorEvent, list[Send], CoordinatorState], None]
+    RecordRun = Callable[[float, AnyCoordinatorEvent, Step, CoordinatorState], None]
 
 
 class Watchable(Protocol):

@@ -190,8 +190,8 @@ class ControlSocket:
         self._loop.watch(self)
 
     def _accept(self, sock: socket.socket) -> None:
+        from tenax._core.link import wire
         from tenax._core.requests import LogsRequest, answer_safely
-        from tenax._engines.tcp import wire
         from tenax._engines.tcp.link import Link
 
         def on_body(body: bytes) -> None:

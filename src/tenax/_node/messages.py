@@ -35,7 +35,7 @@ def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> l
     for command in issued:
         lines += _of_command(command, state)
     if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
-        hint = _AGAIN if event.signal == SIGINT and state.rung < Rung.KILLED else ""
+        hint = _AGAIN if event.signal == SIGINT and state.last.stop.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are already being stopped{hint}"))
     return lines
 
@@ -119,7 +119,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line(_of_start(state, assignment))]
         case commands.SignalWorkers(_, number, why):
             how = f"{signal_name(number)}, {format_seconds(state.settings.grace_s)} grace"
-            hint = _AGAIN if state.cancelled_by == SIGINT else ""
+            hint = _AGAIN if state.leave is not None and state.leave.signal == SIGINT else ""
             return [Line(f"stopping all workers because {why} ({how}){hint}")]
         case commands.DumpStacks(_, local_rank):
             return [Line(f"requesting the stacks of {_rank(state, local_rank)}", important=False)]

@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from tenax import __version__
-from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Received, RunSettings, Send
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Received, RunSettings, Send, Step
 from tenax._core.messages import NodeProgress
 from tenax._core.policy import AnyDecision, GiveUp, History
 from tenax._node.journal import FORMAT, Footer, Journal, read_lines
@@ -55,21 +55,16 @@ class RunJournal(Journal):
 
     def __init__(self, path: str = "", warn: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(path, warn=warn)
-        self._decision: AnyDecision | None = None
-        self._earlier: list[Failure] | None = None
 
     def begin_run(self, settings: RunSettings, now: float) -> None:
         self.write(RunHeader(FORMAT, __version__, settings, os.uname().nodename, time.time(), now))
 
-    def run_step(self, at: float, event: AnyCoordinatorEvent, sent: list[Send], state: CoordinatorState) -> None:
-        # A policy may return the same object every time, but each restart that it grants creates a new history.
-        was_called = state.decision is not self._decision or state.earlier is not self._earlier
-        self._decision, self._earlier = state.decision, state.earlier
-        step = RunStep(at, event, sent, state.decision if was_called else None)
-        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not sent:
-            self.hold(event.node_id, step)
+    def run_step(self, at: float, event: AnyCoordinatorEvent, step: Step, _: CoordinatorState) -> None:
+        line = RunStep(at, event, step.sends, step.decision)
+        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not step.sends:
+            self.hold(event.node_id, line)
         else:
-            self.write(step)
+            self.write(line)
 
 
 def is_run_journal(path: str) -> bool:
@@ -108,7 +103,7 @@ def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[floa
     differences: list[str] = []
     run_messages = RunMessages()
     for number, step in enumerate(steps, 1):
-        sent = machine.step(step.event, step.at)
+        sent = machine.step(step.event, step.at).sends
         if sent != step.sent:
             differences.append(f"step {number}, {type(step.event).__name__}: the journal has {step.sent}, not {sent}")
         lines += [(step.at - header.at, line) for line in run_messages.lines_for(step.event, step.sent)]

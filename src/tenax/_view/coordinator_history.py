@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunPhase
+from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Over, Received
 from tenax._core.messages import NodeDraining, NodeJoined, NodeLeft
 from tenax._core.model import by_cause
 from tenax._core.policy import GiveUp
@@ -109,7 +109,7 @@ class _Replay:
         self._began_at = self._at = header.at
         self._entries: list[GenerationEntry] = []
         self._nodes: dict[str, _NodeSpans] = {}
-        self._failures: list[Failure] = []
+        self._failures: dict[int, Failure] = {}
         self._found: dict[tuple[int, int], Failure] = {}  # by generation and rank
         self.ranks: dict[tuple[int, int], str] = {}  # generation and group rank -> node id
         self.has_predecessor = False  # took over the record of an earlier coordinator
@@ -138,7 +138,7 @@ class _Replay:
         """Return a value that changes whenever the state of every node may have changed."""
         state = self._machine.state
         entry = state.ledger.current
-        return state.phase, state.generation, entry.running_at if entry is not None else None
+        return state.phase.name, state.generation, entry.running_at if entry is not None else None
 
     def _observe(self, event: AnyCoordinatorEvent, *, all_nodes: bool) -> None:
         state = self.state
@@ -147,9 +147,9 @@ class _Replay:
         entry = state.ledger.current
         if entry is not None and (not self._entries or self._entries[-1] is not entry):
             self._entries.append(entry)
-        if state.failures is not self._failures:  # a new generation: the previous list is final
+        if state.last.failures is not self._failures:  # a new generation: the failures of the previous one are final
             self._add_failures()
-            self._failures = state.failures
+            self._failures = state.last.failures
         self._observe_hang()
         if isinstance(event, Received | NodeLost):
             self._add_node(event.node_id)
@@ -177,7 +177,7 @@ class _Replay:
         self._hangs.append(HangSpan(generation, hang.since + self._offset, self._at + self._offset, who))
 
     def _add_failures(self) -> None:
-        self._found.update({(each.generation, each.global_rank): each for each in self._failures})
+        self._found.update({(each.generation, each.global_rank): each for each in self._failures.values()})
 
     def _add_node(self, node_id: str) -> None:
         record = self.state.nodes.get(node_id)
@@ -192,10 +192,10 @@ class _Replay:
         record = state.nodes[node_id]
         if node.record is not record:  # it came back
             node.record, node.gone_at, node.gone_how, node.gone_why = record, None, "", ""
-        if state.phase is RunPhase.OVER:
+        if isinstance(state.phase, Over):
             node.end(self._at)
         else:
-            in_generation = node_id in state.members and node_id not in state.gone and node_id not in state.ready
+            in_generation = state.last.has(node_id) and node_id not in state.ready
             node.begin(state_of_node(state, record), state.generation if in_generation else 0, self._at)
 
     def _observe_leaving(self, event: Received | NodeLost) -> None:
@@ -214,7 +214,7 @@ class _Replay:
         elif isinstance(event.message, NodeJoined):
             return  # it was refused
         node.end(self._at)
-        if self.state.phase is not RunPhase.OVER:
+        if not isinstance(self.state.phase, Over):
             node.gone_at, node.gone_how = self._at, node.gone_how or ("lost" if is_lost else "left")
             node.gone_why = node.gone_why or why
             node.times_lost += node.gone_how == "lost"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax._core.coordinator import NodePhase, Received, RunPhase
+from tenax._core.coordinator import Ending, NodePhase, Over, Received, Running
 from tenax._core.hang_suspicion import describe_hang, describe_places
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.messages import NodeDraining
@@ -133,10 +133,10 @@ def status_of(
     return RunStatus(
         run_id=settings.run_id,
         now=now + wall_offset,
-        phase=state.phase.value,
+        phase=state.phase.name,
         doing=doing,
         generation=state.generation,
-        world_size=state.world_size,
+        world_size=state.last.world_size,
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
         restarts_used=state.restarts_used,
@@ -147,7 +147,9 @@ def status_of(
         nodes=tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values()),
         generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
         generations_forgotten=state.ledger.forgotten,
-        failures=tuple(failure_status(each, wall_offset) for each in state.failures[:_MAX_FAILURES]),
+        failures=tuple(
+            failure_status(each, wall_offset) for each in list(state.last.failures.values())[:_MAX_FAILURES]
+        ),
         earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
         events=tuple(_events(state, recent, wall_offset)),
         goodput=_goodput(state, now),
@@ -169,7 +171,7 @@ def _goodput(state: CoordinatorState, now: float) -> Goodput:
 
 def _failed_ranks(state: CoordinatorState) -> dict[int, int]:
     """Return the local rank of each failed global rank of this generation."""
-    return {failure.global_rank: failure.local_rank for failure in state.failures}
+    return {rank: failure.local_rank for rank, failure in state.last.failures.items()}
 
 
 def _draining_since(recent: Iterable[RecentStep]) -> dict[str, float]:
@@ -224,17 +226,17 @@ def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
         case NodePhase.JOINED:
             return "joined"
         case NodePhase.READY:
-            if state.phase is RunPhase.OVER:
+            if isinstance(state.phase, Over):
                 return "leaving"
-            return "spare" if state.phase is RunPhase.RUNNING else "waiting"
+            return "spare" if isinstance(state.phase, Running) else "waiting"
         case NodePhase.DONE:
             return "done"
         case NodePhase.STALE:
             return "stopping"
-        case NodePhase.MEMBER if state.phase is RunPhase.ENDING:
+        case NodePhase.MEMBER if isinstance(state.phase, Ending):
             return "stopping"
         case NodePhase.MEMBER:
-            return "starting" if record.info.node_id in state.unstarted else "working"
+            return "starting" if record.info.node_id in state.last.unstarted else "working"
         case _:
             return assert_never(record.phase)
 

@@ -13,8 +13,8 @@ from heapq import merge
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.link import wire
 from tenax._core.requests import LogsRequest, StatusRequest
-from tenax._engines.tcp import wire
 from tenax._node.log_queries import START, RankSet
 from tenax._view.log_lines import LogAnswer
 from tenax._view.status import RunStatus

@@ -137,7 +137,7 @@ class EventView:
         for rank, worker in state.workers.items():
             if rank in self._end_reported:
                 continue
-            if worker.phase is WorkerPhase.ENDED and (is_settled or rank not in state.unexamined):
+            if worker.phase is WorkerPhase.ENDED and (is_settled or rank not in state.last.examination.ranks):
                 found.append(self._of_end(at, worker, state))
             elif is_settled and rank in self._started_at:
                 found.append(self._of_unseen_end(at, worker, state))

@@ -96,12 +96,12 @@ class MetricView:
         if before is Phase.NEW:
             return
         # A node whose workers had all succeeded is called back without stopping any.
-        stopped_at = state.stopping_since if before is Phase.STOPPING else self._at
+        stopped_at = state.last.stop.since if before is Phase.STOPPING else self._at
         self._begin(RESTART, stopped_at)
         if self._interrupted is None:
             first = min((failure.seen_at for failure in state.failures), default=stopped_at)
-            since = max(state.running_since, min(first, stopped_at))
-            self._interrupted = (MEMBERSHIP_CHANGE if state.is_uncharged else RECOVERY, since)
+            since = max(state.last.formed_at, min(first, stopped_at))
+            self._interrupted = (MEMBERSHIP_CHANGE if state.last.is_uncharged else RECOVERY, since)
 
     def _generation_formed(self, part: Assignment) -> None:
         self._put("forming_ms", self._ms_since(self._spans[RENDEZVOUS]), TENAX)
@@ -138,14 +138,14 @@ class MetricView:
 
     def _stopped_running(self, state: AgentState) -> None:
         self._end(MONITOR, is_good=state.phase is not Phase.ENDED)  # ENDED: control of the workers was lost
-        self._put("running_s", round(max(0.0, self._at - state.running_since), 3), TENAX)
+        self._put("running_s", round(max(0.0, self._at - state.last.formed_at), 3), TENAX)
         if self._is_running:
             self._is_running = False
             self._put("running", 0, TENAX)
 
     def _check_stopping(self, before: Phase, state: AgentState) -> None:
         if before is Phase.RUNNING and state.phase is Phase.STOPPING:
-            self._begin(STOP, state.stopping_since)
+            self._begin(STOP, state.last.stop.since)
         if STOP in self._spans and state.cleared:
             self._end(STOP)
 

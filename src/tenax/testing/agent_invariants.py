@@ -13,7 +13,7 @@ import msgspec
 
 from tenax._core import commands as command_types
 from tenax._core import events, messages
-from tenax._core.agent import AgentState, Deadline, Phase, Rung
+from tenax._core.agent import SIGKILL, AgentState, Deadline, Phase, Rung
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, by_cause
@@ -53,11 +53,11 @@ class InvariantChecker:
     def __init__(self, state: AgentState) -> None:
         self._started = state.generation  # the last generation whose workers were started
         self._occupied = not state.cleared  # processes of the last generation may be alive
-        self._clearing = state.rung >= Rung.CLEARING  # ClearNode or KillNode was issued
+        self._clearing = state.last.stop.rung >= Rung.CLEARING  # ClearNode or KillNode was issued
         self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # with an expired scope
-        self._is_wanted = state.stacks_request is not None  # the coordinator has requested stacks
-        self._is_quiet = state.quiet is not None  # as last sent
-        self._is_hang_reported = state.is_hang_reported
+        self._is_wanted = state.last.hang.request is not None  # the coordinator has requested stacks
+        self._is_quiet = state.last.hang.quiet is not None  # as last sent
+        self._is_hang_reported = state.last.hang.is_reported
         self._is_written_before = False
         self._remember(state)
 
@@ -95,7 +95,7 @@ class InvariantChecker:
 
     def _remember(self, state: AgentState) -> None:
         self._generation = state.generation
-        self._rung = state.rung
+        self._rung = state.last.stop.rung
         self._ended = state.phase is Phase.ENDED
         if not self._is_written_before:
             self._written = _encode(state)
@@ -167,24 +167,24 @@ class InvariantChecker:
                 raise InvariantBroken(f"A3: {what} of generation {generation} while {self._started} was started last")
 
     def _check_ladder(self, state: AgentState) -> None:
-        if state.generation == self._generation and state.rung < self._rung:
-            raise InvariantBroken(f"A8: from {self._rung.name} down to {state.rung.name}")
+        if state.generation == self._generation and state.last.stop.rung < self._rung:
+            raise InvariantBroken(f"A8: from {self._rung.name} down to {state.last.stop.rung.name}")
 
     @staticmethod
     def _check_deadlines(state: AgentState) -> None:
         """Check that exactly the events being waited for have a deadline."""
         awaited = set()
         if state.phase in (Phase.STOPPING, Phase.CLOSING) and not state.cleared:
-            awaited.add(Deadline.ABANDON if state.rung is Rung.KILLED else Deadline.GRACE)
-        if state.phase is Phase.STOPPING and state.unexamined:
+            awaited.add(Deadline.ABANDON if state.last.stop.rung is Rung.KILLED else Deadline.GRACE)
+        if state.phase is Phase.STOPPING and state.last.examination.ranks:
             awaited.add(Deadline.EXAMINE)
         if (
             state.phase is not Phase.ENDED
-            and state.rung < Rung.KILLED
+            and state.last.stop.rung < Rung.KILLED
             and any(map(_is_awaited_alone, state.workers.values()))
         ):
             awaited.add(Deadline.OVERDUE)
-        if state.stacks_request is not None:
+        if state.last.hang.request is not None:
             awaited.add(Deadline.STACKS)
         if state.deadlines.keys() != awaited:
             raise InvariantBroken(
@@ -214,8 +214,9 @@ def _all_succeeded(state: AgentState) -> bool:
 
 
 def _is_awaited_alone(worker: WorkerRecord) -> bool:
-    is_alive = worker.phase is not WorkerPhase.ENDED
-    return is_alive and worker.overdue is not None and worker.overdue.until is not None
+    """Whether the worker must exit or be sent the next signal. After SIGKILL, there is none."""
+    overdue, is_alive = worker.overdue, worker.phase is not WorkerPhase.ENDED
+    return is_alive and overdue is not None and (overdue.until is not None or overdue.sent != SIGKILL)
 
 
 def _names(deadlines: set[Deadline] | dict[Deadline, float]) -> str:

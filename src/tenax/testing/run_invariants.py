@@ -2,7 +2,7 @@
 
 The checker derives which nodes are connected, clear or running, and what each was sent, from the coordinator's input
 and output, not from its state, so that it also detects a wrong state. From the state it reads only the phase, the
-deadlines, the ledger and the verdict. Each error names the invariant by its number (see ``_core/coordinator.py``).
+deadlines, the ledger and the verdict. Each error names the invariant by its number (see ``_core/run_state.py``).
 
 With the time of each step it also checks that the ledger counts every second once (L1 of ``_core/ledger.py``).
 
@@ -15,20 +15,20 @@ import msgspec
 
 from tenax._core import coordinator as run
 from tenax._core import events, messages
-from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunPhase, RunSettings, Send
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunSettings, Send, Step
 from tenax._core.model import Assignment, Outcome, Verdict, by_cause
-from tenax._core.policy import GiveUp
+from tenax._core.policy import AnyDecision, GiveUp
 from tenax._core.record import RunRecord
 from tenax.testing.agent_invariants import InvariantBroken, check_text
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CoordinatorState).decode
 # The deadlines that each phase requires; LAST_CALL is checked separately. Other phases have none.
-_DEADLINES = {
-    RunPhase.GATHERING: {RunDeadline.JOIN, RunDeadline.WAITING},
-    RunPhase.ENDING: {RunDeadline.WAITING},
-    RunPhase.RECOVERING: {RunDeadline.RECOVER},
-    RunPhase.PAUSED: {RunDeadline.PAUSE},
+_DEADLINES: dict[type[run.RunPhase], set[RunDeadline]] = {
+    run.Gathering: {RunDeadline.JOIN, RunDeadline.WAITING},
+    run.Ending: {RunDeadline.WAITING},
+    run.Recovering: {RunDeadline.RECOVER},
+    run.Paused: {RunDeadline.PAUSE},
 }
 _SAME_S = 1e-6  # tolerance for sums of seconds, in addition to rounding
 _MAX_REPORTED = 256  # failures in a verdict
@@ -95,7 +95,7 @@ class RunChecker:
         self._ledger = (0, 0, 0, 0)  # restarts, membership changes, drains, requests
         self._came_at: float | None = None  # when the first node joined, or a later coordinator was opened
         self._inherited_s = 0.0  # time of earlier coordinators
-        self._phase = RunPhase.GATHERING
+        self._phase: type[run.RunPhase] = run.Gathering
         self._verdict: Verdict | None = None
         self._written = b""
         self._is_written_before = False
@@ -108,10 +108,9 @@ class RunChecker:
         self._is_written_before = True
         self._written = _encode(state) if self._is_thorough and must_change_nothing else b""
 
-    def check(
-        self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send], now: float | None = None
-    ) -> None:
-        """Raise ``InvariantBroken`` unless the step from ``event`` to ``sends`` kept every invariant."""
+    def check(self, state: CoordinatorState, event: AnyCoordinatorEvent, step: Step, now: float | None = None) -> None:
+        """Raise ``InvariantBroken`` unless the step from ``event`` kept every invariant."""
+        sends = step.sends
         for send in sends:
             check_text(send.event.verdict if isinstance(send.event, events.RunEnded) else send.event)
         if now is not None and self._verdict is None:
@@ -136,17 +135,17 @@ class RunChecker:
         self._check_ending(state, event, sends, must_end)
         self._check_ledger(state, event)
         self._check_forming(state, event, sends)
-        if state.phase is RunPhase.OVER or state.verdict is not None:
-            self._check_verdict(state, event, sends)
+        if isinstance(state.phase, run.Over):
+            self._check_verdict(state, state.phase.verdict, event, step)
         elif any(isinstance(send.event, events.RunEnded) for send in sends):
-            raise InvariantBroken(f"C6: the end was sent while {state.phase.value}")
+            raise InvariantBroken(f"C6: the end was sent while {state.phase.name}")
         else:
             self._check_waiting(state, sends)
             self._check_progress(state)
         self._check_deadlines(state)
         if state.generation != self._latest:
             raise InvariantBroken(f"C1: the last generation is {self._latest}, but the state has {state.generation}")
-        self._phase = state.phase
+        self._phase = type(state.phase)
         self._ledger = _ledger(state)
         if self._is_thorough and not self._is_written_before:
             self._written = _encode(state)
@@ -158,7 +157,7 @@ class RunChecker:
         if isinstance(event, run.NodeLost | run.DrainRequested):
             return event.node_id not in self._here
         if isinstance(event, run.RestartRequested):
-            return self._phase not in (RunPhase.RUNNING, RunPhase.PAUSED)
+            return self._phase not in (run.Running, run.Paused)
         if not isinstance(event, run.Received) or isinstance(event.message, messages.NodeJoined):
             return False
         node_id, message = event.node_id, event.message
@@ -183,15 +182,17 @@ class RunChecker:
 
     def _is_changed(self, state: CoordinatorState) -> bool:
         is_written = self._written != b""
-        return (is_written and _decode(self._written) != state) or state.phase is not self._phase  # sets have no order
+        return (is_written and _decode(self._written) != state) or type(
+            state.phase
+        ) is not self._phase  # sets have no order
 
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         if sends or self._is_changed(state):
             raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {sends}")
 
     def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
-        if state.phase is not RunPhase.OVER or state.verdict != self._verdict or state.deadlines:
-            raise InvariantBroken(f"C6: the run continues after its end: {state.phase.value}, {state.verdict}")
+        if state.verdict != self._verdict or state.deadlines:
+            raise InvariantBroken(f"C6: the run continues after its end: {state.phase.name}, {state.verdict}")
         joined = event.message if isinstance(event, run.Received) else None
         newcomer = joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
         for send in sends:
@@ -204,14 +205,14 @@ class RunChecker:
 
     def _check_resumed(self, state: CoordinatorState, sends: list[Send], now: float | None) -> None:
         """Check that nothing is decided or sent, and that deadlines for nodes are a full period away."""
-        if sends or state.phase is not self._phase:
-            raise InvariantBroken(f"C10: resumed, but at once {state.phase.value}: {sends}")
+        if sends or type(state.phase) is not self._phase:
+            raise InvariantBroken(f"C10: resumed, but at once {state.phase.name}: {sends}")
         self._check_deadlines(state)
         settings = self._settings
         periods = {
             RunDeadline.JOIN: settings.join_timeout_s,
             RunDeadline.LAST_CALL: settings.last_call_s,
-            RunDeadline.RECOVER: state.recover_period_s,
+            RunDeadline.RECOVER: state.phase.period_s if isinstance(state.phase, run.Recovering) else 0.0,
             RunDeadline.STACKS: settings.stacks_timeout_s,
         }
         for deadline, at in state.deadlines.items():
@@ -234,7 +235,7 @@ class RunChecker:
                     self._inherit(event.record)
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
-            case run.RestartRequested() if self._phase is RunPhase.RUNNING:
+            case run.RestartRequested() if self._phase is run.Running:
                 must_end = True
                 if self._last is not None:
                     self._last.is_requested = True
@@ -242,12 +243,12 @@ class RunChecker:
                 must_end = self._join(joined, sends)
             case run.Received(node_id, message):
                 must_end = self._follow_message(node_id, message)
-        must_end |= self._follow_hang(state, event, sends)
-        if self._phase is not RunPhase.RECOVERING or isinstance(event, run.Opened | run.CancelRequested):
+        must_end |= self._follow_hang(event, sends)
+        if self._phase is not run.Recovering or isinstance(event, run.Opened | run.CancelRequested):
             return must_end
-        return state.phase is not RunPhase.RECOVERING and self._is_broken_since_recovery()
+        return not isinstance(state.phase, run.Recovering) and self._is_broken_since_recovery()
 
-    def _follow_hang(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> bool:
+    def _follow_hang(self, event: AnyCoordinatorEvent, sends: list[Send]) -> bool:
         """Follow a suspected hang; return whether its report must end the generation."""
         last, must_end = self._last, False
         message = event.message if isinstance(event, run.Received) else None
@@ -271,8 +272,6 @@ class RunChecker:
                     if not self._is_hang_reported:
                         raise InvariantBroken("H6: the end of a hang was sent, but no report")
                     self._is_hang_reported = False
-        if state.phase is not RunPhase.RUNNING and (state.hang is not None or state.deadlines.keys() & _OF_HANGS):
-            raise InvariantBroken(f"H8: a hang is suspected while {state.phase.value}")
         return must_end
 
     def _follow_message(self, node_id: str, message: messages.FromNode) -> bool:
@@ -315,7 +314,7 @@ class RunChecker:
         self._clear.add(node_id)
         self._at_work.pop(node_id, None)
         last = self._last
-        if self._phase is not RunPhase.RUNNING or last is None or not last.has(node_id):
+        if self._phase is not run.Running or last is None or not last.has(node_id):
             return False
         last.gone.add(node_id)  # it stopped its workers because its lease expired
         last.is_lost = True
@@ -336,7 +335,7 @@ class RunChecker:
             return False
         last.gone.add(node_id)
         last.parts.pop(node_id, None)
-        last.is_broken |= self._phase is RunPhase.RECOVERING
+        last.is_broken |= self._phase is run.Recovering
         if not last.is_counted:
             last.is_drained |= is_drain
             last.is_lost |= not is_drain
@@ -361,10 +360,10 @@ class RunChecker:
         if joined.generation > self._latest:
             must_end.append(self._follow_later_generation(joined.generation, sends))
             self._store = joined.store
-        if self._phase is RunPhase.RECOVERING and self._last is not None and self._last.is_recorded:
+        if self._phase is run.Recovering and self._last is not None and self._last.is_recorded:
             is_behind = joined.generation < self._last.number and node_id in self._last.ranks
             self._last.has_missed_assignment |= is_behind and node_id not in self._last.gone
-        if self._phase is RunPhase.RECOVERING and joined.generation == self._latest > 0:
+        if self._phase is run.Recovering and joined.generation == self._latest > 0:
             self._adopt(joined)
         elif joined.is_running or joined.has_succeeded:
             self._follow_rejoin(joined, sends)
@@ -403,7 +402,7 @@ class RunChecker:
             if last is not None and not last.is_counted:
                 last.is_broken = True
             return False
-        if self._phase is RunPhase.RECOVERING:
+        if self._phase is run.Recovering:
             self._check_notified(last, sends)
             last.is_ended = last.is_counted = True
             return False
@@ -499,10 +498,10 @@ class RunChecker:
             if isinstance(send.event, events.GenerationEnded) and not send.event.why:
                 raise InvariantBroken(f"C5: generation {send.event.generation} ended without a reason")
         last = self._last
-        if last is None or last.is_ended or state.phase in (RunPhase.OVER, RunPhase.RECOVERING):
+        if last is None or last.is_ended or isinstance(state.phase, run.Over | run.Recovering):
             return
         has_ended = (
-            state.phase is not RunPhase.RUNNING
+            not isinstance(state.phase, run.Running)
             or bool(_notified_of_end(sends, last.number) & last.ranks.keys())
             or bool(self._new_parts(event, sends))
         )
@@ -517,7 +516,7 @@ class RunChecker:
 
     def _check_opening(self, last: _Generation, event: AnyCoordinatorEvent) -> None:
         """Check that a generation without a failure or loss ended only to admit a node."""
-        candidates = self._clear if self._phase is RunPhase.RECOVERING else self._clear & {self._newly_clear}
+        candidates = self._clear if self._phase is run.Recovering else self._clear & {self._newly_clear}
         newcomers = {each for each in candidates if not last.has(each)}
         if not newcomers:
             raise InvariantBroken(f"C5: generation {last.number} ended without a cause, after {event}")
@@ -656,17 +655,17 @@ class RunChecker:
 
     def _check_waiting(self, state: CoordinatorState, sends: list[Send]) -> None:
         """Check that a node that became clear is sent why it waits, except while a generation is ending."""
-        node_id = self._newly_clear if state.phase is not RunPhase.ENDING else ""
+        node_id = self._newly_clear if not isinstance(state.phase, run.Ending) else ""
         notified = {each for send in sends if isinstance(send.event, events.Waiting) for each in send.to}
         if node_id in self._clear and node_id not in notified:
             raise InvariantBroken(f"C7: {node_id} waits, but was not sent a reason")
 
     def _check_deadlines(self, state: CoordinatorState) -> None:
-        awaited = set(_DEADLINES.get(state.phase, set()))
+        awaited = set(_DEADLINES.get(type(state.phase), set()))
         settings, count = self._settings, len(self._clear)
-        if state.phase is RunPhase.GATHERING and settings.min_nodes <= count < settings.max_nodes:
+        if isinstance(state.phase, run.Gathering) and settings.min_nodes <= count < settings.max_nodes:
             awaited.add(RunDeadline.LAST_CALL)
-        if state.phase is RunPhase.RUNNING and settings.on_hang != "off":
+        if isinstance(state.phase, run.Running) and settings.on_hang != "off":
             if (state.hang is not None and state.hang.report is None) != (RunDeadline.STACKS in state.deadlines):
                 raise InvariantBroken(
                     "H6: stacks are awaited without a deadline, or there is a deadline without a request"
@@ -674,38 +673,38 @@ class RunChecker:
             awaited |= state.deadlines.keys() & _OF_HANGS
         if state.deadlines.keys() != awaited:
             has, needs = (sorted(deadline.value for deadline in each) for each in (state.deadlines, awaited))
-            raise InvariantBroken(f"C7: {state.phase.value} needs deadlines for {needs}, but has {has}")
+            raise InvariantBroken(f"C7: {state.phase.name} needs deadlines for {needs}, but has {has}")
 
     def _check_progress(self, state: CoordinatorState) -> None:
         last, settings, count = self._last, self._settings, len(self._clear)
-        if state.phase is RunPhase.GATHERING:
+        if isinstance(state.phase, run.Gathering):
             is_first = self._latest == 0 or RunDeadline.LAST_CALL in state.deadlines
             if count >= settings.max_nodes or (count >= settings.min_nodes and not is_first):
                 raise InvariantBroken(f"C7: {count} nodes are ready, but no generation is formed")
-        elif state.phase is RunPhase.ENDING:
+        elif isinstance(state.phase, run.Ending):
             members = {each for each in last.ranks if each in self._here} if last is not None else set()
             if not (members | self._at_work.keys()) - self._clear:
                 raise InvariantBroken("C7: ending, but no node is awaited")
-        elif state.phase is RunPhase.RUNNING:
+        elif isinstance(state.phase, run.Running):
             if last is None or last.is_ended:
                 raise InvariantBroken("C5: running, but the generation has ended")
             if last.is_complete and last.done.issuperset(last.ranks):
                 raise InvariantBroken("C7: all members are done, but the run continues")
 
-    def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
-        verdict = state.verdict
-        if verdict is None or state.phase is not RunPhase.OVER:
-            raise InvariantBroken(f"C6: {state.phase.value}, but the verdict is {verdict}")
-        notified = [each for send in sends if isinstance(send.event, events.RunEnded) for each in send.to]
+    def _check_verdict(self, state: CoordinatorState, verdict: Verdict, event: AnyCoordinatorEvent, step: Step) -> None:
+        ends = [(send.to, send.event) for send in step.sends if isinstance(send.event, events.RunEnded)]
+        notified = [each for to, _ in ends for each in to]
         if sorted(notified) != sorted(self._here):
             raise InvariantBroken(f"C6: {sorted(self._here)} are connected, but {sorted(notified)} were sent the end")
-        if any(isinstance(send.event, events.RunEnded) and send.event.verdict != verdict for send in sends):
+        if any(end.verdict != verdict for _, end in ends):
             raise InvariantBroken("C6: not all nodes were sent the same verdict")
-        self._check_outcome(state, verdict, event)
+        self._check_outcome(state, verdict, event, step.decision)
         self._check_report(verdict)
         self._verdict = verdict
 
-    def _check_outcome(self, state: CoordinatorState, verdict: Verdict, event: AnyCoordinatorEvent) -> None:
+    def _check_outcome(
+        self, state: CoordinatorState, verdict: Verdict, event: AnyCoordinatorEvent, decision: AnyDecision | None
+    ) -> None:
         last = self._last
         counted = (verdict.restarts_used, verdict.membership_changes, verdict.drains, verdict.requests)
         if not verdict.why or counted != _ledger(state):
@@ -715,7 +714,7 @@ class RunChecker:
                 if last is None or last.is_ended or not last.is_complete or not last.done.issuperset(last.ranks):
                     raise InvariantBroken("C6: succeeded, but not every member has")
             case Outcome.FAILED:
-                if last is None or not last.is_ended or last.is_uncharged or not isinstance(state.decision, GiveUp):
+                if last is None or not last.is_ended or last.is_uncharged or not isinstance(decision, GiveUp):
                     raise InvariantBroken(
                         "C4: failed, but the policy did not give up on a generation that failed by itself"
                     )
@@ -724,7 +723,7 @@ class RunChecker:
                 if not isinstance(event, run.CancelRequested):
                     raise InvariantBroken("C6: cancelled, but no operator requested it")
             case _:
-                is_time = isinstance(event, run.Tick) and self._phase is RunPhase.GATHERING
+                is_time = isinstance(event, run.Tick) and self._phase is run.Gathering
                 if not is_time or len(self._clear) >= self._settings.min_nodes:
                     raise InvariantBroken(f"C7: {verdict.why!r}, while {len(self._clear)} nodes ready")
 

@@ -72,7 +72,7 @@ from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CoordinatorMachine,
     CoordinatorState,
-    RunPhase,
+    Over,
     RunSettings,
     Send,
 )
@@ -163,35 +163,35 @@ class _Transcript:
             if not what.startswith("opened"):
                 self._step(run.Opened())
         before, ledger, deadlines = _encode(self._state), _ledger(self._state), self._state.deadlines
-        phases = [self._state.phase]
+        phases = [self._state.phase.name]
         answers: list[str] = []
         for event in self._events(what):
             answers += [line for send in self._step(event) for line in describe_send(send, self._state)]
-            if self._state.phase is not phases[-1]:
-                phases.append(self._state.phase)
+            if self._state.phase.name != phases[-1]:
+                phases.append(self._state.phase.name)
         state = self._state
         if _ledger(state) != ledger:
             answers.append(f"ledger: {_ledger(state)}")
         if len(phases) > 1:
-            answers.append(" -> ".join(phase.value for phase in phases))
-        if state.deadlines != deadlines and state.phase is not RunPhase.OVER:
+            answers.append(" -> ".join(phases))
+        if state.deadlines != deadlines and not isinstance(state.phase, Over):
             standing = sorted((deadline.value, at) for deadline, at in state.deadlines.items())
             answers.append("deadlines: " + (", ".join(f"{name} {format_time(at)}" for name, at in standing) or "none"))
         return answers or ["ignored" if _decode(before) == state else "noted"]
 
     def _step(self, event: AnyCoordinatorEvent) -> list[Send]:
         machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self._state)))
-        sends = machine.step(event, self._now)
+        step = machine.step(event, self._now)
         self._state = machine.state
-        self._checker.check(machine.state, event, sends, self._now)
-        for send in sends:
+        self._checker.check(machine.state, event, step, self._now)
+        for send in step.sends:
             if isinstance(send.event, events.GenerationFormed):
                 part = send.event.assignment
                 for node_id in send.to:
                     self._nodes[node_id].generation = part.generation
                     self._nodes[node_id].first_rank = part.first_global_rank
                     self._nodes[node_id].store = part.store
-        return sends
+        return step.sends
 
     # --- events -------------------------------------------------------------------------------------------------------
 

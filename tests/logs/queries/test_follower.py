@@ -12,8 +12,8 @@ import pytest
 
 from kit.jobs import TIMEOUT_S
 from tenax._core.ledger import Goodput
+from tenax._core.link import wire
 from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import connect_to_agent
 from tenax._view.log_lines import LogAnswer, LogLine
 from tenax._view.status import NodeStatus, RunStatus

@@ -117,7 +117,7 @@ def test_a_browser_that_disconnects_or_never_reads_does_not_delay_a_restart(runn
 
 
 # Modules that are imported for the first operator request.
-_IMPORTED_ON_REQUEST = ("_engines/operator_api.py", "_engines/tcp/wire.py", "_view/status.py", "_node/log_queries.py")
+_IMPORTED_ON_REQUEST = ("_engines/operator_api.py", "_core/link/wire.py", "_view/status.py", "_node/log_queries.py")
 
 
 @pytest.mark.parametrize("replaced", [_IMPORTED_ON_REQUEST, _IMPORTED_ON_REQUEST[2:], ("_logs/queries.py",)])

@@ -17,8 +17,8 @@ import msgspec
 
 from kit.cluster import Agent, Cluster
 from kit.jobs import TENAX, Done, Runner, Terminal, until
+from tenax._core.link import wire
 from tenax._core.requests import StatusRequest
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import OperatorConnection, connect_to_agent
 from tenax._view.status import RunStatus
 

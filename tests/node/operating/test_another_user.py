@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from kit.processes import needs_root
+from tenax._core.link import wire
 from tenax._core.requests import LogsRequest, StatusRequest, StopRequest
 from tenax._engines.secret import user_secret
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import AccessDenied, connect_to_agent, connect_to_coordinator
 from tenax._io.endpoint import literal
 

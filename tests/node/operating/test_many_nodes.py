@@ -13,10 +13,10 @@ import pytest
 
 from kit.cluster import Agent, etcd_conf
 from kit.etcd import EtcdCluster
+from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.secret import user_secret
-from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorConnection, connect_to_coordinator
 from tenax._io.endpoint import literal
 from tenax._view.status import RunStatus

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenax._core.coordinator import CancelRequested, Ending, Opened, Received, RunSettings
+from tenax._core.coordinator import CancelRequested, EndCause, Opened, Received, RunSettings
 from tenax._core.messages import NodeDraining, NodeInfo, NodeJoined, NodeReady, WorkersRunning
 from tenax._core.requests import (
     AgentRequest,
@@ -150,7 +150,7 @@ def test_a_restart_needs_a_generation_that_runs(api: Harness) -> None:
     assert error.startswith("no generation to restart: ")
     api.run()
     assert api.ask(RestartRequest("new data")) == ("stopping generation 1; the next one follows", "")
-    assert api.host.state.ended_by is Ending.REQUEST
+    assert api.host.state.phase.cause is EndCause.REQUEST
 
 
 def test_a_restart_is_rejected_if_too_few_nodes_would_stay(api: Harness) -> None:

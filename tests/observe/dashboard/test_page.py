@@ -115,7 +115,7 @@ def test_a_hang_is_shown_while_it_lasts(start_cluster: Callable[..., FakeCluster
     page.open(cluster.link)
 
     def suspect(hang: Suspicion | None) -> None:
-        cluster.coordinator.state.hang = hang
+        cluster.coordinator.state.phase.watch.suspicion = hang
         for on_step in list(cluster.coordinator.watchers):
             on_step()
 

@@ -20,8 +20,8 @@ from tenax._core.hang_report import (
     places_of,
     reason_of,
 )
+from tenax._core.link import wire
 from tenax._core.messages import HangReport, StackLocation
-from tenax._engines.tcp import wire
 
 MAIN = 'Current thread 0x00007f01 (most recent call first):\n  File "/job/train.py", line {line} in {where}\n'
 OTHER = "Thread 0x00007f{number:02x} [{name}] (most recent call first):\n"

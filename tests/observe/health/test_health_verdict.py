@@ -64,7 +64,7 @@ def test_details_contain_nothing_else() -> None:
 def test_an_agent_is_ready_when_all_workers_have_started_or_the_run_is_over() -> None:
     """In no other phase, and not while a worker is being started."""
     state = AgentState(AgentSettings(run_id="r", role="default", local_world_size=2, max_restarts=0))
-    state.workers = {0: WorkerRecord(0, WorkerPhase.RUNNING), 1: WorkerRecord(1, WorkerPhase.RUNNING)}
+    state.last.workers = {0: WorkerRecord(0, WorkerPhase.RUNNING), 1: WorkerRecord(1, WorkerPhase.RUNNING)}
     ready = set()
     for phase in Phase:
         state.phase = phase

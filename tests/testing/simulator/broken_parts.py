@@ -9,8 +9,9 @@ import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, Phase
-from tenax._core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Send
-from tenax._core.lease import Lease, LeaseTerms
+from tenax._core.coordinator import CoordinatorMachine, EndCause, Ending, NodeLost, Over, Recovering, Send, Step
+from tenax._core.link.client import LinkClient
+from tenax._core.link.server import LinkServer
 from tenax._core.model import failure_began_at
 from tenax._core.policy import GiveUp, Restart
 from tenax.testing.simulator import Parts
@@ -20,17 +21,11 @@ def parts_with(part: type) -> Parts:
     """Return the machines under test with one broken machine, without their own invariant checkers."""
     if issubclass(part, AgentMachine):
         return Parts(make_agent=part, are_checked_inside=False)
-    if issubclass(part, Lease):
-        return Parts(make_lease=part, are_checked_inside=False)
+    if issubclass(part, LinkClient):
+        return Parts(make_client=part, are_checked_inside=False)
+    if issubclass(part, LinkServer):
+        return Parts(make_server=part, are_checked_inside=False)
     return Parts(make_coordinator=part, are_checked_inside=False)
-
-
-class FencesTooLate(LeaseTerms, frozen=True):
-    """Has a fence that is longer than the lease."""
-
-    @property
-    def fence_s(self) -> float:
-        return self.lease_s * 1.3
 
 
 class NeverFences(AgentMachine):
@@ -58,15 +53,16 @@ class RestartsWorkersOfEndedGeneration(AgentMachine):
 class ReportsFailureAsSuccess(AgentMachine):
     """Ignores exit codes."""
 
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, 0, "", now, **more)
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(msgspec.structs.replace(exited, exit_code=0, fault=""), now)
 
 
 class FormsWhileWorkersRun(CoordinatorMachine):
     """Forms the next generation as soon as enough nodes are ready, while others have live workers."""
 
     def _on_ready(self, record, ready, now: float) -> None:
-        self.state.unstopped = set()
+        if isinstance(self.state.phase, Ending):
+            self.state.phase.unstopped = set()
         super()._on_ready(record, ready, now)
 
 
@@ -119,14 +115,11 @@ class NeverGivesUp(CoordinatorMachine):
 
 class NamesTheLastCause(CoordinatorMachine):
     def _after_failure(self, now: float) -> None:
-        times = [failure_began_at(failure) for failure in self.state.failures]
-        turned = zip(self.state.failures, [times[-1 - index] for index in range(len(times))], strict=True)
-        self.state.failures = [
-            msgspec.structs.replace(
-                failure, seen_at=-at, evidence=msgspec.structs.replace(failure.evidence, raised_at=-at)
-            )
-            for failure, at in turned
-        ]
+        failures = self.state.last.failures
+        times = [failure_began_at(failure) for failure in failures.values()]
+        for failure, at in zip(list(failures.values()), reversed(times), strict=True):
+            evidence = msgspec.structs.replace(failure.evidence, raised_at=-at)
+            failures[failure.global_rank] = msgspec.structs.replace(failure, seen_at=-at, evidence=evidence)
         super()._after_failure(now)
 
 
@@ -134,22 +127,21 @@ class ContinuesAfterTheVerdict(CoordinatorMachine):
     """Withdraws its verdict when a node joins late."""
 
     def _on_joined(self, joined, now: float) -> None:
-        if self.state.phase is RunPhase.OVER:
-            self.state.verdict = None
+        if isinstance(self.state.phase, Over):
             self._gather("a node joined", now)
         super()._on_joined(joined, now)
 
 
 class IgnoresLostNodes(CoordinatorMachine):
     def step(self, event, now: float):
-        return [] if isinstance(event, NodeLost) else super().step(event, now)
+        return Step([]) if isinstance(event, NodeLost) else super().step(event, now)
 
 
 class DoesNotSendGenerationEnded(CoordinatorMachine):
     """Does not notify the members when a generation ends."""
 
-    def _end_generation(self, kind: Ending, why: str, now: float) -> None:
-        super()._end_generation(kind, why, now)
+    def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
+        super()._end_generation(cause, why, now)
         self._outbox = [send for send in self._outbox if not isinstance(send.event, events.GenerationEnded)]
 
 
@@ -167,7 +159,7 @@ class KeepsEveryName(CoordinatorMachine):
     def _remember_ranks(self) -> None:
         for node_id, rank in self.state.members.items():
             if self.state.nodes[node_id].info.name:
-                self.state.ranks_by_name[self.state.nodes[node_id].info.name] = rank
+                self.state.names.ranks_by_name[self.state.nodes[node_id].info.name] = rank
 
 
 class DoesNotWaitForSupersededNodes(CoordinatorMachine):
@@ -177,13 +169,13 @@ class DoesNotWaitForSupersededNodes(CoordinatorMachine):
 
 class ReadmitsSupersededNodes(CoordinatorMachine):
     def _on_joined(self, joined, now: float) -> None:
-        self.state.superseded = []
+        self.state.names.superseded = []
         super()._on_joined(joined, now)
 
 
 class ForgetsWhyAGenerationEnded(CoordinatorMachine):
-    def _adopt(self, record, joined, now: float) -> None:
-        super()._adopt(record, msgspec.structs.replace(joined, is_uncharged=False), now)
+    def _adopt(self, phase, record, joined, now: float) -> None:
+        super()._adopt(phase, record, msgspec.structs.replace(joined, is_uncharged=False), now)
 
 
 class ConfusesGenerationsOfOneNumber(CoordinatorMachine):
@@ -207,7 +199,8 @@ class DoesNotWaitForRefusedNodes(CoordinatorMachine):
 class EndsRecoveryEarly(CoordinatorMachine):
     def _on_greater_generation(self, joined, now: float) -> None:
         super()._on_greater_generation(joined, now)
-        self.state.is_renumbered = False
+        if isinstance(self.state.phase, Recovering):
+            self.state.phase.source.is_renumbered = False
 
 
 class ForgetsTheVerdict(CoordinatorMachine):
@@ -216,12 +209,5 @@ class ForgetsTheVerdict(CoordinatorMachine):
 
 
 class DatesExitsOnReceipt(AgentMachine):
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, exit_code, fault, now, **{**more, "ended_at": now})
-
-
-class KeepsEveryBeat(Lease):
-    def all_has_arrived(self) -> None:
-        sent = dict(self._sent)
-        super().all_has_arrived()
-        self._sent = sent
+    def _on_worker_ended(self, exited, now: float) -> None:
+        super()._on_worker_ended(msgspec.structs.replace(exited, ended_at=now), now)

@@ -11,11 +11,11 @@ from tenax.testing.simulator.setup import WorkerBehaviour
 SEEDS = range(1, 251)
 SITUATIONS = [
     "Fenced(",
-    "its keeper ends the workers",
-    "silent for 5 s",
+    "Fenced(generation=1, why=disconnected from the coordinator for too long",
+    "no heartbeat for 5 s",
     "connection closed",
-    "its connection is reset",
-    "drops its connection",
+    "lost the coordinator at host0: connection reset",
+    "lost the coordinator at host0: no answer for 4.3 s",
     "resumes",
     "was_cut_off=True",
     "[recovering > running]",
@@ -101,6 +101,10 @@ def test_a_generation_survives_reset_connections() -> None:
 
 def test_the_machines_under_test_are_the_real_ones() -> None:
     from tenax._core.coordinator import CoordinatorMachine
+    from tenax._core.link.client import LinkClient
+    from tenax._core.link.server import LinkServer
     from tenax.testing.simulator import Parts
 
-    assert (Parts().make_agent, Parts().make_coordinator) == (AgentMachine, CoordinatorMachine)
+    parts = Parts()
+    assert (parts.make_agent, parts.make_coordinator) == (AgentMachine, CoordinatorMachine)
+    assert (parts.make_client, parts.make_server) == (LinkClient, LinkServer)

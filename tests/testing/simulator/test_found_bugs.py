@@ -8,6 +8,7 @@ import pytest
 from tenax.testing.simulator import Fault, NodePlan, Setup, draw, simulate
 from tenax.testing.simulator.setup import WorkerBehaviour
 
+from . import broken_links
 from . import broken_parts as broken
 from .broken_parts import parts_with
 
@@ -17,16 +18,13 @@ NO_FAILURES = WorkerBehaviour(generation_s=1e6, fails=0.0, collateral=0.0, ignor
 @pytest.mark.parametrize(
     ("seed", "part", "name"),
     [
-        (54, broken.ChargesForFencedNodes, "S5"),
+        (218, broken.ChargesForFencedNodes, "S5"),
         (18, broken.KeepsEveryName, "S12"),
         (251, broken.DoesNotWaitForSupersededNodes, "S1"),
-        (3338, broken.ReadmitsSupersededNodes, "L3"),
+        (3801, broken.ReadmitsSupersededNodes, "L3"),
         (9, broken.ForgetsTheVerdict, "S6"),
-        (165, broken.DatesExitsOnReceipt, "S8"),
-        (20, broken.KeepsEveryBeat, "S12"),
-        (16796, broken.DoesNotWaitForStaleNodes, "S1"),
-        (919260835087, broken.DoesNotWaitForRefusedNodes, "S1"),
-        (482194556936, broken.EndsRecoveryEarly, "S1"),
+        (379, broken.DatesExitsOnReceipt, "S8"),
+        (20, broken_links.RemembersEveryBeat, "S12"),
     ],
 )
 def test_a_known_seed_finds_its_bug_again(seed: int, part: type, name: str) -> None:
@@ -35,17 +33,27 @@ def test_a_known_seed_finds_its_bug_again(seed: int, part: type, name: str) -> N
 
 
 def generations_of_one_number(seed: int) -> Setup:
-    """The endpoint's host loses power and its marker, so two generations get the number 1. Then the coordinator dies,
-    and members of both join the next coordinator."""
+    """Two generations get the number 2, and members of both join the next coordinator.
+
+    The coordinators are on nodes that have left. The endpoint's host loses power and its marker while hosts 1 and 2,
+    the members of the first generation, are cut off.
+    """
+    early, late = (NodePlan(0), NodePlan(1), NodePlan(2)), (NodePlan(3, start_at=5.0), NodePlan(4, start_at=5.0))
     return Setup(
         seed=seed,
-        nodes=(NodePlan(0), NodePlan(1), NodePlan(2), *(NodePlan(host, start_at=5.0) for host in (3, 4, 5))),
+        nodes=(*early, *late, NodePlan(0, start_at=30.0), NodePlan(0, start_at=45.0)),
         min_nodes=2,
         max_nodes=2,
         last_call_s=0.2,
         seconds=80.0,
         behaviour=NO_FAILURES,
-        faults=(Fault(20.0, "power", a=0, seconds=1.0), Fault(50.0, "kill_coordinator", seconds=0.5)),
+        faults=(
+            Fault(1.0, "drain", a=0),
+            *(Fault(19.0, "partition", a=host, seconds=25.0) for host in (1, 2)),
+            Fault(20.0, "power", a=0, seconds=1.0),
+            Fault(35.0, "drain", a=4),
+            Fault(50.0, "kill_coordinator"),
+        ),
     )
 
 
@@ -58,12 +66,66 @@ def test_two_generations_with_one_number_are_not_confused() -> None:
     assert "S1" in confused
 
 
-def late_ending(seed: int) -> Setup:
-    """A generation ends to admit a node. One member does not receive this, and its worker fails because the other has
-    stopped. Then the coordinator dies, and the failure is reported to the next one."""
+def work_under_a_smaller_number(seed: int) -> Setup:
+    """As above, but the first generations have greater numbers, and the next coordinator is the first to learn of them:
+    from idle nodes, before or after it learns of nodes at work under the smaller number, which take long to stop."""
+    setup = generations_of_one_number(seed)
+    late = 50.05 + 0.02 * (seed % 10)
+    faults = (
+        *(fault for fault in setup.faults if fault.kind != "partition"),
+        *(Fault(2.0 + 2 * number, "restart_request") for number in range(3)),
+        *(Fault(19.0, "partition", a=host, seconds=late - 19.0) for host in (1, 2)),
+        *(Fault(49.9, "partition", a=host, seconds=2.0) for host in (3, 4)[: 1 + seed % 2]),
+    )
+    return msgspec.structs.replace(
+        setup,
+        seconds=90.0,
+        grace_s=10.0,
+        behaviour=msgspec.structs.replace(NO_FAILURES, ignores_term=0.5),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
+
+
+@pytest.mark.parametrize("part", [broken.DoesNotWaitForStaleNodes, broken.EndsRecoveryEarly])
+def test_a_node_at_work_under_a_smaller_number_is_waited_for(part: type) -> None:
+    assert [simulate(work_under_a_smaller_number(seed)).broken for seed in range(20)] == [""] * 20
+    assert "S1" in [simulate(work_under_a_smaller_number(seed), parts_with(part)).property for seed in range(20)]
+
+
+def taken_rank(seed: int) -> Setup:
+    """The coordinator dies, whose node had left. Another node takes the rank of a member at work that is cut off."""
     return Setup(
         seed=seed,
-        nodes=(NodePlan(0), NodePlan(1), NodePlan(2)),
+        nodes=(
+            *(NodePlan(0), NodePlan(1, rank=0), NodePlan(2, rank=1)),
+            *(NodePlan(0, start_at=5.0), NodePlan(3, rank=1, start_at=10.05)),
+        ),
+        min_nodes=2,
+        max_nodes=2,
+        last_call_s=0.2,
+        seconds=40.0,
+        grace_s=10.0,
+        behaviour=msgspec.structs.replace(NO_FAILURES, ignores_term=0.5),
+        faults=(
+            Fault(1.0, "drain", a=0),
+            Fault(9.9, "partition", a=2, seconds=1.0),
+            Fault(10.0, "kill_coordinator"),
+        ),
+    )
+
+
+def test_a_node_at_work_that_is_refused_is_waited_for() -> None:
+    assert [simulate(taken_rank(seed)).broken for seed in range(20)] == [""] * 20
+    parts = parts_with(broken.DoesNotWaitForRefusedNodes)
+    assert "S1" in [simulate(taken_rank(seed), parts).property for seed in range(20)]
+
+
+def late_ending(seed: int) -> Setup:
+    """A generation ends to admit a node. One member does not receive this, and its worker fails because the other has
+    stopped. Then the coordinator dies, whose node had left, and the failure is reported to the next one."""
+    return Setup(
+        seed=seed,
+        nodes=(NodePlan(0), NodePlan(1), NodePlan(2), NodePlan(0, start_at=3.0)),
         min_nodes=2,
         max_nodes=3,
         last_call_s=0.02,
@@ -72,8 +134,9 @@ def late_ending(seed: int) -> Setup:
             NO_FAILURES, collateral=1.0, collateral_s=0.05, ends_within_s=0.002, start_s=0.005
         ),
         faults=(
-            Fault(0.14, "stall", a=1 + seed % 2, b=1, seconds=2.0),
-            Fault(0.3 + seed * 0.002, "kill_coordinator", seconds=0.3),
+            Fault(1.0, "drain", a=0),
+            Fault(2.9, "stall", a=seed % 2, b=1, seconds=2.0),
+            Fault(3.05 + seed * 0.002, "kill_coordinator"),
         ),
     )
 
@@ -84,3 +147,24 @@ def test_the_next_coordinator_knows_why_a_generation_ended() -> None:
         simulate(late_ending(seed), parts_with(broken.ForgetsWhyAGenerationEnded)).property for seed in range(60)
     ]
     assert "S5" in charged
+
+
+def killed_while_linking(seed: int) -> Setup:
+    """The link of a member breaks. Its agent reconnects and is killed when the coordinator has accepted the new link
+    but the keeper does not hold it yet, so the kernel closes it while the workers are alive."""
+    return Setup(
+        seed=seed,
+        nodes=(NodePlan(0), NodePlan(1), NodePlan(2)),
+        min_nodes=2,
+        max_nodes=3,
+        last_call_s=0.02,
+        seconds=20.0,
+        behaviour=msgspec.structs.replace(NO_FAILURES, ends_within_s=0.01, kill_s=2.0),
+        faults=(Fault(10.0, "break", a=1, b=1), Fault(10.002 + seed * 0.0002, "crash", a=1)),
+    )
+
+
+def test_a_link_that_the_keeper_does_not_hold_yet_is_not_a_node() -> None:
+    assert [simulate(killed_while_linking(seed)).broken for seed in range(40)] == [""] * 40
+    parts = parts_with(broken_links.TakesAnUnjoinedLinkForANode)
+    assert "S1" in [simulate(killed_while_linking(seed), parts).property for seed in range(40)]

@@ -27,7 +27,8 @@ import msgspec
 
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import Opened
-from tenax._core.events import Fenced, Tick
+from tenax._core.events import Tick
+from tenax._core.link.client import RETRY_LATER_S, RETRY_SOON_S
 from tenax._core.text import format_seconds
 from tenax._engines.etcd.candidacy import Candidacy
 from tenax._engines.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
@@ -40,7 +41,7 @@ from tenax._engines.etcd.leader_address import (
     this_machine,
 )
 from tenax._engines.etcd.leadership import Leadership
-from tenax._engines.tcp.linked import RETRY_LATER_S, RETRY_SOON_S, LinkedEngine, LinkedSettings
+from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
@@ -53,7 +54,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
-    from tenax._core.lease import LeaseTerms
     from tenax._core.record import RunRecord
     from tenax._engines.etcd.candidacy import Elected
     from tenax._io.endpoint import Address
@@ -89,6 +89,8 @@ class EtcdEngineSettings(LinkedSettings, frozen=True):
 class EtcdEngine(LinkedEngine):
     """The coordinator is hosted by the leader in etcd, which may be this node."""
 
+    _is_elected = True
+
     def __init__(self, settings: EtcdEngineSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._etcd = settings
@@ -101,12 +103,8 @@ class EtcdEngine(LinkedEngine):
         self._leader: Leader | None = None
         self._term = 0
         self._connecting: LeaderProbe | None = None
-        self._linked_host = ""  # of the leader of the current link or connection attempt
         self._lookup: Lookup | None = None
         self._local_address = ""  # resolved from --local-addr
-        self._was_ever_linked = False
-        self._received_at = 0.0  # time of the last frame, on any link
-        self._fenced_at = 0.0  # end of the lease for which this node was last fenced
         self._is_querying = False
         # While this node stands for election or leads.
         self._candidacy: Candidacy | None = None
@@ -123,10 +121,6 @@ class EtcdEngine(LinkedEngine):
         self._has_left = False
 
     # --- overrides of LinkedEngine ------------------------------------------------------------------------------------
-
-    @property
-    def _location(self) -> str:
-        return f"on {self._linked_host}" if self._linked_host else ""
 
     @property
     def _what_to_check(self) -> str:
@@ -152,34 +146,8 @@ class EtcdEngine(LinkedEngine):
         """Required by TLS, but not compared with the certificate."""
         return self._leader.address.addr if self._leader is not None else "leader"
 
-    @property
-    def _trusts_acknowledgements(self) -> bool:
-        return False  # a stopped leader may have a successor
-
-    def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
-        self._was_ever_linked = True
-        super()._on_accepted(terms, counts=counts)
-
-    def _on_body(self, body: bytes) -> None:
-        self._received_at = self._loop.now()
-        super()._on_body(body)
-
-    def _check_lease(self) -> None:
-        """If the leader answers but its answers do not count, fence this node and keep the link."""
-        now, terms, ends_at = self._loop.now(), self._lease.terms, self._lease.ends_at()
-        if self._is_finished or not self._is_linked or ends_at > now or now >= self._received_at + terms.fence_s:
-            super()._check_lease()
-            return
-        if self._assignment is not None and self._fenced_at != ends_at:
-            self._fenced_at = ends_at
-            why = f"{self._where} may have been replaced; the other nodes may continue without this node"
-            self._emit(Fenced(self._assignment.generation, why))
-        self._set_timer("guard", terms.beat_s, self._check_lease)
-
-    @property
-    def _is_refusal_final(self) -> bool:
-        """After a first link, a rejection can only come from another program at a dead leader's address."""
-        return not self._was_ever_linked
+    def _holds_lease(self) -> bool:
+        return self._machine.holds_lease(self._loop.now())
 
     def _stays_while_others_run(self) -> bool:
         """Stay while this leader decides what its own departure means: it knows the reason, a successor does not."""
@@ -258,13 +226,13 @@ class EtcdEngine(LinkedEngine):
             self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect_and_query)
 
     def _on_trouble(self, error: EtcdError) -> None:
-        if self._is_finished:
+        if self._machine.is_finished:
             return
-        if not isinstance(error, EtcdUnavailable) and not self._was_ever_linked:
+        if not isinstance(error, EtcdUnavailable) and not self._machine.was_ever_linked:
             is_secret = isinstance(error, EtcdRefused) and self._etcd.managed is not None
             hint = "; give every node of the run the same secret (token_file)" if is_secret else ""
             self._refused(error.message + hint)
-        elif not self._is_linked:
+        elif not self._machine.is_linked:
             self._may_retry(error.message)
         elif not isinstance(error, EtcdUnavailable):
             if self._loop.now() >= self._report_refusal_at:
@@ -280,7 +248,9 @@ class EtcdEngine(LinkedEngine):
         self._is_troubled = self._was_trouble_reported = bool(trouble)
         if trouble:
             self._set_timer("trouble", _REPORT_TROUBLE_EVERY_S if was_reported else _TROUBLE_S, self._report_trouble)
-            goes_on = "workers keep running, but " if self._assignment is not None and self._holds_lease() else ""
+            goes_on = (
+                "workers keep running, but " if self._machine.assignment is not None and self._holds_lease() else ""
+            )
             self._node.print_line(f"cannot reach etcd ({trouble}); {goes_on}no generation can start until it is back")
         elif was_reported:
             self._node.print_line("etcd can be reached again")
@@ -301,7 +271,7 @@ class EtcdEngine(LinkedEngine):
 
     def _on_leader(self, kv: KeyValue | None, revision: int) -> None:
         """Handle the leader key as it was at that revision; None: it did not exist."""
-        if self._is_finished or self._is_leaving:
+        if self._machine.is_finished or self._is_leaving:
             return
         try:
             leader = read_leader(kv) if kv is not None else None
@@ -344,17 +314,17 @@ class EtcdEngine(LinkedEngine):
 
     def _connect(self) -> None:
         leader = self._leader
-        if self._is_finished or leader is None or self._link is not None or self._connecting is not None:
+        if self._machine.is_finished or leader is None or self._link is not None or self._connecting is not None:
             return
         term = self._term
-        self._linked_host = leader.address.host
+        self._machine.location = f"on {leader.address.host}"
         if why := self._tls_mismatch(leader):
-            if self._is_refusal_final:
+            if self._machine.is_refusal_final:
                 self._refused(why)
             else:
                 self._retry(why, RETRY_LATER_S, self._connect_and_query)
             return
-        self._attempted_at = self._loop.now()
+        self._machine.connecting(self._loop.now())
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
@@ -366,22 +336,23 @@ class EtcdEngine(LinkedEngine):
 
         def away(why: str) -> None:
             self._connecting = None
-            self._retry(f"cannot reach {self._where}: {why}", self._backoff_s(), self._connect_and_query)
+            self._retry(f"cannot reach {self._machine.where}: {why}", self._backoff_s(), self._connect_and_query)
 
         self._connecting = LeaderProbe(self._loop, leader.address, connected, dead, away)
         self._connecting.start()
 
     def _tls_mismatch(self, leader: Leader) -> str:
         """Return why this node's TLS settings do not match the leader's; empty if they do."""
+        where = self._machine.where
         if bool(leader.certificate) == (self._settings.tls is not None):
             return ""
         if leader.certificate:
             return (
-                f"{self._where} requires TLS, and this node has no certificate for it; add ssl_cert, ssl_cert_key "
+                f"{where} requires TLS, and this node has no certificate for it; add ssl_cert, ssl_cert_key "
                 "and ca_cert to --rdzv-conf on this node"
             )
         return (
-            f"{self._where} does not use TLS, and this node requires it; add ssl_cert, ssl_cert_key and ca_cert to "
+            f"{where} does not use TLS, and this node requires it; add ssl_cert, ssl_cert_key and ca_cert to "
             "--rdzv-conf on that node"
         )
 
@@ -391,7 +362,7 @@ class EtcdEngine(LinkedEngine):
 
     def _query_leader(self) -> None:
         """Read the leader key. A watch does not report it if etcd has lost its data."""
-        if self._is_querying or self._is_finished:
+        if self._is_querying or self._machine.is_finished:
             return
         self._is_querying = True
 
@@ -420,13 +391,13 @@ class EtcdEngine(LinkedEngine):
     # --- standing for election ----------------------------------------------------------------------------------------
 
     def _stand_for_election(self) -> None:
-        if self._candidacy is None and not self._is_finished:
-            others = self._assignment.group_world_size - 1 if self._assignment is not None else 0
+        if self._candidacy is None and not self._machine.is_finished:
+            others = self._machine.assignment.group_world_size - 1 if self._machine.assignment is not None else 0
             spread_s = min(_MAX_SPREAD_S, _SPREAD_S * others)
             self._set_timer("stand", spread_s * os.urandom(1)[0] / 255, self._stand_for_election_now)
 
     def _stand_for_election_now(self) -> None:
-        if self._candidacy is not None or self._leader is not None or self._is_finished or self._is_leaving:
+        if self._candidacy is not None or self._leader is not None or self._machine.is_finished or self._is_leaving:
             return
         if self._lookup is not None:
             self._set_timer("stand", RETRY_SOON_S, self._stand_for_election_now)
@@ -453,7 +424,7 @@ class EtcdEngine(LinkedEngine):
             self._candidate,
             self._etcd.authority,
             fit=self._settings_digest(),
-            must_fit=not self._was_ever_linked,
+            must_fit=not self._machine.was_ever_linked,
             known=self._last_record if self._holds_lease() else None,
             won=self._on_won,
             lost=self._on_lost,
@@ -487,7 +458,7 @@ class EtcdEngine(LinkedEngine):
             self._port_taken_at = self._loop.now()
             self._node.print_line(f"{why}; retrying for {format_seconds(patience_s)}")
         may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
-        if not self._was_ever_linked and not may_wait:
+        if not self._machine.was_ever_linked and not may_wait:
             self._refused(why)
         elif may_wait or self._may_retry(why):
             self._set_timer("stand", RETRY_LATER_S, self._stand_for_election_now)
@@ -547,10 +518,10 @@ class EtcdEngine(LinkedEngine):
         candidacy, listener = self._candidacy, self._listener
         assert candidacy is not None
         assert listener is not None
-        if self._is_finished or self._is_leaving:
+        if self._machine.is_finished or self._is_leaving:
             self._withdraw()
             return
-        if self._was_ever_linked and not elected.was_recorded and not self._holds_lease():
+        if self._machine.was_ever_linked and not elected.was_recorded and not self._holds_lease():
             candidacy.holds_record = False
             self._withdraw()
             self._refused(
@@ -559,7 +530,7 @@ class EtcdEngine(LinkedEngine):
             )
             return
         record = elected.written.record
-        if record.verdict is not None and not self._was_ever_linked:
+        if record.verdict is not None and not self._machine.was_ever_linked:
             self._withdraw()
             self._refused(
                 f"the run {self._settings.run_id!r} is over: {record.verdict.why}; to use its --rdzv-id again, "
@@ -608,7 +579,7 @@ class EtcdEngine(LinkedEngine):
 
     def _opened(self, elected: Elected) -> Opened:
         """Return what is known of the run: the record, or if etcd has lost it, this node's assignment."""
-        record, assignment = elected.written.record.shifted(self._loop.now() - time.time()), self._assignment
+        record, assignment = elected.written.record.shifted(self._loop.now() - time.time()), self._machine.assignment
         terms = elected.written.longest.longest(self._etcd.authority)  # of any leader that may still answer nodes
         if record.generation == 0 and record.verdict is None:
             if assignment is not None:
@@ -618,7 +589,7 @@ class EtcdEngine(LinkedEngine):
                     restarts_used=assignment.restarts_used,
                     store=assignment.store,
                 )
-            if self._was_ever_linked and not elected.was_recorded:
+            if self._machine.was_ever_linked and not elected.was_recorded:
                 return Opened(terms.return_s)
         return Opened(
             terms.lease.lease_s,
@@ -648,7 +619,7 @@ class EtcdEngine(LinkedEngine):
         Return whether that is still in progress; a timeout bounds it.
         """
         if not self._is_leaving:
-            self._is_leaving = self._is_finished = True
+            self._is_leaving = self._machine.is_finished = True
             self._set_timer("goodbye", _LEAVE_TIMEOUT_S, self._left)
             self._resign()
         return not self._has_left

@@ -8,7 +8,7 @@ whether earlier leaders are dead.
 from __future__ import annotations
 
 from tenax._core.authority import Authority
-from tenax._core.coordinator import EarlierCoordinatorGone, RunPhase
+from tenax._core.coordinator import EarlierCoordinatorGone, Ending, Gathering, Paused, Recovering
 from tenax._engines.etcd.decisions import Decisions
 from tenax._engines.etcd.keys import RECORD_TTL_S
 from tenax._engines.etcd.leader_address import LeaderProbe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.authority import AuthorityTerms
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, RunSettings, Send
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, RunSettings, Send, Step
     from tenax._core.record import RunRecord
     from tenax._engines.etcd.candidacy import Candidacy, Elected
     from tenax._engines.etcd.keys import Keys
@@ -119,15 +119,16 @@ class Leadership:
     def _keep_record(self) -> None:
         self._authority.keep_record(self._candidacy.record_lease.proven_at + RECORD_TTL_S)
 
-    def _counts(self, server: CoordinatorServer) -> bool:
+    def _counts(self, now: float) -> bool:
+        server = self.server
         # The workers do not know of an end that is decided but not written yet.
         is_at_work = server.is_at_work or (server.is_over and self._decisions.is_waiting)
-        return self._authority.counts(self._loop.now(), is_at_work, server.members_proven_at())
+        return self._authority.counts(now, is_at_work, server.members_proven_at())
 
-    def _after_step(self, now: float, event: AnyCoordinatorEvent, sends: list[Send], state: CoordinatorState) -> None:
-        self._record_run(now, event, sends, state)
+    def _after_step(self, now: float, event: AnyCoordinatorEvent, step: Step, state: CoordinatorState) -> None:
+        self._record_run(now, event, step, state)
         self._on_change()
-        if state.phase is not RunPhase.RECOVERING:
+        if not isinstance(state.phase, Recovering):
             self._decisions.forget_earlier(state)
 
     def _hold_back(self, send: Send, state: CoordinatorState) -> None:
@@ -144,16 +145,16 @@ class Leadership:
         """Return whether the consequences of this node's departure are still to be decided or delivered."""
         state = self.server.coordinator.state
         # The coordinator has not processed the departure yet.
-        is_unprocessed = self._node_id in state.nodes and state.phase is not RunPhase.RECOVERING
+        is_unprocessed = self._node_id in state.nodes and not isinstance(state.phase, Recovering)
         # All other nodes leave too: the run ends.
         is_deserted = bool(state.nodes) and all(record.is_draining for record in state.nodes.values())
-        return is_unprocessed or is_deserted or state.phase is RunPhase.ENDING or self._decisions.is_waiting
+        return is_unprocessed or is_deserted or isinstance(state.phase, Ending) or self._decisions.is_waiting
 
     # --- earlier leaders ----------------------------------------------------------------------------------------------
 
     def _probe(self) -> None:
         """Probe the earlier leaders, one at a time, the last first, while the coordinator is recovering."""
-        if not self._unconfirmed or self.server.coordinator.state.phase is not RunPhase.RECOVERING:
+        if not self._unconfirmed or not isinstance(self.server.coordinator.state.phase, Recovering):
             return
         before = self._unconfirmed.pop()
 
@@ -184,10 +185,10 @@ class Leadership:
             return
         state = self.server.coordinator.state
         put_back: Transaction | None = None
-        if state.phase in (RunPhase.GATHERING, RunPhase.PAUSED):
+        if isinstance(state.phase, Gathering | Paused):
             if not state.nodes.keys() - {self._node_id}:
                 candidacy.holds_record = False  # the run ends with its last node
-        elif state.phase is RunPhase.RECOVERING and len(state.awaited) == len(state.members):
+        elif isinstance(state.phase, Recovering) and len(state.phase.awaited) == len(state.members):
             put_back = self._put_back()
         self._stop()
 

@@ -3,11 +3,11 @@
     look up -> bind? -> serve
                     -> connect -> handshake -> linked -> lost -> connect ...
 
-The node that can bind the endpoint serves it; host names are not compared. Invariants, besides those of ``linked.py``:
+The node that can bind the endpoint serves it; host names are not compared. Invariants, besides those of the link:
 
 - A coordinator that is *gone* (connection closed or refused by its host) needs no fencing: no other node can form a
   generation. Workers keep running, and this node reconnects, or takes over if the endpoint is on this host.
-- A coordinator that is *silent* does: see the lease in ``linked.py``.
+- A coordinator that is *silent* does: see the lease in ``_core/link/client.py``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import os
 
 import msgspec
 
-from tenax._core.coordinator import Opened
-from tenax._core.lease import Lease
-from tenax._engines.tcp.linked import RETRY_LATER_S, RETRY_SOON_S, LinkedEngine, LinkedSettings
-from tenax._engines.tcp.marker import Marker, Note
+from tenax._core.link.client import RETRY_LATER_S, RETRY_SOON_S, Note
+from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
+from tenax._engines.tcp.marker import Marker
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback, open_listeners
@@ -50,6 +49,7 @@ class TcpEngine(LinkedEngine):
     def __init__(self, settings: TcpSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._endpoint = Endpoint.parse(settings.endpoint)
+        self._location = f"at {self._endpoint}"
         self._uses_user_secret = settings.uses_user_secret
         self._addresses: list[Address] = []
         self._lookup: Lookup | None = None
@@ -60,16 +60,8 @@ class TcpEngine(LinkedEngine):
         self._user_secret = b""
 
     @property
-    def _location(self) -> str:
-        return f"at {self._endpoint}"
-
-    @property
     def _host_for_tls(self) -> str:
         return self._endpoint.host
-
-    @property
-    def _is_sole_host(self) -> bool:
-        return self._server is not None
 
     def _stays_while_others_run(self) -> bool:
         if self._linger_until is None:
@@ -184,7 +176,7 @@ class TcpEngine(LinkedEngine):
             self._refused(str(error))
             return False
         note = self._marker.read()
-        is_successor = self._assignment is not None or note is not None
+        is_successor = self._machine.assignment is not None or note is not None
         run = self._run_settings()
         self._server = CoordinatorServer(
             listeners,
@@ -205,20 +197,9 @@ class TcpEngine(LinkedEngine):
         self._announce_serving(is_successor)
         server = self._server
         self._node.set_operator_api(lambda: server.operator_api)
-        self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_successor else 0.0))
+        self._machine.is_sole_host = True
+        self._server.open(self._machine.takeover(note, settings.terms.lease_s))
         return True
-
-    def _opened(self, note: Note, recover_s: float) -> Opened:
-        """Return what is known of the run: from this node's assignment and from the note of an earlier coordinator."""
-        generation, restarts_used, store, dead_rank = note.generation, note.restarts_used, note.store, -1
-        assignment = self._assignment
-        if assignment is not None:
-            restarts_used = max(restarts_used, assignment.restarts_used)
-            if assignment.generation >= generation:
-                generation, store = assignment.generation, assignment.store
-                if self._saw_coordinator_die and assignment.coordinator_rank != assignment.group_rank:
-                    dead_rank = assignment.coordinator_rank
-        return Opened(recover_s, dead_rank, generation, restarts_used, store=store, verdict=note.verdict)
 
     def _announce_serving(self, is_successor: bool) -> None:
         run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
@@ -239,11 +220,11 @@ class TcpEngine(LinkedEngine):
             )
 
     def _connect(self, index: int = 0, was_refused: bool = False) -> None:
-        if self._is_finished:
+        if self._machine.is_finished:
             return
         family, address = self._addresses[index]
         if index == 0:
-            self._attempted_at = self._loop.now()
+            self._machine.connecting(self._loop.now())
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
@@ -262,10 +243,7 @@ class TcpEngine(LinkedEngine):
 
     def _on_unreachable(self, was_refused: bool, why: str) -> None:
         if was_refused:
-            # Its host refuses connections: no coordinator runs there, so no generation forms without this node.
-            self._lease = Lease(self._settings.terms, max(self._lease.proven_at, self._attempted_at))
-            self._hold()
-            self._check_lease()
+            self._do(self._machine.unserved(self._loop.now()))
             if self._serve_if_local():
                 self._connect()
                 return

@@ -11,7 +11,7 @@ import struct
 import sys
 from contextlib import suppress
 
-from tenax._engines.tcp.wire import MAX_BYTES, FrameReader, WireError
+from tenax._core.link.wire import INVALID, MAX_BYTES, FrameReader, WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from tenax._io.tls import TlsFailure, TlsStream
 
-INVALID_FRAME = "invalid data"  # why a link was closed: the start of the reason
 _READ_BYTES = 256 << 10
 _MAX_UNSENT_BYTES = 16 << 20  # per peer
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
@@ -86,14 +85,6 @@ class Link:
     @property
     def local_address(self) -> str:
         return str(self._sock.getsockname()[0])
-
-    @property
-    def remote_address(self) -> str:
-        """The peer's address without the interface; empty if the connection is gone."""
-        try:
-            return str(self._sock.getpeername()[0]).partition("%")[0]
-        except OSError:
-            return ""
 
     def trust(self) -> None:
         """Raise the frame limit: the peer is authenticated."""
@@ -215,7 +206,7 @@ class Link:
             if self._tls is None and data.startswith(RECORDS):
                 self._refuse_tls(data)
             else:
-                self.close(f"{INVALID_FRAME}: {error}")
+                self.close(f"{INVALID}: {error}")
         if self._tls is not None and self._tls.failure is not None and not self._is_closed:
             self._fail_tls(self._tls.failure)
 

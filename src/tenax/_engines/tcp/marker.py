@@ -16,21 +16,12 @@ from contextlib import suppress
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.model import Verdict
+from tenax._core.link.client import Note
 
 _VALID_S = 60.0
 _VERDICT_VALID_S = 10.0  # shorter: the user may start the same command again
 _MAX_BYTES = 64 << 10
 _MAX_COUNT = 1 << 40  # generations, restarts
-
-
-class Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of the file."""
-
-    generation: int = 0
-    restarts_used: int = 0
-    store: str = ""
-    verdict: Verdict | None = None
 
 
 class Marker:

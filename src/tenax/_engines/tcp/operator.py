@@ -13,8 +13,8 @@ import time
 
 import msgspec
 
+from tenax._core.link import wire
 from tenax._core.text import format_seconds
-from tenax._engines.tcp import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@
     python -m tenax.testing.simulator --seed 1234 --shrink
     python -m tenax.testing.simulator --nodes 10000 --hours 24 --deaths-per-minute 1
 
-The machines under test are the real ones (``_core/agent``, ``_core/coordinator``, ``_core/lease``). Around them are
-models of the tcp engine's client (``agent``) and server (``server``), of the keeper and the workers (``workers``), and
-of hosts and the network (``network``). ``setup`` defines a simulation, ``draw`` derives it from a seed, ``faults``
+The machines under test are the real ones (``_core/agent``, ``_core/coordinator``, ``_core/link``). Around them are
+shells like the tcp engine's (``agent``, ``server``), and models of the keeper and the workers (``workers``) and of the
+network (``network``). ``setup`` defines a simulation, ``draw`` derives it from a seed, ``faults``
 injects its faults. ``checks`` and ``liveness`` check the properties of the reliability plan. ``crowd`` is a simpler
 simulation with ten thousand nodes.
 

@@ -1,10 +1,8 @@
-"""An agent process: the real agent machine and the real lease, on a model of the tcp engine's client.
+"""An agent process: the real agent machine and the real client side of links, on simulated connections and workers.
 
-It follows the engine's rules: a node sends its identity and state on every connection, before anything but a beat. It
-closes its side of a connection only when the agent is dead and the node is clear, and resets it otherwise. It checks
-its lease before it reads, and accepts a generation only under a valid lease. While the endpoint's kernel refuses
-connections, there is no coordinator that could form a generation, so each refusal renews the lease from the time of the
-attempt.
+It follows the rules of the real shells (``linked.py`` and ``engine.py`` in ``_engines/tcp``, ``_node/supervisor.py``):
+the keeper holds a copy of a link from when it is established, so the link is closed in good order only when the agent
+is dead and the node is clear. The node at the endpoint that can bind the port serves the coordinator.
 """
 
 from __future__ import annotations
@@ -15,28 +13,28 @@ import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, messages_on_connecting
-from tenax._core.coordinator import Opened
+from tenax._core.link import client, wire
+from tenax._core.link.client import RETRY_SOON_S, Note
 from tenax._core.model import AgentSettings
 from tenax.testing.agent_invariants import InvariantChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.network import FIN, RESET
-from tenax.testing.simulator.process import Process
-from tenax.testing.simulator.scheduler import Plan, cancel, is_due
-from tenax.testing.simulator.server import Server
+from tenax.testing.simulator.process import Alarm, Process
+from tenax.testing.simulator.server import SECRET, Server
 from tenax.testing.simulator.setup import ENDPOINT
 from tenax.testing.simulator.workers import Keeper
 
 if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand
     from tenax._core.events import AnyEvent
-    from tenax._core.model import Assignment, Verdict
+    from tenax._core.model import Verdict
     from tenax.testing.simulator.cluster import Cluster
-    from tenax.testing.simulator.marker import Marker
     from tenax.testing.simulator.network import End, Host, Payload
     from tenax.testing.simulator.setup import NodePlan
 
 
 _MAX_OFFERS = 64
+_LINGER_S = 5.0  # see ``_engines/tcp/linked.py``
 
 
 class AgentProcess(Process):
@@ -68,46 +66,51 @@ class AgentProcess(Process):
         )
         self.machine = cluster.parts.make_agent(settings)
         self._checker = InvariantChecker(self.machine.state)
+        self.client = cluster.parts.make_client(
+            self.info,
+            "run",
+            setup.terms,
+            self.clock(),
+            join_timeout_s=setup.engine.give_up_s,
+            location="at host0",
+        )
         self.keeper = Keeper(self)
         self.last_event_at = 0.0
         self.server: Server | None = None
-        self.lease = cluster.parts.make_lease(setup.terms, self.clock())
         self.has_left = False  # the machine has ended; the process may still serve
-        self._end: End | None = None
-        self._established_at = 0.0
+        self.connection: End | None = None
+        self._kept: End | None = None  # the connection of which the keeper holds a copy
         self._attempt = 0
-        self._disconnected_since = self.clock()
-        self._saw_close = False
-        self._suspended_since = 0.0
-        self._formed: events.GenerationFormed | None = None  # read, but not accepted yet
+        self._is_lingering = False
+        self._formed: events.GenerationFormed | None = None  # read, but not started yet
         self._stores: list[int] = []  # ports that were offered since the last generation
-        self._beat_plan: Plan | None = None
-        self._lease_plan: Plan | None = None
-        self._deadline_plan: Plan | None = None
-        self._deadline: float | None = None
+        self._alarm = Alarm(self, self._next_deadline, lambda at: self.step(events.Tick(), at))
+        self._link_alarm = Alarm(self, self.client.next_deadline, self._on_link_deadline)
 
     @property
     def state(self) -> AgentState:
         return self.machine.state
 
-    @property
-    def connection(self) -> End | None:
-        return self._end
+    def _next_deadline(self) -> float | None:
+        return self.machine.state.next_deadline()
 
     def _note(self, text: str) -> None:
         if self.cluster.history is not None:
             self.cluster.history.note(self.label, text)
 
-    # --- the machine --------------------------------------------------------------------------------------------------
+    # --- the agent machine --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self._note("starts")
         self.step(events.RunRequested())
+        self._serve_if_local()
         self._connect()
 
     def step(self, event: AnyEvent, at: float = 0.0) -> None:
         if self.has_left:
             return
+        if isinstance(event, events.Fenced):
+            self.cluster.checks.on_disturbance()
         is_checked = self.cluster.parts.are_checked_inside
         if is_checked:
             self._checker.expect(self.state, event)
@@ -119,32 +122,16 @@ class AgentProcess(Process):
             self._checker.check(self.state, event, commands)
         for command in commands:
             self._execute(command)
-        self._plan_deadline()
-
-    def _plan_deadline(self) -> None:
-        deadline = self.state.next_deadline()
-        if deadline != self._deadline:
-            cancel(self._deadline_plan)
-            self._deadline = deadline
-            if deadline is not None:
-                self._deadline_plan = self.later(deadline - self.clock(), self._on_deadline)
-
-    def _on_deadline(self) -> None:
-        deadline, self._deadline = self._deadline, None
-        if deadline is not None and deadline == self.state.next_deadline() and is_due(deadline, self.clock()):
-            self.step(events.Tick(), deadline)
-        self._plan_deadline()
+        self._alarm.plan()
 
     def _execute(self, command: AnyCommand) -> None:
         match command:
             case commands.SendMessage(message):
-                if self._end is not None:
-                    self._emit(message)
+                self._do(self.client.send(self._with_offer(message) if self.client.is_linked else message))
             case commands.StartWorkers(assignment):
                 self.cluster.checks.served(self, assignment, self._stores)
                 self._stores = []
                 self.keeper.start(assignment)
-                self._watch_lease()
             case commands.SignalWorkers(_, signal, _):
                 self.keeper.signal(signal)
             case commands.ClearNode(generation):
@@ -167,75 +154,74 @@ class AgentProcess(Process):
         elif self.is_alive:
             self.exit()
 
-    def _finish(self, verdict: Verdict) -> None:
-        self.has_left = True
-        self.cluster.checks.left(self, verdict)
-        if self.server is None or not self.server.must_stay():
-            self.exit()
+    # --- the link -----------------------------------------------------------------------------------------------------
+
+    def _do(self, outputs: list[client.Output]) -> None:
+        for output in outputs:
+            if not self.is_alive:
+                return
+            match output:
+                case client.SendFrame(frame):
+                    if self.connection is not None:
+                        self.connection.send(frame)
+                case client.Close():
+                    self._drop_connection()
+                case client.Linked():
+                    self._note("is linked")
+                    self._kept = self.connection
+                    offered = map(self._with_offer, messages_on_connecting(self.state, self.info, self.clock()))
+                    self._do(self.client.announce(list(offered), self.clock()))
+                case client.Lost(reason, was_linked):
+                    self._retry(reason, 0.0 if was_linked else RETRY_SOON_S)
+                case client.Emit(event):
+                    self._on_event(event)
+                case client.Hold(seconds):
+                    self.keeper.hold(seconds)
+                case client.Print(text):
+                    self._note(text)
+                case client.Forward():
+                    raise AssertionError("operators here do not use links")
+        self._link_alarm.plan()
+
+    def _on_link_deadline(self, now: float) -> None:
+        has_all_arrived = self.connection is not None and self.connection.out.all_is_acknowledged
+        self._do(self.client.tick(now, has_all_arrived=has_all_arrived))
+        self.cluster.checks.bounded(self)
+
+    def on_payload(self, end: End, payload: Payload) -> None:
+        if end is not self.connection:
+            return
+        if payload is FIN or payload is RESET:
+            self._drop_connection()
+            self._do(self.client.closed(str(payload), self.clock(), by_peer=True))
+            return
+        try:
+            outputs = self.client.received(payload, self.clock())  # type: ignore[arg-type]
+        except wire.WireError as error:
+            self.cluster.checks.on_protocol_error(self.label, error)
         else:
-            self.later(0.01, self.server.on_own_agent_left)
+            self._do(outputs)
 
-    def exit(self) -> None:
-        """Exit normally."""
-        self._note("exits")
-        if self.server is not None:
-            self.server.close()
-        self.is_alive = False
-        if self._end is not None:
-            self._end.close()
-        self.cluster.on_process_gone(self, crashed=False)
-
-    # --- the connection -----------------------------------------------------------------------------------------------
-
-    @property
-    def _wants_connection(self) -> bool:
-        return self.is_alive and not self.has_left and self.state.decided is None and self._end is None
-
-    def _connect(self) -> None:
-        if self._wants_connection:
-            self._attempt += 1
-            self.cluster.network.connect(self, self.cluster.hosts[ENDPOINT], self._attempt)
-
-    def _retry(self) -> None:
-        disconnected_s = self.clock() - self._disconnected_since
-        if disconnected_s > self.cluster.setup.engine.give_up_s:
-            self.step(events.JoinRefused(f"no coordinator at the endpoint for {disconnected_s:.0f} s"))
-        if self._wants_connection:
-            self.later(0.1 + 0.2 * self.cluster.rng.random(), self._connect)
-
-    def on_unanswered(self, attempt: int) -> None:
-        if attempt == self._attempt and self._end is None:
-            self._attempt += 1  # ignore a later answer to this attempt
-            self._retry()
-
-    def on_refused(self, attempt: int, attempted_at: float) -> None:
-        if attempt != self._attempt or not self._wants_connection:
+    def _on_event(self, event: AnyEvent) -> None:
+        """Handle an event. A generation read together with the end of the run is not started (``Supervisor.run``)."""
+        if isinstance(event, events.GenerationFormed):
+            self._formed = event
+            self.later(0.0, self._start_formed)
             return
-        # There was no coordinator when the connection was refused, so the next one starts after this attempt.
-        self._prove(attempted_at + self.host.offset)
-        if self.host.index == ENDPOINT:
-            self._serve_if_unserved()
-        self._retry()
+        if isinstance(event, events.RunEnded | events.JoinRefused):
+            self._formed = None
+        self._start_formed()
+        self.step(event)
 
-    def on_established(self, attempt: int, end: End) -> None:
-        if attempt != self._attempt or not self._wants_connection:
-            end.abort()
-            return
-        self._end = end
-        self._established_at = self.clock()
-        self._saw_close = False
-        self.lease = self.cluster.parts.make_lease(self.cluster.setup.terms, self.lease.proven_at)
-        self._note(f"is connected (attempt {attempt})")
-        self._beat(end)  # first, so that its answer precedes the replies to the messages below
-        for message in messages_on_connecting(self.state, self.info, self.clock()):
-            self._emit(message)
-        self._watch_lease()
+    def _start_formed(self) -> None:
+        event, self._formed = self._formed, None
+        if event is not None:
+            self.step(event)
 
-    def _emit(self, message: messages.FromNode) -> None:
-        assert self._end is not None
+    def _with_offer(self, message: messages.FromNode) -> messages.FromNode:
         if isinstance(message, messages.NodeReady):
-            message = msgspec.structs.replace(message, store_addr=self.host.name, store_port=self._store())
-        self._end.send(("message", message))
+            return msgspec.structs.replace(message, store_addr=self.host.name, store_port=self._store())
+        return message
 
     def _store(self) -> int:
         engine = self.cluster.setup.engine
@@ -244,169 +230,101 @@ class AgentProcess(Process):
             self._stores = [*kept, self.cluster.new_port()]
         return self._stores[-1]
 
-    def _beat(self, end: End) -> None:
-        if end is not self._end or self.has_left:
-            return
-        if end.out.all_is_acknowledged and end.out.sent:
-            self._on_all_acknowledged()
-        end.send(("beat", (self.lease.beat(self.clock()), self.clock())))
-        self.cluster.checks.bounded(self)
-        self._beat_plan = self.later(self.cluster.setup.terms.beat_s, self._beat, end)
-
-    def on_payload(self, end: End, payload: Payload) -> None:
-        kind, what = payload
-        if kind == "event":
-            if end is self._end or isinstance(what, events.RunEnded | events.JoinRefused):
-                self._on_event(what)
-        elif end is not self._end:
-            return
-        elif kind == "answer":
-            self.lease.answered(what)
-            self._watch_lease()
-        elif payload is FIN or payload is RESET:
-            self._on_closed(payload)
-
-    def _on_event(self, event: AnyEvent) -> None:
-        """Handle an event. A generation read together with the end of the run is not started (``Supervisor.run``)."""
-        if isinstance(event, events.GenerationFormed):
-            self._formed = event
-            self.later(0.0, self._accept_formed)
-            return
-        if isinstance(event, events.RunEnded | events.JoinRefused):
-            self._formed = None
-        self._accept_formed()
-        self.step(event)
-
-    def _accept_formed(self) -> None:
-        event, self._formed = self._formed, None
-        if event is not None and self._holds_lease():
-            self.step(event)
-        elif event is not None:
-            self._note(f"{describe(event)} arrives after the lease has expired")
-            self._drop_connection()
-
-    def _holds_lease(self) -> bool:
-        if self._serves or not self.cluster.setup.engine.checks_lease_before_reading:
-            return True
-        return self.lease.ends_at() > self.clock() and self.lease.is_answered(self.clock())
-
-    def _on_closed(self, how: Payload) -> None:
-        if self.state.decided is not None and how is FIN:
-            return  # this side stays open until the node is clear
-        self._note(f"its connection is {how[0]}")
-        self._saw_close = True
-        self._drop_connection()
-
-    def _drop_connection(self) -> None:
-        if self._end is not None:
-            self._end.abort()
-            self._end = None
-            cancel(self._beat_plan)
-            self._disconnected_since = self.clock()
-            self._retry()
-
-    # --- the lease ----------------------------------------------------------------------------------------------------
-
-    def _prove(self, at: float) -> None:
-        self.lease.proven_at = max(self.lease.proven_at, at)
-        self._watch_lease()
-
-    def _on_all_acknowledged(self) -> None:
-        self.lease.all_has_arrived()
-        self._watch_lease()
-
-    def _watch_lease(self) -> None:
-        """Schedule a check for when the lease ends."""
-        if self._lease_plan is None:
-            at = self.lease.ends_at() - self.host.offset
-            self._lease_plan = self.cluster.schedule.at(at + 1e-6, self._lease_may_have_ended)
-
-    def _lease_may_have_ended(self) -> None:
-        self._lease_plan = None
-        if not self.is_alive or self.has_left or self._serves:
-            return
-        if self.lease.ends_at() > self.clock():
-            self._watch_lease()
-        elif not self.is_paused:
-            self._check_lease()
-        elif self.cluster.setup.engine.keeper_enforces_lease and not self.state.cleared:
-            self._note("its keeper ends the workers: the lease has expired and the agent is suspended")
-            self.keeper.fence()
+    # --- connecting ---------------------------------------------------------------------------------------------------
 
     @property
-    def _serves(self) -> bool:
-        """Whether this agent hosts the coordinator, and so needs no lease."""
-        return self.server is not None
+    def _wants_connection(self) -> bool:
+        return self.is_alive and not self.client.is_finished and self.connection is None
 
-    def _check_lease(self) -> None:
-        if self._serves:
-            return
-        end = self._end
-        if end is not None and end.out.all_is_acknowledged:
-            self._on_all_acknowledged()
-        if self.lease.ends_at() > self.clock():
-            return
-        if not self.state.cleared:
-            why = f"no answer from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
-            self.cluster.checks.on_disturbance()
-            self.step(events.Fenced(self.state.generation, why))
-        if end is not None and end is self._end:
-            drop_at = self._established_at + self.cluster.setup.terms.fence_s
-            if drop_at <= self.clock() + 1e-6:
-                self._note("drops its connection")
-                self._drop_connection()
+    def _connect(self) -> None:
+        if self._wants_connection:
+            self._attempt += 1
+            self.client.connecting(self.clock())
+            self.cluster.network.connect(self, self.cluster.hosts[ENDPOINT], self._attempt)
+
+    def _retry(self, why: str, after_s: float) -> None:
+        self._do(self.client.retry(why, "check the network", self.clock()))
+        if self._wants_connection:
+            self._attempt += 1  # ignore a later answer to an earlier attempt
+            self.later(after_s, self._connect_again, self._attempt)
+
+    def _connect_again(self, attempt: int) -> None:
+        if attempt == self._attempt:
+            self._connect()
+
+    def on_unanswered(self, attempt: int) -> None:
+        if attempt == self._attempt and self.connection is None:
+            self._retry("no answer", self.client.backoff_s(self.cluster.rng.random()))
+
+    def on_refused(self, attempt: int) -> None:
+        if attempt == self._attempt and self._wants_connection:
+            self._do(self.client.unserved(self.clock()))
+            if self._serve_if_local():
+                self._connect()
             else:
-                self._lease_plan = self.cluster.schedule.at(
-                    drop_at - self.host.offset + 1e-6, self._lease_may_have_ended
-                )
+                self._retry("connection refused", self.client.backoff_s(self.cluster.rng.random()))
+
+    def on_established(self, attempt: int, end: End) -> None:
+        if attempt != self._attempt or not self._wants_connection:
+            end.abort()
+            return
+        self.connection = end
+        self._note(f"is connected (attempt {attempt})")
+        self._do(self.client.opened(self.cluster.new_nonce(), SECRET, self.clock()))
+
+    def _drop_connection(self) -> None:
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = self._kept = None
 
     def suspend(self) -> None:
         self._note("is suspended")
-        self._suspended_since = self.clock()
         self.pause()
 
     def on_resumed(self) -> None:
         self._note("resumes")
-        if self.server is not None:
-            self.server.on_resumed(self.clock() - self._suspended_since)
-        if self.cluster.setup.engine.checks_lease_before_reading and not self.has_left:
-            self._check_lease()
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def _serve_if_unserved(self) -> None:
+    def _serve_if_local(self) -> bool:
         host, engine = self.host, self.cluster.setup.engine
-        if host.server is not None or (engine.waits_until_predecessor_cleared and host.clearing):
-            return
-        part = self.state.assignment
-        marker = host.marker
-        if marker is not None and not engine.marker_remembers:
-            marker = type(marker)()
-        generation = max(self.state.generation, marker.generation if marker else 0)
-        opened = Opened(
-            recover_s=self.cluster.setup.terms.lease_s if part is not None or marker is not None else 0.0,
-            dead_rank=self._dead_rank(part, generation),
-            generation=generation,
-            restarts_used=max(self.state.restarts_used, marker.restarts_used if marker else 0),
-            store=self._last_store(part, marker),
-        )
-        if marker is not None and marker.verdict is not None:
-            opened = msgspec.structs.replace(opened, verdict=marker.verdict)
-        self.server = host.server = Server(self, opened)
-
-    @staticmethod
-    def _last_store(part: Assignment | None, marker: Marker | None) -> str:
-        if marker is not None and (part is None or marker.generation >= part.generation):
-            return marker.store
-        return part.store if part is not None else ""
-
-    def _dead_rank(self, part: Assignment | None, generation: int) -> int:
-        """Return the rank of the last coordinator's node, if its connection was closed in the last generation."""
-        if part is None or not self._saw_close or part.generation != generation:
-            return -1
-        return part.coordinator_rank if part.coordinator_rank != part.group_rank else -1
+        if host.index != ENDPOINT or host.server is not None:
+            return False
+        if engine.waits_until_predecessor_cleared and host.clearing:
+            return False
+        note = host.note if host.note is None or engine.marker_remembers else Note()
+        self.client.is_sole_host = True
+        self.server = host.server = Server(self, self.client.takeover(note, self.cluster.setup.terms.lease_s))
+        return True
 
     # --- exit ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self, verdict: Verdict) -> None:
+        self.has_left = True
+        self.cluster.checks.left(self, verdict)
+        self.exit_if_unneeded()
+
+    def exit_if_unneeded(self) -> None:
+        """Exit, unless other nodes need the coordinator in this process (``LinkedEngine.stays_for_others``)."""
+        if not self.has_left or not self.is_alive:
+            return
+        if self.server is None or not self.server.links.others(self.info.node_id):
+            self.exit()
+        elif self.server.links.is_over and not self._is_lingering:
+            self._is_lingering = True
+            self.later(_LINGER_S, self.exit)
+
+    def exit(self) -> None:
+        """Exit normally."""
+        if not self.is_alive:
+            return
+        self._note("exits")
+        if self.server is not None:
+            self.server.close()
+        self.is_alive = False
+        if self.connection is not None:
+            self.connection.close()
+        self.cluster.on_process_gone(self, crashed=False)
 
     def crash(self) -> None:
         """Die by SIGKILL."""
@@ -415,8 +333,8 @@ class AgentProcess(Process):
         if self.server is not None:
             self.server.close()
         self.host.clearing[self.serial] = self
-        if self._end is not None and not self.cluster.setup.engine.keeper_holds_socket:
-            self._end.close()
+        if self.connection is not None and (self._kept is None or not self.cluster.setup.engine.keeper_holds_socket):
+            self.connection.close()
         self.keeper.agent_died()
         self.cluster.on_process_gone(self, crashed=True)
 
@@ -424,8 +342,8 @@ class AgentProcess(Process):
         """The keeper has ended all processes and exits."""
         self._note("all its processes have exited")
         self.host.clearing.pop(self.serial, None)
-        if self._end is not None:
-            self._end.close()
+        if self._kept is not None:
+            self._kept.close()
 
     def vanish(self) -> None:
         """Disappear with the host's power."""

@@ -17,6 +17,7 @@ S8   The reported first cause is the earliest real failure, never a consequence 
 S10  The number of a generation is greater than every earlier one.
 S11  A worker of a generation starts at most once.
 S12  All state is bounded in size.
+S13  No side of a link receives a frame that it must reject.
 
 S7 (no lost evidence) and S9 (nothing from unauthenticated peers) concern real I/O and are tested there: log and error
 files (``tests/logs``, ``tests/failures``), and the parsers of servers (``tests/store``, ``tests/network``).
@@ -32,13 +33,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tenax._core import events
-from tenax._core.coordinator import RestartRequested
+from tenax._core.coordinator import Ending, RestartRequested
 from tenax._core.model import Outcome
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT
 
 if TYPE_CHECKING:
-    from tenax._core.coordinator import AnyCoordinatorEvent, Send
+    from tenax._core.coordinator import AnyCoordinatorEvent, Step
     from tenax._core.model import Assignment, Failure, Verdict
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
@@ -97,12 +98,12 @@ class Checks:
         if server.agent.host.index != ENDPOINT:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, not at the endpoint")
 
-    def stepped(self, server: Server, event: AnyCoordinatorEvent, sends: list[Send], now: float) -> None:
+    def stepped(self, server: Server, event: AnyCoordinatorEvent, step: Step, now: float) -> None:
         if isinstance(event, RestartRequested):
             self.on_disturbance()  # not when it was sent: a suspended coordinator handles it later
         parts: dict[str, Assignment] = {}
         last = self.formations[-1].parts if self.formations else {}
-        for send in sends:
+        for send in step.sends:
             match send.event:
                 case events.GenerationFormed(assignment):
                     for node_id in send.to:
@@ -119,7 +120,7 @@ class Checks:
         self._check_ledger(server)
         self._check_bounds(server)
         if self.cluster.parts.are_checked_inside:
-            server.checker.check(server.state, event, sends, now)
+            server.checker.check(server.state, event, step, now)
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation
@@ -329,31 +330,34 @@ class Checks:
                     "S2", f"{agent.label} leaves while {alive[0] if alive else 'a leftover process'} is alive"
                 )
 
+    def on_protocol_error(self, label: str, error: Exception) -> None:
+        raise PropertyBroken("S13", f"{label} received a frame that breaks the protocol: {error}")
+
     def bounded(self, agent: AgentProcess) -> None:
         terms = self.cluster.setup.terms
-        unanswered = len(agent.lease._sent)
+        unanswered = len(agent.client.lease._sent)
         if unanswered > 4 * terms.lease_s / terms.beat_s + 4:
             raise PropertyBroken("S12", f"{agent.label} remembers {unanswered} unanswered beats")
 
     def _check_bounds(self, server: Server) -> None:
-        state, max_nodes = server.state, self.cluster.setup.max_nodes
+        state, last, max_nodes = server.state, server.state.last, self.cluster.setup.max_nodes
         nodes = len(state.nodes)
         # After a memory loss, members of two generations with the same number cannot be distinguished.
         members = self.cluster.max_nodes_seen if self.has_lost_memory else max_nodes
         sizes = {
             "nodes": (nodes, self.cluster.max_nodes_seen),
             "ready": (len(state.ready), nodes),
-            "members": (len(state.members), members),
-            "done": (len(state.done), max_nodes),
-            "gone": (len(state.gone), members),
-            "unstopped": (len(state.unstopped), nodes),
-            "lost": (len(state.lost), 2 * members),
-            "drained": (len(state.drained), max_nodes),
-            "failures": (len(state.failures), self.cluster.max_workers),
-            "stopped": (len(state.stopped), _MAX_STOPPED),
+            "members": (len(last.members), members),
+            "done": (len(last.done), max_nodes),
+            "gone": (len(last.gone), members),
+            "unstopped": (len(state.phase.unstopped) if isinstance(state.phase, Ending) else 0, nodes),
+            "lost": (len(last.lost), 2 * members),
+            "drained": (len(last.drained), max_nodes),
+            "failures": (len(last.failures), self.cluster.max_workers),
+            "stopped": (len(last.stopped), _MAX_STOPPED),
             "earlier": (len(state.earlier), _MAX_EARLIER),
-            "superseded": (len(state.superseded), _MAX_EARLIER),
-            "ranks_by_name": (len(state.ranks_by_name), max_nodes),
+            "superseded": (len(state.names.superseded), _MAX_EARLIER),
+            "ranks_by_name": (len(state.names.ranks_by_name), max_nodes),
             "deadlines": (len(state.deadlines), 5),
         }
         for name, (size, limit) in sizes.items():

@@ -15,7 +15,9 @@ import msgspec
 
 from tenax._core.agent import AgentMachine
 from tenax._core.coordinator import CoordinatorMachine
-from tenax._core.lease import Lease
+from tenax._core.link.client import LinkClient
+from tenax._core.link.server import LinkServer
+from tenax._core.link.wire import NONCE_BYTES
 from tenax._core.policy import BudgetPolicy, Restart, Wait
 from tenax.testing.simulator.agent import AgentProcess
 from tenax.testing.simulator.broken import PropertyBroken
@@ -39,7 +41,8 @@ class Parts(msgspec.Struct, frozen=True):
 
     make_agent: Callable[..., AgentMachine] = AgentMachine
     make_coordinator: Callable[..., CoordinatorMachine] = CoordinatorMachine
-    make_lease: Callable[..., Lease] = Lease
+    make_client: Callable[..., LinkClient] = LinkClient
+    make_server: Callable[..., LinkServer] = LinkServer
     are_checked_inside: bool = True  # also by their own checkers
 
 
@@ -99,6 +102,7 @@ class Cluster:
         self._serial = 0
         self._pid = 1000
         self._port = 20000
+        self._nonce = 0
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -109,6 +113,10 @@ class Cluster:
     def new_port(self) -> int:
         self._port += 1
         return self._port
+
+    def new_nonce(self) -> bytes:
+        self._nonce += 1
+        return self._nonce.to_bytes(NONCE_BYTES, "big")
 
     def draw_success(self) -> float:
         """Draw when the workers of a generation formed now will succeed."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tenax._core import events, messages
-from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunPhase, RunSettings, Tick
+from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, Running, RunSettings, Tick
 from tenax._core.model import Stopped
 from tenax.testing.simulator.broken import PropertyBroken
 
@@ -92,8 +92,8 @@ class Crowd:
         self._step(Opened())
         for number in range(setup.nodes + setup.spares):
             self._arrive(f"node-{number}" if self._rng.random() < setup.named_share else "")
-        if self.machine.state.phase is not RunPhase.RUNNING:
-            raise PropertyBroken("L2", f"all nodes have joined, but the run is {self.machine.state.phase.value}")
+        if not isinstance(self.machine.state.phase, Running):
+            raise PropertyBroken("L2", f"all nodes have joined, but the run is {self.machine.state.phase.name}")
         every_s = 60.0 / setup.deaths_per_minute
         until = self._now + setup.hours * 3600
         while self._now + every_s < until:
@@ -165,13 +165,13 @@ class Crowd:
 
     def _step(self, event: AnyCoordinatorEvent) -> None:
         self.events += 1
-        sends = self.machine.step(event, self._now)
+        sends = self.machine.step(event, self._now).sends
         if sends:
             self._deliver(sends)
         deadline = self.machine.state.next_deadline()
         if deadline is not None and deadline <= self._now:
             self.events += 1
-            self._deliver(self.machine.step(Tick(), self._now))
+            self._deliver(self.machine.step(Tick(), self._now).sends)
 
     def _deliver(self, sends: list[Send]) -> None:
         parts: dict[str, Assignment] = {}
@@ -226,12 +226,14 @@ class Crowd:
 
     def _check_settled(self) -> None:
         state, setup = self.machine.state, self._setup
-        if state.phase is not RunPhase.RUNNING or self._working != min(setup.nodes, len(self._nodes)):
+        if not isinstance(state.phase, Running) or self._working != min(setup.nodes, len(self._nodes)):
             raise PropertyBroken(
-                "L2", f"{state.phase.value}; {self._working} of {len(self._nodes)} nodes have live workers"
+                "L2", f"{state.phase.name}; {self._working} of {len(self._nodes)} nodes have live workers"
             )
-        if len(state.nodes) != len(self._nodes) or len(state.ranks_by_name) > setup.nodes:
-            raise PropertyBroken("S12", f"{len(state.nodes)} nodes and {len(state.ranks_by_name)} names are remembered")
+        if len(state.nodes) != len(self._nodes) or len(state.names.ranks_by_name) > setup.nodes:
+            raise PropertyBroken(
+                "S12", f"{len(state.nodes)} nodes and {len(state.names.ranks_by_name)} names are remembered"
+            )
 
 
 def simulate_crowd(setup: CrowdSetup, make_crowd: Callable[[CrowdSetup], Crowd] = Crowd) -> CrowdOutcome:

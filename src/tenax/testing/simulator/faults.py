@@ -86,7 +86,6 @@ class Faults:
     def _slow(self, fault: Fault) -> None:
         network = self.cluster.network
         network.slowness = 1.0 + fault.a % MAX_SLOWNESS
-        network.slow_until = self.cluster.schedule.now + fault.seconds
         self._later(fault.seconds, self._end_slowness)
 
     def _end_slowness(self) -> None:
@@ -191,7 +190,7 @@ class Faults:
             return
         host.is_up = False
         host.off_since = self.cluster.schedule.now
-        host.marker = None
+        host.note = None
         for dead in host.clearing.values():
             dead.keeper.vanish()
         host.clearing.clear()
@@ -260,14 +259,14 @@ class Faults:
     def _cancel(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.on_operator_request, CancelRequested("no longer needed"))
+            server.agent.do(server.step, CancelRequested("no longer needed"))
 
     def _restart_request(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.on_operator_request, RestartRequested("new data"))
+            server.agent.do(server.step, RestartRequested("new data"))
 
     def _drain_request(self, fault: Fault) -> None:
         server, agent = self.cluster.server, self._agent(fault.a)
         if server is not None and agent is not None:
-            server.agent.do(server.on_operator_request, DrainRequested(agent.info.node_id, "maintenance"))
+            server.agent.do(server.step, DrainRequested(agent.info.node_id, "maintenance"))

@@ -7,7 +7,7 @@ reliability plan, in simulated time):
 
 L1  ``fail``              a failed worker is detected at once; the next generation forms soon after all have stopped
 L2  ``join``, ``leave``   a new generation runs
-L3  ``partition``         after it heals there is one group
+L3  ``partition``         a node that is cut off for long is lost; after it heals there is one group
 L4  ``pause``             an agent that was suspended for longer than its lease is back
 L5  ``kill_coordinator``  after the coordinator's process dies, the next one controls the group
 L8  ``stop``, ``cancel``  all processes have ended
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tenax._core.agent import SIGINT, SIGTERM, Phase
-from tenax._core.coordinator import CancelRequested, RunPhase
+from tenax._core.coordinator import CancelRequested, Over, Running
 from tenax._core.model import WorkerPhase
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
@@ -130,13 +130,13 @@ class Liveness:
         if cluster.server is None:
             return self._only_latecomers(agents)
         state = cluster.server.state
-        if state.phase is not RunPhase.RUNNING:
+        if not isinstance(state.phase, Running):
             return False
         at_work = {agent.info.node_id for agent in agents if self._is_at_work(agent, state.generation)}
         waiting = {agent.info.node_id for agent in agents if agent.state.phase is Phase.JOINING}
         if len(at_work) + len(waiting) != len(agents) or not waiting <= state.ready.keys():
             return False
-        return at_work | state.done >= state.members.keys() and at_work <= state.members.keys()
+        return at_work | state.last.done >= state.members.keys() and at_work <= state.members.keys()
 
     @staticmethod
     def _is_at_work(agent: AgentProcess, generation: int) -> bool:
@@ -152,7 +152,7 @@ class Liveness:
 
     def _summary(self) -> str:
         server = self.cluster.server
-        parts = [f"coordinator {server.state.phase.value} {server.state.generation}" if server else "no coordinator"]
+        parts = [f"coordinator {server.state.phase.name} {server.state.generation}" if server else "no coordinator"]
         parts += [f"{a.label} {a.state.phase.value} {a.state.generation}" for a in self.cluster.agents]
         return ", ".join(parts)
 
@@ -161,7 +161,7 @@ class Liveness:
     def _disturb(self) -> None:
         kind = self.cluster.setup.disturbance
         server = self.cluster.server
-        if not kind or server is None or not self.cluster.agents or server.state.done:
+        if not kind or server is None or not self.cluster.agents or server.state.last.done:
             self._finish()
             return
         self._note(f"disturbance: {kind}")
@@ -194,7 +194,7 @@ class Liveness:
         exits_s = 1.0  # maximum time from an exception to the worker's exit
 
         def is_known() -> bool:
-            return server.state.phase is not RunPhase.RUNNING or server.state.generation != ended
+            return not isinstance(server.state.phase, Running) or server.state.generation != ended
 
         def is_quiet() -> bool:
             return failed.alive == 0 and not any(
@@ -204,7 +204,7 @@ class Liveness:
 
         def is_next() -> bool:
             return (
-                server.state.phase is RunPhase.OVER
+                isinstance(server.state.phase, Over)
                 or server.state.generation > ended
                 or len(self.cluster.agents) < self.cluster.setup.min_nodes
             )
@@ -236,15 +236,19 @@ class Liveness:
         if number < 0:
             return self._finish()
         seconds = self.cluster.rng.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.rng.random()
-        ways = self.cluster.faults.ways(self.cluster.agents[number].host.index, self.cluster.rng.randrange(3))
+        agent, lease_s = self.cluster.agents[number], self.cluster.setup.terms.lease_s
+        ways = self.cluster.faults.ways(agent.host.index, self.cluster.rng.randrange(3))
         for way in ways:
             self.cluster.network.cut(way)
 
         def heal() -> None:
+            server = self.cluster.server
+            # Its last message may have been sent just before its own lease ended.
+            if server is not None and seconds > 2 * lease_s + 1 and agent.info.node_id in server.state.nodes:
+                raise PropertyBroken("L3", f"{agent.label} was cut off for {seconds:.0f} s and is not lost")
             for way in ways:
                 self.cluster.network.heal(way)
-            within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
-            self._expect("L3", within, self.has_settled, self._finish)
+            self._expect("L3", lease_s + 10 + self._stopping_s, self.has_settled, self._finish)
 
         self.cluster.schedule.after(seconds, heal)
         return None
@@ -274,5 +278,5 @@ class Liveness:
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
-        server.agent.do(server.on_operator_request, CancelRequested("no longer needed"))
+        server.agent.do(server.step, CancelRequested("no longer needed"))
         self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)

@@ -20,16 +20,16 @@ from tenax.testing.simulator.scheduler import cancel
 if TYPE_CHECKING:
     import random
 
+    from tenax._core.link.client import Note
+    from tenax._core.link.server import Peer
     from tenax.testing.simulator.agent import AgentProcess
-    from tenax.testing.simulator.marker import Marker
     from tenax.testing.simulator.process import Process
     from tenax.testing.simulator.scheduler import Scheduler
     from tenax.testing.simulator.server import Server
     from tenax.testing.simulator.setup import Delays
 
-Payload = tuple[str, Any]
-FIN: Payload = ("closed", None)
-RESET: Payload = ("reset", None)
+Payload = object  # a frame, or one of these
+FIN, RESET = "connection closed", "connection reset"
 MAX_SLOWNESS = 8.0
 _CONNECT_TIMEOUT_S = 1.0  # how long an agent waits for a connection to be established
 
@@ -45,31 +45,8 @@ class Host:
         self.off_since = 0.0
         self.boots = 1
         self.server: Server | None = None  # listening on this host
-        self.marker: Marker | None = None
+        self.note: Note | None = None  # for the next coordinator; lost with the power
         self.clearing: dict[int, AgentProcess] = {}  # dead agents with live processes
-
-
-class Clocks:
-    """Estimates how far this clock is ahead of a peer's: the smallest recent difference.
-
-    Every message is delayed, so every difference is too large, and the smallest is the best. Clocks drift, so old
-    differences are dropped.
-    """
-
-    _WINDOW_S = 30.0
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._before = self._now = float("inf")
-
-    def compare(self, ours: float, theirs: float) -> None:
-        if ours - self._since > self._WINDOW_S:
-            self._since, self._before, self._now = ours, self._now, float("inf")
-        self._now = min(self._now, ours - theirs)
-
-    @property
-    def difference(self) -> float:
-        return min(self._before, self._now)
 
 
 class End:
@@ -83,8 +60,7 @@ class End:
         self.is_open = True
         self.has_finished = False  # this end has sent FIN
         self.out: Stream
-        self.node_id = ""  # at the server's end: the peer's node id
-        self.attempt = 0
+        self.peer: Peer | None = None  # at the server's end, once the process has accepted it
 
     @property
     def is_known(self) -> bool:
@@ -147,9 +123,9 @@ class Stream:
         schedule.at(at, self._arrive, payload)
 
     def stall(self, seconds: float) -> None:
-        """Lose a segment: later ones wait until it is retransmitted."""
+        """Lose a segment: later ones wait until it is retransmitted. Within a host nothing is lost."""
         until = self.network.schedule.now + seconds
-        if until > self.stalled_until:
+        if until > self.stalled_until and self.way[0] != self.way[1]:
             self.stalled_until = until
             self.network.stalled.append(self)
             self.network.schedule.at(until, self.flush)
@@ -200,7 +176,6 @@ class Network:
         self.schedule = schedule
         self.delays = delays
         self.slowness = 1.0
-        self.slow_until = 0.0
         self._rng = rng
         self.cuts: dict[tuple[int, int], int] = {}
         self.held: dict[Stream, None] = {}
@@ -274,26 +249,23 @@ class Network:
         timeout = agent.later(_CONNECT_TIMEOUT_S, agent.on_unanswered, attempt)
         if self.is_open(agent.host, endpoint):
             way = (agent.host.index, endpoint.index)
-            self.schedule.after(
-                self.delay(way), self._on_connect_request, agent, endpoint, attempt, self.schedule.now, timeout
-            )
+            self.schedule.after(self.delay(way), self._on_connect_request, agent, endpoint, attempt, timeout)
 
-    def _on_connect_request(
-        self, agent: AgentProcess, endpoint: Host, attempt: int, attempted_at: float, timeout: Any
-    ) -> None:
+    def _on_connect_request(self, agent: AgentProcess, endpoint: Host, attempt: int, timeout: Any) -> None:
         if not endpoint.is_up or not self.is_open(endpoint, agent.host):
             return
         back = self.delay((endpoint.index, agent.host.index))
         if endpoint.server is None:
-            self.schedule.after(back, self._finish_connect, agent, timeout, agent.on_refused, attempt, attempted_at)
+            self.schedule.after(back, self._finish_connect, agent, timeout, agent.on_refused, attempt)
             return
-        theirs = endpoint.server.accept(agent.info.node_id, attempt)
+        theirs = End(endpoint, endpoint.server.agent, endpoint.server.on_payload)
         ours = End(agent.host, agent, agent.on_payload)
         Stream(self, ours, theirs)
         Stream(self, theirs, ours)
+        endpoint.server.accept(theirs)
         self.schedule.after(back, self._finish_connect, agent, timeout, agent.on_established, attempt, ours)
 
     @staticmethod
-    def _finish_connect(agent: AgentProcess, timeout: Any, call: Callable[..., None], attempt: int, what: Any) -> None:
+    def _finish_connect(agent: AgentProcess, timeout: Any, call: Callable[..., None], *arguments: object) -> None:
         cancel(timeout)
-        agent.do(call, attempt, what)
+        agent.do(call, *arguments)

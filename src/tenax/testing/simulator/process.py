@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tenax.testing.simulator.scheduler import cancel, is_due
+
 if TYPE_CHECKING:
     from tenax.testing.simulator.cluster import Cluster
     from tenax.testing.simulator.network import End, Host, Payload
@@ -68,17 +70,11 @@ class Process:
         self.on_resumed()
         for call, arguments in calls:
             self.do(call, *arguments)
-        if not self.cluster.setup.engine.reads_before_checking_leases:
-            self._fire_all(due)
-            due = []
         ends = list(payloads)
         self.cluster.rng.shuffle(ends)
         for end in ends:
             for payload in payloads[end]:
                 self.receive(end, payload)
-        self._fire_all(due)
-
-    def _fire_all(self, due: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
         for call, arguments in due:
             self._fire(call, arguments)
 
@@ -89,3 +85,31 @@ class Process:
         self.is_alive = False
         self.is_paused = False
         self._calls, self._payloads, self._due = [], {}, []
+
+
+class Alarm:
+    """Calls a process at the next deadline of a machine. ``plan`` follows every step of the machine."""
+
+    def __init__(self, process: Process, deadline: Callable[[], float | None], call: Callable[[float], None]) -> None:
+        """``call`` gets the time: the deadline, or later if the process was suspended."""
+        self._process = process
+        self._next = deadline
+        self._call = call
+        self._at: float | None = None
+        self._plan: Plan | None = None
+
+    def plan(self) -> None:
+        deadline = self._next()
+        if deadline != self._at:
+            cancel(self._plan)
+            self._at = deadline
+            if deadline is not None:
+                self._plan = self._process.later(deadline - self._process.clock(), self._ring, deadline)
+
+    def _ring(self, deadline: float) -> None:
+        if deadline != self._at:
+            return  # it has changed while the process was suspended
+        self._at = None
+        if deadline == self._next() and is_due(deadline, self._process.clock()):
+            self._call(max(deadline, self._process.clock()))
+        self.plan()

@@ -43,10 +43,6 @@ class Scheduler:
                 call(*arguments)
         self.now = max(self.now, until)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._heap
-
 
 def cancel(plan: Plan | None) -> None:
     """Cancel a plan."""

@@ -63,13 +63,6 @@ class Engine(msgspec.Struct, frozen=True):
     # The keeper holds the node's connection too, and it is closed when the node is clear: FIN means that the agent and
     # all its workers are dead.
     keeper_holds_socket: bool = True
-    # A reset connection does not mean that the node is dead; only an expired lease does.
-    reset_means_death: bool = False
-    # A coordinator that was suspended reads pending input before it checks leases, and adds the time of its suspension
-    # to them.
-    reads_before_checking_leases: bool = True
-    # An agent that was suspended checks its lease before it reads, and accepts no generation under an expired lease.
-    checks_lease_before_reading: bool = True
     # The keeper ends the workers when the lease expires, also while the agent is suspended.
     keeper_enforces_lease: bool = True
     # Every "ready" message offers a store that was never offered before ...
@@ -80,9 +73,6 @@ class Engine(msgspec.Struct, frozen=True):
     marker_remembers: bool = True
     # A new agent joins, or replaces a dead coordinator, only when no process of the dead agent is alive.
     waits_until_predecessor_cleared: bool = True
-    # Beats carry the sender's clock. A message is dated with the smallest recent difference of the two clocks, so that
-    # its delay does not matter.
-    timestamps_messages: bool = True
     # How long an agent looks for a coordinator before it gives up.
     give_up_s: float = 120.0
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.checks import Formation
 
 _SEGV = 11
+_CHANNEL_S = 0.002  # until a message of the agent has reached its keeper
 
 
 class Worker:
@@ -78,6 +79,8 @@ class Keeper:
         self._free_at = 0.0  # when all commands so far are executed
         self._has_stuck = False
         self._is_clearing = 0  # the generation for which NodeCleared is due
+        self._lease_plan: Plan | None = None
+        self._is_lease_expired = False
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -93,6 +96,8 @@ class Keeper:
             self.workers[local_rank] = worker
             self._starting.append(cluster.schedule.at(at, self._begin, worker))
         self._free_at = at
+        if self._is_lease_expired:
+            self._fence()
 
     def signal(self, signal: int) -> None:
         self._in_turn(self._signalled, signal)
@@ -105,8 +110,20 @@ class Keeper:
         self._is_clearing = generation
         self._in_turn(self._killed, generation, within=self.cluster.behaviour.kill_s)
 
-    def fence(self) -> None:
-        """Kill the workers: the lease has expired and the agent is suspended."""
+    def hold(self, seconds: float) -> None:
+        """Kill the workers in that many seconds unless this is repeated; 0: never."""
+        cancel(self._lease_plan)
+        self._is_lease_expired = False
+        if seconds and self.cluster.setup.engine.keeper_enforces_lease:
+            at = self.cluster.schedule.now + seconds + _CHANNEL_S
+            self._lease_plan = self.cluster.schedule.at(at, self._on_lease_expired)
+
+    def _on_lease_expired(self) -> None:
+        self._is_lease_expired = True
+        if self.agent.is_alive and not self.agent.state.cleared:
+            self._fence()
+
+    def _fence(self) -> None:
         why = "disconnected from the coordinator for too long"
         generation = self.agent.state.generation
         self._emit(events.Fenced(generation, why))

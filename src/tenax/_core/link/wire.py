@@ -42,8 +42,11 @@ NO_SECRET = "no secret"  # noqa: S105 - the run has none, and operators need one
 TOO_MANY_OPERATORS = "too many operators"
 
 
+INVALID = "invalid data"  # why a link was closed because of a WireError: the start of the reason
+
+
 class WireError(Exception):
-    """The bytes are not a valid frame."""
+    """The bytes are not a valid frame, or the frame is not allowed now."""
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="frame", omit_defaults=True):

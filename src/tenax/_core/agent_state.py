@@ -1,0 +1,278 @@
+"""The agent machine's state, and what follows from it alone: messages, reports, deadlines. ``agent.py`` decides.
+
+The state is a value of values. What belongs to a generation is in ``LocalGeneration``, which forming the next one
+replaces as a whole. The stop of its workers, the search for evidence, an overdue worker and a request for stacks are
+values with their own deadlines.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from tenax._core import messages
+from tenax._core.model import (
+    AgentSettings,
+    Assignment,
+    Failure,
+    Stopped,
+    Verdict,
+    WorkerPhase,
+    WorkerRecord,
+    truncate_failures,
+)
+
+# The same on every supported system; the core imports no `signal`.
+SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM = 1, 2, 3, 9, 15
+_SIGNAL_NAMES = {SIGHUP: "SIGHUP", SIGINT: "SIGINT", SIGQUIT: "SIGQUIT", SIGTERM: "SIGTERM"}
+_MAX_WITH_STACKS = 16  # stopped workers whose stacks are reported
+
+
+class Phase(enum.Enum):
+    NEW = "new"
+    JOINING = "joining"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    CLOSING = "closing"
+    DONE = "done"
+    ENDED = "ended"
+
+
+class Rung(enum.IntEnum):
+    """The steps of the kill ladder."""
+
+    NONE = 0
+    SIGNALLED = 1  # the workers were sent the stop signal
+    CLEARING = 2  # the workers have exited; the processes they left behind are being ended
+    KILLED = 3  # all processes were sent SIGKILL
+    ABANDONED = 4
+
+
+class Deadline(enum.Enum):
+    GRACE = "grace"  # signalled processes must have exited
+    ABANDON = "abandon"  # killed processes must have exited
+    EXAMINE = "examine"  # the evidence must be collected
+    OVERDUE = "overdue"  # an overdue worker must have exited, else the next signal follows
+    STACKS = "stacks"  # workers must have written their stacks; after that, the stacks must have been read
+
+
+class Stop(msgspec.Struct):
+    """The stop of a generation's workers: the kill ladder."""
+
+    rung: Rung = Rung.NONE
+    since: float = 0.0
+    signal: int = 0  # the signal that the workers were sent
+    until: float | None = None  # when the next step follows; None: nothing is awaited
+    is_clear: bool = False  # no process of the generation is alive
+
+
+class Examination(msgspec.Struct):
+    """The search for the evidence of failures."""
+
+    ranks: set[int] = set()  # local ranks whose evidence is being collected
+    until: float | None = None
+
+
+class Quiet(msgspec.Struct):
+    """A period in which no worker of this node shows activity."""
+
+    since: float
+    why: str
+    stopped: tuple[int, ...] = ()  # local ranks that are stopped by SIGSTOP or a debugger
+
+
+class StacksRequest(msgspec.Struct):
+    """The coordinator's request for the stacks of all workers."""
+
+    number: int  # of the coordinator's suspicion
+    until: float  # the deadline of the current step: writing, then reading
+    is_read: bool = False  # ReadStacks was issued
+    unknown: dict[int, str] = {}  # local ranks that cannot write their stacks, and why
+
+
+class HangSigns(msgspec.Struct):
+    """What this node knows of a hang."""
+
+    quiet: Quiet | None = None  # None: workers show activity, or detection is off
+    request: StacksRequest | None = None
+    is_reported: bool = False  # the hang of this generation was printed
+
+
+class LocalGeneration(msgspec.Struct):
+    """This node's part of one generation: of the current one, or of the last one."""
+
+    assignment: Assignment | None = None  # None: there was none yet
+    formed_at: float = 0.0
+    workers: dict[int, WorkerRecord] = {}
+    failures: list[Failure] = []  # on this node, in the order seen
+    stop: Stop = msgspec.field(default_factory=Stop)
+    examination: Examination = msgspec.field(default_factory=Examination)
+    hang: HangSigns = msgspec.field(default_factory=HangSigns)
+    has_ended: bool = False  # the coordinator has ended it
+    is_uncharged: bool = False  # ... because a node joined or left
+    was_cut_off: bool = False  # the lease expired before the workers had stopped
+
+    @property
+    def number(self) -> int:
+        return self.assignment.generation if self.assignment is not None else 0
+
+    def escalations(self) -> list[float]:
+        """Return when the next signals for single workers are due. The kill ladder supersedes these signals."""
+        late = [worker for worker in self.workers.values() if worker.overdue is not None]
+        if not late or self.stop.rung >= Rung.KILLED:
+            return []
+        return [at for worker in late if (at := worker.escalates_at) is not None]
+
+    def have_all_ended(self) -> bool:
+        return all(worker.phase is WorkerPhase.ENDED for worker in self.workers.values())
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """A request that makes this node leave."""
+
+    signal: int  # SIGTERM for an operator's request
+    why: str = ""  # the operator's reason, if an operator drained this node
+
+    def reason(self, *, is_local: bool = False) -> str:
+        """Return why this node leaves, as a message to other nodes or on this one."""
+        if self.why:
+            return f"an operator drained {'this node' if is_local else 'it'}: {self.why}"
+        name = _SIGNAL_NAMES.get(self.signal, f"signal {self.signal}")
+        return f"{'the' if is_local else 'its'} agent received {name}"
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """The verdict that takes effect when the node is clear."""
+
+    verdict: Verdict
+    is_refused: bool = False  # it concerns this node alone
+
+
+class AgentState(msgspec.Struct):
+    """The whole state of the machine. Printable, comparable, serialisable."""
+
+    settings: AgentSettings
+    phase: Phase = Phase.NEW
+    last: LocalGeneration = msgspec.field(default_factory=lambda: LocalGeneration(stop=Stop(is_clear=True)))
+    earlier: list[Failure] = []  # this node's first failure of each earlier generation, in brief
+    leave: Leave | None = None
+    decided: Decided | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def deadlines(self) -> dict[Deadline, float]:
+        """What is awaited, in the order in which it is handled if several are due."""
+        found: dict[Deadline, float] = {}
+        last, stop = self.last, self.last.stop
+        if self.phase is Phase.ENDED:
+            return found
+        if stop.until is not None:
+            found[Deadline.ABANDON if stop.rung is Rung.KILLED else Deadline.GRACE] = stop.until
+        if last.examination.until is not None:
+            found[Deadline.EXAMINE] = last.examination.until
+        if overdue := last.escalations():
+            found[Deadline.OVERDUE] = min(overdue)
+        if last.hang.request is not None:
+            found[Deadline.STACKS] = last.hang.request.until
+        return found
+
+    def next_deadline(self) -> float | None:
+        """Return when the next ``Tick`` is due."""
+        return min(self.deadlines.values(), default=None)
+
+    @property
+    def assignment(self) -> Assignment | None:
+        return self.last.assignment
+
+    @property
+    def generation(self) -> int:
+        return self.last.number
+
+    @property
+    def workers(self) -> dict[int, WorkerRecord]:
+        return self.last.workers
+
+    @property
+    def failures(self) -> list[Failure]:
+        return self.last.failures
+
+    @property
+    def cleared(self) -> bool:
+        """Whether no process of any generation is alive."""
+        return self.last.stop.is_clear
+
+    @property
+    def restarts_used(self) -> int:
+        """Restarts of the whole run when the current generation was formed."""
+        return self.assignment.restarts_used if self.assignment is not None else 0
+
+
+def global_rank(state: AgentState, local_rank: int) -> int:
+    return (state.assignment.first_global_rank if state.assignment else 0) + local_rank
+
+
+def is_started(state: AgentState) -> bool:
+    return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
+
+
+def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
+    """Return the workers that the agent stopped, without failures. Only the first ones include their stacks."""
+    failed = {failure.local_rank for failure in state.failures}
+    stopped = [
+        Stopped(worker.local_rank, global_rank(state, worker.local_rank), worker.pid, worker.exit_code, worker.stacks)
+        for worker in state.workers.values()
+        if worker.was_stopped and worker.local_rank not in failed
+    ]
+    return (*stopped[:_MAX_WITH_STACKS], *(each.brief() for each in stopped[_MAX_WITH_STACKS:]))
+
+
+def quiet_message(generation: int, quiet: Quiet, now: float) -> messages.NodeQuiet:
+    return messages.NodeQuiet(generation, now, quiet.since, quiet.why)
+
+
+def running_message(state: AgentState) -> messages.WorkersRunning:
+    return messages.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
+
+
+def stopped_message(state: AgentState, now: float) -> messages.NodeStopped:
+    return messages.NodeStopped(
+        state.generation, now, truncate_failures(state.failures), stopped_workers(state), state.last.was_cut_off
+    )
+
+
+def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: float) -> list[messages.FromNode]:
+    """Return the messages that open every connection: the coordinator may be a new one, or may have missed some.
+
+    They are derived from the state alone, so no message is queued while there is no connection.
+    """
+    part = state.assignment
+    sent: list[messages.FromNode] = [
+        messages.NodeJoined(
+            node,
+            generation=state.generation,
+            is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING),
+            is_uncharged=state.last.is_uncharged,
+            has_succeeded=state.phase is Phase.DONE,
+            group_rank=part.group_rank if part else -1,
+            group_world_size=part.group_world_size if part else 0,
+            coordinator_rank=part.coordinator_rank if part else -1,
+            restarts_used=state.restarts_used,
+            store=part.store if part else "",
+        )
+    ]
+    if state.phase is Phase.RUNNING and is_started(state):
+        sent.append(running_message(state))
+        if state.last.hang.quiet is not None:
+            sent.append(quiet_message(state.generation, state.last.hang.quiet, now))
+        elif state.settings.on_hang != "off":
+            sent.append(messages.NodeBusy(state.generation))  # the last message received may be NodeQuiet
+    elif state.phase is Phase.STOPPING:
+        sent += [messages.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
+        if state.leave is not None:
+            sent.append(messages.NodeDraining(state.generation, state.settings.grace_s, state.leave.reason()))
+    elif state.phase is Phase.JOINING:
+        if state.failures or state.last.was_cut_off:
+            sent.append(stopped_message(state, now))
+        sent.append(messages.NodeReady(state.generation))
+    return sent

@@ -1,0 +1,42 @@
+"""The search for mistakes: each deliberate bug in the link machines must be found by a simulation within many seeds.
+
+The test run uses one known seed for each (``testing/simulator/broken_links.py``); this lane finds new ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tenax.testing.simulator import draw, simulate
+from testing.simulator.broken_links import MISTAKES
+from testing.simulator.broken_parts import parts_with
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns 1 if a mistake was not found."""
+    parser = argparse.ArgumentParser(prog="./dev mistakes", description="Find deliberate bugs by simulation.")
+    parser.add_argument("names", nargs="*", help="which mistakes (default: all)")
+    parser.add_argument("--seeds", type=int, default=4000, help="maximum number of seeds for each (default: 4000)")
+    parser.add_argument("--start", type=int, default=1, help="first seed (default: 1)")
+    options = parser.parse_args(argv)
+    missed = 0
+    for part in MISTAKES:
+        if not options.names or part.__name__ in options.names:
+            found = _find(part, range(options.start, options.start + options.seeds))
+            sys.stdout.write(f"{part.__name__}: {found or 'not found'}\n")
+            sys.stdout.flush()
+            missed += not found
+    return 1 if missed else 0
+
+
+def _find(part: type, seeds: range) -> str:
+    for seed in seeds:
+        outcome = simulate(draw(seed), parts_with(part))
+        if outcome.broken:
+            return f"seed {seed}, {outcome.broken}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
