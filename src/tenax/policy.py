@@ -1,4 +1,4 @@
-"""Restart policies: decide what follows a failure, given the history of the run.
+"""Restart policies: decide what follows a failure, a loss, a drain or a join, given the history of the run.
 
 from tenax.policy import BudgetPolicy, GiveUp
 
@@ -10,9 +10,21 @@ class GiveUpOnBadData(BudgetPolicy):
 """
 
 from tenax._core.model import Failure
-from tenax._core.policy import BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax._core.policy import BudgetPolicy, Change, Continue, GiveUp, History, Keep, Restart, RestartPolicy, Wait
 
-__all__ = ["BudgetPolicy", "Failure", "GiveUp", "History", "Restart", "RestartPolicy", "Wait", "load_policy"]
+__all__ = [
+    "BudgetPolicy",
+    "Change",
+    "Continue",
+    "Failure",
+    "GiveUp",
+    "History",
+    "Keep",
+    "Restart",
+    "RestartPolicy",
+    "Wait",
+    "load_policy",
+]
 
 
 def load_policy(name: str) -> RestartPolicy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tenax._core.model import Failure
-from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, Wait
+from tenax._core.policy import AnyDecision, BudgetPolicy, Change, Continue, GiveUp, History, Keep, Restart, Wait
 
 
 class Pausing:
@@ -44,9 +44,35 @@ class Raises:
         raise KeyError(failure.global_rank)
 
 
+class ChargesLosses(BudgetPolicy):
+    """A lost host costs a restart, a drained one nothing; a joining one waits for the next generation."""
+
+    def decide_change(self, change: Change, history: History) -> AnyDecision:
+        if change.kind == "join":
+            return Keep("the data is already divided")
+        if change.kind == "drain":
+            return Continue(change.why)
+        if history.restarts_left <= 0:
+            return GiveUp(f"all {history.max_restarts} restarts are used")
+        return Restart(f"{change.why}, restart {history.restarts_used + 1}")
+
+
+class DecidesChanges(BudgetPolicy):
+    """Uses every decision about changes in turn."""
+
+    def decide_change(self, change: Change, history: History) -> AnyDecision:
+        number = history.membership_changes + history.drains + history.restarts_used
+        if change.kind == "join":
+            return (Continue("admitted"), Keep("full enough"), Restart("admitted at a cost"))[number % 3]
+        if number > 8:
+            return GiveUp("too many changes")
+        return (Continue("goes on"), Restart("at a cost"), Wait("later", seconds=2.0))[number % 3]
+
+
 POLICIES = {
     "pausing": Pausing(),
     "gives-up-on-3": GivesUpOn(3),
     "gives-up-on-repetition": GivesUpOnRepetition(),
     "raising": Raises(),
+    "charges-losses": ChargesLosses(),
 }

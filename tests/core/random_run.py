@@ -24,7 +24,17 @@ from tenax._core.coordinator import (
     Send,
 )
 from tenax._core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
-from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy
+from tenax._core.policy import (
+    AnyDecision,
+    BudgetPolicy,
+    Change,
+    Continue,
+    GiveUp,
+    History,
+    Restart,
+    RestartPolicy,
+    Wait,
+)
 from tenax._core.record import record_of
 from tenax.testing.run_invariants import RunChecker
 
@@ -50,6 +60,13 @@ class Counting:
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         decision = self._policy.decide(failure, history)
         self.granted += not isinstance(decision, GiveUp)
+        return decision
+
+    def decide_change(self, change: Change, history: History) -> AnyDecision:
+        decide: Callable[[Change, History], AnyDecision] | None = getattr(self._policy, "decide_change", None)
+        decision = Continue(change.why) if decide is None else decide(change, history)
+        # A restart for a join is granted before its generation has ended: see ``RandomRun._check_ledger``.
+        self.granted += isinstance(decision, Restart | Wait)
         return decision
 
 
@@ -106,7 +123,12 @@ class RandomRun:
     """One run: call ``run``, then read ``steps``."""
 
     def __init__(
-        self, rng: random.Random, *, invalid_events: bool = False, make_machine: MakeMachine = CoordinatorMachine
+        self,
+        rng: random.Random,
+        *,
+        invalid_events: bool = False,
+        make_machine: MakeMachine = CoordinatorMachine,
+        policy: RestartPolicy | None = None,
     ) -> None:
         self._rng = rng
         self._has_invalid_events = invalid_events
@@ -127,9 +149,11 @@ class RandomRun:
             hang_after_s=rng.choice((0.0, 2.0)),
             stacks_timeout_s=3.0,
         )
-        self.policy = Counting(Pausing() if rng.random() < 0.3 else BudgetPolicy())
+        drawn = Pausing() if rng.random() < 0.3 else BudgetPolicy()
+        self.policy = Counting(policy or drawn)
+        self._decides_changes = hasattr(policy, "decide_change")
         self.machine = make_machine(self.settings, self.policy, None)
-        self._checker = RunChecker(self.settings)
+        self._checker = RunChecker(self.settings, decides_changes=self._decides_changes)
         self._granted_before = 0  # by earlier coordinators
         self._inherited = 0  # restarts that were reported to this coordinator
         self.steps: list[Step] = []
@@ -279,6 +303,8 @@ class RandomRun:
     def _check_ledger(self) -> None:
         granted = self.policy.granted - self._granted_before
         used = self.machine.state.restarts_used
+        if self._decides_changes:
+            granted = min(granted, used)  # a grant for a join is used, or replaced, after the generation
         if not granted <= used <= max(self._inherited, 0) + granted:
             raise ExpectationBroken(f"{used} restarts used, but {granted} were granted and {self._inherited} reported")
 
@@ -631,7 +657,7 @@ class RandomRun:
         self._excused |= {(node.node_id, node.generation) for node in self.nodes.values() if not node.is_working}
         self._excuse_missing_nodes(recover_s)
         self.machine = self._make_machine(self.settings, self.policy, None)
-        self._checker = RunChecker(self.settings)
+        self._checker = RunChecker(self.settings, decides_changes=self._decides_changes)
         self._opened_at = len(self.steps)
         self._step(opened)
         if has_record:

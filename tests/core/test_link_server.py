@@ -225,7 +225,7 @@ def test_members_are_proven_by_what_they_have_acknowledged() -> None:
     """See ``authority.py``: an elected coordinator without etcd must know that its members still listen to it."""
     links = Links()
     peer = links.node()
-    links.state.members = {"a": 0, "gone": 1}
+    links.state.last.members = {"a": 0, "gone": 1}
     links.machine.received(peer, wire.Beat(1, 1.0), 1.0)
     links.machine.received(peer, wire.Beat(2, 2.0, seen=1), 2.0)
     assert list(links.machine.members_proven_at()) == [1.0, None]

@@ -18,8 +18,11 @@ from tenax._core.policy import (
     START_S,
     AnyDecision,
     BudgetPolicy,
+    Change,
+    Continue,
     GiveUp,
     History,
+    Keep,
     Restart,
     RestartPolicy,
     Wait,
@@ -340,6 +343,27 @@ def test_a_policy_that_fails_ends_the_run_with_a_reason(answer: Any, why: str) -
     assert verdict.restarts_used == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "answer", "why"),
+    [
+        ("loss", ZeroDivisionError("oh"), "raised ZeroDivisionError: oh"),
+        ("loss", Keep("no"), "returned Keep; expected Continue, Restart, Wait or GiveUp"),
+        ("join", GiveUp("no"), "returned GiveUp; expected Continue, Restart or Keep"),
+        ("drain", None, "returned NoneType; expected Continue, Restart, Wait or GiveUp"),
+    ],
+)
+def test_a_wrong_answer_to_a_change_is_a_reason_to_give_up(kind: str, answer: Any, why: str) -> None:
+    policy = Answers(answer)
+    policy.decide_change = policy.decide
+    decision = ask_policy(policy, Change(kind, (), "why"), History(0, 1))
+    assert decision == GiveUp(f"the restart policy Answers {why}")
+
+
+@pytest.mark.parametrize("kind", ["loss", "drain", "join"])
+def test_without_a_method_for_changes_the_run_continues_at_no_cost(kind: str) -> None:
+    assert ask_policy(BudgetPolicy(), Change(kind, (), "host1"), History(0, 0)) == Continue("host1")
+
+
 def test_a_reason_is_one_short_line() -> None:
     decision = ask_policy(Answers(Restart("a\nb\0" + "x" * 10_000)), FAILURE, History(0, 1))
     assert decision == Restart(("a\\nb\\x00" + "x" * 10_000)[:4096])
@@ -361,8 +385,10 @@ def test_any_answer_becomes_a_decision_that_can_be_stored(answer: Any) -> None:
     assert msgspec.json.decode(msgspec.json.encode(decision), type=AnyDecision) == decision
 
 
-@pytest.mark.parametrize("decision", [Restart("again"), Wait("later", seconds=2.5), GiveUp("enough")])
+@pytest.mark.parametrize(
+    "decision", [Restart("again"), Wait("later", seconds=2.5), GiveUp("enough"), Continue("on"), Keep("it")]
+)
 def test_a_decision_survives_json(decision: AnyDecision) -> None:
-    """Each of the three decisions has a reason."""
+    """Each decision has a reason."""
     assert msgspec.json.decode(msgspec.json.encode(decision), type=AnyDecision) == decision
     assert decision.why

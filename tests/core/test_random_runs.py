@@ -26,7 +26,7 @@ from tenax._core.model import Evidence, Failure, Stopped
 from tenax._core.run_state import AnyRunPhase
 from tenax.testing.run_invariants import RunChecker
 
-from .policies import POLICIES
+from .policies import POLICIES, DecidesChanges
 from .random_run import MAX_STEPS, OUTCOMES, RandomRun, format_steps
 
 CORE = settings.get_profile("core")
@@ -78,6 +78,19 @@ def test_a_bug_that_was_found_stays_fixed(seed: int, invalid_events: bool) -> No
 def test_invariants_hold_in_runs_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
     """As above, with random numbers from hypothesis, which shortens a failing run."""
     RandomRun(rng, invalid_events=invalid_events).run()
+
+
+@pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
+def test_invariants_hold_with_a_policy_that_decides_changes(invalid_events: bool) -> None:
+    """Also when a change of the nodes is charged, is followed by a pause, or ends the run."""
+    outcomes = set()
+    for seed in range(200):
+        random_run = RandomRun(random.Random(seed), invalid_events=invalid_events, policy=DecidesChanges())
+        random_run.run()
+        verdict = random_run.machine.state.verdict
+        assert verdict is not None
+        outcomes.add(verdict.outcome)
+    assert outcomes == OUTCOMES
 
 
 def test_all_nodes_receive_the_same_verdict() -> None:

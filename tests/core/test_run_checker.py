@@ -554,7 +554,7 @@ BROKEN = [
     (NeverCharges, "C4: "),
     (CountsDrainsAsLosses, "counted as a membership change, but was not one"),
     (CountsLossesAsDrains, "counted as a drain, but was not one"),
-    (DoesNotAskThePolicy, "were granted"),
+    (DoesNotAskThePolicy, "C4: a restart was charged"),
     (FailsOnALoss, "C4: failed, but the policy did not give up"),
     (NotifiesOnlySomeMembers, "were not notified"),
     (GivesNoReason, "without a reason"),

@@ -11,7 +11,7 @@ import pytest
 
 from kit.processes import TIMEOUT_S, on_linux
 from tenax._core.model import Evidence, Failure
-from tenax.policy import GiveUp, History, Restart
+from tenax.policy import Change, Continue, GiveUp, History, Keep, Restart
 
 from .pages import DOCS, samples
 
@@ -61,6 +61,19 @@ def test_hourly_limit(page: dict[str, Any]) -> None:
     assert isinstance(decide(policy, *map(failed, times)), Restart)
     assert isinstance(decide(policy, *map(failed, [*times, 3599.0])), GiveUp)
     assert isinstance(decide(policy, *map(failed, [*times, 3600.0])), Restart), "the first one is an hour ago"
+
+
+def test_paid_losses(page: dict[str, Any]) -> None:
+    policy, loss, join = (
+        page["PaidLosses"](),
+        Change("loss", ("host1",), "host1 was lost"),
+        Change("join", (), "it joined"),
+    )
+    assert policy.decide_change(loss, History(1, 2)) == Restart("host1 was lost: restart 2 of 2")
+    assert policy.decide_change(loss, History(2, 2)) == GiveUp("all 2 restarts are used")
+    assert policy.decide_change(Change("drain", (), "drained"), History(2, 2)) == Continue("drained")
+    assert policy.decide_change(join, History(0, 2, lived_s=599)) == Continue("it joined")
+    assert policy.decide_change(join, History(0, 2, lived_s=601)) == Keep("the generation is older than 10 minutes")
 
 
 @pytest.mark.parametrize(

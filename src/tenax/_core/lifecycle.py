@@ -24,8 +24,11 @@ from tenax._core.model import (
 from tenax._core.policy import (
     AnyDecision,
     BudgetPolicy,
+    Change,
     GiveUp,
     History,
+    Keep,
+    Restart,
     RestartPolicy,
     Wait,
     ask_policy,
@@ -107,7 +110,13 @@ class Lifecycle:
         """End the generation to admit the node, if there is room and scaling up is allowed."""
         settings, last = self.state.settings, self.state.last
         if len(last.members) < settings.max_nodes and not last.done and settings.scale_up:
-            self._end_generation(EndCause.JOIN, f"{record.label} joined", now)
+            why = f"{record.label} joined"
+            decision = self._ask_policy(Change("join", (record.label,), why), self._history(now - last.formed_at))
+            if isinstance(decision, Keep):
+                text = f"generation {self.state.generation} continues without this node: {decision.why}"
+                self._send(events.Waiting(text), record.info.node_id)
+            else:
+                self._end_generation(EndCause.JOIN, why, now, decision)
 
     def _gather(self, why: str, now: float) -> None:
         state, settings = self.state, self.state.settings
@@ -361,9 +370,10 @@ class Lifecycle:
             case Paused():
                 self._gather(self.state.next_why, now)
 
-    def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
+    def _end_generation(self, cause: EndCause, why: str, now: float, decision: AnyDecision | None = None) -> None:
         state = self.state
         ending = self._begin_ending(cause, why, now)
+        ending.decision = decision
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = {each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work}
         self._send(self._ended_event(state.generation, ending), *sorted(members))
@@ -398,41 +408,68 @@ class Lifecycle:
         if ending.cause is EndCause.LATECOMER:  # not counted
             self._gather(ending.why, now)
             return
-        if last.drained and not last.lost:
-            state.drains += 1
-            self._gather(f"{some_of(last.drained)} {_was(len(last.drained))} drained", now)
-        elif ending.cause is EndCause.REQUEST and not last.lost:
+        if ending.cause is EndCause.REQUEST and not last.lost and not last.drained:
             state.requests += 1
             self._gather(ending.why, now)
+        elif last.drained and not last.lost:
+            why = f"{some_of(last.drained)} {_was(len(last.drained))} drained"
+            self._after_change(Change("drain", tuple(last.drained), why), ending, now)
         elif last.lost or not last.failures or last.is_uncharged or ending.cause in (EndCause.JOIN, EndCause.LOSS):
-            state.membership_changes += 1
             # If a node was lost, that is the reason, even if a worker failed first.
             is_reason = ending.cause is not EndCause.FAILURE or not last.lost
-            self._gather(ending.why if is_reason else f"{some_of(list(last.lost))} {_was(len(last.lost))} lost", now)
+            why = ending.why if is_reason else f"{some_of(list(last.lost))} {_was(len(last.lost))} lost"
+            self._after_change(Change("loss", tuple(last.lost), why), ending, now)
         else:
             self._after_failure(now)
         state.longest_s = max(state.longest_s, ending.at - last.formed_at)
 
-    def _after_failure(self, now: float) -> None:
-        state, last = self.state, self.state.last
-        failures = first_cause_first(list(last.failures.values()), last.formed_at)
-        last.failures = {failure.global_rank: failure for failure in failures}
-        first = failures[0]
-        history = History(
+    def _history(self, lived_s: float, failures: tuple[Failure, ...] = ()) -> History:
+        state = self.state
+        return History(
             state.restarts_used,
             state.settings.max_restarts,
             tuple(state.earlier),
-            tuple(failures),
-            last.world_size,
-            first.lived_s,
+            failures,
+            state.last.world_size,
+            lived_s,
             state.longest_s,
+            state.membership_changes,
+            state.drains,
         )
-        decision = self._decision = self._ask_policy(first, history)
-        if isinstance(decision, GiveUp):
+
+    def _after_change(self, change: Change, ending: Ending, now: float) -> None:
+        state, last = self.state, self.state.last
+        decision = ending.decision
+        if decision is None or last.lost or last.drained:
+            failures = tuple(sorted(last.failures.values(), key=by_cause))
+            decision = self._ask_policy(change, self._history(ending.at - last.formed_at, failures))
+        match decision:
+            case GiveUp(why):
+                self._end_run(Outcome.BROKEN, f"{change.why}; {why}", now)
+            case Restart() | Wait():
+                self._restart(decision, now)
+            case _:
+                if change.kind == "drain":
+                    state.drains += 1
+                else:
+                    state.membership_changes += 1
+                self._gather(change.why, now)
+
+    def _after_failure(self, now: float) -> None:
+        last = self.state.last
+        failures = first_cause_first(list(last.failures.values()), last.formed_at)
+        last.failures = {failure.global_rank: failure for failure in failures}
+        first = failures[0]
+        decision = self._ask_policy(first, self._history(first.lived_s, tuple(failures)))
+        if isinstance(decision, Restart | Wait):
+            self.state.earlier = [*self.state.earlier[-MAX_EARLIER + 1 :], first.brief()]
+            self._restart(decision, now)
+        else:
             self._end_run(Outcome.FAILED, decision.why, now)
-            return
+
+    def _restart(self, decision: Restart | Wait, now: float) -> None:
+        state = self.state
         state.restarts_used += 1
-        state.earlier = [*state.earlier[-MAX_EARLIER + 1 :], first.brief()]
         if isinstance(decision, Wait):
             state.phase = Paused(deadlines={RunDeadline.PAUSE: now + decision.seconds})
             state.next_why = decision.why
@@ -441,8 +478,9 @@ class Lifecycle:
         else:
             self._gather(decision.why, now)
 
-    def _ask_policy(self, failure: Failure, history: History) -> AnyDecision:
-        return ask_policy(self._policy, failure, history)
+    def _ask_policy(self, what: Failure | Change, history: History) -> AnyDecision:
+        self._decision = ask_policy(self._policy, what, history)
+        return self._decision
 
     def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
         state, last = self.state, self.state.last

@@ -1,8 +1,9 @@
-"""The restart policy: decides, from a failure and the history, whether the run restarts.
+"""The restart policy: decides, from a failure or a change of the nodes and the history, what follows and what it costs.
 
-The coordinator calls it once per failed generation, after every node is clear and the evidence is collected. The
-decision is a value with its reason. A policy is pure: the same failure and history give the same decision. It may be
-user code: an exception, or an answer that is no decision, ends the run with that reason (``ask_policy``).
+The coordinator calls it once per generation that failed or lost nodes, after every node is clear and the evidence is
+collected, and when a node could be admitted. The decision is a value with its reason. A policy is pure: the same
+arguments give the same decision. It may be user code: an exception, or an answer that is no decision, ends the run with
+that reason (``ask_policy``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _INCURABLE = frozenset(
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="decision", omit_defaults=True):
-    """Base of the three decisions."""
+    """Base of the decisions."""
 
     why: Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -47,7 +48,27 @@ class GiveUp(Decision, frozen=True):
     """End the run as failed."""
 
 
-AnyDecision = Restart | Wait | GiveUp
+class Continue(Decision, frozen=True):
+    """Form the next generation now, of the nodes that there are. Charges nothing. Only after a change."""
+
+
+class Keep(Decision, frozen=True):
+    """Keep the running generation: the new node waits for the next one. Only when a node joins."""
+
+
+AnyDecision = Restart | Wait | GiveUp | Continue | Keep
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Nodes were lost or drained, or a node joined and there is room for it."""
+
+    kind: str  # "loss", "drain" or "join"
+    hosts: tuple[str, ...]
+    why: str
+
+    @property
+    def answers(self) -> tuple[type[Decision], ...]:
+        return (Continue, Restart, Keep) if self.kind == "join" else (Continue, Restart, Wait, GiveUp)
 
 
 class History(msgspec.Struct, frozen=True):
@@ -64,6 +85,8 @@ class History(msgspec.Struct, frozen=True):
     world_size: int = 0
     lived_s: float = START_S + 1  # how long this generation had run when the failure began
     longest_s: float = 0.0  # how long the longest earlier generation ran
+    membership_changes: int = 0  # earlier generations that ended because nodes were lost or joined, uncharged
+    drains: int = 0  # earlier generations that ended because nodes were drained, uncharged
 
     @property
     def restarts_left(self) -> int:
@@ -71,30 +94,59 @@ class History(msgspec.Struct, frozen=True):
 
 
 class RestartPolicy(Protocol):
-    """The interface of a restart policy."""
+    """The interface of a restart policy.
+
+    It may also have ``decide_change(change, history)``, which returns ``Continue``, ``Restart``, ``Wait`` or ``GiveUp``
+    after a loss or a drain, and ``Continue``, ``Restart`` or ``Keep`` when a node joins. Without it, the run continues.
+    """
 
     def decide(self, failure: Failure, history: History) -> AnyDecision: ...
 
 
 def ask_policy(
-    policy: RestartPolicy, failure: Failure, history: History, reraise: tuple[type[Exception], ...] = ()
+    policy: RestartPolicy, what: Failure | Change, history: History, reraise: tuple[type[Exception], ...] = ()
 ) -> AnyDecision:
     """Return the policy's decision. Whatever the policy does, this is one, and it can be stored and sent."""
     name = f"the restart policy {type(policy).__name__}"
     try:
-        answer = policy.decide(failure, history)
+        if isinstance(what, Failure):
+            answer = policy.decide(what, history)
+        else:
+            answer = getattr(policy, "decide_change", _continue)(what, history)
     except reraise:
         raise
     except (Exception, SystemExit) as error:
         return GiveUp(_reason(f"{name} raised {type(error).__name__}: {error}"))
-    if not isinstance(answer, Decision):
-        return GiveUp(f"{name} returned {type(answer).__name__}; expected Restart, Wait or GiveUp")
+    expected = what.answers if isinstance(what, Change) else (Restart, Wait, GiveUp)
+    if not isinstance(answer, expected):
+        *others, last = (each.__name__ for each in expected)
+        return GiveUp(f"{name} returned {type(answer).__name__}; expected {', '.join(others)} or {last}")
     try:
         answer = msgspec.structs.replace(answer, why=_reason(answer.why))
         checked: AnyDecision = msgspec.json.decode(msgspec.json.encode(answer), type=AnyDecision)
         return checked
     except Exception as error:
         return GiveUp(_reason(f"{name} returned an invalid {type(answer).__name__}: {error}"))
+
+
+def _continue(change: Change, _: History) -> AnyDecision:
+    return Continue(change.why)
+
+
+class RecordedPolicy:
+    """Returns recorded decisions, because a replay may not have the policy's code."""
+
+    def __init__(self, decisions: Iterable[AnyDecision | None]) -> None:
+        self._decisions = [decision for decision in decisions if decision is not None]
+        self._next = 0
+
+    def decide(self, what: Failure | Change, history: History) -> AnyDecision:  # noqa: ARG002 - a policy's signature
+        self._next += 1
+        if self._next > len(self._decisions):
+            return GiveUp("the journal holds no further decision")
+        return self._decisions[self._next - 1]
+
+    decide_change = decide
 
 
 def first_cause_first(failures: Iterable[Failure], formed_at: float) -> list[Failure]:

@@ -334,7 +334,7 @@ class Ending(RunPhase):
     """The members stop their workers.
 
     C4  Restarts are counted per run and never exceed what the policy granted. A generation that lost or drained a node,
-        or ended to admit one, is uncharged.
+        or ended to admit one, is charged only if the policy says so.
     C5  When a generation ends, every connected member is sent the reason; the first cause is kept for the report.
     C9  An operator's restart ends a running generation and is uncharged; a drain makes one node leave. Neither ends a
         run that can continue.
@@ -344,6 +344,7 @@ class Ending(RunPhase):
     why: str
     at: float
     unstopped: set[str] = set()  # connected nodes that ran workers when it began and are not ready yet
+    decision: AnyDecision | None = None  # of the restart policy, if it was called before: a node joined
 
 
 class Paused(RunPhase):

@@ -14,7 +14,7 @@ import msgspec
 from tenax import __version__
 from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Received, RunSettings, Send, Step
 from tenax._core.messages import NodeProgress
-from tenax._core.policy import AnyDecision, GiveUp, History
+from tenax._core.policy import AnyDecision, RecordedPolicy
 from tenax._node.journal import FORMAT, Footer, Journal, read_lines
 
 TYPE_CHECKING = False
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.coordinator import CoordinatorState
-    from tenax._core.model import Failure
 
 NAME = "coordinator.jsonl"
 
@@ -83,20 +82,9 @@ def read_run_journal(path: str) -> tuple[RunHeader, list[RunStep], Footer | None
     return lines[0], [line for line in lines if isinstance(line, RunStep)], footer
 
 
-class RecordedPolicy:
-    """Returns recorded decisions, because a replay may not have the policy's code."""
-
-    def __init__(self, decisions: list[AnyDecision]) -> None:
-        self._decisions = list(decisions)
-
-    def decide(self, failure: Failure, history: History) -> AnyDecision:  # noqa: ARG002 - the seam's signature
-        return self._decisions.pop(0) if self._decisions else GiveUp("the journal holds no further decision")
-
-
 def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[float, str]], list[str]]:
     """Return the run's messages with the time since its start, and where this version of tenax behaves differently."""
-    recorded = RecordedPolicy([step.decision for step in steps if step.decision is not None])
-    machine = CoordinatorMachine(header.settings, recorded)
+    machine = CoordinatorMachine(header.settings, RecordedPolicy(step.decision for step in steps))
     from tenax._view.run_messages import RunMessages
 
     lines: list[tuple[float, str]] = []

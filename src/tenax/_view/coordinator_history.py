@@ -5,7 +5,7 @@ from __future__ import annotations
 from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Over, Received
 from tenax._core.messages import NodeDraining, NodeJoined, NodeLeft
 from tenax._core.model import by_cause
-from tenax._core.policy import GiveUp
+from tenax._core.policy import RecordedPolicy
 from tenax._view.history import NO_END, HangSpan, NodeHistory, RunHistory, RunPart, Span, odd_ranks, without_overlaps
 from tenax._view.status import failure_status, generation_status, state_of_node
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord, RunSettings
     from tenax._core.ledger import GenerationEntry
     from tenax._core.model import Failure
-    from tenax._core.policy import AnyDecision, History
+    from tenax._core.policy import AnyDecision
     from tenax._core.run_state import Suspicion
 
     class RunHeader(Protocol):
@@ -59,20 +59,6 @@ def history_of_run(
     history = replay.history(tuple(missing), folder)
     all_left = is_whole and bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
     return RunPart(history, replay.ranks, replay.has_predecessor, all_left)
-
-
-class _RecordedPolicy:
-    """A restart policy that returns the decisions in the journal."""
-
-    def __init__(self, steps: Sequence[RunStep]) -> None:
-        self._decisions = [step.decision for step in steps if step.decision is not None]
-        self._next = 0
-
-    def decide(self, failure: Failure, history: History) -> AnyDecision:  # noqa: ARG002 - a policy's signature
-        self._next += 1
-        if self._next > len(self._decisions):
-            return GiveUp("the journal holds no further decision")
-        return self._decisions[self._next - 1]
 
 
 class _NodeSpans:
@@ -122,7 +108,7 @@ class _Replay:
 
     def run(self, steps: Sequence[RunStep]) -> str:
         """Replay all steps. Return why the replay stopped early; empty if it did not."""
-        self._machine = CoordinatorMachine(self._settings, _RecordedPolicy(steps))
+        self._machine = CoordinatorMachine(self._settings, RecordedPolicy(step.decision for step in steps))
         for number, step in enumerate(steps, 1):
             before = self._mark()
             try:

@@ -17,7 +17,7 @@ from tenax._core import coordinator as run
 from tenax._core import events, messages
 from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunSettings, Send, Step
 from tenax._core.model import Assignment, Outcome, Verdict, by_cause
-from tenax._core.policy import AnyDecision, GiveUp
+from tenax._core.policy import AnyDecision, GiveUp, Restart, Wait
 from tenax._core.record import RunRecord
 from tenax.testing.agent_invariants import InvariantBroken, check_text
 
@@ -54,6 +54,7 @@ class _Generation:
         self.is_broken = False  # it is incomplete or outdated, because a coordinator was lost
         self.is_drained = False  # a node was drained from it
         self.is_opened = False  # it ended to admit a node
+        self.decision: AnyDecision | None = None  # the last one of the restart policy about it
         self.is_requested = False  # an operator's restart ended it
         self.is_recorded = False  # an earlier coordinator formed it, and left a record of its members
         self.has_missed_assignment = False  # a member did not receive its assignment before that coordinator was lost
@@ -75,12 +76,14 @@ class RunChecker:
     """Checks one run. Call ``check`` after every step.
 
     A thorough checker encodes the whole state at every step, to detect that a message without effect changed it. A
-    checker that is not thorough is fast enough for thousands of nodes.
+    checker that is not thorough is fast enough for thousands of nodes. ``decides_changes``: the restart policy may
+    charge a change of the nodes, keep a generation that could admit a node, or give up after a loss.
     """
 
-    def __init__(self, settings: RunSettings, *, is_thorough: bool = True) -> None:
+    def __init__(self, settings: RunSettings, *, is_thorough: bool = True, decides_changes: bool = False) -> None:
         self._settings = settings
         self._is_thorough = is_thorough
+        self._decides_changes = decides_changes
         self._here: dict[str, messages.NodeInfo] = {}
         self._clear: set[str] = set()  # reported to be clear, and have no assignment since
         self._newly_clear = ""
@@ -133,6 +136,8 @@ class RunChecker:
             return
         must_end = self._follow(state, event, sends)
         self._check_ending(state, event, sends, must_end)
+        if self._last is not None and step.decision is not None:
+            self._last.decision = step.decision
         self._check_ledger(state, event)
         self._check_forming(state, event, sends)
         if isinstance(state.phase, run.Over):
@@ -551,8 +556,10 @@ class RunChecker:
             raise InvariantBroken(f"C4: the ledger goes to {now}, but no generation ended")
         self._check_stopped()
         last.is_counted = True
-        if charged and (last.is_uncharged or not last.failed):
+        if charged and (last.is_uncharged or not last.failed) and not self._decides_changes:
             raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which is uncharged")
+        if charged and not isinstance(last.decision, Restart | Wait):
+            raise InvariantBroken(f"C4: a restart was charged for generation {last.number}: {last.decision}")
         if drained and (last.is_lost or not last.is_drained):
             raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, but was not one")
         if wanted and (last.is_lost or last.is_drained or not last.is_requested):
@@ -710,6 +717,8 @@ class RunChecker:
         if not verdict.why or counted != _ledger(state):
             raise InvariantBroken(f"C4: the verdict {verdict} contradicts the ledger: {_ledger(state)}")
         match verdict.outcome:
+            case Outcome.BROKEN if self._decides_changes and isinstance(decision, GiveUp):
+                self._check_stopped()
             case Outcome.SUCCEEDED:
                 if last is None or last.is_ended or not last.is_complete or not last.done.issuperset(last.ranks):
                     raise InvariantBroken("C6: succeeded, but not every member has")

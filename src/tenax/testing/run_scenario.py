@@ -148,7 +148,7 @@ class _Transcript:
         self._settings = settings
         self._policy = policy
         self._state = CoordinatorState(settings)
-        self._checker = RunChecker(settings)
+        self._checker = RunChecker(settings, decides_changes=hasattr(policy, "decide_change"))
         self._nodes: dict[str, _Node] = {}
         self._now = 0.0
         self._is_open = False

@@ -140,8 +140,8 @@ class IgnoresLostNodes(CoordinatorMachine):
 class DoesNotSendGenerationEnded(CoordinatorMachine):
     """Does not notify the members when a generation ends."""
 
-    def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
-        super()._end_generation(cause, why, now)
+    def _end_generation(self, cause: EndCause, why: str, now: float, *decision) -> None:
+        super()._end_generation(cause, why, now, *decision)
         self._outbox = [send for send in self._outbox if not isinstance(send.event, events.GenerationEnded)]
 
 

@@ -18,7 +18,18 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tenax._core.model import MAX_EARLIER, Evidence, Failure
-from tenax._core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait, ask_policy, first_cause_first
+from tenax._core.policy import (
+    BudgetPolicy,
+    Change,
+    GiveUp,
+    History,
+    Keep,
+    Restart,
+    RestartPolicy,
+    Wait,
+    ask_policy,
+    first_cause_first,
+)
 from tenax._logs.std import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.agent.server._self_report import SelfReport, measured, measured_as
@@ -472,7 +483,8 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                         return RunResult(WorkerState.FAILED, failures=result.failures)
                     self._start_generation(self._restart_workers, ran_s)
                 case WorkerState.HEALTHY:
-                    if self._handler(spec).num_nodes_waiting() > 0:
+                    waiting = self._handler(spec).num_nodes_waiting()
+                    if waiting > 0 and self._may_admit(waiting, ran_s):
                         self._report_health("the other nodes")
                         self._start_generation(self._restart_workers, ran_s)
                 case _:
@@ -487,19 +499,26 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     def _report_health(self, waits_for: str = "") -> None:
         """Report to the health check that the loop makes progress, or is about to wait for ``waits_for``."""
 
+    def _history(self, lived_s: float, failures: tuple[Failure, ...] = ()) -> History:
+        """Return what is known on this node."""
+        spec = self._worker_group.spec
+        used = spec.max_restarts - self._remaining_restarts
+        world_size = self._worker_group.workers[0].world_size
+        return History(used, spec.max_restarts, tuple(self._earlier), failures, world_size, lived_s, self._longest_s)
+
+    def _may_admit(self, waiting: int, ran_s: float) -> bool:
+        """Call the restart policy because nodes wait to be admitted, and count the restart if it charges one."""
+        change = Change("join", (), f"{waiting} node{'s' * (waiting > 1)} joined")
+        decision = ask_policy(self._policy, change, self._history(ran_s), reraise=(SignalException,))
+        if isinstance(decision, GiveUp):
+            raise RuntimeError(decision.why)
+        self._remaining_restarts -= isinstance(decision, Restart)
+        return not isinstance(decision, Keep)
+
     def _may_restart(self, result: RunResult) -> bool:
         """Call the restart policy with what is known on this node, and count the restart that it grants."""
-        spec = self._worker_group.spec
         failures = first_cause_first(_as_core_failures(result, self._generations), self._formed_at)
-        history = History(
-            spec.max_restarts - self._remaining_restarts,
-            spec.max_restarts,
-            tuple(self._earlier),
-            tuple(failures),
-            self._worker_group.workers[0].world_size,
-            failures[0].lived_s,
-            self._longest_s,
-        )
+        history = self._history(failures[0].lived_s, tuple(failures))
         decision = ask_policy(self._policy, failures[0], history, reraise=(SignalException,))
         if isinstance(decision, GiveUp):
             if type(self._policy) is not BudgetPolicy:
