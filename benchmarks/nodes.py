@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.pipe_commands import PipeCommands
@@ -19,7 +20,6 @@ from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
-from tenax._io.interfaces import ControlledNode
 from tenax._io.loop import Loop
 from tenax._node.run_journal import NAME, RunJournal
 
@@ -42,7 +42,7 @@ class Node:
     def open(self) -> None:
         """Join."""
         self.emit(events.RunRequested())
-        node = ControlledNode(
+        node: Any = SimpleNamespace(
             settings=self.machine.state.settings,
             policy=None,
             messages_on_connecting=lambda info: messages_on_connecting(self.machine.state, info, self._loop.now()),
@@ -51,6 +51,7 @@ class Node:
             release=lambda _: None,
             print_line=lambda _: None,
             record_run=self._record_run,
+            set_operator_api=lambda _: None,
         )
         self.control.open(self._loop, self.emit, node)
 

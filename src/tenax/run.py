@@ -16,7 +16,7 @@ from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
 from tenax.cli.host_checks import check_host, current_folder
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
-from tenax.cli.run import launch_arguments, print_dry_run, print_notes, print_usage_error
+from tenax.cli.run import launch_arguments, print_dry_run, print_notes, print_usage_error, resolve
 from tenax.cli.script import run_script_path
 
 TYPE_CHECKING = False
@@ -166,7 +166,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def run(args: argparse.Namespace) -> None:
     """Run the job that a namespace describes. Raises ``ChildFailedError`` when it fails."""
-    from tenax.launcher.api import elastic_launch
+    from tenax.launcher.api import run_job
 
     options = _options(args)
     check_host(options, current_folder(), os.environ)
@@ -176,8 +176,7 @@ def run(args: argparse.Namespace) -> None:
     if options.dry_run:
         print_dry_run(options, os.environ)
         return
-    config, entrypoint, cmd_args = launch_arguments(options, sys.executable)
-    elastic_launch(config, entrypoint)(*cmd_args)
+    run_job(resolve(options, sys.executable))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -119,8 +119,8 @@ def launch(
     from tenax._node.node import Node
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
-    handler = handler or rendezvous_handler(job)
-    sinks = sinks or open_sinks(job)
+    handler = rendezvous_handler(job) if handler is None else handler
+    sinks = open_sinks(job) if sinks is None else sinks
     if not isinstance(handler, EngineRendezvousHandler):
         return _launch_with_polling(job, handler, sinks)
     node = Node(job, handler.engine(), environ, backend=handler.get_backend(), sinks=sinks, is_command=True)

@@ -160,12 +160,16 @@ def launch_agent(
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError if workers failed, SignalException if a signal stopped the run."""
+    return run_job(job_of(config, entrypoint, args), health_check_server)
+
+
+def run_job(job: JobSpec, health_check_server: Any = None) -> dict[int, Any]:
+    """Run a job to the end, as ``launch_agent`` does."""
     from tenax._node.sinks import open_sinks
     from tenax._observe.health.port import health_check_port
 
     if health_check_server is None:
         health_check_port(os.environ)  # raises for an invalid port before anything starts
-    job = job_of(config, entrypoint, args)
     handler = rendezvous_handler(job)
     sinks = open_sinks(job)
     try:

@@ -17,9 +17,10 @@ import pytest
 from e2e.conftest import runner  # noqa: F401 - a fixture
 from kit.jobs import TENAX, Runner, needs_root, until
 from tenax._core.agent import AgentState, Phase
+from tenax._core.agent_state import LocalGeneration
 from tenax._core.events import ProgressSeen
 from tenax._core.messages import WorkerProgress
-from tenax._core.model import AgentSettings
+from tenax._core.model import AgentSettings, Assignment
 from tenax._io.loop import Loop
 from tenax._node.live_steps import LiveSteps
 from tenax._node.progress_file import read_progress
@@ -215,7 +216,8 @@ class Polled:
         self.steps = LiveSteps(self.loop, self.files, self.warnings.append, is_enabled=True)
 
     def set_phase(self, phase: Phase, generation: int = 1) -> None:
-        self.steps.observe(AgentState(AgentSettings("run", "default", 1, 0), phase, generation=generation))
+        last = LocalGeneration(Assignment(generation))
+        self.steps.observe(AgentState(AgentSettings("run", "default", 1, 0), phase, last))
 
     def advance(self, seconds: float) -> list[ProgressSeen]:
         until_then = self.clock.now + seconds
