@@ -83,6 +83,12 @@ def test_a_run_that_succeeds() -> None:
     ]
 
 
+def test_no_end_is_dated_before_the_start() -> None:
+    """A busy agent receives both late: the start has the time of its receipt, the exit that of the kernel."""
+    steps = [*STARTED, (4.0, agent_events.WorkerExited(1, 1, 0, ended_at=1.7))]
+    assert table(events_of(steps))[-1] == (1.75, "worker", "SUCCEEDED", 3, 0, 1, 0.0)
+
+
 def test_the_metadata_of_an_agents_event() -> None:
     """TorchElastic's keys in its order."""
     rendezvous, *_, end = events_of(ALL_GOOD)

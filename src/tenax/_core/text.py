@@ -8,7 +8,9 @@ decides what is printed as it is. Settings in seconds are shown exactly (``forma
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_NAMES = 8  # listed by ``some_of``
 _SECRET_NAMES = ("secret", "password", "token", "conf")  # of fields and settings

@@ -148,7 +148,8 @@ class EventView:
 
     def _of_end(self, at: float, worker: WorkerRecord, state: AgentState) -> Event:
         failure = next((each for each in state.failures if each.local_rank == worker.local_rank), None)
-        ended_at = worker.ended_at
+        # The agent may receive the start after the worker has exited: no event is dated before it.
+        ended_at = max(worker.ended_at, self._started_at.get(worker.local_rank, 0.0))
         duration_ms = self._ran_ms(worker, ended_at)
         if failure is not None:
             error = self._error(failure)
