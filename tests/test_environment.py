@@ -28,7 +28,10 @@ _NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 
 def _reads_environment(path: Path) -> bool:
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    if not any(name in text for name in _NAMES):
+        return False
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Attribute(ast.Name("os" | "posix"), name) if name in _NAMES:
                 return True

@@ -126,11 +126,10 @@ def reach(name: str) -> AgentMachine:
     return machine
 
 
-@pytest.mark.parametrize("kind", AnyEvent.__args__, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_event_is_handled_in_every_situation(situation: str, kind: type[AnyEvent]) -> None:
+def test_every_event_is_handled_in_every_situation(situation: str) -> None:
     """The machine returns commands, keeps its invariants and does not raise."""
-    for event in versions(kind):
+    for event in itertools.chain.from_iterable(map(versions, AnyEvent.__args__)):
         for now in (1.0, 1e6):
             machine = reach(situation)
             checker = InvariantChecker(machine.state)

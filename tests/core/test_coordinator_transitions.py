@@ -176,11 +176,10 @@ def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
     return machine, checker
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_event_is_handled_in_every_situation(situation: str, kind: type) -> None:
+def test_every_event_is_handled_in_every_situation(situation: str) -> None:
     """The machine returns messages, keeps its invariants, and its state survives JSON."""
-    for event in versions(kind):
+    for event in itertools.chain.from_iterable(map(versions, KINDS)):
         for now in (8.0, 1e6):
             machine, checker = reach(situation)
             step = machine.step(event, now)

@@ -94,7 +94,7 @@ def run_and_check(random_run: RandomRun) -> None:
 def test_every_second_is_in_one_sum(invalid_events: bool) -> None:
     """L1 and L2 hold in random runs, with joining and leaving nodes, requested restarts and replaced coordinators."""
     seen: set[str] = set()
-    for seed in range(200):
+    for seed in range(100):
         random_run = RandomRun(random.Random(seed), invalid_events=invalid_events, make_machine=LedgerChecked)
         run_and_check(random_run)
         verdict = random_run.machine.state.verdict
@@ -108,7 +108,7 @@ def test_every_second_is_in_one_sum(invalid_events: bool) -> None:
 
 
 @given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
-@settings(CORE, max_examples=60)
+@settings(CORE, max_examples=30)
 def test_every_second_is_in_one_sum_in_runs_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
     """As above, with random numbers from hypothesis, which shortens a failing run."""
     run_and_check(RandomRun(rng, invalid_events=invalid_events, make_machine=LedgerChecked))

@@ -68,7 +68,7 @@ def test_random_histories_have_every_event_in_every_phase() -> None:
 
 
 @given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
-@settings(CORE, max_examples=150)
+@settings(CORE, max_examples=80)
 def test_invariants_hold_in_histories_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
     """As above, with random numbers from hypothesis, which shortens a failing history."""
     RandomNode(rng, invalid_events=invalid_events).run()
@@ -137,7 +137,7 @@ any_event = st.one_of(
     workers=st.integers(1, 2),
     running=st.booleans(),
 )
-@settings(CORE, max_examples=300)
+@settings(CORE, max_examples=150)
 def test_invariants_hold_for_any_events_in_any_order(events_and_delays, workers, running) -> None:
     """No list of events makes the machine raise or break an invariant."""
     machine = AgentMachine(AgentSettings("run", "trainer", workers, 0))

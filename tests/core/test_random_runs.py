@@ -74,7 +74,7 @@ def test_a_bug_that_was_found_stays_fixed(seed: int, invalid_events: bool) -> No
 
 
 @given(rng=st.randoms(use_true_random=False), invalid_events=st.booleans())
-@settings(CORE, max_examples=80)
+@settings(CORE, max_examples=40)
 def test_invariants_hold_in_runs_that_hypothesis_shrinks(rng: random.Random, invalid_events: bool) -> None:
     """As above, with random numbers from hypothesis, which shortens a failing run."""
     RandomRun(rng, invalid_events=invalid_events).run()
@@ -231,7 +231,7 @@ any_event = st.one_of(
     opened=st.builds(run.Opened, st.sampled_from([0.0, 20.0]), ranks, generations, st.integers(0, 2)),
     policy=st.sampled_from([None, *POLICIES.values()]),
 )
-@settings(CORE, max_examples=400)
+@settings(CORE, max_examples=200)
 def test_any_events_in_any_order_are_handled(events_and_delays, opened, policy) -> None:
     """It does not raise, its state survives JSON, the end is final, and an operator can always end the run."""
     machine = CoordinatorMachine(RunSettings("run", min_nodes=1, max_nodes=3, max_restarts=2), policy)

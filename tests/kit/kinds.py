@@ -24,6 +24,7 @@ KINDS = {
     "docs": "what the documentation shows and claims",
 }
 WITHOUT_PROCESSES = ("unit", "machine")
+FAST = " or ".join(WITHOUT_PROCESSES)  # the -m of ``./dev test fast``
 _TESTS = Path(__file__).parents[1]
 # A folder within one of these has the same kind, unless it is here itself.
 FOLDERS = {
@@ -75,10 +76,23 @@ _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spaw
 _running = ""  # the kind of the test that runs
 
 
+def _kind_of_folder(folder: Path) -> str:
+    return next(FOLDERS[str(each)] for each in (folder, *folder.parents) if str(each) in FOLDERS)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For ``./dev test fast``, do not import the files that have only tests with processes."""
+    if config.getoption("-m") != FAST or collection_path.suffix != ".py":
+        return None
+    if _kind_of_folder(collection_path.parent.relative_to(_TESTS)) in WITHOUT_PROCESSES:
+        return None
+    text = collection_path.read_text()
+    return None if any(f"mark.{kind}" in text for kind in WITHOUT_PROCESSES) else True
+
+
 def kind_of(item: pytest.Item) -> str:
     """The kind of a test that carries no marker for it."""
-    folder = item.path.parent.relative_to(_TESTS)
-    kind = next(FOLDERS[str(each)] for each in (folder, *folder.parents) if str(each) in FOLDERS)
+    kind = _kind_of_folder(item.path.parent.relative_to(_TESTS))
     if kind in WITHOUT_PROCESSES:
         return next((FIXTURES[name] for name in FIXTURES if name in getattr(item, "fixturenames", ())), kind)
     return kind

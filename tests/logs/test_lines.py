@@ -10,7 +10,7 @@ from tenax._logs.lines import LineCutter, lines_with, with_prefix
 PIECES = st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\xff", b"\r\n"])).map(b"".join))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pieces=PIECES, at_returns=st.booleans(), longest=st.sampled_from([4, 1000]))
 def test_every_byte_comes_out_once_and_in_order(pieces: list[bytes], at_returns: bool, longest: int) -> None:
     """Invariant 1: however the input is divided, the same bytes come out."""
@@ -19,7 +19,7 @@ def test_every_byte_comes_out_once_and_in_order(pieces: list[bytes], at_returns:
     assert b"".join(out) + cutter.end() == b"".join(pieces)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pieces=PIECES)
 def test_only_whole_lines_come_out(pieces: list[bytes]) -> None:
     """Invariant 2: output before the end of the stream ends with a newline, and comes as early as possible."""
@@ -32,7 +32,7 @@ def test_only_whole_lines_come_out(pieces: list[bytes]) -> None:
     assert whole == joined[: joined.rfind(b"\n") + 1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pieces=PIECES)
 def test_a_cut_at_a_carriage_return_never_splits_crlf(pieces: list[bytes]) -> None:
     """A carriage return counts only once the next byte shows that it is not the start of CRLF."""
