@@ -86,6 +86,11 @@ $ --nnodes 2 --node-rank 1 --rdzv-endpoint head --rdzv-conf node_order=rack-3 tr
 remove one of them
 $ --nnodes 2 --rdzv-backend mine --node-rank 1 train.py
 --node-rank 1 and --rdzv-backend mine cannot be combined: --node-rank is for tenax's own backends; remove one of them
+$ --nnodes 2 --rdzv-backend mine --report report.json train.py
+--report report.json and --rdzv-backend mine cannot be combined: --report is for tenax's own backends; remove one of \
+them
+$ --nnodes 2 --rdzv-backend mine --on-hang restart train.py
+--on-hang restart and --rdzv-backend mine cannot be combined: --on-hang is for tenax's own backends; remove one of them
 $ --nnodes 2 --rdzv-backend mine --master-addr head train.py
 --master-addr head and --rdzv-backend mine cannot be combined: --master-addr is for the static backend; remove one of \
 them

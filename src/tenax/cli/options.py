@@ -135,6 +135,7 @@ def decide(
         live_line=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
     )
     _check_signals(flags, backend)
+    _check_polled(flags, backend)
     _note_unused_flags(flags, script_args)
     # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
     copied = {dest: value for dest, value in values.items() if dest in Options.__struct_fields__ and value is not None}
@@ -466,6 +467,22 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
             f"{flags.quote('notice_signals')} and {flags.quote('rdzv_backend')} cannot be combined: only tenax's own "
             "backends send notices to other nodes; remove one of them"
         )
+
+
+def _check_polled(flags: FlagValues, backend: str) -> None:
+    """Reject what an agent that polls a third-party rendezvous does not have."""
+    if backend in ONE_NODE_BACKENDS:
+        return
+    for dest in ("dashboard", "on_hang", "trace", "preload", "report"):
+        if flags.values.get(dest) in (None, "", "off", "none"):
+            continue
+        if flags.typed(dest):
+            raise UsageError(
+                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined: {flags.name(dest)} is for "
+                "tenax's own backends; remove one of them"
+            )
+        if flags.given(dest):
+            flags.note_unused(dest, "rdzv_backend")
 
 
 def _signals(flags: FlagValues, dest: str) -> list[Signals]:
