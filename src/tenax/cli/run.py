@@ -45,6 +45,10 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Execute ``tenax run ARGV`` and return the exit code."""
     try:
         options = parse(argv, environ)
+        if options.allocation is not None:
+            from tenax.cli.scheduled_run import with_secret
+
+            options = with_secret(options, environ)
         enable_compat(options)
         check_host(options, current_folder(), environ)
         print_notes(options)
@@ -124,9 +128,19 @@ def launch(
     if not isinstance(handler, EngineRendezvousHandler):
         return _launch_with_polling(job, handler, sinks)
     node = Node(job, handler.engine(), environ, backend=handler.get_backend(), sinks=sinks, is_command=True)
-    verdict = node.run(final_text=lambda verdict: _report(verdict, node, job, report_path, colour))
+
+    def report(verdict: Verdict) -> str:
+        return _report(verdict, node, job, report_path, colour)
+
+    if job.allocation is not None:
+        from tenax.cli.scheduled_run import run_scheduled
+
+        verdict, code = run_scheduled(node, job.allocation, environ, report)
+    else:
+        verdict = node.run(final_text=report)
+        code = exit_code_for(verdict)
     _forward_first_cause(verdict, environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    return exit_code_for(verdict)
+    return code
 
 
 def _forward_first_cause(verdict: Verdict, path: str) -> None:
@@ -223,7 +237,8 @@ def print_usage_error(error: UsageError) -> int:
     """Print what is wrong with the command line and return the exit code for it."""
     from tenax._failures.exit_codes import WRONG_USAGE
 
-    print_stderr(f"tenax run: {error}\ntry: tenax run --help")
+    if str(error):  # empty if another process of the scheduler's step prints it
+        print_stderr(f"tenax run: {error}{error.hint}")
     return WRONG_USAGE
 
 
