@@ -1,9 +1,9 @@
 """Schedulers: how ``tenax run`` finds out which nodes a cluster's scheduler gave it.
 
 A scheduler turns the environment variables of this process into an ``Allocation``, whose fields are the defaults of
-the flags that were not given. Slurm is recognised by its variables. A package offers another one in the entry point
-group ``tenax.schedulers``; ``TENAX_SCHEDULER=NAME`` (or ``MODULE:CLASS``) selects it, and ``TENAX_SCHEDULER=none``
-disables all of them.
+the flags that were not given. Slurm, Kubernetes, LSF and PBS are recognised by their variables. A package offers
+another one in the entry point group ``tenax.schedulers``; ``TENAX_SCHEDULER=NAME`` (or ``MODULE:CLASS``) selects it,
+and ``TENAX_SCHEDULER=none`` disables all of them.
 
     from tenax.scheduler import Allocation, Scheduler
 
@@ -34,6 +34,11 @@ _GROUP = "tenax.schedulers"
 # The variable that identifies each scheduler, with its module and class. The first one that is set counts.
 _OWN = {
     "SLURM_JOB_ID": ("slurm", "Slurm"),
+    "LWS_LEADER_ADDRESS": ("kubernetes", "LeaderWorkerSet"),
+    "JOB_COMPLETION_INDEX": ("kubernetes", "IndexedJob"),
+    "LSB_JOBID": ("host_lists", "Lsf"),
+    "PBS_NODEFILE": ("host_lists", "Pbs"),
+    "MASTER_ADDR": ("kubernetes", "MasterVariables"),
 }
 
 
@@ -49,6 +54,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0  # default of --nproc-per-node: the GPUs of this node
     restarts: int = 0  # how often the scheduler has restarted the job: the higher part of the fencing token
     is_first: bool = True  # this process prints what concerns all nodes
+    is_step: bool = False  # the agents are tasks of one program: they share its output and its exit code
     has_shared_home: bool = False  # all nodes have the home folder, so it can hold a secret
     notice_signals: str = ""  # default of --notice-signals
     kill_wait_s: int = 0  # seconds from SIGTERM to SIGKILL: the default grace period is shorter

@@ -88,7 +88,7 @@ class Node(Surroundings):
         self._environ = environ
         self._backend = backend
         self._is_command = is_command
-        self.shares_console = job.allocation is not None and job.max_nodes > 1
+        self.shares_console = job.allocation is not None and job.allocation.is_step and job.max_nodes > 1
         self._records_end = records_end
         args = dict.fromkeys(range(job.nproc_per_node), job.args)
         self._entrypoint = make_entrypoint(job.entrypoint, args, job.start_method, job.entrypoint_name)

@@ -42,6 +42,7 @@ class Slurm(Scheduler):
             run_id=names.run_id(),
             restarts=restarts,
             workers=_gpus(environ),
+            is_step=True,
             has_shared_home=True,
             notice_signals="SIGUSR1",
             kill_wait_s=self._kill_wait_s(environ),

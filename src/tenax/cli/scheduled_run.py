@@ -1,7 +1,7 @@
 """A run that a scheduler started: its secret, what each node prints at the end, its exit code, and the requeue.
 
-1. All nodes print to one place, so the report is printed in full by one of them: the node of rank 0.
-2. A node that leaves a run which continues without it exits with 0. The scheduler takes the highest exit code of the
+1. The tasks of a step print to one place, so the report is printed in full by one of them: the node of rank 0.
+2. A task that leaves a run which continues without it exits with 0. The scheduler takes the highest exit code of the
    step; the node that serves the coordinator leaves last, and sees whether all nodes left.
 3. A job that is being preempted is requeued by its first node, after the workers have exited. A cancelled one is not.
 """
@@ -54,16 +54,17 @@ def run_scheduled(
 
     def final_text(verdict: Verdict) -> str:
         text = report(verdict)
-        if text and membership.does_run_continue(verdict):
+        if text and allocation.is_step and membership.does_run_continue(verdict):
             return "tenax: this node has left the run, which continues without it\n"
-        if text and not membership.is_first(allocation):
+        if text and allocation.is_step and not membership.is_first(allocation):
             return f"tenax: the run {verdict.outcome.text}: {verdict.why}; the first node prints the report\n"
         if verdict.outcome is Outcome.CANCELLED and allocation.is_first and (sentence := _requeue(allocation, environ)):
             text += f"tenax: {sentence}\n"
         return text
 
     verdict = node.run(final_text, membership.observe)
-    return verdict, SUCCEEDED if membership.does_run_continue(verdict) else exit_code_for(verdict)
+    is_success = allocation.is_step and membership.does_run_continue(verdict)
+    return verdict, SUCCEEDED if is_success else exit_code_for(verdict)
 
 
 def _requeue(allocation: Allocation, environ: Mapping[str, str]) -> str:
