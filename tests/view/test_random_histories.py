@@ -50,7 +50,8 @@ def journal_of(random_run: RandomRun, steps: list[Step]) -> tuple[Header, list[L
     machine = CoordinatorMachine(random_run.settings, random_run.policy)
     lines = []
     for event, at, sent in steps:
-        sends, decision = machine.step(event, at)
+        step = machine.step(event, at)
+        sends, decision = step.sends, step.decision
         assert sends == sent
         lines.append(Line(at, event, decision))
     return Header(random_run.settings, steps[0][1], wall_time=WALL + steps[0][1]), lines, machine

@@ -6,7 +6,7 @@ lines, a replay shows all.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
@@ -24,7 +24,7 @@ _AGAIN = "; Ctrl-C again kills them now"
 _SHORT_RUN_S = 10.0
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True):
     text: str
     important: bool = True
 
