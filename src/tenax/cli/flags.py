@@ -222,7 +222,7 @@ def convert(flag: Flag, text: str, source: str) -> Any:
     if flag.kind == "whole":
         return _whole(flag, text, source)
     if flag.kind == "number":
-        return _number(text, source)
+        return seconds(text, source)
     if flag.kind == "list":
         return split_list(text)
     return truth(text, source)
@@ -269,7 +269,8 @@ def _range(flag: Flag) -> str:
     return f"a whole number, at least {flag.least}" if flag.least is not None else "a whole number"
 
 
-def _number(text: str, source: str) -> float:
+def seconds(text: str, source: str) -> float:
+    """Parse a number of seconds. ``source``: the flag, for messages."""
     expected = f"{source} takes a number of seconds, more than 0, not {text!r}"
     try:
         value = float(text)

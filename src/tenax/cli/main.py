@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-# Commands in modules of their own: module and function.
+# The module of each command. It has a function with the command's name, and its help page: ``stop``, ``STOP_USAGE``.
 _SUBCOMMANDS = {
-    "replay": ("replay", "replay_command"),
-    "ask": ("ask", "ask_command"),
-    "status": ("status", "status_command"),
-    "ps": ("ps", "ps_command"),
-    "logs": ("logs", "logs_command"),
-    "stop": ("operator_commands", "stop_command"),
-    "drain": ("operator_commands", "drain_command"),
-    "restart": ("operator_commands", "restart_command"),
-    "timeline": ("timeline", "timeline_command"),
-    "report": ("report", "report_command"),
+    "replay": "replay",
+    "ask": "ask",
+    "status": "status",
+    "ps": "ps",
+    "logs": "logs",
+    "stop": "operator_commands",
+    "drain": "operator_commands",
+    "restart": "operator_commands",
+    "timeline": "timeline",
+    "report": "report",
 }
 COMMANDS = ("run", *_SUBCOMMANDS, "version", "help")
 
@@ -89,8 +89,10 @@ def _print_usage_error(message: str) -> int:
 def _run_subcommand(command: str, args: list[str]) -> int:
     from importlib import import_module
 
-    module, name = _SUBCOMMANDS[command]
-    return int(getattr(import_module(f"tenax.cli.{module}"), name)(args))
+    from tenax.cli.command import run_subcommand
+
+    module = import_module(f"tenax.cli.{_SUBCOMMANDS[command]}")
+    return run_subcommand(command, args, getattr(module, f"{command.upper()}_USAGE"), getattr(module, command))
 
 
 def _keep_interrupts(args: list[str]) -> None:

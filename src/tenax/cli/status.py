@@ -5,29 +5,27 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from tenax._core.text import harmless
+from tenax._core.requests import StatusRequest
+from tenax._engines.tcp.operator import ConnectionLost, Declined
+from tenax._view.status import RunStatus
+from tenax.cli.command import NoSuchJob, print_json
 from tenax.cli.job import (
     SELECTOR_HELP,
-    ConnectionLost,
-    Declined,
     Job,
     JobSelector,
-    NoSuchJob,
     NotResponding,
     find_job,
     job_selector,
-    parse_arguments,
-    run_operator_command,
-    single_argument,
+    parse_job_arguments,
 )
+from tenax.cli.run import allows_colour, print_page, print_stderr
+from tenax.cli.status_screen import event_lines, render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenax._view.status import RunStatus
-
-USAGE = f"""\
+STATUS_USAGE = f"""\
 usage: tenax status [RUN_ID] [--watch] [--json] [--endpoint HOST:PORT ...]
 
 Show the status of a run: its phase and what it waits for, generation and restarts, how its time was spent, its nodes,
@@ -50,35 +48,26 @@ _MAX_TRIES = 30  # in a row, to find the run again
 _ENDS = {"cancelled": "was cancelled", "broken": "could not continue", "abandoned": "was abandoned"}
 
 
-def status_command(argv: Sequence[str]) -> int:
+def status(argv: Sequence[str]) -> int:
     """Execute ``tenax status ARGV`` and return the exit code."""
-    return run_operator_command("status", argv, USAGE, _status)
-
-
-def _status(argv: Sequence[str]) -> int:
-    from tenax.cli.run import print_page
-
-    arguments = parse_arguments(argv, switches=("--watch", "--json"))
-    selector = job_selector(arguments, single_argument(arguments, "run"))
-    output = _Json() if "--json" in arguments.switches else _Screen() if _is_terminal() else _Lines()
+    arguments = parse_job_arguments(argv, switches=("--watch", "--json"))
+    selector = job_selector(arguments)
+    output = _Json() if "--json" in arguments.switches else _Screen() if is_terminal() else _Lines()
     with find_job(selector) as job:
         if "--watch" in arguments.switches:
             try:
                 return _Watch(selector, job, output).run()
             except KeyboardInterrupt:
-                print_page("\n" if _is_terminal() else "")
+                print_page("\n" if is_terminal() else "")
                 return 0
         return output.once(_ask(job))
 
 
 def _ask(job: Job, mark: str = "") -> RunStatus:
-    from tenax._core.requests import StatusRequest
-    from tenax._view.status import RunStatus
-
     return job.ask(StatusRequest(mark, _WAIT_S if mark else 0.0), RunStatus)
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -109,15 +98,9 @@ class _Lines:
         self._since = -1.0
 
     def once(self, status: RunStatus) -> int:
-        from tenax.cli.run import print_page
-        from tenax.cli.status_screen import render
-
         return print_page(render(status, max(80, terminal_size()[0])))
 
     def again(self, status: RunStatus) -> int:
-        from tenax.cli.run import print_page
-        from tenax.cli.status_screen import event_lines
-
         lines = event_lines(status, self._since)
         self._since = max((self._since, *(event.at for event in status.events)))
         return print_page("".join(f"{line}\n" for line in lines))
@@ -132,15 +115,9 @@ class _Screen(_Lines):
         self._has_drawn = False
 
     def once(self, status: RunStatus) -> int:
-        from tenax.cli.run import allows_colour, print_page
-        from tenax.cli.status_screen import render
-
         return print_page(render(status, terminal_size()[0], colour=allows_colour(sys.stdout)), is_styled=True)
 
     def again(self, status: RunStatus) -> int:
-        from tenax.cli.run import allows_colour, print_page
-        from tenax.cli.status_screen import render
-
         width, height = terminal_size()
         text = render(status, width, height - 1, colour=allows_colour(sys.stdout))
         begin = "\x1b[H" if self._has_drawn else "\x1b[H\x1b[2J"
@@ -156,16 +133,6 @@ class _Json(_Lines):
 
     def again(self, status: RunStatus) -> int:
         return print_json(status)
-
-
-def print_json(value: object, indent: int | None = None) -> int:
-    import json
-
-    import msgspec
-
-    from tenax.cli.run import print_page
-
-    return print_page(json.dumps(msgspec.to_builtins(value), indent=indent) + "\n")
 
 
 # --- --watch ----------------------------------------------------------------------------------------------------------
@@ -227,11 +194,9 @@ class _Watch:
 
     def _print(self, text: str) -> None:
         """Print a message unless it repeats the last one."""
-        from tenax.cli.run import print_stderr
-
         if text != self._last_message:
             self._last_message = text
-            print_stderr(f"tenax status: {harmless(text)}")
+            print_stderr(f"tenax status: {text}")
 
 
 def outcome_message(status: RunStatus) -> str:

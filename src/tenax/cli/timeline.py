@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import re
 
-import msgspec
-
-from tenax._core.text import harmless
+from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+from tenax._io.safe_open import create_safely
+from tenax._view.chrome_trace import trace_in_text
+from tenax._view.html.timeline_page import timeline_page
+from tenax.cli.command import parse_arguments
+from tenax.cli.flags import UsageError
+from tenax.cli.journals import read_histories
+from tenax.cli.run import print_page, print_stderr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +20,7 @@ if TYPE_CHECKING:
 
     from tenax._view.history import RunHistory
 
-USAGE = """\
+TIMELINE_USAGE = """\
 usage: tenax timeline [-o FILE] [--format html|perfetto] JOURNAL_OR_FOLDER ...
 
 Draw the history of a run from its journals, during the run or after it. Writes RUN_ID-timeline.html, a self-contained
@@ -35,103 +40,50 @@ Exit code 0: written. 1: written, but a journal could not be read; it is named. 
 _FORMATS = ("html", "perfetto")
 
 
-class TimelineArguments(msgspec.Struct, frozen=True):
-    """The parsed command line."""
-
-    paths: tuple[str, ...]
-    output: str = ""
-    format: str = ""  # empty: both
-
-
-class WrongUsage(Exception):
-    """The command line is invalid. The message is the reason."""
-
-
-def timeline_command(argv: Sequence[str]) -> int:
+def timeline(argv: Sequence[str]) -> int:
     """Execute ``tenax timeline ARGV`` and return the exit code."""
-    from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
-    from tenax.cli.run import print_page, print_stderr
-
-    if {"-h", "--help"}.intersection(argv):
-        return print_page(USAGE)
-    try:
-        arguments = parse(argv)
-    except WrongUsage as error:
-        print_stderr(f"tenax timeline: {harmless(str(error))}\ntry: tenax timeline --help")
-        return WRONG_USAGE
-    from tenax.cli.journals import read_histories
-
-    found = read_histories(arguments.paths)
+    arguments = parse_arguments(argv, values=("-o", "--output", "--format"))
+    output = arguments.values.get("-o") or arguments.values.get("--output", "")
+    form = arguments.values.get("--format", "")
+    if form and form not in _FORMATS:
+        raise UsageError(f"--format takes html or perfetto, not {form!r}")
+    if not arguments.positional:
+        raise UsageError("no journal or folder given")
+    found = read_histories(arguments.positional)
     for trouble in found.troubles:
-        print_stderr(f"tenax timeline: {harmless(trouble)}")
+        print_stderr(f"tenax timeline: {trouble}")
+    if len(found.histories) > 1:
+        runs = ", ".join(each.run_id for each in found.histories[:5])
+        more = ", ..." if len(found.histories) > 5 else ""
+        print_stderr(
+            f"tenax timeline: found {len(found.histories)} runs ({runs}{more}); "
+            "give the journals of one, or use tenax report"
+        )
     if len(found.histories) != 1:
-        if found.histories:
-            runs = ", ".join(each.run_id for each in found.histories[:5])
-            more = ", ..." if len(found.histories) > 5 else ""
-            print_stderr(
-                f"tenax timeline: found {len(found.histories)} runs ({harmless(runs)}{more}); "
-                "give the journals of one, or use tenax report"
-            )
         return WRONG_USAGE
     (history,) = found.histories
     for note in history.missing:
-        print_stderr(f"tenax timeline: note: {harmless(note)}")
+        print_stderr(f"tenax timeline: note: {note}")
     try:
-        written = [_write(path, history, form) for path, form in _files(arguments, history)]
+        for path, data in _files(output, form, history).items():
+            with create_safely(path) as file:
+                file.write(data)
+            print_page(f"{os.path.abspath(path)}\n")
     except OSError as error:
         print_stderr(f"tenax timeline: could not write {error.filename!r}: {error.strerror}")
         return WRONG_USAGE
-    print_page("".join(f"{path}\n" for path in written))
     return FAILED if found.troubles else SUCCEEDED
 
 
-def parse(argv: Sequence[str]) -> TimelineArguments:
-    """Parse the command line. Raises ``WrongUsage``."""
-    paths, output, form = [], "", ""
-    left = iter(argv)
-    for arg in left:
-        flag, equals, value = arg.partition("=")
-        if flag in ("-o", "--output", "--format"):
-            value = value if equals else next(left, "")
-            if not value:
-                raise WrongUsage(f"{flag} needs a value")
-            if flag == "--format":
-                form = value
-            else:
-                output = value
-        elif arg.startswith("-"):
-            raise WrongUsage(f"unknown flag {arg!r}")
-        else:
-            paths.append(arg)
-    if form and form not in _FORMATS:
-        raise WrongUsage(f"--format takes html or perfetto, not {form!r}")
-    if not paths:
-        raise WrongUsage("no journal or folder given")
-    return TimelineArguments(tuple(paths), output, form)
-
-
-def _files(arguments: TimelineArguments, history: RunHistory) -> list[tuple[str, str]]:
-    """Return the path and format of each file to write."""
+def _files(output: str, form: str, history: RunHistory) -> dict[str, bytes]:
+    """Return the path and content of each file to write."""
+    if output and not form:
+        form = "perfetto" if output.endswith(".json") else "html"
     # A run id may contain any character; a file name may not.
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", history.run_id).strip(".")[:100] or "run"
-    named = {"html": f"{stem}-timeline.html", "perfetto": f"{stem}-trace.json"}
-    if arguments.output:
-        is_trace = arguments.format == "perfetto" or (not arguments.format and arguments.output.endswith(".json"))
-        return [(arguments.output, "perfetto" if is_trace else "html")]
-    return [(named[form], form) for form in ((arguments.format,) if arguments.format else _FORMATS)]
-
-
-def _write(path: str, history: RunHistory, form: str) -> str:
-    if form == "html":
-        from tenax._view.html.timeline_page import timeline_page
-
-        data = timeline_page(history).encode()
-    else:
-        from tenax._view.chrome_trace import trace_in_text
-
-        data = trace_in_text(history)
-    from tenax._io.safe_open import create_safely
-
-    with create_safely(path) as file:
-        file.write(data)
-    return os.path.abspath(path)
+    files = {}
+    if form != "perfetto":
+        files[output or f"{stem}-timeline.html"] = timeline_page(history).encode()
+    if form != "html":
+        files[output or f"{stem}-trace.json"] = trace_in_text(history)
+    return files
