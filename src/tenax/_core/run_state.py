@@ -266,6 +266,7 @@ class Suspicion(msgspec.Struct):
     why: str
     awaited: set[str]  # members that have not sent the locations of their workers
     locations: tuple[messages.StackLocation, ...] = ()
+    earlier: tuple[messages.StackLocation, ...] | None = None  # those of the first request
     report: messages.HangReport | None = None  # once it was sent
 
 
@@ -275,6 +276,7 @@ class HangWatch(msgspec.Struct):
     quiet: dict[str, Quiet] = {}  # members without activity
     moved_at: float = 0.0  # when activity was last reported, or the generation was formed
     suspicion: Suspicion | None = None
+    refuted: int = 0  # suspicions in a row that ended because a stack had changed
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class RunDeadline(enum.Enum):
     PAUSE = "pause"  # the policy's pause ends
     RECOVER = "recover"  # members of an earlier coordinator's generation must have reconnected
     WAITING = "waiting"  # send ``Waiting`` again
-    QUIET = "quiet"  # no activity for long enough to suspect a hang
+    QUIET = "quiet"  # no activity for long enough to suspect a hang, or to request the stacks again
     STACKS = "stacks"  # members must have sent the locations of their workers
 
 

@@ -59,8 +59,9 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
             return [Line(f"no stacks of {_rank(state, local_rank)}: {why}", important=is_late)]
         case events.QuietSeen(generation, _, why) if generation == state.generation:
             return [Line(f"no activity on this node: {why}", important=False)]
-        case events.MovementSeen(generation) if generation == state.generation:
-            return [Line("the workers of this node are active again", important=False)]
+        case events.MovementSeen(generation, local_rank, what) if generation == state.generation:
+            who = f"{_rank(state, local_rank)} " if local_rank >= 0 else ""
+            return [Line(f"the workers of this node are active again: {who}{what}", important=False)]
         case events.StacksRequested(generation, _, why) if generation == state.generation:
             return [Line(f"no activity on any node ({why}); requesting the stacks of all workers", important=False)]
         case events.SignalReceived(number):
@@ -130,8 +131,8 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             from tenax._core.hang_report import format_report
 
             return [Line(line) for line in format_report(report)]
-        case commands.ReportMovement(generation):
-            return [Line(f"generation {generation} is active again and continues")]
+        case commands.ReportMovement(generation, why):
+            return [Line(f"generation {generation} does not hang any more{f': {why}' if why else ''}")]
         case commands.EndWorker(_, local_rank, _, number, why):
             overdue = state.workers[local_rank].overdue
             was_shown = overdue is not None and why == overdue.reason  # when the scope expired

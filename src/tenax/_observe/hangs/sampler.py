@@ -95,7 +95,7 @@ class Sampler:
         except Exception as error:  # an unexpected /proc: training does not depend on sampling
             self._timer = None
             if self._is_quiet:
-                self._loop.post(events.MovementSeen(self._generation))
+                self._loop.post(events.MovementSeen(self._generation, what="hang detection stopped on a node"))
             self._is_quiet, self._is_broken = False, True
             self._logs.print_line(f"tenax: hang detection stopped on this node: {type(error).__name__}: {error}")
             return
@@ -117,7 +117,7 @@ class Sampler:
             return
         self._is_quiet = reading.is_quiet
         if not reading.is_quiet:
-            self._loop.post(events.MovementSeen(self._generation))
+            self._loop.post(events.MovementSeen(self._generation, reading.active_rank, reading.activity))
             return
         for sample in samples:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))
