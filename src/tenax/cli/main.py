@@ -22,8 +22,8 @@ _SUBCOMMANDS = {
     "stop": "operator_commands",
     "drain": "operator_commands",
     "restart": "operator_commands",
-    "timeline": "timeline",
-    "report": "report",
+    "timeline": "journal_commands",
+    "report": "journal_commands",
 }
 COMMANDS = ("run", *_SUBCOMMANDS, "version", "help")
 
