@@ -33,7 +33,7 @@ tenax._io.listen tenax._logs tenax._logs.prefix
 tenax._logs.writer
 tenax._logs.specs tenax._logs.std tenax._io.loop
 tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.entrypoint
-tenax._processes.keeper tenax.rendezvous tenax.rendezvous.api
+tenax._processes.keeper tenax._processes.stacks tenax.rendezvous tenax.rendezvous.api
 tenax.rendezvous._engine_handler
 tenax._engines.local tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node
 tenax._node.workers tenax._node.journal tenax._node.notice_file

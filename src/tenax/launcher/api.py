@@ -103,7 +103,7 @@ class LaunchConfig:
     notice_s: float | None = None
     preload: str = "none"
     dashboard: str = ""
-    on_hang: str = "off"
+    on_hang: str = "report"
     hang_after: float = 300.0
     trace: str = ""
 

@@ -113,7 +113,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         preload: str = "",
         dashboard: str = "",
         trace: str = "",
-        on_hang: str = "off",
+        on_hang: str = "report",
         hang_after: float = 300.0,
         log_dir: str | None = None,
         sinks: Sinks | None = None,
