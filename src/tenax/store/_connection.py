@@ -32,9 +32,13 @@ class NotAStore(StoreConnectionError):
 
 
 class Connection:
-    """A connection to a store server. Not thread-safe. The owner adds the context to its errors."""
+    """A connection to a store server. Not thread-safe. The owner adds the context to its errors.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Every operation ends at the ``deadline``, which the owner sets before each request.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.deadline = deadline
         self._sock = sock
         self._received = bytearray()
         self._poll = select.poll()
@@ -60,35 +64,35 @@ class Connection:
 
     @classmethod
     def _open_once(cls, host: str, port: int, deadline: float) -> Connection:
-        connection = cls(_connect(host, port, deadline))
+        connection = cls(_connect(host, port, deadline), deadline)
         try:
-            connection._handshake(deadline)
+            connection._handshake()
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _handshake(self, deadline: float) -> None:
+    def _handshake(self) -> None:
         nonce = wire.U32.pack(os.getpid())
-        self.send(wire.GREETING + bytes([wire.PING]) + nonce, deadline)
-        if self.receive(len(nonce), deadline) != nonce:
+        self.send(wire.GREETING + bytes([wire.PING]) + nonce)
+        if self.receive(len(nonce)) != nonce:
             raise NotAStore("the process listening there is not a store server")
 
-    def send(self, data: bytes, deadline: float) -> None:
+    def send(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             try:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
+                self._wait(select.POLLOUT)
             except OSError as error:
                 raise _lost(error) from error
 
-    def receive(self, size: int, deadline: float) -> bytes:
+    def receive(self, size: int) -> bytes:
         """Return the next ``size`` bytes of the answer."""
         received = self._received
         while len(received) < size:
-            self._wait(select.POLLIN, deadline)
+            self._wait(select.POLLIN)
             try:
                 data = self._sock.recv(max(_READ_BYTES, size - len(received)))
             except BlockingIOError:
@@ -102,15 +106,18 @@ class Connection:
         del received[:size]
         return answer
 
-    def receive_number(self, deadline: float) -> int:
-        number: int = wire.I64.unpack(self.receive(8, deadline))[0]
+    def receive_byte(self) -> bytes:
+        return self.receive(1)
+
+    def receive_number(self) -> int:
+        number: int = wire.I64.unpack(self.receive(8))[0]
         return number
 
-    def receive_text(self, deadline: float) -> bytes:
-        size = self.receive_number(deadline)
+    def receive_text(self) -> bytes:
+        size = self.receive_number()
         if not 0 <= size <= _MAX_ANSWER_BYTES:
             raise StoreConnectionError(f"the server announced a value of {size} bytes")
-        return self.receive(size, deadline)
+        return self.receive(size)
 
     def interrupt(self) -> None:
         """Shut the connection down for the server and for all threads that wait on it."""
@@ -128,8 +135,8 @@ class Connection:
 
     __del__ = release
 
-    def _wait(self, events: int, deadline: float) -> None:
-        left_s = deadline - time.monotonic()
+    def _wait(self, events: int) -> None:
+        left_s = self.deadline - time.monotonic()
         if left_s > 0:
             if events != select.POLLIN:
                 self._poll.modify(self._sock.fileno(), events)

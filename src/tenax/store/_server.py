@@ -51,17 +51,6 @@ _USED, _SILENT, _IDLE = 0, 1, 2  # stages of a connection: it sent a request; no
 class Counters:
     """Event counts since the server was created."""
 
-    __slots__ = (
-        "accepted",
-        "dropped_for_memory",
-        "evicted_idle",
-        "evicted_silent",
-        "no_greeting",
-        "out_of_room",
-        "refused_peers",
-        "refused_requests",
-    )
-
     def __init__(self) -> None:
         self.accepted = 0
         self.refused_peers = 0  # not a member of the run, by address or user
@@ -73,7 +62,7 @@ class Counters:
         self.out_of_room = 0  # how often the server stopped accepting
 
     def __repr__(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
+        return ", ".join(f"{name}={count}" for name, count in vars(self).items())
 
 
 class _Connection(Session):
