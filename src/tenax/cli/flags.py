@@ -151,7 +151,7 @@ FLAGS = (
     Flag("--dashboard", OBSERVING, "text", "", value="[PORT]", ours=True, alone="0", help=
          "Serve a live page of the whole run on the coordinator's node, at this PORT of the loopback address or at "
          "HOST:PORT; without a value: at any free port. The printed link contains a secret."),
-    Flag("--on-hang", OBSERVING, "text", "off", value="ACTION", choices=ON_HANG, ours=True, help=
+    Flag("--on-hang", OBSERVING, "text", "report", value="ACTION", choices=ON_HANG, ours=True, help=
          "What to do when no worker on any node makes progress: 'report' samples the stacks of all workers and "
          "reports where each is, 'restart' also restarts all workers, 'off' disables the detection."),
     Flag("--hang-after", OBSERVING, "number", 300.0, value="SECONDS", ours=True, help=
@@ -222,7 +222,7 @@ def convert(flag: Flag, text: str, source: str) -> Any:
     if flag.kind == "whole":
         return _whole(flag, text, source)
     if flag.kind == "number":
-        return _number(text, source)
+        return seconds(text, source)
     if flag.kind == "list":
         return split_list(text)
     return truth(text, source)
@@ -269,7 +269,8 @@ def _range(flag: Flag) -> str:
     return f"a whole number, at least {flag.least}" if flag.least is not None else "a whole number"
 
 
-def _number(text: str, source: str) -> float:
+def seconds(text: str, source: str) -> float:
+    """Parse a number of seconds. ``source``: the flag, for messages."""
     expected = f"{source} takes a number of seconds, more than 0, not {text!r}"
     try:
         value = float(text)

@@ -12,13 +12,15 @@ from heapq import merge
 
 import msgspec
 
-from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.link import wire
 from tenax._core.requests import LogsRequest, StatusRequest
+from tenax._engines.tcp.operator import ConnectionLost
 from tenax._node.log_queries import START, RankSet
 from tenax._view.log_lines import LogAnswer
 from tenax._view.status import RunStatus
-from tenax.cli.job import ConnectionLost, NoSuchJob
+from tenax.cli.command import NoSuchJob
+from tenax.cli.job import decode
+from tenax.cli.status import outcome_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Requests:
     """Requests in flight over one connection. Answers arrive in any order."""
 
     def __init__(self, job: Job) -> None:
-        self._line = job._line
+        self._line = job.line
         self._keys: dict[int, Any] = {}
 
     def send(self, key: Any, request: AnyRequest) -> None:
@@ -137,8 +139,6 @@ class Follower:
         if self._status.phase == "over":
             self._receive_rest()
         if self._status.phase == "over" and not page.is_closed:
-            from tenax.cli.status import outcome_message
-
             if self._behind - self._over:
                 page.note("the run ended before all lines were shown; the rest is in its log files, if it wrote any")
             page.note(outcome_message(self._status))
@@ -190,7 +190,7 @@ class Follower:
                     self._add_trouble(node, error)
                     break
                 self._troubles.pop(node.node_id, None)
-                answer = _decoded(value, LogAnswer)
+                answer = decode(value, LogAnswer)
                 self._note_end(node.node_id, answer)
                 self._page.leave_out(answer.left_out)
                 if not answer.lines:
@@ -216,7 +216,7 @@ class Follower:
             self._ask_status_at = time.monotonic() + _RETRY_S
             return
         self._ask_status_at = 0.0
-        status = _decoded(value, RunStatus)
+        status = decode(value, RunStatus)
         if status.phase != "over":
             self._note_troubles({node.node_id for node in status.nodes})
         self._status = status
@@ -321,7 +321,7 @@ def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, 
         if error:
             page.note(f"{node.name}: {error}")
         else:
-            answers[node.node_id] = _decoded(value, LogAnswer)
+            answers[node.node_id] = decode(value, LogAnswer)
             page.leave_out(answers[node.node_id].left_out)
     return answers
 
@@ -347,10 +347,3 @@ def _show_in_batches(lines: Iterator[LogLine], page: Page) -> None:
 
     while not page.is_closed and (batch := list(islice(lines, 1000))):
         page.show(batch)
-
-
-def _decoded(value: msgspec.Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except DECODE_ERRORS as error:
-        raise ConnectionLost(f"unexpected answer ({error}); the run may use another version of tenax") from error

@@ -10,7 +10,6 @@ fails, it reports that once, and the run continues without it.
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 from tenax._core import commands, events
 from tenax._core.agent import Phase
@@ -20,44 +19,20 @@ from tenax._observe.hangs.counters import CounterReader, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from tenax._core.agent import AgentState
-    from tenax._core.commands import AnyCommand
     from tenax._core.messages import WorkerProgress
     from tenax._core.model import AgentSettings
     from tenax._io.loop import Loop, Timer
+    from tenax._node.journal import Step
+    from tenax._node.worker_logs import WorkerLogs
 
 _MAX_INTERVAL_S = 5.0
 _MIN_INTERVAL_S = 0.05
 _SAMPLES_PER_HANG = 4  # so that a hang_after of a few seconds is detected in time
 _MAX_BYTES = 256 << 10  # of the stacks of one worker
 _MAX_STACKS = 32_000  # characters
-
-
-class Destination(Protocol):
-    """The paths of the workers' files (``tenax._logs.specs.LogsDest``)."""
-
-    @property
-    def error_files(self) -> Mapping[int, str]: ...
-
-
-class Logs(Protocol):
-    """The part of ``tenax._node.worker_logs.WorkerLogs`` that the sampler uses."""
-
-    @property
-    def destination(self) -> Destination: ...
-
-    def progress(self) -> tuple[WorkerProgress, ...]: ...
-
-    def print_line(self, text: str) -> None: ...
-
-
-class Step(Protocol):
-    """One step of the agent machine (``tenax._node.journal.Step``)."""
-
-    @property
-    def commands(self) -> Sequence[AnyCommand]: ...
 
 
 class Sampler:
@@ -67,7 +42,7 @@ class Sampler:
         self,
         settings: AgentSettings,
         loop: Loop,
-        logs: Logs,
+        logs: WorkerLogs,
         scopes: Callable[[], Mapping[int, Scopes]] = dict,
     ) -> None:
         """``scopes``: returns the watchdog's timer scopes by local rank."""
@@ -120,7 +95,7 @@ class Sampler:
         except Exception as error:  # an unexpected /proc: training does not depend on sampling
             self._timer = None
             if self._is_quiet:
-                self._loop.post(events.MovementSeen(self._generation))
+                self._loop.post(events.MovementSeen(self._generation, what="hang detection stopped on a node"))
             self._is_quiet, self._is_broken = False, True
             self._logs.print_line(f"tenax: hang detection stopped on this node: {type(error).__name__}: {error}")
             return
@@ -142,7 +117,7 @@ class Sampler:
             return
         self._is_quiet = reading.is_quiet
         if not reading.is_quiet:
-            self._loop.post(events.MovementSeen(self._generation))
+            self._loop.post(events.MovementSeen(self._generation, reading.active_rank, reading.activity))
             return
         for sample in samples:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))

@@ -152,21 +152,20 @@ class SelfReport:
     ) -> Event:
         """Return an event in TorchElastic's form. ``source`` is ignored: it follows from ``worker``."""
         del source
-        from tenax.events._status import WorkerOfGroup, agent_event, worker_event
+        from tenax.events._status import WorkerOfGroup, status_event
 
-        origin, moment = self._where_and_when()
-        if worker is None:
-            return agent_event(state, origin, moment, raw_error=raw_error, duration_ms=duration_ms)
-        which = WorkerOfGroup(
-            local_rank=worker.local_rank,
-            global_rank=worker.global_rank,
-            role_rank=worker.role_rank,
-            role_world_size=worker.role_world_size,
-            worker_id=None if worker.id is None else str(worker.id),
-            pid=worker_pid,
-            exit_code=exit_code,
-        )
-        return worker_event(state, origin, moment, which, raw_error=raw_error, duration_ms=duration_ms)
+        which = None
+        if worker is not None:
+            which = WorkerOfGroup(
+                local_rank=worker.local_rank,
+                global_rank=worker.global_rank,
+                role_rank=worker.role_rank,
+                role_world_size=worker.role_world_size,
+                worker_id=None if worker.id is None else str(worker.id),
+                pid=worker_pid,
+                exit_code=exit_code,
+            )
+        return status_event(state, *self._where_and_when(), which, raw_error=raw_error, duration_ms=duration_ms)
 
     def _where_and_when(self) -> tuple[Origin, Moment]:
         from tenax.events._status import Moment, Origin
@@ -194,10 +193,10 @@ class SelfReport:
         """Record an event of the watchdog. Called in the thread that watches the workers."""
 
         def make() -> Event:
-            from tenax.events._status import agent_event
+            from tenax.events._status import status_event
             from tenax.events._view import watchdog_details
 
-            return agent_event("RUNNING", *self._where_and_when(), name=name, more=watchdog_details(name, about))
+            return status_event("RUNNING", *self._where_and_when(), name=name, more=watchdog_details(name, about))
 
         self._record(make)
 
