@@ -5,10 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tenax._core.agent import AgentMachine
+from tenax._core.events import GenerationFormed, LeaveNoticed, RunRequested, SignalReceived
+from tenax._core.model import AgentSettings, Assignment, Outcome, Verdict
+from tenax._node.journal import Step
 from tenax._schedulers.slurm import Slurm, hosts
 from tenax._schedulers.slurm_commands import records, should_requeue
 from tenax.cli.arguments import parse
 from tenax.cli.flags import UsageError
+from tenax.cli.scheduled_job import scheduled_runs
 from tenax.cli.scheduled_run import Membership
 from tenax.cli.scheduler_options import Refused, grace_within
 from tenax.scheduler import Allocation
@@ -53,6 +58,8 @@ HETEROGENEOUS = STEP | variables(
 # Slurm 23.11 has the job's end and, with MpiParams=ports, reserved ports; salloc's shell is a step of its own there.
 NEWER = STEP | variables("SLURM_JOB_END_TIME=1794894772 SLURM_STEP_RESV_PORTS=12000-12002 SLURM_OOM_KILL_STEP=0")
 INTERACTIVE = BATCH | variables("SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1")
+# srun -N3 --pty bash: only the first task has the terminal.
+TERMINAL = STEP | variables("SLURM_NODEID=0 SLURM_PROCID=0 SLURM_PTY_PORT=42035 SLURM_PTY_WIN_COL=80")
 TOO_MANY = STEP | variables("SLURM_NODEID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=6 SLURM_NTASKS=6")
 
 
@@ -79,6 +86,7 @@ def fields(allocation: Allocation) -> str:
         pytest.param(HETEROGENEOUS, 0, "run_id=5.2 nodes=3 endpoint=n1:16541 node_order=2", id="heterogeneous"),
         pytest.param(NEWER, 0, "run_id=1.0 nodes=3 endpoint=n1:12000 node_order=1", id="reserved ports"),
         pytest.param(INTERACTIVE, 0, "run_id=2 nodes=1 workers=2 is_first=True", id="interactive shell"),
+        pytest.param(TERMINAL, 0, "run_id=1 nodes=1 is_first=True", id="srun --pty"),
         pytest.param(STEP, 1, "run_id=1.0 nodes=1 is_first=True", id="--standalone"),
         pytest.param(TOO_MANY, 6, "run_id=1.0 nodes=3 endpoint=n1:16415 node_order=0 is_first=True", id="--nnodes 6"),
     ],
@@ -95,6 +103,7 @@ def test_a_note_says_what_was_found() -> None:
         slurm.allocation(BATCH, 0).note
         == "using only this node of the 3 nodes of Slurm job 2; to use all, start it with srun"
     )
+    assert slurm.allocation(TERMINAL, 0).note.startswith("using only this node of the 3 nodes of Slurm job 1;")
     assert slurm.allocation(BATCH, 1).note == ""
 
 
@@ -171,6 +180,14 @@ def test_flags_and_variables_override_the_allocation() -> None:
     assert (options.max_nodes, options.rdzv_endpoint) == (3, "e:2379")
 
 
+def test_gpus_that_cannot_be_found_are_noted() -> None:
+    environ = STEP_OF_BATCH | {"SLURM_NODEID": "0", "CUDA_VISIBLE_DEVICES": "", "SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7,8"}
+    options = parse(["--nproc-per-node", "auto", "train.py"], environ)
+    assert options.notes[1].startswith(
+        f"--nproc-per-node auto found {options.nproc_per_node}, but Slurm gave this node 9"
+    )
+
+
 @pytest.mark.parametrize("environ", [STEP | {"TENAX_GENERATION": "1"}, STEP | {"TENAX_SCHEDULER": "none"}])
 def test_a_run_within_a_worker_and_a_disabled_scheduler_have_no_allocation(environ: dict[str, str]) -> None:
     options = parse(["train.py"], environ)
@@ -219,3 +236,52 @@ def test_a_record_of_scontrol() -> None:
 def test_a_node_without_a_generation_is_first_by_its_allocation() -> None:
     assert Membership().is_first(Allocation(scheduler="Slurm", is_first=True))
     assert not Membership().is_first(Allocation(scheduler="Slurm", is_first=False))
+
+
+@pytest.mark.parametrize(("leaving", "continues"), [([], True), (["n1"], True), (["n1", "n3"], False)])
+def test_a_run_continues_without_this_node_if_another_one_stays(leaving: list[str], continues: bool) -> None:
+    """Announcements of an earlier generation do not count."""
+    machine = AgentMachine(AgentSettings("33.0", "default", 1, 0))
+    membership = Membership()
+    assignment = Assignment(2, group_rank=1, group_world_size=3)
+    happened = [RunRequested(), LeaveNoticed(1, "n3", ""), GenerationFormed(assignment)]
+    happened += [LeaveNoticed(2, host, "its agent received SIGTERM") for host in leaving]
+    for event in [*happened, SignalReceived(15)]:
+        membership.observe(Step(0.0, event, machine.step(event, 0.0)), machine.state)
+    assert membership.does_run_continue(Verdict(Outcome.CANCELLED, "")) is continues
+    assert not membership.does_run_continue(Verdict(Outcome.FAILED, ""))
+    assert not membership.is_first(Allocation(scheduler="Slurm"))
+
+
+SHOWN_JOB = "JobId=16 ArrayJobId=15 ArrayTaskId=3 JobState=RUNNING Restarts=1 NodeList=n[1-3] NumNodes=3\n"
+SHOWN_STEPS = (
+    "StepId=15_3.batch State=RUNNING NodeList=n1 Nodes=1 Tasks=1 ResvPorts=(null)\n"
+    "StepId=15_3.4 State=RUNNING NodeList=n[2-3] Nodes=2 Tasks=2 ResvPorts=(null)\n"
+    "StepId=15_3.5 State=RUNNING NodeList=n2 Nodes=1 Tasks=1 ResvPorts=(null)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("15_3", ["15_3.4-r1 n2:16884", "15_3-r1 n1:16879"]),  # a step, and the steps of one node together
+        ("16", ["15_3.4-r1 n2:16884", "15_3-r1 n1:16879"]),
+        ("15_3.4", ["15_3.4-r1 n2:16884"]),
+        ("15_3.4-r1", ["15_3.4-r1 n2:16884"]),
+        ("15_3.9", []),
+        ("llama", []),
+    ],
+)
+def test_runs_are_found_by_the_id_of_their_job(name: str, expected: list[str]) -> None:
+    def scontrol(_: str, what: str, job: str) -> str:
+        assert job in ("16", "15_3")
+        return SHOWN_JOB if what == "job" else SHOWN_STEPS
+
+    assert [f"{run.run_id} {run.endpoint}" for run in scheduled_runs(name, scontrol)] == expected
+
+
+def test_an_unknown_job_has_no_runs() -> None:
+    def scontrol(*_: str) -> str:
+        raise OSError("slurm_load_jobs error: Invalid job id specified")
+
+    assert scheduled_runs("33", scontrol) == []

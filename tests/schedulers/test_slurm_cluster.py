@@ -92,10 +92,11 @@ def test_preempted_jobs_are_requeued_and_continue(slurm: SlurmCluster) -> None:
     text = wait_for(output, "rank 0: notice", "rank 1: notice")
     seconds = [float(left) for left in re.findall(r"notice, ([\d.]+) s left", text)]
     assert all(200 < left <= 300 for left in seconds), text
-    assert text.count("is leaving") == 2, text  # each node prints its own
+    wait_for(output, "is leaving", count=2)
     slurm.out("srun", "-p", "urgent", "-N3", "--exclusive", "true")
     text = wait_for(output, "rank 0: finished")
     assert f"requeued the preempted Slurm job {job}" in text
+    assert text.count("is leaving") == 2, text  # each node printed its own
     check_continued(slurm.home / "graceful", job, text)
     check_continued(slurm.home / "abrupt", abrupt, wait_for(abrupt_output, "rank 0: finished"))
 

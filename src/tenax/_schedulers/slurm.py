@@ -3,7 +3,7 @@
 1. A step of several nodes is one run. Its tasks are its agents, one per node, in the order of the nodes.
 2. A step of one node is a run of its own, unless --nnodes asks for more: then all such steps of the job are one run.
 3. Two runs have different run ids and ports, also if they share a node: job, step and restart count are in the id.
-4. Outside of a step (a batch script without srun) there is only this node.
+4. Outside of a step (a batch script without srun), and in a shell of ``srun --pty``, there is only this node.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Slurm(Scheduler):
             kill_wait_s=self._kill_wait_s(environ),
         )
         step = _number(environ, "SLURM_STEP_ID", -1)
-        if not 0 <= step < _SPECIAL_STEPS:
+        if not 0 <= step < _SPECIAL_STEPS or "SLURM_PTY_PORT" in environ:
             return _outside_of_steps(found, environ, nodes)
         return _in_step(found, names, step, environ, nodes)
 
@@ -111,7 +111,7 @@ def _in_step(found: Allocation, names: _Names, step: int, environ: Mapping[str, 
     if nodes == 1 or (count == 1 and not nodes):
         return _replace(found, run_id=names.run_id(step))
     if count > 1:
-        listed, order, reserved = environ.get("SLURM_STEP_NODELIST", ""), environ["SLURM_NODEID"], step
+        listed, order, reserved = environ.get("SLURM_STEP_NODELIST", ""), environ.get("SLURM_NODEID", ""), step
         what = f"Slurm step {found.job}.{step}"
     else:  # one step per node
         listed, reserved = environ.get("SLURM_JOB_NODELIST", ""), -1

@@ -149,7 +149,7 @@ def decide(
     if allocation is not None:
         from tenax.cli.scheduler_options import notes
 
-        flags.notes += notes(flags, allocation)
+        flags.notes += notes(flags, allocation, workers)
     # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
     copied = {dest: value for dest, value in values.items() if dest in Options.__struct_fields__ and value is not None}
     return Options(script=script, script_args=script_args, **{**copied, **decided}, notes=tuple(flags.notes))

@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 
 from tenax._schedulers.slurm import Slurm
+from tenax._schedulers.slurm_commands import records, scontrol
 from tenax.cli.job import JobSelector
 from tenax.cli.scheduler_options import shared_secret_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _JOB_ID = re.compile(r"(\d+(?:_\d+)?)(?:\.(\d+))?(?:-r\d+)?")
 
 
-def scheduled_runs(name: str) -> list[JobSelector]:
+def scheduled_runs(name: str, ask: Callable[..., str] = scontrol) -> list[JobSelector]:
     """Return the runs of several nodes that ``name`` may mean: a job, a step or a run id. Empty: it means none."""
     found = _JOB_ID.fullmatch(name)
-    if found is None or shutil.which("scontrol") is None:
+    if found is None:
         return []
-    from tenax._schedulers.slurm_commands import records, scontrol
-
     try:
-        jobs = records(scontrol("show", "job", found[1]))
-        steps = [step for job in jobs for step in records(scontrol("show", "step", job["JobId"]))]
+        jobs = records(ask("show", "job", found[1]))
+        steps = [step for job in jobs for step in records(ask("show", "step", job["JobId"]))]
     except OSError:
         return []
     conf = f"token_file={shared_secret_path(os.path.expanduser('~'))}"

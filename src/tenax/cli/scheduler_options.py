@@ -94,11 +94,16 @@ def shared_secret_path(home: str) -> str:
     return os.path.join(home, ".config", "tenax", "cluster-secret")
 
 
-def notes(flags: FlagValues, allocation: Allocation) -> list[str]:
-    """Return the remarks of the first process."""
+def notes(flags: FlagValues, allocation: Allocation, workers: int) -> list[str]:
+    """Return the remarks of the first process. ``workers``: how many this node will have."""
     if not allocation.is_first:
         return []
     found = [allocation.note] if allocation.note else []
+    if allocation.workers and flags["nproc_per_node"] in ("auto", "gpu") and workers != allocation.workers:
+        found.append(
+            f"{flags.quote('nproc_per_node')} found {workers}, but {allocation.scheduler} gave this node "
+            f"{allocation.workers} GPUs; to start one worker for each, leave the flag out"
+        )
     wait_s, grace_s = allocation.kill_wait_s, flags["shutdown_timeout"]
     if wait_s and grace_s is not None and grace_s >= wait_s:
         found.append(
