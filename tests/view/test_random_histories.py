@@ -11,6 +11,7 @@ import pytest
 from core.random_run import RandomRun, Step
 from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Opened, RunSettings
 from tenax._core.policy import AnyDecision
+from tenax._node.journal import Footer
 from tenax._view.chrome_trace import phases_of, trace_of
 from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunPart, histories_of
@@ -81,11 +82,11 @@ def test_the_invariants_hold_in_random_runs(invalid_events: bool) -> None:
         parts = []
         for steps in coordinators_of(random_run):
             header, lines, machine = journal_of(random_run, steps)
-            part = history_of_run(header, lines)
+            part = history_of_run(header, lines, Footer(lines[-1].at))
             assert part.history.missing == (), f"seed {seed}"
             check(part, machine, lines[-1].at)
             # Half of a journal is valid, too.
-            check_format(trace_of(history_of_run(header, lines[: len(lines) // 2], is_whole=False).history))
+            check_format(trace_of(history_of_run(header, lines[: len(lines) // 2], None).history))
             parts.append(part)
         histories = histories_of(parts, [])
         for history in histories:

@@ -19,11 +19,12 @@ _SUBCOMMANDS = {
     "status": "status",
     "ps": "ps",
     "logs": "logs",
+    "stacks": "stacks",
     "stop": "operator_commands",
     "drain": "operator_commands",
     "restart": "operator_commands",
-    "timeline": "timeline",
-    "report": "report",
+    "timeline": "journal_commands",
+    "report": "journal_commands",
 }
 COMMANDS = ("run", *_SUBCOMMANDS, "version", "help")
 

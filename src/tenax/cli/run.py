@@ -212,13 +212,17 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
 
 def enable_compat(options: Options) -> None:
     """Apply ``--compat`` in this process, for plug-ins written for torch, and in the workers' environment."""
-    if not options.compat:
-        return
+    if options.compat:
+        os.environ.update(compat_variables(os.environ))
+
+
+def compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that apply ``--compat`` in a worker. Raises ``UsageError``."""
     try:
         from tenax.compat import environment
     except ImportError as error:  # the calling program has already imported torch.distributed.elastic
         raise UsageError(f"could not enable --compat: {error}") from error
-    os.environ.update(environment(os.environ))
+    return environment(environ)
 
 
 def print_notes(options: Options) -> None:
