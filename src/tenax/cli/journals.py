@@ -7,23 +7,17 @@ damaged line.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._node.journal import FORMAT, AnyLine, Header, JournalUnreadable, Step, read_journal
+from tenax._node.journal import FORMAT, AnyLine, Footer, Header, JournalUnreadable, Step, read_journal
 from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, is_run_journal, read_run_journal
 from tenax._view.agent_history import history_of_node
 from tenax._view.coordinator_history import history_of_run
-from tenax._view.history import histories_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from tenax._node.journal import Footer
-    from tenax._view.history import NodePart, RunHistory, RunPart
+from tenax._view.history import NodePart, RunHistory, RunPart, histories_of
 
 _MAX_DEPTH = 6
 _MAX_FILES = 10_000
