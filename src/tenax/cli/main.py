@@ -19,6 +19,7 @@ _SUBCOMMANDS = {
     "status": "status",
     "ps": "ps",
     "logs": "logs",
+    "stacks": "stacks",
     "stop": "operator_commands",
     "drain": "operator_commands",
     "restart": "operator_commands",
