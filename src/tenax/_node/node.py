@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentState
     from tenax._core.commands import ForwardNotice, ReadStacks, StartWorkers
     from tenax._core.model import Verdict
-    from tenax._io.interfaces import Control, Launch, OperatorService
+    from tenax._core.requests import StacksRequest
+    from tenax._io.interfaces import Control, Launch, OperatorService, Reply
     from tenax._logs.specs import LogsSpecs
     from tenax._node.job import JobSpec
     from tenax._node.journal import Step
@@ -215,6 +216,15 @@ class Node(Surroundings):
     def read_stacks(self, command: ReadStacks) -> None:
         if self._observers is not None:
             self._observers.read_stacks(command)
+
+    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
+        if self._job.on_hang == "off":
+            reply(None, "the workers of this node cannot write their stacks: the agent was started with --on-hang off")
+            return
+        if self._observers is None:
+            self._make_observers()
+        assert self._observers is not None, "made before"
+        self._observers.answer_stacks(request, dump, reply)
 
     def enable_progress(self) -> bool:
         return self._steps.enable()

@@ -6,19 +6,14 @@ One value for the page, the terminal and JSON.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 from tenax._core.ledger import Goodput
 from tenax._core.text import format_duration, one_line
-from tenax._view.history import plus
+from tenax._view.history import RunHistory, plus
 from tenax._view.status import Value
 from tenax._view.text import cause_text, end_text, format_goodput, format_moment, kind_of, outcome_label, percent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tenax._view.history import RunHistory
 
 _MAX_SHOWN = 10
 _MAX_RUNS = 20  # on the terminal
