@@ -167,11 +167,13 @@ def _import_msgspec() -> None:
     typing_extensions, which msgspec imports if it is installed (as it is with torch), is hidden. The other modules are
     imported when msgspec uses them. For other code, all of them work as usual.
     """
+    import _datetime  # type: ignore[import-not-found]
     import typing
 
     deferred = [_Deferred(name) for name in ("platform", "textwrap", "msgspec.inspect", "msgspec.toml", "msgspec.yaml")]
     deferred[0].system = lambda: os.uname().sysname  # type: ignore[attr-defined] # used by `uuid`
-    substitutes: dict[str, Any] = {"typing_extensions": None, **{module.__name__: module for module in deferred}}
+    substitutes: dict[str, Any] = {module.__name__: module for module in deferred}
+    substitutes.update(typing_extensions=None, datetime=_datetime)  # `datetime` has the classes of `_datetime`
     for name in substitutes.keys() & sys.modules.keys():
         del substitutes[name]
     sys.modules.update(substitutes)

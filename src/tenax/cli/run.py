@@ -124,7 +124,6 @@ def launch(
     before_run: Callable[[], None] = lambda: None,
 ) -> int:
     """Run with messages and a report on the console. Returns the exit code."""
-    from tenax._failures.exit_codes import exit_code_for
     from tenax._node.node import Node
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
@@ -145,6 +144,8 @@ def launch(
         verdict, code = run_scheduled(node, job.allocation, environ, report)
     else:
         verdict = node.run(final_text=report)
+        from tenax._failures.exit_codes import exit_code_for
+
         code = exit_code_for(verdict)
     _forward_first_cause(verdict, environ.get("TORCHELASTIC_ERROR_FILE", ""))
     return code

@@ -1,5 +1,7 @@
 """A worker: counts to STEPS, saves with its fencing token when it is stopped, and continues from the last save.
 
+In a job that Slurm has restarted, it only counts 5 more steps.
+
 train.py FOLDER STEPS [fail | deaf]
 """
 
@@ -26,6 +28,8 @@ def save(step):
 
 latest = max(folder.glob("token-*"), default=None)
 start = int(latest.read_text()) if latest else 0
+if preemption.generation() > 1_000_000:
+    steps = start + 5
 run, size = os.environ["TORCHELASTIC_RUN_ID"], os.environ["WORLD_SIZE"]
 print(f"run {run}: rank {rank} of {size} on {host}, token {preemption.generation()}, after step {start}", flush=True)
 if mood == "fail" and rank == 1:
