@@ -53,7 +53,7 @@ train(model, 600.0)
 
 
 def test_the_rank_that_misses_a_collective_is_reported(job: Job) -> None:
-    """The script reports no steps; the kernel's counters are enough, although threads of gloo poll and a thread logs."""
+    """The script reports no steps; the kernel's counters are enough. Threads of gloo poll, and another logs."""
     script = job.runner.script(SCRIPT)
     agent = job.runner.start("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "2", script)
     agent.until_printed("no action is taken", LONG_TIMEOUT_S)
