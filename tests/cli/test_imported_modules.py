@@ -29,9 +29,9 @@ tenax._core.lifecycle tenax._core.names tenax._core.policy tenax._core.ranks ten
 tenax._core.run_text tenax._core.text tenax._failures
 tenax._failures.exit_codes tenax._failures.hook tenax._failures.out_of_memory tenax._failures.exit_text
 tenax._io.helper_process
-tenax._io.listen tenax._logs tenax._logs.prefix
+tenax._io.listen tenax._logs
 tenax._logs.writer
-tenax._logs.specs tenax._logs.std tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
+tenax._logs.specs tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
 tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
 tenax._processes.keeper tenax._processes.placement tenax.rendezvous tenax.rendezvous.api
 tenax.rendezvous._engine_handler

@@ -1,9 +1,13 @@
-"""Listening sockets, at one address or on all interfaces."""
+"""Listening sockets, at one address, on all interfaces, or at an endpoint that may be another host's."""
 
 from __future__ import annotations
 
 import errno
 import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax._io.endpoint import Address, Endpoint
 
 _BACKLOG = 4096  # the system caps it
 
@@ -24,6 +28,32 @@ def listen(host: str, port: int = 0) -> socket.socket:
         except OSError:  # the name has another address
             continue
     return _listen_at(found[-1][0], found[-1][4])
+
+
+def open_listeners(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
+    """Listen at those of the addresses that belong to this host.
+
+    Return no sockets if none does, or if another process listens there. A host name that resolves to loopback addresses
+    only (Debian maps the host's own name to 127.0.1.1 in /etc/hosts) stands for this host: listen on all interfaces.
+    """
+    from tenax._io.endpoint import is_loopback
+
+    wanted = addresses
+    if not endpoint.is_loopback and not endpoint.is_address and all(is_loopback(str(each[1][0])) for each in addresses):
+        wanted = [(socket.AF_INET, ("0.0.0.0", endpoint.port)), (socket.AF_INET6, ("::", endpoint.port))]  # noqa: S104
+    listeners: list[socket.socket] = []
+    for family, address in wanted:
+        try:
+            listeners.append(_listen_at(family, address))
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue
+            for other in listeners:
+                other.close()
+            if error.errno == errno.EADDRINUSE:
+                return []  # another process serves this endpoint
+            raise
+    return listeners
 
 
 def _listen_everywhere(port: int) -> socket.socket:

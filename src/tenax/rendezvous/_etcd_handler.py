@@ -13,7 +13,7 @@ from tenax.rendezvous._tcp_handler import linked_settings, seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax._io.etcd.managed import ManagedSettings
+    from tenax._engines.etcd.managed import ManagedSettings
     from tenax._io.etcd.settings import EtcdSettings
     from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
 
@@ -105,7 +105,7 @@ def _managed(params: RendezvousParameters, etcd: EtcdSettings, secret: bytes) ->
                 "the rendezvous option 'managed_only' is given without managed=true; give both, or neither"
             )
         return None
-    from tenax._io.etcd.managed import managed_settings
+    from tenax._engines.etcd.managed import managed_settings
 
     if etcd.user:
         raise ValueError(

@@ -21,10 +21,9 @@ from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.data_directory import last_messages
 from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.operations import Status
-from tenax._io.etcd.server import ServerProcess
-from tenax._io.etcd.server_guard import GRACE_S
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.loop import Loop
+from tenax._processes.server_process import GRACE_S, ServerProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ import time
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     BAD_REQUEST,
     CONFLICT,
@@ -38,8 +37,8 @@ from tenax._io.http.message import (
     json,
     text,
 )
+from tenax._io.http.pending import DeferredResponse, Stream, event
 from tenax._io.http.server import ClientLimits, HttpServer
-from tenax._io.http.stream import Stream, event
 from tenax._io.listen import listen
 from tenax._observe.dashboard import feed
 from tenax._observe.dashboard.files import HEADERS, PAGES
