@@ -40,7 +40,10 @@ def measure(settings: Settings, samples: Samples) -> None:
         _ours(sizes, repetitions, samples)
     if BASELINE in names:
         settings.settle(samples)
-        _elastic(THEIR_SIZES[:1] if settings.quick else THEIR_SIZES, settings.repetitions(2), samples)
+        if settings.quick:  # each process imports torch
+            _elastic(THEIR_SIZES[:1], 1, samples, processes=1)
+        else:
+            _elastic(THEIR_SIZES, settings.repetitions(2), samples)
     if OURS in names:
         settings.settle(samples)
         _ours(sizes, repetitions, samples)
@@ -82,10 +85,10 @@ def ranges(number: int, processes: int) -> list[tuple[int, int]]:
     return found
 
 
-def _elastic(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
+def _elastic(sizes: Sequence[int], repetitions: int, samples: Samples, processes: int = PROCESSES) -> None:
     """Return the sizes in order of measurement; the largest, which mostly times out, comes once at the end."""
     *often, largest = sizes
-    with Elastic(PROCESSES) as handlers:
+    with Elastic(processes) as handlers:
         handlers.join("warm", sizes[0], BOUND_S)  # not measured, as for tenax
         for number, nodes in enumerate([*often * repetitions, largest]):
             try:

@@ -31,7 +31,8 @@ def measure(settings: Settings, samples: Samples) -> None:
     with contextlib.ExitStack() as stack:
         servers = {who: stack.enter_context(Crew(serve[who], [()])) for who in whose}
         ports = {who: server.receive(BOUND_S)[0] for who, server in servers.items()}
-        crew = stack.enter_context(Crew(stores.work, [(number, ports) for number in range(PROCESSES)]))
+        processes = 1 if settings.quick else PROCESSES  # each imports torch
+        crew = stack.enter_context(Crew(stores.work, [(number, ports) for number in range(processes)]))
         crew.receive(BOUND_S)
         if _repeat(crew, whose, settings, samples):
             _storm(crew, whose, settings, samples)
@@ -60,7 +61,7 @@ def _storm(crew: Crew, whose: list[str], settings: Settings, samples: Samples) -
             settings.settle(samples)
             for who in whose:
                 name = f"storm{clients}.{repetition}"
-                crew.send_each([("storm", who, name, share, clients) for share in shares(clients, PROCESSES)])
+                crew.send_each([("storm", who, name, share, clients) for share in shares(clients, len(crew))])
                 try:
                     spans = crew.receive(BOUND_S)
                 except CrewFailed as failure:

@@ -69,7 +69,8 @@ def ways(who: str, size: int, quick: bool) -> list[Way]:
 def measure(settings: Settings, samples: Samples) -> None:
     """Take all samples."""
     import_torch = [sys.executable, "-c", "import torch"]
-    harness.run_s(import_torch)  # not measured: warms bytecode and page cache for all
+    if not settings.quick:
+        harness.run_s(import_torch)  # not measured: warms bytecode and page cache for all
     for repetition, launcher in settings.interleaved(3):
         if launcher == settings.launchers[0]:
             settings.settle(samples)

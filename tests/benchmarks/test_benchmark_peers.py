@@ -74,6 +74,7 @@ def test_an_installed_peer_runs_the_instant_workers(name: str) -> None:
         assert {event.world for event in launch.named("start")} == {2}
 
 
+@pytest.mark.process
 @linux
 @pytest.mark.parametrize("name", [name for name in peers.NAMES if name not in peers.unable("restart")])
 def test_an_installed_peer_that_can_restart_restarts_the_workers(name: str) -> None:

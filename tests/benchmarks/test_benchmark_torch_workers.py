@@ -29,11 +29,14 @@ def samples_of(what: str, torchrun: float, tenax: float) -> Samples:
     return samples
 
 
-@needs_torch
 def test_the_worker_reports_its_start_and_identity(tmp_path: Path) -> None:
-    """In the format of the instant worker."""
+    """In the format of the instant worker. A small module stands for torch, whose import is not the point."""
     events = EventPipe(tmp_path)
+    (tmp_path / "torch.py").write_text(
+        "import types\ndef arange(count): return types.SimpleNamespace(sum=lambda: sum(range(count)))\n"
+    )
     variables = {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "2", "BENCH_NODE": "1"}
+    variables["PYTHONPATH"] = str(tmp_path)
     command = [sys.executable, str(torch_workers.SCRIPT), str(events.path), "exit"]
     worker = subprocess.Popen(command, env=variables)
     try:

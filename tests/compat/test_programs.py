@@ -95,10 +95,11 @@ def printed(out: str) -> list[object]:
 
 @has_torch
 def test_a_training_script_runs_with_torch(runner: Runner) -> None:
-    """It uses torch's collectives and tenax's modules for elastic."""
+    """It uses torch's collectives and tenax's modules for elastic, which can be preloaded like torch's."""
     script = runner.script(worker(TRAIN, "import torch, torch.distributed as dist"))
     done = runner.run("--compat", "--nproc-per-node", "2", script, timeout_s=100)
     assert done.code == 0, done
+    assert "is not preloaded" not in done.err
     assert printed(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
 
 

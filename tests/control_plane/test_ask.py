@@ -15,8 +15,8 @@ import pytest
 
 from kit.jobs import TENAX, Runner
 from kit.processes import TIMEOUT_S, Program, leaving_nothing, on_linux, program
-from tenax.cli.ask import Answer, Question, WrongQuestion, parse_question, sockets_at
-from tenax.cli.ask import ask as ask_one
+from tenax.cli.ask import Answer, Question, ask_worker, parse_question, sockets_at
+from tenax.cli.flags import UsageError
 
 __all__ = ["program"]
 
@@ -53,17 +53,17 @@ def test_the_timeout_is_accepted_at_any_position() -> None:
     ("arguments", "message"),
     [
         (["--timeout", "soon", "x"], "--timeout takes a number of seconds, more than 0, not 'soon'"),
-        (["--timeout"], "--timeout takes a number of seconds, more than 0, not ''"),
+        (["--timeout"], "--timeout needs a value"),
         (["--timeout=1"], "no socket or folder given"),
         (["--all", "x"], "unknown flag '--all'"),
         (["x", "go", "--all"], "unknown flag '--all'"),
-        (["x", "--timeout"], "--timeout takes a number of seconds, more than 0, not ''"),
+        (["x", "--timeout"], "--timeout needs a value"),
         (["x", "go", "fast"], "'fast' is not a parameter; write NAME=VALUE"),
         (["x", "a=1"], "'a=1' is not a handler; write the handler's name before its parameters"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments: list[str], message: str) -> None:
-    with pytest.raises(WrongQuestion) as caught:
+    with pytest.raises(UsageError) as caught:
         parse_question(arguments)
     assert str(caught.value) == message
 
@@ -252,7 +252,7 @@ def test_a_worker_that_exits_during_a_query_is_reported(tmp_path: Path) -> None:
             listener.listen()
             thread = threading.Thread(target=_answer_partly, args=(listener, begun))
             thread.start()
-            answer = ask_one(path, Question(path, "ping"))
+            answer = ask_worker(path, Question(path, "ping"))
             thread.join()
         assert answer == Answer(False, "the worker exited before it answered")
 

@@ -40,12 +40,12 @@ forks_with_threads = pytest.mark.filterwarnings("ignore:This process .* is multi
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 
 
-def until(condition: Callable[[], T], what: str, timeout_s: float = TIMEOUT_S) -> T:
+def until(condition: Callable[[], T], what: str, timeout_s: float = TIMEOUT_S, every_s: float = 0.002) -> T:
     """Poll until the condition is true, and return its value. Fails with a message after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"timed out after {timeout_s:g} s waiting for {what}"
-        select.select([], [], [], 0.002)
+        select.select([], [], [], every_s)
     return found
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tenax._core.agent import AgentMachine
 from tenax._core.commands import ExamineFailure
-from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunSettings
+from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunSettings, Tick
 from tenax._core.events import (
     FailureExamined,
     GenerationFormed,
@@ -139,9 +139,15 @@ class RecordedRun:
         self.receive(node, NodeLeft(why))
 
     def hang(self, since: float, at: float) -> None:
-        """No node is active since ``since``; at ``at`` the nodes send the stacks of their workers."""
+        """No node is active since ``since``; at ``at`` the nodes send the stacks of their workers the second time."""
+        confirm_s = 0.25  # a quarter of hang_after_s
         for node in self._members():
-            self.receive(node, NodeQuiet(self.generation, at, since, "no step"), at)
+            self.receive(node, NodeQuiet(self.generation, at - confirm_s, since, "no step"), at - confirm_s)
+        self._send_stacks(at - confirm_s)
+        self.step(Tick(), at)
+        self._send_stacks(at)
+
+    def _send_stacks(self, at: float) -> None:
         hang = self.machine.state.hang
         assert hang is not None
         for node in self._members():

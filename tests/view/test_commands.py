@@ -68,7 +68,7 @@ def test_timeline_writes_only_the_requested_file(
         (["timeline", "empty"], "tenax timeline: no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
         (["report", "--loud", "x"], "tenax report: unknown flag '--loud'"),
         (["report", "--json"], "tenax report: no journal or folder given"),
-        (["report", "x", "-o"], "tenax report: -o needs a file"),
+        (["report", "x", "-o"], "tenax report: -o needs a value"),
         (["report", "nowhere"], "tenax report: 'nowhere' cannot be read: No such file or directory"),
         (
             ["report", "logs", "-o", "no/such/folder.html"],

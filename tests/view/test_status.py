@@ -319,7 +319,7 @@ def test_the_status_of_a_thousand_nodes_is_small() -> None:
 def _hanging(*locations: messages.StackLocation, is_odd: bool) -> RunStatus:
     job = opened().up("a", "b").running("a", "b", at=10.0)
     report = messages.HangReport(1, 2, 4, 10.0, "no step", locations, is_odd)
-    job.machine.state.phase.watch.suspicion = Suspicion(1, 20.0, "no step", set(), locations, report)
+    job.machine.state.phase.watch.suspicion = Suspicion(1, 20.0, "no step", set(), locations, report=report)
     return job.status(58.0)
 
 

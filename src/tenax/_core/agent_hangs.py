@@ -51,18 +51,19 @@ class HangObserver:
                 if not hang.is_reported and state.phase in (Phase.RUNNING, Phase.CLOSING, Phase.DONE):
                     hang.is_reported = True
                     self._commands.append(commands.ReportHang(generation, report))
-            case events.HangOver():
-                self._on_hang_over()
+            case events.HangOver(_, why):
+                self._on_hang_over(why)
             case _ if state.phase is not Phase.RUNNING:
                 pass
             case events.QuietSeen(_, since, why, stopped):
                 is_news, hang.quiet = hang.quiet is None, Quiet(since, why, stopped)
                 if is_news:
                     self._send(quiet_message(state.generation, hang.quiet, now))
-            case events.MovementSeen():
+            case events.MovementSeen(_, local_rank, what):
                 if hang.quiet is not None:
                     hang.quiet = None
-                    self._send(messages.NodeBusy(state.generation))
+                    why = f"rank {self._global_rank(local_rank)} {what}" if local_rank >= 0 else what
+                    self._send(messages.NodeBusy(state.generation, why))
             case events.StacksRequested(_, number):
                 self._on_stacks_requested(number, now)
             case events.StacksRead(_, number, workers):
@@ -71,14 +72,14 @@ class HangObserver:
             case _:
                 assert_never(event)
 
-    def _on_hang_over(self) -> None:
+    def _on_hang_over(self, why: str) -> None:
         state = self.state
         for worker in state.workers.values():
             if worker.overdue is None:
                 worker.stacks_asked_at = None  # those stacks explain no later failure
         if state.last.hang.is_reported:
             state.last.hang.is_reported = False
-            self._commands.append(commands.ReportMovement(state.generation))
+            self._commands.append(commands.ReportMovement(state.generation, why))
 
     def _on_stacks_requested(self, number: int, now: float) -> None:
         """Make every worker write its stacks, except stopped ones, which the request would resume."""

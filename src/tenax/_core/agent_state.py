@@ -263,7 +263,8 @@ def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: floa
         if state.last.hang.quiet is not None:
             sent.append(quiet_message(state.generation, state.last.hang.quiet, now))
         elif state.settings.on_hang != "off":
-            sent.append(messages.NodeBusy(state.generation))  # the last message received may be NodeQuiet
+            # The last message that the coordinator received may be NodeQuiet.
+            sent.append(messages.NodeBusy(state.generation, "the workers of a node are active"))
     elif state.phase is Phase.STOPPING:
         sent += [messages.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.leave is not None:

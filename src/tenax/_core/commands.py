@@ -72,6 +72,7 @@ class ReportMovement(Command, frozen=True):
     """Print that the workers make progress again."""
 
     generation: int
+    why: str = ""
 
 
 class EndWorker(Command, frozen=True):

@@ -148,8 +148,8 @@ class CoordinatorMachine(Lifecycle):
                 self._on_succeeded(record, now)
             case messages.NodeQuiet(_, sent_at, since, why):
                 self._on_quiet(node_id, Quiet(min(now, since + now - sent_at), why), now)
-            case messages.NodeBusy():
-                self._on_busy(node_id, now)
+            case messages.NodeBusy(_, why):
+                self._on_busy(node_id, why, now)
             case messages.StacksTaken(_, number, locations):
                 self._on_stacks_taken(record, number, locations, now)
             case messages.NodeDraining(_, grace_s, why):
@@ -202,7 +202,7 @@ class CoordinatorMachine(Lifecycle):
                 case RunDeadline.QUIET:
                     self._suspect_if_all_are_quiet(now)
                 case RunDeadline.STACKS:
-                    self._report_hang(now)
+                    self._on_stacks_complete(now)
                 case _:
                     assert_never(deadline)
 

@@ -106,6 +106,7 @@ class HangOver(Event, frozen=True):
     """A generation that was reported as hanging makes progress again."""
 
     generation: Generation
+    why: Text = ""  # the activity
 
 
 # --- from the link to the coordinator ---------------------------------------------------------------------------------
@@ -213,6 +214,8 @@ class MovementSeen(Event, frozen=True):
     """A worker of this node shows activity again."""
 
     generation: Generation
+    local_rank: int = -1  # -1: not one worker
+    what: Text = ""  # what it did
 
 
 class NodeCleared(Event, frozen=True):

@@ -2,9 +2,11 @@
 
     nothing known -> a rhythm is established -> no activity for far too long -> quiet -> activity -> ...
 
-A job is active if its script reports a step, enters or leaves a watchdog scope, or if its processes do something that a
-waiting process does not: read or write, touch new memory, wake up often, use a CPU part of the time. A waiting process
-either sleeps or spins: some threads are runnable all the time and show no other activity. Both are *still*.
+A job is active if its script reports a step, enters or leaves a watchdog scope, or if a thread does something that a
+waiting thread does not. Each thread is judged by itself. A thread that waits sleeps, polls (wakes up at most 150 times
+a second and hardly runs) or spins (is runnable all the time and never waits). A worker of which all threads wait is
+*still*, unless it reads or writes, touches new memory, or starts processes. If its main threads are blocked, the few
+bytes of a thread that logs do not count either.
 
 How long a job may be still is learned from the job itself: the longest stillness that was followed by activity, in this
 generation and earlier ones, times a generous factor, and at least ``hang_after_s``.
@@ -17,16 +19,15 @@ H2  A worker in a reported phase (``tenax.progress.phase``) is not quiet, nor is
     probably a checkpoint. While other bytes flow, missing steps count only after a much longer time.
 H3  A node is quiet only if every running worker has been still without interruption for at least ``hang_after_s`` and
     ten times its longest earlier stillness; three times as long if it spins and reports no steps, because computing
-    looks the same. A job of one computing worker is never quiet. In doubt, a node is not quiet.
-    Without steps, watchdog scopes establish a rhythm too, after a long time of regular use. A node without scopes for
-    six times as long is then quiet, even if another thread writes an occasional log line; but not if a worker computed
-    or bytes flowed in that time, and never a job of one worker. Inside a scope all periods are six times as long: a
-    scope has its own timeout, which the watchdog enforces.
-H4  Any activity ends the quiet period at once, and its length is learned: another one of that length is not a hang. A
-    job that was ended because its scopes were missing could not resume, so the next time takes six times as long.
+    looks the same. A job of one computing worker is never quiet. In doubt, a node is not quiet. Inside a watchdog scope
+    all periods are six times as long: a scope has its own timeout, which the watchdog enforces.
+H4  A quiet period ends with progress, and its reason names it: a step, a scope, I/O, computing. Page faults or wake-ups
+    do not end it. The next one must last twice as long as this one.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 # Factors of how long a job may be still.
 PATIENCE = 10.0  # of the longest gap
 SPIN_PATIENCE = 3.0  # in addition, if it spins
-DOUBT_PATIENCE = 6.0  # in addition, if missing steps or scopes may have another explanation
+DOUBT_PATIENCE = 6.0  # in addition, if missing steps may have another explanation
+QUIET_PATIENCE = 2.0  # of the longest quiet period that ended
 START_PATIENCE = 2.0  # of the longest gap during a start, when workers wait for each other
 _FEW_STEPS = 3
 _START_MOVES = 10  # samples with activity or steps: before that the job is starting
@@ -45,9 +47,12 @@ _FEW_MOVES, _LONG = 20, 5.0  # samples with activity, over this multiple of ``ha
 _ASLEEP = 0.05  # share of the time that a thread is runnable
 _AWAKE = 0.9
 _BLUR_S = 0.1  # the kernel accounts the time of queued threads late
-_MAX_WAKES = 100.0  # per second, of sleeping threads: watchdogs and heartbeats wake up occasionally
+_MAX_WAKES = 150.0  # per second, of a thread that polls: each loop of gloo wakes up 100 times a second
+_BLOCKED_WAKES = 1.0  # per second, of a thread that waits without polling
+_SLEEPS = 0.5  # share of the times it stopped running in which a polling thread did so by itself
 _MAX_WAITS = 5.0  # per second, of a spinning thread
 _MAX_FAULTS = 20.0  # per second: an occasional page of memory
+_FEW_BYTES = 4 << 10  # per second, and for once: a thread that logs
 _MANY_BYTES = 64 << 10  # per second
 _MANY_FAULTS = 100.0  # per second: more than writing a log line takes
 _WORKS = 0.1  # of one CPU: more than a heartbeat takes
@@ -58,9 +63,11 @@ _LATE = 3.0  # intervals: a later sample is discarded, because the sampler itsel
 class Thread(msgspec.Struct, frozen=True):
     """Counters of one thread since it started."""
 
+    ran_s: float  # time on a CPU
     wanted_s: float  # time that it was runnable, on a CPU or not
     runs: int  # how often it was scheduled
     waits: int | None = None  # how often it blocked; None: not read
+    is_main: bool = False  # of its process
 
 
 class ProcessCounters(msgspec.Struct, frozen=True):
@@ -69,6 +76,7 @@ class ProcessCounters(msgspec.Struct, frozen=True):
     read_bytes: int = 0  # by system calls, from files, pipes and sockets
     written_bytes: int = 0
     calls: int = 0  # read and write calls
+    main_calls: int = 0  # of the main threads
     disk_bytes: int = 0  # written to a disk, or to its cache
     faults: int = 0  # page faults
     processes: int = 1
@@ -107,6 +115,8 @@ class Assessment(msgspec.Struct, frozen=True):
     since: float = 0.0  # the last activity
     why: str = ""
     stopped: tuple[int, ...] = ()  # local ranks that are stopped by SIGSTOP or a debugger
+    active_rank: int = -1  # local rank of a worker that is active, and ...
+    activity: str = ""  # ... what it does
 
 
 class Learned(msgspec.Struct):
@@ -115,7 +125,7 @@ class Learned(msgspec.Struct):
     longest_gap_s: float = 0.0  # the longest stillness that was followed by activity
     longest_start_s: float = 0.0  # the same, at the start of a generation
     longest_step_s: float = 0.0  # between two steps of one worker
-    longest_scope_s: float = 0.0  # between two scope events of one worker
+    longest_quiet_s: float = 0.0  # the longest quiet period that ended
 
 
 class _Worker(msgspec.Struct):
@@ -130,7 +140,6 @@ class _Worker(msgspec.Struct):
     has_stepped: bool = False  # between the last two samples
     step_looks: int = 0  # number of samples with a new step
     step_moved_at: float = 0.0
-    scope_moved_at: float = 0.0
 
 
 class HangDetector:
@@ -140,19 +149,18 @@ class HangDetector:
         self._after_s = hang_after_s
         self._interval_s = interval_s
         self.learned = Learned()
-        self._scopes_missing_s = 0.0  # how long the node has been quiet because of missing scopes
         self.begin(1, 0.0)
 
     def begin(self, world_size: int, now: float) -> None:
         """Start a new generation: a rhythm must be established again; what was learned is kept."""
-        self.learned.longest_scope_s = max(self.learned.longest_scope_s, self._scopes_missing_s / PATIENCE)
-        self._scopes_missing_s = 0.0
         self._is_alone = world_size == 1
         self._workers: dict[int, _Worker] = {}
         self._looked_at = now
         self._first_moved_at: float | None = None
         self._last_moved_at = now
+        self._last_activity = -1, ""  # local rank, and what it did
         self._moves, self._moved_s = 0, 0.0
+        self._quiet_since: float | None = None
         self.is_disturbed = True
 
     def rebase(self) -> None:
@@ -164,71 +172,82 @@ class HangDetector:
         elapsed_s, self._looked_at = now - self._looked_at, now
         known = self._workers
         self._workers = {}
-        has_moved = not samples
-        has_moved |= bool(known.keys() - {sample.local_rank for sample in samples})  # a worker has exited
+        activities: list[tuple[int, str]] = []
+        if not samples or known.keys() - {sample.local_rank for sample in samples}:
+            activities.append((-1, "a worker has exited"))
         for sample in samples:
             before = known.get(sample.local_rank)
             if before is None:
-                before = _Worker(sample, now, now, step_moved_at=now, scope_moved_at=now)
+                before = _Worker(sample, now, now, step_moved_at=now)
                 self._workers[sample.local_rank] = before
                 self._meet_steps(before, sample)
-                has_moved = True
+                activities.append((sample.local_rank, "has started"))
                 continue
             self._workers[sample.local_rank] = before
-            has_moved |= self._compare(before, sample, elapsed_s, now, is_void=late or self.is_disturbed)
+            what = self._compare(before, sample, elapsed_s, now, is_void=late or self.is_disturbed)
+            if what:
+                activities.append((sample.local_rank, what))
             before.last = sample
-        if late:  # their activity in between is not known
+        if late and self._quiet_since is None:  # their activity in between is not known
             self._last_moved_at = now
             for worker in self._workers.values():
-                worker.moved_at = worker.worked_at = worker.step_moved_at = worker.scope_moved_at = now
+                worker.moved_at = worker.worked_at = worker.step_moved_at = now
         self.is_disturbed = False
-        if has_moved:
+        if activities:
+            self._last_activity = activities[0]
             self._note_movement(now)
-        return self._assess(now)
+        assessment = self._assess(now)
+        if assessment.is_quiet:
+            self._quiet_since = assessment.since
+            return assessment
+        if self._quiet_since is not None:
+            self.learned.longest_quiet_s = max(self.learned.longest_quiet_s, now - self._quiet_since)
+            self._quiet_since = None
+        rank, what = self._last_activity
+        return Assessment(is_quiet=False, active_rank=rank, activity=what)
 
     # --- comparing samples --------------------------------------------------------------------------------------------
 
-    def _compare(self, worker: _Worker, sample: Sample, elapsed_s: float, now: float, *, is_void: bool) -> bool:
-        """Return whether the worker was active; in doubt it was."""
-        before = worker.last
+    def _compare(self, worker: _Worker, sample: Sample, elapsed_s: float, now: float, *, is_void: bool) -> str:
+        """Return what the worker did, or "" if it was still. In doubt it was active."""
+        before, what = worker.last, ""
         has_stepped = sample.step is not None and (sample.step, sample.step_at) != (before.step, before.step_at)
         if has_stepped:
             if before.step is None:
                 self._meet_steps(worker, sample)
             else:
-                self.learned.longest_step_s = max(self.learned.longest_step_s, self._step_gap(worker, sample, now))
+                if self._quiet_since is None:
+                    self.learned.longest_step_s = max(self.learned.longest_step_s, self._step_gap(worker, sample, now))
                 worker.steps_seen += 1
             worker.step_moved_at = now
             worker.step_looks += 1
+            what = "reported a step"
         worker.has_stepped = has_stepped
-        has_beaten = _beats(sample) > _beats(before)
-        if has_beaten:
-            if _beats(before):
-                self.learned.longest_scope_s = max(self.learned.longest_scope_s, now - worker.scope_moved_at)
-            worker.scope_moved_at = now
-        is_in_phase = bool(sample.phase) or before.phase != sample.phase
-        if is_in_phase:
-            worker.step_moved_at = worker.scope_moved_at = now  # a phase is not a gap
-        has_moved = has_stepped or has_beaten or is_in_phase
+        if _beats(sample) > _beats(before):
+            what = what or "entered or left a watchdog scope"
+        if sample.phase or before.phase != sample.phase:
+            worker.step_moved_at = now  # a phase is not a gap
+            what = what or "reported a phase"
         if before.vitals is None or sample.vitals is None:
-            has_moved = True
+            what = what or "cannot be observed"
             worker.worked_at = now
         elif not is_void:
-            kind = _stillness(before.vitals, sample.vitals, elapsed_s)
+            change = _change(before.vitals, sample.vitals, elapsed_s)
             if _flows(before.vitals, sample.vitals, elapsed_s):
                 worker.flowed_at = now
             if _works(before.vitals, sample.vitals, elapsed_s):
                 worker.worked_at = now
             if sample.vitals.disk_bytes - before.vitals.disk_bytes > _MANY_BYTES * elapsed_s:
-                worker.step_moved_at = worker.scope_moved_at = now
-            if kind is None:
-                has_moved = True
-            else:
-                worker.is_spinning = kind
-                has_moved |= kind and self._is_alone  # it may be computing
-        if has_moved:
+                worker.step_moved_at = now
+            if not change.what:
+                worker.is_spinning = change.is_spinning
+                if change.is_spinning and self._is_alone:
+                    what = what or "may be computing"
+            elif self._quiet_since is None or not change.is_slight:
+                what = what or change.what
+        if what:
             worker.moved_at = now
-        return has_moved
+        return what
 
     def _meet_steps(self, worker: _Worker, sample: Sample) -> None:
         """Take the first known steps of a worker, which may be many."""
@@ -255,7 +274,7 @@ class HangDetector:
         gap_s = now - self._last_moved_at
         if self._first_moved_at is None:
             self._first_moved_at = now
-        elif gap_s > 1.5 * self._interval_s:
+        elif gap_s > 1.5 * self._interval_s and self._quiet_since is None:
             if self._moves < _START_MOVES:
                 self.learned.longest_start_s = max(self.learned.longest_start_s, gap_s)
             else:
@@ -268,7 +287,6 @@ class HangDetector:
 
     def _assess(self, now: float) -> Assessment:
         workers = self._workers.values()
-        self._scopes_missing_s = 0.0
         if not workers or any(worker.last.phase for worker in workers):
             return Assessment(is_quiet=False)
         steps_seen = max(worker.steps_seen for worker in workers)
@@ -276,8 +294,7 @@ class HangDetector:
         patience = DOUBT_PATIENCE if is_in_scope else 1.0
         if steps_seen >= _FEW_STEPS:
             return self._by_steps(now, patience)
-        assessment = self._by_vitals(now, DOUBT_PATIENCE if steps_seen else patience)
-        return assessment if assessment.is_quiet or is_in_scope else self._by_scopes(now)
+        return self._by_vitals(now, DOUBT_PATIENCE if steps_seen else patience)
 
     def _by_steps(self, now: float, patience: float) -> Assessment:
         """Assess by missing steps, allowing more time while other activity is visible."""
@@ -288,29 +305,11 @@ class HangDetector:
         longest_s = self.learned.longest_step_s
         if max(worker.step_looks for worker in workers) < _START_MOVES:
             longest_s = max(longest_s, self._interval_s)  # gaps shorter than the interval are not known yet
-        wait_s = max(self._after_s, PATIENCE * longest_s)
-        quiet_s = now - since
         if self._have_bytes_flowed(now):
             patience = DOUBT_PATIENCE  # it may be an evaluation or a download
-        if quiet_s < patience * wait_s:
+        if now - since < self._wait_s(PATIENCE * longest_s, patience):
             return Assessment(is_quiet=False)
         return Assessment(True, since, "no worker reports steps any more", _stopped(workers))
-
-    def _by_scopes(self, now: float) -> Assessment:
-        """Assess by missing scopes, which must have been used regularly for long and be missing for longer."""
-        workers = list(self._workers.values())
-        having = [(worker, worker.last.scopes) for worker in workers if worker.last.scopes is not None]
-        is_rhythm = any(
-            scopes.beats >= _FEW_MOVES and scopes.last_at - scopes.first_at >= _LONG * self._after_s
-            for _, scopes in having
-        )
-        if not is_rhythm or self._is_alone:
-            return Assessment(is_quiet=False)
-        since = max(*(worker.scope_moved_at for worker, _ in having), *(worker.worked_at for worker in workers))
-        if now - since < DOUBT_PATIENCE * max(self._after_s, PATIENCE * self.learned.longest_scope_s):
-            return Assessment(is_quiet=False)
-        self._scopes_missing_s = now - since
-        return Assessment(True, since, "no worker enters or leaves a watchdog scope any more", _stopped(workers))
 
     def _have_bytes_flowed(self, now: float) -> bool:
         return any(
@@ -322,16 +321,19 @@ class HangDetector:
         if not self._has_rhythm():
             return Assessment(is_quiet=False)
         since = max(worker.moved_at for worker in workers)
-        learned_s = max(PATIENCE * self.learned.longest_gap_s, START_PATIENCE * self.learned.longest_start_s)
-        wait_s = patience * max(self._after_s, learned_s)
         spinning = [worker for worker in workers if worker.is_spinning]
         if spinning:
-            wait_s *= SPIN_PATIENCE
-        if now - max(since, self._last_moved_at) < wait_s:
+            patience *= SPIN_PATIENCE
+        learned_s = max(PATIENCE * self.learned.longest_gap_s, START_PATIENCE * self.learned.longest_start_s)
+        if now - max(since, self._last_moved_at) < self._wait_s(learned_s, patience):
             return Assessment(is_quiet=False)
         how = "asleep" if not spinning else "spinning" if len(spinning) == len(workers) else "asleep or spinning"
         why = f"all workers are {how}, and nothing is read, written or computed"
         return Assessment(True, max(since, self._last_moved_at), why, _stopped(workers))
+
+    def _wait_s(self, learned_s: float, patience: float) -> float:
+        wait_s = patience * max(self._after_s, learned_s)
+        return max(wait_s, QUIET_PATIENCE * self.learned.longest_quiet_s)
 
     def _has_rhythm(self) -> bool:
         if self._first_moved_at is None or self._moved_s >= self._after_s:
@@ -349,10 +351,13 @@ def _stopped(workers: list[_Worker]) -> tuple[int, ...]:
     )
 
 
+def _moved_bytes(before: ProcessCounters, after: ProcessCounters) -> int:
+    return abs(after.read_bytes - before.read_bytes) + abs(after.written_bytes - before.written_bytes)
+
+
 def _flows(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool:
     """Whether more bytes were read or written than by heartbeats and logging."""
-    moved = abs(after.read_bytes - before.read_bytes) + abs(after.written_bytes - before.written_bytes)
-    return moved > _MANY_BYTES * elapsed_s
+    return _moved_bytes(before, after) > _MANY_BYTES * elapsed_s
 
 
 def _works(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool:
@@ -366,41 +371,70 @@ def _works(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) ->
         return False
     both = [(before.threads[number], after.threads[number]) for number in before.threads.keys() & after.threads.keys()]
     wanted_s = sum(now.wanted_s - then.wanted_s for then, now in both)
-    return wanted_s > max_s or sum(now.runs - then.runs for then, now in both) > _MAX_WAKES * elapsed_s
+    return wanted_s > max_s or any(now.runs - then.runs > _MAX_WAKES * elapsed_s for then, now in both)
 
 
-def _stillness(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool | None:
-    """Return None if the worker was active, else whether it spins."""
-    is_unchanged = (
-        before.calls == after.calls
-        and before.read_bytes == after.read_bytes
-        and before.written_bytes == after.written_bytes
-        and before.disk_bytes == after.disk_bytes
-        and before.processes == after.processes
-    )
-    if not is_unchanged or elapsed_s <= 0 or after.faults - before.faults > _MAX_FAULTS * elapsed_s:
-        return None
+class _Change(NamedTuple):
+    """What a worker did between two samples."""
+
+    what: str = ""  # empty: it was still
+    is_spinning: bool = False
+    is_slight: bool = False  # it is not enough to end a quiet period
+
+
+def _change(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> _Change:
+    few_bytes = _FEW_BYTES * (1.0 + elapsed_s)
+    disk_bytes = after.disk_bytes - before.disk_bytes
+    faults = after.faults - before.faults
+    if before.processes != after.processes:
+        return _Change("started or ended processes")
+    if (
+        before.main_calls != after.main_calls
+        or _moved_bytes(before, after) > few_bytes
+        or not 0 <= disk_bytes <= few_bytes
+    ):
+        return _Change("reads or writes")
+    if elapsed_s <= 0 or faults > _MAX_FAULTS * elapsed_s:
+        return _Change("uses new memory", is_slight=faults <= _MANY_FAULTS * max(1.0, elapsed_s))
     if not after.has_threads:
-        return _stillness_by_cpu(before, after, elapsed_s)
+        return _change_of_cpu(before, after, elapsed_s)
     if before.threads is None or after.threads is None or before.threads.keys() != after.threads.keys():
-        return None
-    is_spinning, wakes = False, 0
+        return _Change("started or ended threads", is_slight=True)
+    has_read_or_written = before.calls != after.calls  # by another thread than a main thread
+    is_spinning = False
     for number, now in after.threads.items():
         then = before.threads[number]
-        wanted_s = now.wanted_s - then.wanted_s
-        if wanted_s <= _ASLEEP * elapsed_s:
-            wakes += now.runs - then.runs
-        elif wanted_s < _AWAKE * elapsed_s - _BLUR_S:
-            return None
-        elif now.waits is None or then.waits is None or now.waits - then.waits > _MAX_WAITS * elapsed_s:
-            return None  # a thread that blocks repeatedly gets what it waits for
+        wakes, waits = now.runs - then.runs, _difference(then.waits, now.waits)
+        if has_read_or_written and now.is_main and wakes > 1 + _BLOCKED_WAKES * elapsed_s:
+            return _Change("reads or writes")
+        if _is_asleep(then, now, waits, elapsed_s):
+            if wakes > _MAX_WAKES * elapsed_s:
+                return _Change("wakes up often", is_slight=True)
+        elif waits is None or now.wanted_s - then.wanted_s < _AWAKE * elapsed_s - _BLUR_S:
+            return _Change("computes", is_slight=waits is None)
+        elif waits > _MAX_WAITS * elapsed_s:
+            return _Change("computes")  # a thread that blocks repeatedly gets what it waits for
         else:
             is_spinning = True
-    return None if wakes > _MAX_WAKES * elapsed_s else is_spinning
+    return _Change(is_spinning=is_spinning)
 
 
-def _stillness_by_cpu(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool | None:
-    """Without counters of threads: still only if a whole number of CPUs is used."""
+def _is_asleep(then: Thread, now: Thread, waits: int | None, elapsed_s: float) -> bool:
+    """Whether a thread hardly ran. On a busy machine a thread that polls waits for a CPU after each wake-up."""
+    if now.wanted_s - then.wanted_s <= _ASLEEP * elapsed_s:
+        return True
+    is_polling = waits is not None and waits > 0 and waits >= _SLEEPS * (now.runs - then.runs)
+    return is_polling and now.ran_s - then.ran_s <= _ASLEEP * elapsed_s
+
+
+def _difference(then: int | None, now: int | None) -> int | None:
+    return None if then is None or now is None else now - then
+
+
+def _change_of_cpu(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> _Change:
+    """Without counters of threads: still only if nothing is read or written and a whole number of CPUs is used."""
+    if before.calls != after.calls:
+        return _Change("reads or writes")
     used = (after.cpu_s - before.cpu_s) / elapsed_s
     whole = round(used)
-    return None if abs(used - whole) > _ASLEEP * max(1, whole) else whole > 0
+    return _Change("computes") if abs(used - whole) > _ASLEEP * max(1, whole) else _Change(is_spinning=whole > 0)

@@ -3,7 +3,8 @@
 Workers whose main threads have the same call stack are at one location. Thread names and the line in the innermost
 function do not count, because the line of a spinning worker changes with every sample. If no location stands out, lines
 are compared as well; if all workers are at one line, their other threads. The location with the fewest workers comes
-first: if all workers run the same program, the others are waiting for that one.
+first: if all workers run the same program, the others are waiting for that one. A minority that is not in a collective
+comes before workers that are, however few those are.
 
 Invariants (tests cite the numbers; H1 to H4 are in ``hang.py``, H5 to H8 in ``hang_suspicion.py``):
 
@@ -33,15 +34,21 @@ _MAX_FRAMES = 40
 _MAX_BESIDE = 32
 _MAX_FRAME_CHARS = 300
 _MAX_RANGES = 8  # of ranks in a text
+_WAITING = 2
 _ELSEWHERE = "another location; there were too many to list"
 
 # The first line that faulthandler writes for a thread; without a number it is a dump of the main thread alone.
 _HEADER = re.compile(r"^(?:(?:Current t|T)hread (0x[0-9a-f]+)|Stack)\b.*:$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.+)$')
-# Where a worker waits for other workers, so that it is rarely the one that others wait for.
+# Where a worker waits for other workers, so that it is rarely the one that others wait for: in a collective, or in the
+# backward pass, where DDP and FSDP wait for their collectives without a Python frame.
 _WAITS_FOR_OTHERS = re.compile(
-    r"distributed|collective|all_?reduce|all_?gather|broadcast|barrier|recv|gloo|nccl|socket|/store/", re.IGNORECASE
+    r"distributed|collective|all_?reduce|all_?gather|broadcast|barrier|recv|gloo|nccl|socket|/store/"
+    r"|_engine_run_backward|fsdp|block_until_ready|/jax/_src/array",
+    re.IGNORECASE,
 )
+# Where it waits for its own processes, with the same functions.
+_WAITS_FOR_OWN = re.compile(r"/utils/data/|/multiprocessing/(?!spawn)")
 _THIRD_PARTY = re.compile(r"/lib(?:64)?/python\d|/(?:site|dist)-packages/|^<frozen |^<string>")
 
 
@@ -129,12 +136,17 @@ def merged(locations: Iterable[StackLocation], level: int = 2) -> tuple[StackLoc
     return (*bounded[: _MAX_LOCATIONS - 1], omitted)
 
 
+def calls_of(locations: Iterable[StackLocation]) -> dict[tuple[object, ...], tuple[int, ...]]:
+    """Return the ranks at each location, compared by calls: two dumps of workers that have not moved are equal."""
+    return {_key(location, 0): location.ranks for location in merged(locations, 0) if location.frames}
+
+
 def make_report(
     locations: Iterable[StackLocation], *, generation: int, nodes: int, quiet_s: float, why: str, what_follows: str
 ) -> HangReport:
     """Report the coarsest grouping in which a location stands out, or else in which there are several."""
     fine = merged(locations)
-    views = [merged(fine, level) for level in (0, 1, 2)]
+    views = [_in_order(merged(fine, level)) for level in (0, 1, 2)]
     shown = next((view for view in views if _has_odd_one(view)), None)
     is_odd = shown is not None
     if shown is None:
@@ -150,11 +162,22 @@ def _key(location: StackLocation, level: int) -> tuple[object, ...]:
     return (location.frames, location.beside if level == 2 else (), location.why)
 
 
+def _in_order(locations: Sequence[StackLocation]) -> tuple[StackLocation, ...]:
+    """Put a minority that does not wait for others first."""
+    elsewhere = [location for location in locations if _waits(location) < _WAITING]
+    count = sum(len(location.ranks) for location in elsewhere)
+    if 2 * count > sum(len(location.ranks) for location in locations):
+        return tuple(locations)
+    return tuple(sorted(locations, key=lambda location: _waits(location) == _WAITING))
+
+
 def _has_odd_one(locations: Sequence[StackLocation]) -> bool:
     if len(locations) < 2:
         return False
-    first, second = locations[:2]
-    return len(first.ranks) < len(second.ranks) or (len(locations) == 2 and _waits(first) < _waits(second))
+    first, *others = locations
+    if _waits(first) < min(map(_waits, others)):
+        return 2 * len(first.ranks) <= sum(len(location.ranks) for location in locations)
+    return len(first.ranks) < len(others[0].ranks) and _waits(first) <= _waits(others[0])
 
 
 def _brief(location: StackLocation) -> StackLocation:
@@ -169,7 +192,9 @@ def _waits(location: StackLocation) -> int:
     """Return 0 for unknown stacks, 2 if the innermost frames wait for other workers, 1 otherwise."""
     if not location.frames:
         return 0
-    return 2 if any(_WAITS_FOR_OTHERS.search(frame) for frame in location.frames[:4]) else 1
+    if any(_WAITS_FOR_OWN.search(frame) for frame in location.frames[:8]):
+        return 1
+    return _WAITING if any(_WAITS_FOR_OTHERS.search(frame) for frame in location.frames[:4]) else 1
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """Suspected hangs: what the coordinator does when no node of a generation shows activity, as functions on its state.
 
-    every member quiet -> suspected, stacks requested -> all have replied, or the deadline passed -> reported
-                                          '-> activity: the suspicion ends
+    every member quiet -> suspected, stacks requested -> all have replied, or the deadline passed
+                       -> stacks requested again -> the same stacks: reported
+                          '-> other stacks, or activity: the suspicion ends
 
 Invariants (tests cite the numbers; H1 to H4 concern a single node and are in ``hang.py``):
 
 H5  A hang is suspected only if every member that runs workers has reported to be quiet, and no activity was reported
     for ``hang_after_s``. A member that has not reported is busy.
-H6  A suspicion ends with a report to every member, once all have replied or the deadline passed, or with activity. The
-    end of a hang is sent only after a report.
+H6  Stacks are requested twice. If no main thread has made another call in between, a report is sent to every member;
+    otherwise the suspicion ends, and the next one needs another ``hang_after_s``, but the sixth in a row is reported in
+    any case: a worker may retry forever. Activity ends a suspicion. The end of a hang is sent only after a report.
 H7  A report alone changes nothing. With ``--on-hang restart`` it ends the generation with the failure of the worker
     that stands out, charged like any other failure.
 H8  A suspicion ends with its generation.
@@ -21,7 +23,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import events, messages
-from tenax._core.hang_report import describe_location, format_ranks, make_report, merged, reason_of
+from tenax._core.hang_report import calls_of, describe_location, format_ranks, make_report, merged, reason_of
 from tenax._core.model import HANG, Evidence, Failure
 from tenax._core.run_state import HangWatch, RunDeadline, Send, Suspicion
 from tenax._core.text import format_duration, format_seconds, some_of
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from tenax._core.run_state import CoordinatorState, NodeRecord, Running
 
 _SIGTERM = 15
+_MAX_REFUTED = 5
+_CONFIRM_S = 5.0  # between the two requests for stacks, or a quarter of ``hang_after_s``
 _MAX_LOCATIONS = 3  # in a one-line description
 _WHAT_FOLLOWS = {
     "report": "no action is taken (--on-hang report)",
@@ -42,11 +46,15 @@ _WHAT_FOLLOWS = {
 def suspect(state: CoordinatorState, running: Running, now: float) -> list[Send]:
     """Request the stacks of all workers, if all members have been quiet for long enough (H5)."""
     watch, deadlines = running.watch, running.deadlines
-    if watch.suspicion is not None:
-        return []
+    earlier = None
+    if (hang := watch.suspicion) is not None:
+        if hang.awaited or hang.report is not None or RunDeadline.QUIET in deadlines:
+            return []
+        earlier = hang.locations
     at_work = _at_work(state)
     deadlines.pop(RunDeadline.QUIET, None)
     if not at_work or any(each not in watch.quiet or state.nodes[each].is_draining for each in at_work):
+        watch.suspicion = None
         return []
     sure_at = watch.moved_at + state.settings.hang_after_s
     if now < sure_at:  # they were quiet because they waited for a member that was active until recently
@@ -55,19 +63,19 @@ def suspect(state: CoordinatorState, running: Running, now: float) -> list[Send]
     since = max(watch.quiet[each].since for each in at_work)
     state.suspicions += 1
     why = some_of(list(dict.fromkeys(watch.quiet[each].why for each in at_work)))
-    watch.suspicion = Suspicion(state.suspicions, since, why, set(at_work))
+    watch.suspicion = Suspicion(state.suspicions, since, why, set(at_work), earlier=earlier)
     deadlines[RunDeadline.STACKS] = now + state.settings.stacks_timeout_s
     return [Send(tuple(at_work), events.StacksRequested(state.generation, state.suspicions, why))]
 
 
-def end_suspicion(state: CoordinatorState, running: Running, now: float) -> list[Send]:
-    """End the suspicion, if any, because of activity (H6)."""
+def end_suspicion(state: CoordinatorState, running: Running, why: str, now: float) -> list[Send]:
+    """End the suspicion, if any, because of the activity ``why`` (H6)."""
     hang = running.watch.suspicion
     running.watch = HangWatch(running.watch.quiet, now)
     running.deadlines = {}
     members = _present(state)
     was_reported = hang is not None and hang.report is not None
-    return [Send(tuple(members), events.HangOver(state.generation))] if was_reported and members else []
+    return [Send(tuple(members), events.HangOver(state.generation, why))] if was_reported and members else []
 
 
 def add_stacks(hang: Suspicion, record: NodeRecord, number: int, locations: tuple[messages.StackLocation, ...]) -> bool:
@@ -80,9 +88,22 @@ def add_stacks(hang: Suspicion, record: NodeRecord, number: int, locations: tupl
     return not hang.awaited
 
 
+def confirm(state: CoordinatorState, running: Running, hang: Suspicion, now: float) -> bool:
+    """All have replied, or the deadline passed: return whether to report, or else plan the next request (H6)."""
+    running.deadlines.pop(RunDeadline.STACKS, None)
+    if hang.earlier is None:
+        hang.awaited = set()
+        running.deadlines[RunDeadline.QUIET] = now + min(_CONFIRM_S, state.settings.hang_after_s / 4)
+        return False
+    if running.watch.refuted >= _MAX_REFUTED or calls_of(hang.earlier) == calls_of(hang.locations):
+        return True
+    running.watch = HangWatch(running.watch.quiet, now, refuted=running.watch.refuted + 1)
+    running.deadlines = {RunDeadline.QUIET: now + state.settings.hang_after_s}
+    return False
+
+
 def report_hang(state: CoordinatorState, hang: Suspicion, now: float) -> list[Send]:
     """Send every member the locations of all workers, the one that stands out first (H6)."""
-    state.deadlines.pop(RunDeadline.STACKS, None)
     missing = [location for each in sorted(hang.awaited) if (location := _missing_location(state, each)) is not None]
     hang.awaited = set()
     hang.report = make_report(

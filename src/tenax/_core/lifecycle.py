@@ -267,7 +267,7 @@ class Lifecycle:
             if len(last.done) == len(last.members):
                 self._succeeded(now)
             else:
-                self._on_movement(phase, now)
+                self._on_movement(phase, f"the workers of {record.label} succeeded", now)
 
     def _succeeded(self, now: float) -> None:
         count = self.state.last.world_size
@@ -323,17 +323,17 @@ class Lifecycle:
             phase.watch.quiet[node_id] = quiet
             self._suspect_if_all_are_quiet(now)
 
-    def _on_busy(self, node_id: str, now: float) -> None:
+    def _on_busy(self, node_id: str, why: str, now: float) -> None:
         phase = self.state.phase
         if isinstance(phase, Running | Recovering):
             was_quiet = phase.watch.quiet.pop(node_id, None) is not None
             if was_quiet and isinstance(phase, Running):
-                self._on_movement(phase, now)
+                self._on_movement(phase, why, now)
 
-    def _on_movement(self, running: Running, now: float) -> None:
+    def _on_movement(self, running: Running, why: str, now: float) -> None:
         from tenax._core.hang_suspicion import end_suspicion
 
-        self._outbox += end_suspicion(self.state, running, now)
+        self._outbox += end_suspicion(self.state, running, why, now)
         self._suspect_if_all_are_quiet(now)
 
     def _suspect_if_all_are_quiet(self, now: float) -> None:
@@ -349,14 +349,14 @@ class Lifecycle:
         from tenax._core.hang_suspicion import add_stacks
 
         if self.state.hang is not None and add_stacks(self.state.hang, record, number, locations):
-            self._report_hang(now)
+            self._on_stacks_complete(now)
 
-    def _report_hang(self, now: float) -> None:
-        from tenax._core.hang_suspicion import failure_by_hang, report_hang
+    def _on_stacks_complete(self, now: float) -> None:
+        from tenax._core.hang_suspicion import confirm, failure_by_hang, report_hang
 
         state = self.state
         hang = state.hang
-        if hang is None:
+        if hang is None or not isinstance(state.phase, Running) or not confirm(state, state.phase, hang, now):
             return
         self._outbox += report_hang(state, hang, now)
         if state.settings.on_hang == "restart":

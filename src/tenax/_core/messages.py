@@ -165,6 +165,7 @@ class NodeBusy(Message, frozen=True):
     """Workers of the node show activity again."""
 
     generation: Generation
+    why: Text = ""  # the activity
 
 
 class StacksTaken(Message, frozen=True):

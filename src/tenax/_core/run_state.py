@@ -15,7 +15,6 @@ The invariants C1 to C10 stand at the values that they concern. Tests cite the n
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
 import msgspec
 
@@ -157,7 +156,7 @@ class Send(msgspec.Struct, frozen=True):
     event: FromCoordinator
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True):
     """What follows one event."""
 
     sends: list[Send]
@@ -266,6 +265,7 @@ class Suspicion(msgspec.Struct):
     why: str
     awaited: set[str]  # members that have not sent the locations of their workers
     locations: tuple[messages.StackLocation, ...] = ()
+    earlier: tuple[messages.StackLocation, ...] | None = None  # those of the first request
     report: messages.HangReport | None = None  # once it was sent
 
 
@@ -275,6 +275,7 @@ class HangWatch(msgspec.Struct):
     quiet: dict[str, Quiet] = {}  # members without activity
     moved_at: float = 0.0  # when activity was last reported, or the generation was formed
     suspicion: Suspicion | None = None
+    refuted: int = 0  # suspicions in a row that ended because a stack had changed
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------
@@ -286,7 +287,7 @@ class RunDeadline(enum.Enum):
     PAUSE = "pause"  # the policy's pause ends
     RECOVER = "recover"  # members of an earlier coordinator's generation must have reconnected
     WAITING = "waiting"  # send ``Waiting`` again
-    QUIET = "quiet"  # no activity for long enough to suspect a hang
+    QUIET = "quiet"  # no activity for long enough to suspect a hang, or to request the stacks again
     STACKS = "stacks"  # members must have sent the locations of their workers
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import selectors
 import time
+from _heapq import heappop, heappush  # `heapq` itself is a slow import
 from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
-from heapq import heappop, heappush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

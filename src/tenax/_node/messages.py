@@ -6,7 +6,7 @@ lines, a replay shows all.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
@@ -24,7 +24,7 @@ _AGAIN = "; Ctrl-C again kills them now"
 _SHORT_RUN_S = 10.0
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True):
     text: str
     important: bool = True
 
@@ -59,8 +59,9 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
             return [Line(f"no stacks of {_rank(state, local_rank)}: {why}", important=is_late)]
         case events.QuietSeen(generation, _, why) if generation == state.generation:
             return [Line(f"no activity on this node: {why}", important=False)]
-        case events.MovementSeen(generation) if generation == state.generation:
-            return [Line("the workers of this node are active again", important=False)]
+        case events.MovementSeen(generation, local_rank, what) if generation == state.generation:
+            who = f"{_rank(state, local_rank)} " if local_rank >= 0 else ""
+            return [Line(f"the workers of this node are active again: {who}{what}", important=False)]
         case events.StacksRequested(generation, _, why) if generation == state.generation:
             return [Line(f"no activity on any node ({why}); requesting the stacks of all workers", important=False)]
         case events.SignalReceived(number):
@@ -96,7 +97,7 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
     worker = state.workers.get(local_rank)
     subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
     if worker is not None and worker.was_stopped:
-        from tenax._view.failure_kind import exit_summary
+        from tenax._view.text import exit_summary
 
         return Line(f"{subject} stopped ({exit_summary(exit_code)})", important=False)
     if fault:
@@ -130,8 +131,8 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             from tenax._core.hang_report import format_report
 
             return [Line(line) for line in format_report(report)]
-        case commands.ReportMovement(generation):
-            return [Line(f"generation {generation} is active again and continues")]
+        case commands.ReportMovement(generation, why):
+            return [Line(f"generation {generation} does not hang any more{f': {why}' if why else ''}")]
         case commands.EndWorker(_, local_rank, _, number, why):
             overdue = state.workers[local_rank].overdue
             was_shown = overdue is not None and why == overdue.reason  # when the scope expired
@@ -153,7 +154,7 @@ def _goodput(verdict: Verdict) -> list[Line]:
     goodput = verdict.goodput
     if goodput is None or (goodput.spent.total_s < _SHORT_RUN_S and verdict.restarts_used == 0):
         return []
-    from tenax._view.goodput_text import format_goodput
+    from tenax._view.text import format_goodput
 
     text = format_goodput(goodput)
     return [Line(text)] if text else []

@@ -47,12 +47,13 @@ the keeper reaps it.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+import _socket as socket
 import ctypes
 import errno
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -62,7 +63,7 @@ from tenax._processes.descendants import children, descendants, parent_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from tenax._processes.warm_pool import WarmPool
@@ -267,7 +268,7 @@ class Keeper:
         error_reader, error_writer = os.pipe()
         os.set_blocking(error_reader, False)
         # The keeper ignores signals that a worker must receive. Block them until the worker has restored its handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _set_signal_mask(_signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:
@@ -276,7 +277,7 @@ class Keeper:
             os.close(error_reader)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            _set_signal_mask(())
             os.close(error_writer)
         return pid, error_reader
 
@@ -515,7 +516,7 @@ class Keeper:
                 _limit_open_files(self._open_files)
             if spec["argv"]:
                 trying = os.fsdecode(spec["argv"][0])
-                signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                _set_signal_mask(())
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
         except OSError as error:
             text = os.strerror(error.errno) if error.errno else str(error)
@@ -572,6 +573,11 @@ def _limit_open_files(limits: tuple[int, int]) -> None:
 def _catchable() -> list[signal.Signals]:
     """Return the signals that a scheduler or user may send to every process of a job: the keeper ignores them."""
     return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+
+
+def _set_signal_mask(numbers: Iterable[int]) -> None:
+    """Block these signals and no others. (``signal`` would make 64 enum members of the result, for every worker.)"""
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, numbers)
 
 
 def _drain(descriptor: int) -> None:

@@ -210,6 +210,8 @@ class WarmPool:
                 self._is_ready = True
                 self._messages.append(("warm", seconds, names, left_out))
                 self._refill_at = time.monotonic()
+                if self._waiting_since is not None:  # the limit for a fork begins now: the imports had their own
+                    self._waiting_since = self._refill_at
             case ("refused", left_out):
                 self._messages.append(("cold", left_out))
                 self._close("")

@@ -5,8 +5,11 @@ A node is named after its host, with a number if several nodes run on one host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tenax._core import coordinator as run
 from tenax._core import messages
+from tenax._core.coordinator import AnyCoordinatorEvent, Send
 from tenax._core.events import (
     GenerationEnded,
     GenerationFormed,
@@ -21,13 +24,7 @@ from tenax._core.events import (
 )
 from tenax._core.model import assert_never
 from tenax._core.text import format_duration, format_seconds
-from tenax._view.failure_kind import exit_summary
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenax._core.coordinator import AnyCoordinatorEvent, Send
+from tenax._view.text import exit_summary
 
 _MAX_NAMES = 4
 
@@ -143,8 +140,8 @@ def _sent_message(send: Send) -> str:
 
             who = f"rank {report.locations[0].ranks[0]} " if report.locations else ""
             return f"generation {generation} hangs: {who}{reason_of(report)}"
-        case HangOver(generation):
-            return f"generation {generation} is active again"
+        case HangOver(generation, why):
+            return f"generation {generation} does not hang any more{f': {why}' if why else ''}"
         case Waiting(why):
             return why
         case _:
@@ -175,8 +172,8 @@ def _received_message(message: messages.FromNode) -> str:
             return f"succeeded in generation {generation}"
         case messages.NodeQuiet(generation, sent_at, since, why):
             return f"has no activity in generation {generation} for {format_duration(sent_at - since)} ({why})"
-        case messages.NodeBusy(generation):
-            return f"is active again in generation {generation}"
+        case messages.NodeBusy(generation, why):
+            return f"is active again in generation {generation}{f': {why}' if why else ''}"
         case messages.StacksTaken(generation, _, locations):
             count = sum(len(location.ranks) for location in locations)
             return f"sent the stacks of {'1 worker' if count == 1 else f'{count} workers'}"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.text import format_seconds, harmless
+from tenax._core.text import format_seconds
+from tenax._failures.exit_codes import FAILED, SUCCEEDED
+from tenax.cli.command import parse_arguments
+from tenax.cli.flags import UsageError, seconds
+from tenax.cli.run import print_page, print_stderr
+from tenax.control_plane._sockets import is_socket
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-USAGE = """\
+ASK_USAGE = """\
 usage: tenax ask [--timeout SECONDS] SOCKET_OR_FOLDER [HANDLER] [NAME=VALUE ...]
 
 Query a running worker, or all workers of this host whose sockets are in a folder. The job must have been started with
@@ -52,84 +58,59 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
 
 
-class WrongQuestion(Exception):
-    """The command line is invalid. The message is the reason."""
-
-
-def ask_command(argv: Sequence[str]) -> int:
+def ask(argv: Sequence[str]) -> int:
     """Execute ``tenax ask ARGV`` and return the exit code."""
-    from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
-    from tenax.cli.run import print_page, print_stderr
-
-    if {"-h", "--help"}.intersection(argv):
-        return print_page(USAGE)
-    try:
-        question = parse_question(argv)
-        paths = sockets_at(question.path)
-    except WrongQuestion as error:
-        print_stderr(f"tenax ask: {error}\ntry: tenax ask --help")
-        return WRONG_USAGE
-    answers = _ask_all(paths, question)
-    printed = print_page(_page(paths, answers, is_folder=os.path.isdir(question.path)))
+    question = parse_question(argv)
+    paths = sockets_at(question.path)
+    # In parallel, so that a worker that does not answer does not delay the others.
+    with ThreadPoolExecutor(min(len(paths), 64)) as pool:
+        answers = list(pool.map(lambda path: ask_worker(path, question), paths))
+    is_folder = os.path.isdir(question.path)
+    page = ""
+    for path, answer in zip(paths, answers, strict=True):
+        if answer.is_good:
+            title = f"== {os.path.basename(path)}\n" if is_folder else ""
+            page += title + answer.text.rstrip("\n") + "\n"
+    printed = print_page(page)
     for path, answer in zip(paths, answers, strict=True):
         if not answer.is_good:
-            print_stderr(f"tenax ask: {os.path.basename(path)}: {harmless(answer.text.strip())}")
+            print_stderr(f"tenax ask: {os.path.basename(path)}: {answer.text.strip()}")
     return printed or (SUCCEEDED if all(answer.is_good for answer in answers) else FAILED)
 
 
 def parse_question(argv: Sequence[str]) -> Question:
-    """Parse the command line. Raises ``WrongQuestion``."""
-    positional, timeout_s = [], _TIMEOUT_S
-    left = iter(argv)
-    for arg in left:
-        flag, equals, written = arg.partition("=")
-        if flag == "--timeout":
-            timeout_s = _seconds(flag, written if equals else next(left, ""))
-        elif arg.startswith("-"):
-            raise WrongQuestion(f"unknown flag {arg!r}")
-        else:
-            positional.append(arg)
-    if not positional:
-        raise WrongQuestion("no socket or folder given")
-    path, handler, *rest = [*positional, ""] if len(positional) == 1 else positional
+    """Parse the command line. Raises ``UsageError``."""
+    arguments = parse_arguments(argv, values=("--timeout",))
+    if not arguments.positional:
+        raise UsageError("no socket or folder given")
+    path, handler, *rest = [*arguments.positional, ""] if len(arguments.positional) == 1 else arguments.positional
     params = []
     for arg in rest:
         name, equals, value = arg.partition("=")
         if not (name and equals):
-            raise WrongQuestion(f"{arg!r} is not a parameter; write NAME=VALUE")
+            raise UsageError(f"{arg!r} is not a parameter; write NAME=VALUE")
         params.append((name, value))
     if "=" in handler:
-        raise WrongQuestion(f"{handler!r} is not a handler; write the handler's name before its parameters")
-    return Question(path, handler, tuple(params), timeout_s)
-
-
-def _seconds(flag: str, written: str) -> float:
-    try:
-        seconds = float(written)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise WrongQuestion(f"{flag} takes a number of seconds, more than 0, not {written!r}")
-    return seconds
+        raise UsageError(f"{handler!r} is not a handler; write the handler's name before its parameters")
+    timeout = arguments.values.get("--timeout")
+    return Question(path, handler, tuple(params), seconds(timeout, "--timeout") if timeout else _TIMEOUT_S)
 
 
 def sockets_at(path: str) -> list[str]:
-    """Return the socket at this path, or the sockets in this folder by rank. Raises ``WrongQuestion``."""
-    from tenax.control_plane._sockets import is_socket
-
+    """Return the socket at this path, or the sockets in this folder by rank. Raises ``UsageError``."""
     if not os.path.lexists(path):
-        raise WrongQuestion(f"{path!r} does not exist; check that the job is running on this host")
+        raise UsageError(f"{path!r} does not exist; check that the job is running on this host")
     if not os.path.isdir(path):
         if not is_socket(path):
-            raise WrongQuestion(f"{path!r} is neither a socket nor a folder")
+            raise UsageError(f"{path!r} is neither a socket nor a folder")
         return [path]
     try:
         names = os.listdir(path)
     except OSError as error:
-        raise WrongQuestion(f"could not read the folder {path!r}: {error.strerror}") from error
+        raise UsageError(f"could not read the folder {path!r}: {error.strerror}") from error
     sockets = [each for name in sorted(names, key=_sort_key) if is_socket(each := os.path.join(path, name))]
     if not sockets:
-        raise WrongQuestion(f"no worker sockets in {path!r}; the script must use tenax.control_plane.worker_main")
+        raise UsageError(f"no worker sockets in {path!r}; the script must use tenax.control_plane.worker_main")
     return sockets
 
 
@@ -139,20 +120,8 @@ def _sort_key(name: str) -> tuple[str, int, str]:
     return stem, int(name[len(stem) :] or 0), name
 
 
-def _ask_all(paths: list[str], question: Question) -> list[Answer]:
-    """Ask all workers in parallel, so that one that does not answer does not delay the others."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(len(paths), 64)) as pool:
-        return list(pool.map(lambda path: ask(path, question), paths))
-
-
-def ask(path: str, question: Question) -> Answer:
+def ask_worker(path: str, question: Question) -> Answer:
     """Ask one worker."""
-    import http.client
-    import socket
-    from urllib.parse import quote, urlencode
-
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(question.timeout_s)
@@ -194,12 +163,3 @@ def _listed(text: str) -> str:
         return "\n".join(msgspec.json.decode(text, type=list[str]))
     except DECODE_ERRORS:
         return text
-
-
-def _page(paths: list[str], answers: list[Answer], *, is_folder: bool) -> str:
-    parts = []
-    for path, answer in zip(paths, answers, strict=True):
-        if answer.is_good:
-            text = harmless(answer.text.rstrip("\n"))
-            parts.append(f"== {os.path.basename(path)}\n{text}\n" if is_folder else f"{text}\n")
-    return "".join(parts)

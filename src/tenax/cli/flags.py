@@ -151,7 +151,7 @@ FLAGS = (
     Flag("--dashboard", OBSERVING, "text", "", value="[PORT]", ours=True, alone="0", help=
          "Serve a live page of the whole run on the coordinator's node, at this PORT of the loopback address or at "
          "HOST:PORT; without a value: at any free port. The printed link contains a secret."),
-    Flag("--on-hang", OBSERVING, "text", "off", value="ACTION", choices=ON_HANG, ours=True, help=
+    Flag("--on-hang", OBSERVING, "text", "report", value="ACTION", choices=ON_HANG, ours=True, help=
          "What to do when no worker on any node makes progress: 'report' samples the stacks of all workers and "
          "reports where each is, 'restart' also restarts all workers, 'off' disables the detection."),
     Flag("--hang-after", OBSERVING, "number", 300.0, value="SECONDS", ours=True, help=
@@ -222,7 +222,7 @@ def convert(flag: Flag, text: str, source: str) -> Any:
     if flag.kind == "whole":
         return _whole(flag, text, source)
     if flag.kind == "number":
-        return _number(text, source)
+        return seconds(text, source)
     if flag.kind == "list":
         return split_list(text)
     return truth(text, source)
@@ -264,12 +264,14 @@ def _whole(flag: Flag, text: str, source: str) -> int:
 
 
 def _range(flag: Flag) -> str:
+    number = "a whole number of seconds" if flag.value == "SECONDS" else "a whole number"
     if flag.most is not None:
-        return f"a whole number from {flag.least} to {flag.most}"
-    return f"a whole number, at least {flag.least}" if flag.least is not None else "a whole number"
+        return f"{number} from {flag.least} to {flag.most}"
+    return f"{number}, at least {flag.least}" if flag.least is not None else number
 
 
-def _number(text: str, source: str) -> float:
+def seconds(text: str, source: str) -> float:
+    """Parse a number of seconds. ``source``: the flag, for messages."""
     expected = f"{source} takes a number of seconds, more than 0, not {text!r}"
     try:
         value = float(text)

@@ -8,72 +8,49 @@ On this host every agent has a control socket (``_node/control_socket.py``) and 
 no secret is needed and any node of the run will do. At an endpoint the settings are those of ``tenax run``, parsed by
 the same code.
 
-Usage::
-
-    arguments = parse_arguments(argv, switches=("--json",), values=("--why",))  # raises UsageError
-    with find_job(job_selector(arguments, run_id)) as job:  # raises UsageError, NoSuchJob
+    arguments = parse_job_arguments(argv, switches=("--json",), values=("--why",))  # raises UsageError
+    with find_job(job_selector(arguments)) as job:  # raises UsageError, NoSuchJob
         answer = job.ask(StatusRequest(), RunStatus)  # raises Declined, ConnectionLost
-
-``run_operator_command`` turns these exceptions into a message and an exit code.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.text import concealed_repr, format_seconds, harmless
+from tenax._core.requests import AgentRequest, AnyRequest, StatusRequest
+from tenax._core.text import concealed_repr, format_seconds, some_of
 from tenax._engines.tcp.operator import (
     AccessDenied,
     ConnectionLost,
-    Declined,
+    OperatorConnection,
     OperatorError,
     Unreachable,
     connect_to_agent,
     connect_to_coordinator,
 )
-from tenax.cli.flags import UsageError, closest_flag
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tenax._core.requests import AnyRequest
-    from tenax._engines.tcp.operator import OperatorConnection
-    from tenax._io.endpoint import Address
-    from tenax.cli.ended_run import EndedRun
-
-__all__ = [
-    "SELECTOR_HELP",
-    "Arguments",
-    "ConnectionLost",
-    "Declined",
-    "Job",
-    "JobSelector",
-    "LocalAgent",
-    "NoSuchJob",
-    "NotResponding",
-    "UsageError",
-    "find_job",
-    "job_selector",
-    "local_agents",
-    "parse_arguments",
-    "run_operator_command",
-]
+from tenax._io.endpoint import Address, Endpoint
+from tenax._node.control_socket import RunNote, note_for, socket_paths
+from tenax._node.job import rendezvous_parameters
+from tenax.cli.arguments import parse
+from tenax.cli.command import Arguments, NoSuchJob, parse_arguments
+from tenax.cli.ended_run import EndedRun, ended_run
+from tenax.cli.flags import UsageError
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
+from tenax.cli.run import print_stderr
 
 A = TypeVar("A")
 TIMEOUT_S = 10.0  # for an answer that does not wait for anything
 _AGENT_TIMEOUT_S = 3.0  # for an agent on this host, which may be stopped
-_SELECTOR_FLAGS = {
-    "--endpoint": "endpoint",
-    "--rdzv-endpoint": "endpoint",
-    "--rdzv-backend": "backend",
-    "--rdzv-conf": "conf",
-}
-_MAX_NAMED = 8  # runs or folders in one message
+_SELECTOR_FLAGS = ("--endpoint", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf")
+_MAX_FOLDERS = 8  # in one message
 _MAX_SILENT = 3  # silent agents in one message
 _STOPPED, _TRACED = "T", "t"  # process states in /proc/PID/stat
 
@@ -85,10 +62,6 @@ without a node on this host, give its id, its endpoint and its secret as 'tenax 
   --rdzv-backend tcp|etcd          the backend (default: tcp; c10d and static are the same)
   --rdzv-conf token_file=FILE,...  the secret and the TLS files; the secret can also be in TENAX_RDZV_TOKEN
 """
-
-
-class NoSuchJob(Exception):
-    """There is no such run, or it does not answer. The message is for the user."""
 
 
 class NotResponding(NoSuchJob):
@@ -107,41 +80,22 @@ class JobSelector(msgspec.Struct, frozen=True):
         return concealed_repr(self)
 
 
-class Arguments(msgspec.Struct):
-    """A parsed command line."""
-
-    positional: list[str] = []
-    switches: set[str] = set()
-    values: dict[str, str] = {}
-
-
-class LocalAgent(msgspec.Struct, frozen=True):
+class LocalAgent(RunNote, frozen=True):
     """An agent of this user on this host: its own answer, and what was observed from outside."""
 
     run_id: str = ""
-    host: str = ""
     pid: int = 0
+    host: str = ""
     role: str = ""
-    entrypoint: str = ""
     phase: str = ""
     generation: int = 0
     workers: int = 0
     rank: int = -1
     is_coordinator: bool = False
-    coordinator: str = ""  # its address, for display; empty: in this agent, without an address
-    log_dir: str = ""
     journal: str = ""
-    # Not part of the answer.
+    # Not part of the answer, as ``since``: when its control socket was created.
     path: str = ""  # of its control socket
-    since: float = 0.0  # when its control socket was created
     trouble: str = ""  # why it did not answer; the other fields then come from its note on disk
-
-    @property
-    def which_run(self) -> tuple[str, str]:
-        """A key that all agents of one run share, and that differs between runs of the same id."""
-        from tenax._node.control_socket import which_run
-
-        return which_run(self.run_id, self.pid, self.coordinator)
 
     @property
     def silence(self) -> str:
@@ -153,73 +107,22 @@ class LocalAgent(msgspec.Struct, frozen=True):
 # --- command line -----------------------------------------------------------------------------------------------------
 
 
-def parse_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Arguments:
-    """Parse flags at any position. The flags that select a job are always accepted. Raises ``UsageError``."""
-    arguments = Arguments()
-    known_switches, known_values = set(switches), {*values, *_SELECTOR_FLAGS}
-    left = iter(argv)
-    for arg in left:
-        if arg == "--":
-            arguments.positional += left
-            break
-        flag, equals, written = arg.partition("=")
-        flag = flag.replace("_", "-")
-        if not arg.startswith("-") or arg == "-":
-            arguments.positional.append(arg)
-        elif flag in known_switches and not equals:
-            arguments.switches.add(flag)
-        elif flag in known_values:
-            value = written if equals else next(left, "")
-            if not value:
-                raise UsageError(f"{flag} needs a value")
-            arguments.values[_SELECTOR_FLAGS.get(flag, flag)] = value
-        elif flag in known_switches:
-            raise UsageError(f"{flag} takes no value")
-        else:
-            raise UsageError(_unknown_flag(arg, flag, {*known_switches, *known_values}))
-    return arguments
+def parse_job_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Arguments:
+    """Parse flags at any position, including those that select a job. Raises ``UsageError``."""
+    return parse_arguments(argv, switches=switches, values=(*values, *_SELECTOR_FLAGS))
 
 
-def _unknown_flag(arg: str, flag: str, known: set[str]) -> str:
-    close = closest_flag(flag, known)
-    return f"unknown flag {arg!r}" + (f"; did you mean {close!r}?" if close else "")
-
-
-def job_selector(arguments: Arguments, run_id: str = "") -> JobSelector:
+def job_selector(arguments: Arguments) -> JobSelector:
     """Return the job that the arguments select. Raises ``UsageError``."""
-    values = arguments.values
-    selector = JobSelector(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
+    if len(arguments.positional) > 1:
+        raise UsageError(f"expected one run, not {len(arguments.positional)}")
+    endpoint, endpoint_of_run, backend, conf = (arguments.values.get(flag, "") for flag in _SELECTOR_FLAGS)
+    selector = JobSelector("".join(arguments.positional), endpoint or endpoint_of_run, backend, conf)
     if not selector.endpoint and (selector.backend or selector.conf):
         raise UsageError("--rdzv-backend and --rdzv-conf need --endpoint HOST:PORT")
-    if selector.endpoint and not run_id:
+    if selector.endpoint and not selector.run_id:
         raise UsageError("--endpoint needs a run id (--rdzv-id of 'tenax run')")
     return selector
-
-
-def single_argument(arguments: Arguments, what: str) -> str:
-    """Return the only positional argument, or an empty string. Raises ``UsageError``."""
-    if len(arguments.positional) > 1:
-        raise UsageError(f"expected one {what}, not {len(arguments.positional)}")
-    return arguments.positional[0] if arguments.positional else ""
-
-
-def run_operator_command(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
-    """Run a command. Errors become a message and an exit code: 2 for wrong usage, 1 for everything else."""
-    from tenax._failures.exit_codes import FAILED, WRONG_USAGE
-    from tenax.cli.run import print_page, print_stderr
-
-    if {"-h", "--help"}.intersection(argv):
-        return print_page(usage)
-    try:
-        return command(argv)
-    except UsageError as error:
-        print_stderr(f"tenax {name}: {harmless(str(error))}\ntry: tenax {name} --help")
-        return WRONG_USAGE
-    except (NoSuchJob, Declined) as error:
-        print_stderr(f"tenax {name}: {harmless(str(error))}")
-    except OperatorError as error:
-        print_stderr(f"tenax {name}: the run does not respond: {harmless(str(error))}")
-    return FAILED
 
 
 # --- job --------------------------------------------------------------------------------------------------------------
@@ -231,21 +134,15 @@ class Job:
     def __init__(self, run_id: str, line: OperatorConnection, agent: LocalAgent | None = None) -> None:
         self.run_id = run_id
         self.agent = agent
-        self._line = line
+        self.line = line
 
     def ask(self, request: AnyRequest, kind: type[A], timeout_s: float = TIMEOUT_S) -> A:
         """Send a request and return the answer as this type. Raises ``Declined`` and ``ConnectionLost``."""
-        return _decode(self.ask_raw(request, timeout_s), kind)
-
-    def ask_raw(self, request: AnyRequest, timeout_s: float = TIMEOUT_S) -> msgspec.Raw:
-        """Send a request and return the answer as JSON. Raises ``Declined`` and ``ConnectionLost``."""
-        return self._line.ask(request, timeout_s)
+        return decode(self.line.ask(request, timeout_s), kind)
 
     def until_gone(self) -> None:
         """Wait until the process that answers exits: the agent, or the coordinator's. Raises ``ConnectionLost``."""
-        from tenax._core.requests import AgentRequest
-
-        self._line.until_closed(AgentRequest())
+        self.line.until_closed(AgentRequest())
 
     def __enter__(self) -> Job:
         return self
@@ -254,7 +151,7 @@ class Job:
         self.close()
 
     def close(self) -> None:
-        self._line.close()
+        self.line.close()
 
 
 def find_job(selector: JobSelector) -> Job:
@@ -274,8 +171,6 @@ def find_job(selector: JobSelector) -> Job:
 
 def _job_of(agents: list[LocalAgent]) -> Job:
     """Connect through the first agent that can reach the coordinator, starting with the coordinator's own."""
-    from tenax._core.requests import StatusRequest
-
     why = ""
     silent = [agent for agent in agents if agent.trouble]
     for agent in sorted(agents, key=lambda each: (not each.is_coordinator, each.pid)):
@@ -299,7 +194,8 @@ def _job_of(agents: list[LocalAgent]) -> Job:
     raise NotResponding(f"the run {agents[0].run_id!r} does not respond: {why}")
 
 
-def _decode(raw: msgspec.Raw, kind: type[A]) -> A:
+def decode(raw: msgspec.Raw, kind: type[A]) -> A:
+    """Return an answer as this type. Raises ``ConnectionLost``."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except DECODE_ERRORS as error:
@@ -314,9 +210,6 @@ def local_agents() -> list[LocalAgent]:
 
     Raises ``NoSuchJob`` if the folder of control sockets is not private to this user.
     """
-    from tenax._core.requests import AgentRequest
-    from tenax._node.control_socket import socket_paths
-
     lines: list[tuple[str, int, OperatorConnection | OperatorError]] = []
     try:
         paths = socket_paths()
@@ -349,7 +242,8 @@ def _agent(path: str, number: int, line: OperatorConnection | OperatorError) -> 
     is_late = isinstance(error.__cause__, TimeoutError)
     if not is_late and _is_abandoned(path):
         return None
-    agent = _from_note(path)
+    note = note_for(path)
+    agent = LocalAgent(**msgspec.structs.asdict(note)) if note is not None else LocalAgent()
     trouble = _why_stopped(pid) or (f"no answer within {format_seconds(_AGENT_TIMEOUT_S)}" if is_late else str(error))
     return msgspec.structs.replace(agent, path=path, since=since, trouble=trouble, pid=agent.pid or pid)
 
@@ -359,7 +253,7 @@ def _answer(number: int, line: OperatorConnection | OperatorError) -> tuple[Loca
     if isinstance(line, OperatorError):
         return LocalAgent(), line
     try:
-        return _decode(line.answer(number, _AGENT_TIMEOUT_S), LocalAgent), None
+        return decode(line.answer(number, _AGENT_TIMEOUT_S), LocalAgent), None
     except OperatorError as error:
         return LocalAgent(), error
     finally:
@@ -374,24 +268,8 @@ def _is_abandoned(path: str) -> bool:
         _remove(path)
         return True
     except OperatorError:
-        return False
+        pass  # it may be stopped
     return False
-
-
-def _from_note(path: str) -> LocalAgent:
-    """Return what the agent wrote to disk when it created its control socket."""
-    from tenax._node.control_socket import note_for
-
-    note = note_for(path)
-    if note is None:
-        return LocalAgent()
-    return LocalAgent(
-        run_id=note.run_id,
-        pid=note.pid,
-        entrypoint=note.entrypoint,
-        coordinator=note.coordinator,
-        log_dir=note.log_dir,
-    )
 
 
 def _why_stopped(pid: int) -> str:
@@ -408,15 +286,11 @@ def _why_stopped(pid: int) -> str:
 
 def _remove(path: str) -> None:
     """Remove the control socket of an agent that was killed."""
-    from contextlib import suppress
-
     with suppress(OSError):
         os.unlink(path)
 
 
 def _nothing_found(run_id: str, agents: list[LocalAgent]) -> str:
-    from tenax.cli.ended_run import ended_run
-
     elsewhere = "for a run on other hosts add --endpoint HOST:PORT"
     if not run_id:
         return f"you have no run on this host; {elsewhere} and its run id"
@@ -427,10 +301,8 @@ def _nothing_found(run_id: str, agents: list[LocalAgent]) -> str:
 
 
 def _where_it_is_recorded(ended: EndedRun) -> str:
-    import shlex
-
     if ended.folders:
-        return f"to see how it ended: tenax report {shlex.join(ended.folders[:_MAX_NAMED])}"
+        return f"to see how it ended: tenax report {shlex.join(ended.folders[:_MAX_FOLDERS])}"
     return f"its log folder {ended.noted[0]} was removed" if ended.noted else "it wrote no logs"
 
 
@@ -440,8 +312,7 @@ def _name(agent: LocalAgent) -> str:
 
 
 def _names(agents: list[LocalAgent]) -> str:
-    names = list(dict.fromkeys(map(_name, agents)))
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
+    return some_of(list(dict.fromkeys(map(_name, agents))))
 
 
 def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
@@ -458,11 +329,6 @@ def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
 
 
 def _job_at_endpoint(selector: JobSelector) -> Job:
-    from tenax._node.job import rendezvous_parameters
-    from tenax.cli.arguments import parse
-    from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
-    from tenax.cli.run import print_stderr
-
     backend = selector.backend or "tcp"
     if backend not in MANY_NODES_BACKENDS:
         raise UsageError(f"--rdzv-backend takes 'tcp' or 'etcd', not {backend!r}")
@@ -490,8 +356,6 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
         raise NoSuchJob(f"the coordinator of {selector.run_id!r} denied access: {error}") from error
     except Unreachable as error:
         raise NoSuchJob(f"the run {selector.run_id!r} cannot be reached: {error}") from error
-    from tenax._io.endpoint import Endpoint
-
     endpoint = Endpoint.parse(settings.endpoint)
     secret = settings.secret
     if settings.uses_user_secret:
@@ -510,8 +374,6 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
 
 
 def _addresses(host: str, port: int) -> list[Address]:
-    import socket
-
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

@@ -11,13 +11,14 @@ import os
 import msgspec
 
 from tenax._core.commands import StartWorkers
+from tenax._core.text import some_of
 from tenax._logs.query import Query, Source, following, last
 from tenax._logs.times import times_path
 from tenax._node.journal import JournalUnreadable, read_journal
 from tenax._node.log_queries import STREAMS, RankSet, shown
 from tenax._view.log_lines import LeftOut, LogLine
+from tenax.cli.command import NoSuchJob
 from tenax.cli.flags import UsageError
-from tenax.cli.job import NoSuchJob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from tenax.cli.logs import Choice, Page
 
 _JOURNAL = "journal.jsonl"
-_MAX_NAMED = 8
 
 
 class WorkerLog(msgspec.Struct, frozen=True):
@@ -115,9 +115,8 @@ def run_folders(folders: list[str]) -> list[str]:
         if not inside:
             raise UsageError(f"{folder!r} is not the log folder of a run: it has no {_JOURNAL}")
         if len({_read(os.path.join(each, _JOURNAL))[0] for each in inside}) > 1:
-            named = ", ".join(os.path.basename(each) for each in inside[:_MAX_NAMED])
-            more = f" and {len(inside) - _MAX_NAMED} more" if len(inside) > _MAX_NAMED else ""
-            raise UsageError(f"{folder!r} has several runs; select one: {named}{more}")
+            named = some_of([os.path.basename(each) for each in inside])
+            raise UsageError(f"{folder!r} has several runs; select one: {named}")
         found += inside
     return found
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tenax._core.text import harmless, one_line
+from tenax._core.text import one_line
+from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
+from tenax._view.log_lines import LeftOut, LogLine
+from tenax.cli.command import Arguments, NoSuchJob
+from tenax.cli.ended_run import ended_run
 from tenax.cli.flags import UsageError
+from tenax.cli.job import SELECTOR_HELP, find_job, job_selector, parse_job_arguments
+from tenax.cli.live_logs import follow, recent
+from tenax.cli.log_folders import lines_of
+from tenax.cli.run import allows_colour, print_page, print_stderr
+from tenax.cli.status import is_reader_gone, is_terminal
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tenax._view.log_lines import LeftOut, LogLine
-    from tenax.cli.job import Arguments
-
-USAGE = """\
+LOGS_USAGE = f"""\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
                   [--last N] [--since TIME] [--follow] [--times]
 
@@ -41,13 +45,11 @@ Show the output of workers on all nodes, merged by time, each line with the work
 Without log files a node keeps the last 64 KiB of each stream, and as much of earlier generations. With --redirects 3 or
 --tee 3 of 'tenax run' all lines are kept. Missing lines are reported.
 
+{SELECTOR_HELP}
+Exit code 0: lines were shown. 1: there were none, or the run does not respond. 2: wrong usage.
 """
 
 _MAX_TIME = 1e11  # seconds since the epoch that a calendar can show
-_EXIT_CODES = """\
-
-Exit code 0: lines were shown. 1: there were none, or the run does not respond. 2: wrong usage.
-"""
 _DEFAULT_LAST = 100
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -65,17 +67,9 @@ class Choice(msgspec.Struct, frozen=True):
     since: float = 0.0  # seconds since the epoch
 
 
-def logs_command(argv: Sequence[str]) -> int:
+def logs(argv: Sequence[str]) -> int:
     """Execute ``tenax logs ARGV`` and return the exit code."""
-    from tenax.cli.job import SELECTOR_HELP, run_operator_command
-
-    return run_operator_command("logs", argv, USAGE + SELECTOR_HELP + _EXIT_CODES, _logs)
-
-
-def _logs(argv: Sequence[str]) -> int:
-    from tenax.cli.job import NoSuchJob, find_job, job_selector, parse_arguments, single_argument
-
-    arguments = parse_arguments(
+    arguments = parse_job_arguments(
         argv,
         switches=("--follow", "-f", "--times"),
         values=("--rank", "--generation", "--stream", "--grep", "--last", "-n", "--since"),
@@ -83,15 +77,16 @@ def _logs(argv: Sequence[str]) -> int:
     choice = choice_of(arguments)
     follows = bool(arguments.switches & {"--follow", "-f"})
     page = Page(has_times="--times" in arguments.switches, begins_with_divider=choice.generation < 0)
-    folders = [arg for arg in arguments.positional if is_folder(arg)] if "endpoint" not in arguments.values else []
+    is_here = "--endpoint" not in arguments.values and "--rdzv-endpoint" not in arguments.values
+    folders = [arg for arg in arguments.positional if is_here and is_folder(arg)]
     missing = [arg for arg in arguments.positional if arg not in folders and os.sep in arg]
-    if missing and len(arguments.positional) > 1 and "endpoint" not in arguments.values:
+    if missing and len(arguments.positional) > 1 and is_here:
         raise UsageError(f"no folder {missing[0]!r}")
     if folders:
         if len(folders) < len(arguments.positional):
             raise UsageError("give either folders or a run id, not both")
         return _from_folders(folders, choice, page, follows)
-    selector = job_selector(arguments, single_argument(arguments, "run"))
+    selector = job_selector(arguments)
     try:
         job = find_job(selector)
     except NoSuchJob as error:
@@ -105,8 +100,6 @@ def _logs(argv: Sequence[str]) -> int:
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
         page.note(f"the run {selector.run_id!r} has ended; reading {where}")
         return _from_folders(folders, choice, page, follows=False)
-    from tenax.cli.live_logs import follow, recent
-
     with job:
         try:
             (follow if follows else recent)(job, choice, page)
@@ -117,8 +110,6 @@ def _logs(argv: Sequence[str]) -> int:
 
 
 def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool) -> int:
-    from tenax.cli.log_folders import lines_of
-
     if follows:
         raise UsageError("--follow needs a run that is running, not a folder")
     lines_of(folders, choice, page)
@@ -135,8 +126,6 @@ def is_folder(arg: str) -> bool:
 
 def _folders_of_ended_run(run_id: str) -> list[str]:
     """Return the log folders of an ended run on this host."""
-    from tenax.cli.ended_run import ended_run
-
     if not run_id:
         return []
     try:
@@ -151,8 +140,6 @@ def _folders_of_ended_run(run_id: str) -> list[str]:
 
 def choice_of(arguments: Arguments) -> Choice:
     """Convert the arguments to a choice. Raises ``UsageError``."""
-    from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
-
     values = arguments.values
     ranks, stream = values.get("--rank", ""), values.get("--stream", "")
     try:
@@ -183,8 +170,6 @@ def _number(flag: str, written: str) -> int:
 
 
 def _since(written: str) -> float:
-    import time
-
     number, unit = (written[:-1], written[-1]) if written[-1:] in _UNITS else (written, "s")
     try:
         seconds = float(number) * _UNITS[unit]
@@ -202,8 +187,6 @@ class Page:
     """Prints lines, and notes about missing ones."""
 
     def __init__(self, *, has_times: bool = False, begins_with_divider: bool = False) -> None:
-        from tenax.cli.run import allows_colour
-
         self._has_times = has_times
         self._generation = 0 if begins_with_divider else -1
         self._has_colours = allows_colour(sys.stdout)
@@ -234,9 +217,6 @@ class Page:
 
     def _print(self, text: str) -> None:
         """Print text, and set ``is_closed`` if no more output is possible."""
-        from tenax.cli.run import print_page
-        from tenax.cli.status import is_reader_gone
-
         # Checked first, because print_page ignores a closed pipe.
         is_gone = is_reader_gone()
         self._is_failed = not is_gone and bool(print_page(text, is_styled=True))
@@ -245,22 +225,16 @@ class Page:
     def _time(self, at: float) -> str:
         if not self._has_times:
             return ""
-        import time
-
         if not 0 < at < _MAX_TIME:  # unknown, or an invalid time from a node
             return " " * 23 + " "
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d} "
 
     def note(self, message: str) -> None:
-        from tenax.cli.run import print_stderr
-
-        print_stderr(f"tenax logs: {harmless(message)}")
+        print_stderr(f"tenax logs: {message}")
 
     def end_line(self) -> None:
         """Start a new line on the terminal, after the ``^C`` that it shows for Ctrl-C."""
-        from tenax.cli.run import print_page, print_stderr
-
-        if sys.stdout is not None and sys.stdout.isatty():
+        if is_terminal():
             print_page("\n")
         elif sys.stderr is not None and sys.stderr.isatty():
             print_stderr("")

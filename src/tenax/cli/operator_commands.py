@@ -7,29 +7,21 @@ was started and do not wait for it to finish.
 from __future__ import annotations
 
 import os
+import pwd
+import select
 import sys
+from collections.abc import Callable, Sequence
 
+from tenax._core.requests import AnyRequest, DrainRequest, NodeRequest, RestartRequest, StatusRequest, StopRequest
 from tenax._core.text import harmless
-from tenax.cli.job import (
-    SELECTOR_HELP,
-    Job,
-    UsageError,
-    find_job,
-    job_selector,
-    parse_arguments,
-    run_operator_command,
-    single_argument,
-)
+from tenax._failures.exit_codes import FAILED
+from tenax._view.status import NodeStatus, RunStatus
+from tenax.cli.command import Arguments
+from tenax.cli.flags import UsageError
+from tenax.cli.job import SELECTOR_HELP, Job, find_job, job_selector, parse_job_arguments
+from tenax.cli.run import print_page, print_stderr
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tenax._core.requests import AnyRequest
-    from tenax._view.status import NodeStatus, RunStatus
-    from tenax.cli.job import Arguments
-
-    Plan = Callable[[RunStatus], str]
+Plan = Callable[[RunStatus], str]
 
 _COMMON = f"""\
   --yes       do not ask for confirmation
@@ -77,27 +69,11 @@ _MAX_WHY = 1000
 _BUSY = ("starting", "working", "stopping", "draining")  # states of a node whose workers run
 
 
-def stop_command(argv: Sequence[str]) -> int:
+def stop(argv: Sequence[str]) -> int:
     """Execute ``tenax stop ARGV`` and return the exit code."""
-    return run_operator_command("stop", argv, STOP_USAGE, _stop)
-
-
-def restart_command(argv: Sequence[str]) -> int:
-    """Execute ``tenax restart ARGV`` and return the exit code."""
-    return run_operator_command("restart", argv, RESTART_USAGE, _restart)
-
-
-def drain_command(argv: Sequence[str]) -> int:
-    """Execute ``tenax drain ARGV`` and return the exit code."""
-    return run_operator_command("drain", argv, DRAIN_USAGE, _drain)
-
-
-def _stop(argv: Sequence[str]) -> int:
-    from tenax._core.requests import StopRequest
-
-    arguments = parse_arguments(argv, switches=("--yes", "--wait"), values=("--why",))
+    arguments = parse_job_arguments(argv, switches=("--yes", "--wait"), values=("--why",))
     request = StopRequest(_why(arguments, "stopped"))
-    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
+    with find_job(job_selector(arguments)) as job:
 
         def plan(status: RunStatus) -> str:
             busy = [node for node in status.nodes if node.state in _BUSY]
@@ -118,12 +94,11 @@ def _stop(argv: Sequence[str]) -> int:
                 os.close(agent)
 
 
-def _restart(argv: Sequence[str]) -> int:
-    from tenax._core.requests import RestartRequest
-
-    arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
+def restart(argv: Sequence[str]) -> int:
+    """Execute ``tenax restart ARGV`` and return the exit code."""
+    arguments = parse_job_arguments(argv, switches=("--yes",), values=("--why",))
     request = RestartRequest(_why(arguments, "requested"))
-    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
+    with find_job(job_selector(arguments)) as job:
 
         def plan(status: RunStatus) -> str:
             size = _size([node for node in status.nodes if node.state != "spare"])
@@ -132,15 +107,14 @@ def _restart(argv: Sequence[str]) -> int:
         return _do(arguments, job, request, plan)
 
 
-def _drain(argv: Sequence[str]) -> int:
-    from tenax._core.requests import DrainRequest
-
-    arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
+def drain(argv: Sequence[str]) -> int:
+    """Execute ``tenax drain ARGV`` and return the exit code."""
+    arguments = parse_job_arguments(argv, switches=("--yes",), values=("--why",))
     if not arguments.positional:
         raise UsageError("no node given; add its name or rank, as shown by 'tenax status'")
     node = arguments.positional.pop(0)
     request = DrainRequest(node, _why(arguments, "requested"))
-    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
+    with find_job(job_selector(arguments)) as job:
         return _do(arguments, job, request, lambda status: _drain_plan(job, status, node))
 
 
@@ -172,18 +146,11 @@ def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
 
 def _ask_coordinator(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
     """Resolve a name at the coordinator, which has names that a status does not show. Raises ``Declined``."""
-    from tenax._core.requests import NodeRequest
-
     node_id = job.ask(NodeRequest(name), str)
     return next((node for node in status.nodes if node.node_id == node_id), None)
 
 
 def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
-    from tenax._core.requests import StatusRequest
-    from tenax._failures.exit_codes import FAILED
-    from tenax._view.status import RunStatus
-    from tenax.cli.run import print_page, print_stderr
-
     if "--yes" not in arguments.switches:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError("not a terminal, so the question cannot be asked; pass --yes")
@@ -191,8 +158,7 @@ def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
         if not _confirm(f"This {plan(status)}."):
             print_stderr("tenax: cancelled; nothing was changed")
             return FAILED
-    answer = job.ask(request, str)
-    return print_page(f"{harmless(answer)}\n")
+    return print_page(f"{job.ask(request, str)}\n")
 
 
 def _confirm(text: str) -> bool:
@@ -219,8 +185,6 @@ def _pidfd_of_agent(job: Job) -> int:
 
 def _wait(job: Job, agent: int) -> None:
     """Wait until the agent exits. Its control socket closes shortly before that, so wait for the pidfd too."""
-    import select
-
     job.until_gone()
     if agent >= 0:
         poll = select.poll()
@@ -246,9 +210,7 @@ def _why(arguments: Arguments, done: str) -> str:
 def _operator() -> str:
     """Return the user and host that sent the request."""
     try:
-        import pwd
-
         name = pwd.getpwuid(os.getuid()).pw_name
-    except (ImportError, KeyError):
+    except KeyError:
         name = f"user {os.getuid()}"
     return f"{name} on {os.uname().nodename}"

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import msgspec
 
-from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.text import format_duration, harmless
+from tenax._core.requests import StatusRequest
+from tenax._core.text import format_duration
 from tenax._engines.tcp.operator import OperatorError, connect_to_agent
+from tenax._view.status import RunStatus
+from tenax.cli.command import parse_arguments, print_json
 from tenax.cli.flags import UsageError
-from tenax.cli.job import LocalAgent, local_agents, parse_arguments, run_operator_command
+from tenax.cli.job import LocalAgent, decode, local_agents
+from tenax.cli.run import print_page, print_stderr
+from tenax.cli.status import is_terminal, terminal_size
+from tenax.cli.terminal_table import Column, plain, table
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._view.status import RunStatus
-
-USAGE = """\
+PS_USAGE = """\
 usage: tenax ps [--json]
 
 List the runs that have an agent of this user on this host, one per line: run id, script, phase, generation, nodes,
@@ -54,17 +54,10 @@ class LocalRun(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-def ps_command(argv: Sequence[str]) -> int:
+def ps(argv: Sequence[str]) -> int:
     """Execute ``tenax ps ARGV`` and return the exit code."""
-    return run_operator_command("ps", argv, USAGE, _ps)
-
-
-def _ps(argv: Sequence[str]) -> int:
-    from tenax.cli.run import print_page, print_stderr
-    from tenax.cli.status import print_json
-
     arguments = parse_arguments(argv, switches=("--json",))
-    if arguments.positional or arguments.values:
+    if arguments.positional:
         raise UsageError("no arguments expected; 'tenax status' shows one run")
     runs = local_runs()
     if "--json" in arguments.switches:
@@ -76,7 +69,7 @@ def _ps(argv: Sequence[str]) -> int:
     for run in runs:
         if run.trouble:
             text = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} does not respond: {run.trouble}"
-            print_stderr(f"tenax ps: {harmless(text)}")
+            print_stderr(f"tenax ps: {text}")
     return failed
 
 
@@ -98,7 +91,7 @@ def _run(agents: list[LocalAgent], now: float) -> LocalRun:
     return LocalRun(
         run_id=first.run_id,
         script=first.entrypoint,
-        phase=_phase(status) if status is not None else first.phase or _SILENT,
+        phase=("hangs" if status.hang else status.phase) if status is not None else first.phase or _SILENT,
         doing=status.doing if status is not None else "",
         generation=status.generation if status is not None else first.generation,
         nodes=len(slots),
@@ -118,9 +111,6 @@ def _coordinator(agent: LocalAgent) -> str:
 
 def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
     """Return the status from the first agent that has it, or None and the reason."""
-    from tenax._core.requests import StatusRequest
-    from tenax._view.status import RunStatus
-
     trouble = ""
     for agent in sorted(agents, key=lambda agent: (not agent.is_coordinator, agent.since)):
         try:
@@ -129,24 +119,15 @@ def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
             trouble = trouble or "its agent has just exited"
             continue
         try:
-            return msgspec.json.decode(line.ask(StatusRequest(), _STATUS_S), type=RunStatus), ""
-        except (OperatorError, *DECODE_ERRORS) as error:
+            return decode(line.ask(StatusRequest(), _STATUS_S), RunStatus), ""
+        except OperatorError as error:
             trouble = trouble or str(error)
         finally:
             line.close()
     return None, trouble
 
 
-def _phase(status: RunStatus) -> str:
-    return "hangs" if status.hang else status.phase
-
-
 def _table(runs: list[LocalRun]) -> list[str]:
-    import sys
-
-    from tenax.cli.status import terminal_size
-    from tenax.cli.terminal_table import Column, plain, table
-
     columns = (
         Column("RUN", 9, min_width=12),
         Column("SCRIPT", 6, min_width=10),
@@ -172,4 +153,4 @@ def _table(runs: list[LocalRun]) -> list[str]:
         )
         for run in runs
     ]
-    return table(columns, rows, terminal_size()[0] if sys.stdout is not None and sys.stdout.isatty() else None)
+    return table(columns, rows, terminal_size()[0] if is_terminal() else None)

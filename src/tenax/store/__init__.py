@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tenax.store._file import FileStore as FileStore
     from tenax.store._host import StoreHost as StoreHost
     from tenax.store._limits import Limits as Limits
-    from tenax.store._memory import MemoryStore as MemoryStore
+    from tenax.store._local import MemoryStore as MemoryStore
     from tenax.store._prefix import PrefixStore as PrefixStore
     from tenax.store._server import StoreServer as StoreServer
 
@@ -46,7 +46,7 @@ _HOMES = {
     "EtcdStore": "_etcd",
     "FileStore": "_file",
     "Limits": "_limits",
-    "MemoryStore": "_memory",
+    "MemoryStore": "_local",
     "PrefixStore": "_prefix",
     "StoreHost": "_host",
     "StoreServer": "_server",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from tenax._core.text import format_seconds
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +52,9 @@ class Store(ABC):
     def set(self, key: str, value: str | bytes) -> None:
         """Set the value of a key."""
 
-    @abstractmethod
     def get(self, key: str) -> bytes:
         """Return the value of a key; wait until the key exists."""
+        return self.multi_get([key])[0]
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
@@ -90,9 +92,9 @@ class Store(ABC):
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all of these keys have been set."""
 
-    @abstractmethod
     def num_keys(self) -> int:
         """Return the number of keys."""
+        return len(self.list_keys())
 
     @abstractmethod
     def list_keys(self) -> list[str]:
@@ -149,6 +151,26 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # --- for subclasses -----------------------------------------------------------------------------------------------
+
+    def _limit_s(self, timeout: Timeout | None) -> float:
+        return self._timeout_s if timeout is None else seconds(timeout)
+
+    def _keys_missing(self, keys: Sequence[str], limit_s: float) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"timed out after {format_seconds(limit_s)} waiting for {format_keys(keys)} in {self}."
+        )
+
+    def _item_missing(self, key: str) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"timed out after {format_seconds(self._timeout_s)} waiting for an item in the queue {key!r} of {self}."
+        )
+
+    def _callers_missing(self, key: str, world_size: int, limit_s: float) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"timed out after {format_seconds(limit_s)}: not all {world_size} reached the barrier {key!r} of {self}."
+        )
 
 
 def seconds(timeout: Timeout) -> float:

@@ -30,7 +30,6 @@ from tenax.store._api import (
     as_text,
     format_keys,
     pairs,
-    seconds,
 )
 from tenax.store._connection import Connection
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from tenax.store._api import Timeout
-    from tenax.store._own_server import OwnServer
+    from tenax.store._server_thread import OwnServer
 
     T = TypeVar("T")
 
@@ -78,7 +77,7 @@ class TCPStore(Store):
         self._server: OwnServer | None = None
         deadline = time.monotonic() + self._timeout_s
         if is_master:
-            from tenax.store._own_server import OwnServer
+            from tenax.store._server_thread import OwnServer
 
             self._server = OwnServer.start(host_name, port, world_size or 0, multi_tenant, master_listen_fd)
             if self._server is not None:
@@ -115,162 +114,126 @@ class TCPStore(Store):
     # --- values -------------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        request = bytes([wire.SET]) + _name(key) + wire.text(as_bytes(value))
-        self._change(request, f"set {key!r}")
+        self._change(bytes([wire.SET]) + _name(key) + _value(value), f"set {key!r}")
 
     def get(self, key: str) -> bytes:
         deadline = time.monotonic() + self._timeout_s
         self._wait([key], deadline, self._timeout_s)
-        return self._request(
-            bytes([wire.GET]) + _name(key), f"get {key!r}", lambda answer: answer.receive_text(deadline), deadline
-        )
+        request = bytes([wire.GET]) + _name(key)
+        return self._request(request, f"get {key!r}", Connection.receive_text, deadline=deadline)
 
     def add(self, key: str, amount: int) -> int:
         request = bytes([wire.ADD]) + _name(key) + wire.I64.pack(as_amount(amount))
-        return self._request_number(request, f"add to {key!r}", is_read=False)
+        return self._request(request, f"add to {key!r}", Connection.receive_number, is_read=False)
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
-        request = (
-            bytes([wire.COMPARE_SET])
-            + _name(key)
-            + wire.text(as_bytes(expected_value))
-            + wire.text(as_bytes(desired_value))
-        )
-        return self._request(
-            request, f"compare and set {key!r}", lambda answer: answer.receive_text(deadline), deadline, is_read=False
-        )
+        request = bytes([wire.COMPARE_SET]) + _name(key) + _value(expected_value) + _value(desired_value)
+        return self._request(request, f"compare and set {key!r}", Connection.receive_text, is_read=False)
 
     def append(self, key: str, value: str | bytes) -> None:
-        request = bytes([wire.APPEND]) + _name(key) + wire.text(as_bytes(value))
-        self._change(request, f"append to {key!r}")
+        self._change(bytes([wire.APPEND]) + _name(key) + _value(value), f"append to {key!r}")
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._request_number(bytes([wire.DELETE_KEY]) + _name(key), f"delete {key!r}", is_read=False))
+        request = bytes([wire.DELETE_KEY]) + _name(key)
+        return bool(self._request(request, f"delete {key!r}", Connection.receive_number, is_read=False))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
         self._wait(keys, deadline, self._timeout_s)
-        return self._request(
-            bytes([wire.MULTI_GET]) + _names(keys),
-            f"get {format_keys(keys)}",
-            lambda answer: [answer.receive_text(deadline) for _ in keys],
-            deadline,
-        )
+
+        def receive(answer: Connection) -> list[bytes]:
+            return [answer.receive_text() for _ in keys]
+
+        request = bytes([wire.MULTI_GET]) + _names(keys)
+        return self._request(request, f"get {format_keys(keys)}", receive, deadline=deadline)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        fields = [_name(key) + wire.text(as_bytes(value)) for key, value in pairs(keys, values)]
+        fields = [_name(key) + _value(value) for key, value in pairs(keys, values)]
         request = bytes([wire.MULTI_SET]) + wire.I64.pack(len(fields)) + b"".join(fields)
         self._change(request, f"set {format_keys(keys)}")
 
     def check(self, keys: Sequence[str]) -> bool:
-        deadline = time.monotonic() + self._timeout_s
         request = bytes([wire.CHECK]) + _names(keys)
-        answer = self._request(
-            request, f"check {format_keys(keys)}", lambda answer: answer.receive(1, deadline), deadline
-        )
-        return answer == wire.READY
+        return self._request(request, f"check {format_keys(keys)}", Connection.receive_byte) == wire.READY
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
         self._wait(keys, time.monotonic() + limit_s, limit_s)
 
     def num_keys(self) -> int:
-        return self._request_number(bytes([wire.GETNUMKEYS]), "count the keys")
+        return self._request(bytes([wire.GETNUMKEYS]), "count the keys", Connection.receive_number)
 
     def list_keys(self) -> list[str]:
-        deadline = time.monotonic() + self._timeout_s
-
-        def receive(answer: Connection) -> list[bytes]:
-            count = answer.receive_number(deadline)
-            if not 0 <= count <= _MAX_LISTED:
-                raise StoreConnectionError(f"the server announced {count} keys")
-            return [answer.receive_text(deadline) for _ in range(count)]
-
-        names = self._request(bytes([wire.LIST_KEYS]), "list the keys", receive, deadline)
+        names = self._request(bytes([wire.LIST_KEYS]), "list the keys", _receive_list)
         return [as_text(name[len(wire.KEY_PREFIX) :]) for name in names if name.startswith(wire.KEY_PREFIX)]
 
     # --- queues -------------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        request = bytes([wire.QUEUE_PUSH]) + _name(key) + wire.text(as_bytes(value))
-        self._change(request, f"push into the queue {key!r}")
+        self._change(bytes([wire.QUEUE_PUSH]) + _name(key) + _value(value), f"push into the queue {key!r}")
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = time.monotonic() + self._timeout_s
         request = bytes([wire.QUEUE_POP]) + _name(key)
 
         def receive(answer: Connection) -> bytes | None:
-            return answer.receive_text(deadline) if answer.receive_number(deadline) else None
+            return answer.receive_text() if answer.receive_number() else None
 
         while True:
             if block:
                 self._wait([key], deadline, self._timeout_s)
-            value = self._request(request, f"pop from the queue {key!r}", receive, deadline, is_read=False)
+            what = f"pop from the queue {key!r}"
+            value = self._request(request, what, receive, is_read=False, deadline=deadline)
             if value is not None:
                 return value
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} is empty.")
 
     def queue_len(self, key: str) -> int:
-        return self._request_number(bytes([wire.QUEUE_LEN]) + _name(key), f"get the length of the queue {key!r}")
+        request = bytes([wire.QUEUE_LEN]) + _name(key)
+        return self._request(request, f"get the length of the queue {key!r}", Connection.receive_number)
 
     # --- barriers -----------------------------------------------------------------------------------------------------
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
-        deadline = time.monotonic() + limit_s
-        request = bytes([wire.BARRIER]) + _name(key) + wire.I64.pack(world_size)
-        timeout_message = (
-            f"timed out after {format_seconds(limit_s)}: not all {world_size} reached the barrier {key!r} of {self}."
-        )
         self._request(
-            request,
+            bytes([wire.BARRIER]) + _name(key) + wire.I64.pack(world_size),
             f"wait at {key!r}",
-            lambda answer: answer.receive(1, deadline),
-            deadline,
+            Connection.receive_byte,
             is_read=False,
-            timeout_message=timeout_message,
+            deadline=time.monotonic() + limit_s,
+            timed_out=self._callers_missing(key, world_size, limit_s),
         )
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _limit_s(self, timeout: Timeout | None) -> float:
-        return self._timeout_s if timeout is None else seconds(timeout)
-
     def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
-        timeout_message = f"timed out after {format_seconds(limit_s)} waiting for {format_keys(keys)} in {self}."
         self._request(
             bytes([wire.WAIT]) + _names(keys),
             f"wait for {format_keys(keys)}",
-            lambda answer: answer.receive(1, deadline),
-            deadline,
-            timeout_message=timeout_message,
+            Connection.receive_byte,
+            deadline=deadline,
+            timed_out=self._keys_missing(keys, limit_s),
         )
 
     def _change(self, request: bytes, what: str) -> None:
         """Send a request without an answer, and a ping, whose answer shows that the request was executed."""
-        deadline = time.monotonic() + self._timeout_s
-        self._request(
-            request + _PING + b"done", what, lambda answer: answer.receive(4, deadline), deadline, is_read=False
-        )
-
-    def _request_number(self, request: bytes, what: str, *, is_read: bool = True) -> int:
-        deadline = time.monotonic() + self._timeout_s
-        return self._request(request, what, lambda answer: answer.receive_number(deadline), deadline, is_read=is_read)
+        self._request(request + _PING + b"done", what, lambda answer: answer.receive(4), is_read=False)
 
     def _request(
         self,
         request: bytes,
         what: str,
         receive: Callable[[Connection], T],
-        deadline: float,
         *,
         is_read: bool = True,
-        timeout_message: str = "",
+        deadline: float | None = None,
+        timed_out: StoreTimeoutError | None = None,
     ) -> T:
-        """Send a request and return its answer."""
-        timeout_message = timeout_message or f"{self}: could not {what}: no answer in time."
+        """Send a request and return its answer. ``timed_out`` is the error to raise at the deadline."""
+        if deadline is None:
+            deadline = time.monotonic() + self._timeout_s
         self._detach_after_fork()
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise StoreTimeoutError(f"timed out: another thread uses {self}; clone the store for each thread.")
@@ -283,7 +246,7 @@ class TCPStore(Store):
                     raise
                 return self._request_once(request, receive, deadline)
         except StoreTimeoutError as error:
-            raise StoreTimeoutError(timeout_message) from error
+            raise timed_out or StoreTimeoutError(f"{self}: could not {what}: no answer in time.") from error
         except StoreConnectionError as error:
             raise StoreConnectionError(f"{self}: could not {what}: {error}.") from error
         finally:
@@ -295,7 +258,8 @@ class TCPStore(Store):
         try:
             if self._connection is None:
                 self._connection = Connection.open(self.host, self.port, deadline, retries=False)
-            self._connection.send(request, deadline)
+            self._connection.deadline = deadline
+            self._connection.send(request)
             return receive(self._connection)
         except BaseException:  # even KeyboardInterrupt: a late answer would be taken for the next request's
             self._drop()
@@ -327,13 +291,22 @@ class TCPStore(Store):
 
     def _register_worker(self, world_size: int, deadline: float) -> None:
         request = bytes([wire.ADD]) + wire.text(wire.WORKER_COUNT_KEY) + wire.I64.pack(1)
-        self._request(
-            request, "register this worker", lambda answer: answer.receive_number(deadline), deadline, is_read=False
-        )
+        self._request(request, "register this worker", Connection.receive_number, is_read=False, deadline=deadline)
         if self._server is not None and world_size and not self._server.wait_for_workers(deadline):
             raise StoreTimeoutError(
                 f"not all {world_size} workers connected to {self} within {format_seconds(self._timeout_s)}."
             )
+
+
+def _receive_list(answer: Connection) -> list[bytes]:
+    count = answer.receive_number()
+    if not 0 <= count <= _MAX_LISTED:
+        raise StoreConnectionError(f"the server announced {count} keys")
+    return [answer.receive_text() for _ in range(count)]
+
+
+def _value(value: str | bytes) -> bytes:
+    return wire.text(as_bytes(value))
 
 
 def _name(key: str) -> bytes:

@@ -10,16 +10,18 @@ import errno
 import os
 import select
 import socket
-import threading
 import time
 from contextlib import suppress
 
+from tenax._io.endpoint import Endpoint, Lookup
 from tenax.store import _wire as wire
 from tenax.store._api import StoreConnectionError, StoreError, StoreTimeoutError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from tenax._io.endpoint import Address
 
 _READ_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 1 << 30  # for one value, whatever the server announces
@@ -32,9 +34,13 @@ class NotAStore(StoreConnectionError):
 
 
 class Connection:
-    """A connection to a store server. Not thread-safe. The owner adds the context to its errors."""
+    """A connection to a store server. Not thread-safe. The owner adds the context to its errors.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Every operation ends at the ``deadline``, which the owner sets before each request.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.deadline = deadline
         self._sock = sock
         self._received = bytearray()
         self._poll = select.poll()
@@ -60,35 +66,35 @@ class Connection:
 
     @classmethod
     def _open_once(cls, host: str, port: int, deadline: float) -> Connection:
-        connection = cls(_connect(host, port, deadline))
+        connection = cls(_connect(host, port, deadline), deadline)
         try:
-            connection._handshake(deadline)
+            connection._handshake()
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _handshake(self, deadline: float) -> None:
+    def _handshake(self) -> None:
         nonce = wire.U32.pack(os.getpid())
-        self.send(wire.GREETING + bytes([wire.PING]) + nonce, deadline)
-        if self.receive(len(nonce), deadline) != nonce:
+        self.send(wire.GREETING + bytes([wire.PING]) + nonce)
+        if self.receive(len(nonce)) != nonce:
             raise NotAStore("the process listening there is not a store server")
 
-    def send(self, data: bytes, deadline: float) -> None:
+    def send(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             try:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
+                self._wait(select.POLLOUT)
             except OSError as error:
                 raise _lost(error) from error
 
-    def receive(self, size: int, deadline: float) -> bytes:
+    def receive(self, size: int) -> bytes:
         """Return the next ``size`` bytes of the answer."""
         received = self._received
         while len(received) < size:
-            self._wait(select.POLLIN, deadline)
+            self._wait(select.POLLIN)
             try:
                 data = self._sock.recv(max(_READ_BYTES, size - len(received)))
             except BlockingIOError:
@@ -102,15 +108,18 @@ class Connection:
         del received[:size]
         return answer
 
-    def receive_number(self, deadline: float) -> int:
-        number: int = wire.I64.unpack(self.receive(8, deadline))[0]
+    def receive_byte(self) -> bytes:
+        return self.receive(1)
+
+    def receive_number(self) -> int:
+        number: int = wire.I64.unpack(self.receive(8))[0]
         return number
 
-    def receive_text(self, deadline: float) -> bytes:
-        size = self.receive_number(deadline)
+    def receive_text(self) -> bytes:
+        size = self.receive_number()
         if not 0 <= size <= _MAX_ANSWER_BYTES:
             raise StoreConnectionError(f"the server announced a value of {size} bytes")
-        return self.receive(size, deadline)
+        return self.receive(size)
 
     def interrupt(self) -> None:
         """Shut the connection down for the server and for all threads that wait on it."""
@@ -128,8 +137,8 @@ class Connection:
 
     __del__ = release
 
-    def _wait(self, events: int, deadline: float) -> None:
-        left_s = deadline - time.monotonic()
+    def _wait(self, events: int) -> None:
+        left_s = self.deadline - time.monotonic()
         if left_s > 0:
             if events != select.POLLIN:
                 self._poll.modify(self._sock.fileno(), events)
@@ -178,32 +187,25 @@ def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socke
     return sock
 
 
-def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, tuple[Any, ...]]]:
+def _resolve(host: str, port: int, deadline: float) -> list[Address]:
     """Return the addresses of a host. A name is resolved in a thread, because the resolver has no timeout."""
+    from tenax._io.loop import Loop
+
+    answers: list[list[Address] | str] = []
+    loop = Loop()
+    lookup = Lookup(loop, Endpoint(host, port), answers.append, answers.append)
     try:
-        return _addresses(host, port, socket.AI_NUMERICHOST)
-    except socket.gaierror:  # not numeric
-        found: list[list[tuple[int, tuple[Any, ...]]] | OSError] = []
-
-    def resolve() -> None:
-        try:
-            found.append(_addresses(host, port, 0))
-        except OSError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=resolve, name="tenax-resolver", daemon=True)
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if not found:
+        lookup.start()
+        loop.next_event(lambda: 0.0 if answers else deadline)
+    finally:
+        lookup.close()
+        loop.close()
+    if not answers:
         raise StoreTimeoutError("the host name was not resolved in time")
-    if isinstance(found[0], OSError):
-        raise found[0]
-    return found[0]
-
-
-def _addresses(host: str, port: int, flags: int) -> list[tuple[int, tuple[Any, ...]]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    return [(family, address) for family, _, _, _, address in found]
+    (answer,) = answers
+    if isinstance(answer, str):
+        raise StoreConnectionError(answer)
+    return answer
 
 
 def _lost(error: OSError) -> StoreConnectionError:

@@ -1,6 +1,6 @@
 """EtcdStore: a store in etcd, which outlives every process that uses it.
 
-``_etcd_keys`` describes the layout. Guarantees:
+``_etcd_values`` describes the layout. Guarantees:
 
 1. Every change takes effect exactly once, and the changes of one handle in order, even if an answer was lost and the
    client retried (``_etcd_writer`` explains how). So counters are exact with any number of concurrent clients.
@@ -23,7 +23,6 @@ import time
 from binascii import hexlify
 from functools import partial
 
-from tenax._core.text import format_seconds
 from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
 from tenax._io.etcd.operations import Compare, Delete, Put, Range, Transaction
 from tenax.store._api import (
@@ -32,15 +31,12 @@ from tenax.store._api import (
     Store,
     StoreConnectionError,
     StoreError,
-    StoreTimeoutError,
     as_amount,
     as_bytes,
     format_keys,
     pairs,
-    seconds,
 )
-from tenax.store._etcd_keys import EtcdKeys
-from tenax.store._etcd_values import PART_BYTES, EtcdValues
+from tenax.store._etcd_values import PART_BYTES, EtcdKeys, EtcdValues
 from tenax.store._etcd_writer import EtcdWriter, Step
 from tenax.store._table import NotANumber, Table, as_number
 
@@ -111,89 +107,71 @@ class EtcdStore(Store):
     # --- values -------------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        name, data = self._keys.value(key), as_bytes(value)
-        with self._values(f"set {key!r}") as values:
-            stored = values.stage(data)
-
-            def put(found: RangeAnswer | None) -> Step[None]:
-                if found is None:  # most keys are set once: assume that it is new, which saves a read
-                    return Step(None, (Put(name, stored),), (Compare(name, "create", 0),))
-                return Step(None, (Put(name, stored), *_part_deletes(values, found)))
-
-            self._writer.change(values.call, Range(name), put)
-            values.keep(stored)
-
-    def get(self, key: str) -> bytes:
-        return self.multi_get([key])[0]
+        data = as_bytes(value)
+        self._update(key, f"set {key!r}", lambda _: (None, data), loads=False)
 
     def add(self, key: str, num: int) -> int:
         """Add to the counter of a key, which starts at 0, and return the sum. Exact with concurrent clients."""
-        name, amount = self._keys.value(key), as_amount(num)
+        amount = as_amount(num)
 
-        def count(found: RangeAnswer | None) -> Step[int]:
-            """Without an answer yet, assume that the key is new, which saves a read."""
+        def count(old: bytes | None) -> tuple[int, bytes]:
             table = Table()
-            if found is not None and found.kvs:
-                table.put(b"", found.kvs[0].value)
-            total = table.add(b"", amount)
-            mod_revision = found.kvs[0].mod_revision if found is not None and found.kvs else 0
-            return Step(total, (Put(name, b"%d" % total),), (Compare(name, "mod", mod_revision),))
+            if old is not None:
+                table.put(b"", old)
+            total = table.sum(b"", amount)
+            return total, b"%d" % total
 
         try:
-            return self._writer.change(self._caller(f"add to {key!r}"), Range(name), count)
+            return self._update(key, f"add to {key!r}", count)
         except NotANumber as error:
             raise StoreError(f"cannot add to the key {key!r}: {error}.") from error
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        name, expected, desired = self._keys.value(key), as_bytes(expected_value), as_bytes(desired_value)
-        with self._values(f"compare and set {key!r}") as values:
-            stored: list[bytes] = []
+        expected, desired = as_bytes(expected_value), as_bytes(desired_value)
 
-            def put(found: RangeAnswer | None) -> Step[tuple[bytes, bool]] | None:
-                if found is None:
-                    return None
-                old = values.load(found.kvs[0]) if found.kvs else b""
-                if old is None:
-                    return None
-                if not found.kvs and expected:
-                    return Step((expected, False))
-                if old != expected and found.kvs:
-                    return Step((old, False))
-                if not stored:
-                    stored.append(values.stage(desired))
-                guard = _unchanged(name, found)
-                return Step((desired, True), (Put(name, stored[0]), *_part_deletes(values, found)), (guard,))
+        def put(old: bytes | None) -> tuple[bytes, bytes | None]:
+            if (old or b"") == expected:
+                return desired, desired
+            return expected if old is None else old, old
 
-            answer, is_stored = self._writer.change(values.call, Range(name), put)
-            if is_stored:
-                values.keep(stored[0])
-        return answer
+        return self._update(key, f"compare and set {key!r}", put)
 
     def append(self, key: str, value: str | bytes) -> None:
-        name, data = self._keys.value(key), as_bytes(value)
-        with self._values(f"append to {key!r}") as values:
-
-            def put(found: RangeAnswer | None) -> Step[bytes] | None:
-                old = values.load(found.kvs[0]) if found is not None and found.kvs else b""
-                if found is None or old is None:
-                    return None
-                stored = values.stage(old + data)
-                return Step(stored, (Put(name, stored), *_part_deletes(values, found)), (_unchanged(name, found),))
-
-            values.keep(self._writer.change(values.call, Range(name), put))
+        data = as_bytes(value)
+        self._update(key, f"append to {key!r}", lambda old: (None, data if old is None else old + data))
 
     def delete_key(self, key: str) -> bool:
+        return self._update(key, f"delete {key!r}", lambda old: (old is not None, None), loads=False)
+
+    def _update(
+        self, key: str, what: str, change: Callable[[bytes | None], tuple[A, bytes | None]], *, loads: bool = True
+    ) -> A:
+        """Change the value of a key, if no other client changes it meanwhile; otherwise try again.
+
+        ``change`` returns the result and the new value for the old one. None: there is no such key. Without ``loads``,
+        a large old value is not loaded, and ``change`` must not use it.
+        """
         name = self._keys.value(key)
-        with self._values(f"delete {key!r}") as values:
+        staged: dict[bytes, bytes] = {}
+        with self._values(what) as values:
 
-            def delete(found: RangeAnswer | None) -> Step[bool] | None:
-                if found is None:
+            def plan(found: RangeAnswer | None) -> Step[tuple[A, bytes]] | None:
+                kv = found.kvs[0] if found is not None and found.kvs else None
+                old = None if kv is None else values.load(kv) if loads else kv.value
+                if kv is not None and old is None:  # replaced meanwhile
                     return None
-                if not found.kvs:
-                    return Step(False)
-                return Step(True, (Delete(name), *_part_deletes(values, found)), (_unchanged(name, found),))
+                result, new = change(old)  # before a read: as if the key were new, which saves a read if it is
+                if new is old:
+                    return None if found is None else Step((result, b""))
+                if new is not None and new not in staged:
+                    staged[new] = values.stage(new)
+                stored = b"" if new is None else staged[new]
+                operation = Delete(name) if new is None else Put(name, stored)
+                return Step((result, stored), (operation, *_part_deletes(values, kv)), (_unchanged(name, kv),))
 
-            return self._writer.change(values.call, Range(name), delete)
+            result, stored = self._writer.change(values.call, Range(name), plan)
+            values.keep(stored)
+            return result
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
@@ -220,7 +198,7 @@ class EtcdStore(Store):
                 stored = {name: parts.stage(new[name], PART_BYTES if is_small else _SMALL_BYTES) for name in batch}
                 old = parts.call(Transaction(then=tuple(Range(name) for name in batch))).answers
                 operations = [Put(name, value) for name, value in stored.items()]
-                deletes = [delete for found in old for delete in _part_deletes(parts, found)]
+                deletes = [delete for found in old for kv in found.kvs for delete in _part_deletes(parts, kv)]
                 self._writer.change(
                     parts.call, Range(batch[0], keys_only=True), _always(Step(None, (*operations, *deletes)))
                 )
@@ -236,9 +214,6 @@ class EtcdStore(Store):
         """Wait until all of these keys have been set. The timeout has two names: TorchElastic's and torch's."""
         limit_s = self._limit_s(timeout if override_timeout is None else override_timeout)
         self._wait(keys, time.monotonic() + limit_s, limit_s)
-
-    def num_keys(self) -> int:
-        return len(self.list_keys())
 
     def list_keys(self) -> list[str]:
         call = self._caller("list the keys")
@@ -276,9 +251,8 @@ class EtcdStore(Store):
                 value = values.load(first)
                 if value is None:
                     return None
-                return Step(
-                    (value, 0), (Delete(first.key), *_part_deletes(values, found)), (_unchanged(first.key, found),)
-                )
+                deletes = (Delete(first.key), *_part_deletes(values, first))
+                return Step((value, 0), deletes, (_unchanged(first.key, first),))
 
             while True:
                 value, revision = self._writer.change(values.call, Range(start, end, limit=1), pop)
@@ -287,10 +261,7 @@ class EtcdStore(Store):
                 if not block:
                     raise QueueEmptyError(f"the queue {key!r} is empty.")
                 if not self._has_changed((start, end), revision, deadline):
-                    raise StoreTimeoutError(
-                        f"timed out after {format_seconds(self._timeout_s)} waiting for an item in the queue {key!r} "
-                        f"of {self}."
-                    )
+                    raise self._item_missing(key)
 
     def queue_len(self, key: str) -> int:
         count: int = self._caller(f"get the length of the queue {key!r}")(
@@ -311,17 +282,11 @@ class EtcdStore(Store):
                 found = call(Range(name))
                 number = as_number(found.kvs[0].value if found.kvs else b"0")
                 if number < world_size and not self._has_changed((name, b""), found.revision, deadline):
-                    raise StoreTimeoutError(
-                        f"timed out after {format_seconds(limit_s)}: not all {world_size} reached the barrier {key!r} "
-                        f"of {self}."
-                    )
+                    raise self._callers_missing(key, world_size, limit_s)
         except NotANumber as error:
             raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
 
     # --- helpers ------------------------------------------------------------------------------------------------------
-
-    def _limit_s(self, timeout: Timeout | None) -> float:
-        return self._timeout_s if timeout is None else seconds(timeout)
 
     def _first_of(self, keys: Sequence[str], call: Callable[[Any], Any], *, keys_only: bool) -> list[KeyValue | None]:
         """Return for each key what makes it exist: its value, or the first item of its queue."""
@@ -346,9 +311,7 @@ class EtcdStore(Store):
             if not missing or missing[0] not in batch:
                 continue
             if not self._has_changed(self._keys.existence(missing[0]), since, deadline):
-                raise StoreTimeoutError(
-                    f"timed out after {format_seconds(limit_s)} waiting for {format_keys(missing)} in {self}."
-                )
+                raise self._keys_missing(missing, limit_s)
             del missing[0]
 
     def _has_changed(self, key_range: tuple[bytes, bytes], since: int, deadline: float) -> bool:
@@ -413,14 +376,14 @@ def _always(step: Step[A]) -> Callable[[RangeAnswer | None], Step[A]]:
     return lambda _: step
 
 
-def _part_deletes(values: EtcdValues, found: RangeAnswer) -> tuple[Delete, ...]:
+def _part_deletes(values: EtcdValues, kv: KeyValue | None) -> tuple[Delete, ...]:
     """Return the operations that delete the parts of the value that was read."""
-    return values.part_deletes(found.kvs[0].value) if found.kvs else ()
+    return values.part_deletes(kv.value) if kv is not None else ()
 
 
-def _unchanged(name: bytes, found: RangeAnswer) -> Compare:
+def _unchanged(name: bytes, kv: KeyValue | None) -> Compare:
     """Return the condition that the key has not changed since it was read. A missing key has revision 0."""
-    return Compare(name, "mod", found.kvs[0].mod_revision if found.kvs else 0)
+    return Compare(name, "mod", kv.mod_revision if kv is not None else 0)
 
 
 def _batches(names: Sequence[A]) -> Iterator[Sequence[A]]:

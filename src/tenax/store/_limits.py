@@ -10,23 +10,6 @@ from __future__ import annotations
 class Limits:
     """Frozen. The defaults suit several thousand workers; tests and small hosts use less."""
 
-    __slots__ = (
-        "answer_bytes",
-        "connections",
-        "handshake_s",
-        "held_bytes",
-        "idle_per_address",
-        "key_bytes",
-        "keys_per_request",
-        "request_bytes",
-        "silent_per_address",
-        "total_bytes",
-        "total_keys",
-        "unread_bytes",
-        "value_bytes",
-        "waiting_keys",
-    )
-
     key_bytes: int
     value_bytes: int  # also after an append
     keys_per_request: int
@@ -61,13 +44,13 @@ class Limits:
         idle_per_address: int = 4 << 10,
     ) -> None:
         given = locals()
-        for name in self.__slots__:
+        for name in type(self).__annotations__:
             if given[name] <= 0:
                 raise ValueError(f"the limit {name} must be greater than zero, not {given[name]}")
-            object.__setattr__(self, name, given[name])
+            vars(self)[name] = given[name]
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"limits are frozen: make new ones with {name}={value!r}")
 
     def __repr__(self) -> str:
-        return f"Limits({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+        return f"Limits({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"

@@ -1,26 +1,24 @@
-"""LocalStore: the operations of stores whose processes can see the whole table, in memory or in a file.
+"""LocalStore: the operations of stores whose processes can see the whole table; MemoryStore: one in memory.
 
 Subclasses provide access to the table: ``_change`` it exclusively, ``_read`` it, ``_wait_until`` a change makes a
-condition true.
+condition true. The store in a file is in ``_file``.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import abstractmethod
 
-from tenax._core.text import format_seconds
 from tenax.store._api import (
+    DEFAULT_TIMEOUT_S,
     QueueEmptyError,
     Store,
     StoreError,
-    StoreTimeoutError,
     as_amount,
     as_bytes,
     as_text,
-    format_keys,
     pairs,
-    seconds,
 )
 from tenax.store._table import NotANumber, Table, as_number
 
@@ -57,9 +55,6 @@ class LocalStore(Store):
         name, data = _name(key), as_bytes(value)
         self._change(lambda table: table.put(name, data))
 
-    def get(self, key: str) -> bytes:
-        return self.multi_get([key])[0]
-
     def add(self, key: str, amount: int) -> int:
         name, amount = _name(key), as_amount(amount)
         try:
@@ -89,7 +84,7 @@ class LocalStore(Store):
 
         found = self._wait_until(values, time.monotonic() + self._timeout_s)
         if found is None:
-            raise self._timed_out(keys, self._timeout_s)
+            raise self._keys_missing(keys, self._timeout_s)
         return found
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -114,10 +109,7 @@ class LocalStore(Store):
             return not missing or None
 
         if not self._wait_until(are_set, time.monotonic() + limit_s):
-            raise self._timed_out([key for key in keys if _name(key) in missing], limit_s)
-
-    def num_keys(self) -> int:
-        return len(self.list_keys())
+            raise self._keys_missing([key for key in keys if _name(key) in missing], limit_s)
 
     def list_keys(self) -> list[str]:
         names = self._read(lambda table: list(table.values))
@@ -140,10 +132,7 @@ class LocalStore(Store):
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} is empty.")
             if not self._wait_until(lambda table: table.queue_length(name) or None, deadline):
-                raise StoreTimeoutError(
-                    f"timed out after {format_seconds(self._timeout_s)} waiting for an item in the queue {key!r} of "
-                    f"{self}."
-                )
+                raise self._item_missing(key)
         return value
 
     def queue_len(self, key: str) -> int:
@@ -166,19 +155,44 @@ class LocalStore(Store):
                 return
         except NotANumber as error:
             raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
-        raise StoreTimeoutError(
-            f"timed out after {format_seconds(limit_s)}: not all {world_size} reached the barrier {key!r} of {self}."
-        )
+        raise self._callers_missing(key, world_size, limit_s)
 
-    # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _limit_s(self, timeout: Timeout | None) -> float:
-        return self._timeout_s if timeout is None else seconds(timeout)
+class MemoryStore(LocalStore):
+    """A store for the threads of one process, shared with its clones. A clone is needed only for another timeout."""
 
-    def _timed_out(self, keys: Sequence[str], limit_s: float) -> StoreTimeoutError:
-        return StoreTimeoutError(
-            f"timed out after {format_seconds(limit_s)} waiting for {format_keys(keys)} in {self}."
-        )
+    def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT_S) -> None:
+        super().__init__(timeout)
+        self._table = Table()
+        self._changed = threading.Condition()
+
+    def clone(self) -> MemoryStore:
+        copy = MemoryStore(self._timeout_s)
+        copy._table, copy._changed = self._table, self._changed
+        return copy
+
+    def __str__(self) -> str:
+        return "the store in memory"
+
+    def _change(self, change: Callable[[Table], T]) -> T:
+        with self._changed:
+            try:
+                return change(self._table)
+            finally:
+                self._changed.notify_all()
+
+    def _read(self, read: Callable[[Table], T]) -> T:
+        with self._changed:
+            return read(self._table)
+
+    def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
+        with self._changed:
+            while (result := read(self._table)) is None:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                self._changed.wait(left_s)
+        return result
 
 
 def _name(key: str) -> bytes:

@@ -673,10 +673,13 @@ class RunChecker:
         if isinstance(state.phase, run.Gathering) and settings.min_nodes <= count < settings.max_nodes:
             awaited.add(RunDeadline.LAST_CALL)
         if isinstance(state.phase, run.Running) and settings.on_hang != "off":
-            if (state.hang is not None and state.hang.report is None) != (RunDeadline.STACKS in state.deadlines):
+            hang = state.hang
+            if (hang is not None and bool(hang.awaited)) != (RunDeadline.STACKS in state.deadlines):
                 raise InvariantBroken(
                     "H6: stacks are awaited without a deadline, or there is a deadline without a request"
                 )
+            if hang is not None and not hang.awaited and hang.report is None:
+                awaited.add(RunDeadline.QUIET)
             awaited |= state.deadlines.keys() & _OF_HANGS
         if state.deadlines.keys() != awaited:
             has, needs = (sorted(deadline.value for deadline in each) for each in (state.deadlines, awaited))

@@ -44,8 +44,8 @@ the coordinator sends them.
       ``..., since 12`` and ``..., until 15`` are the times of the first and the last step on the coordinator's clock;
       default: now
     - ``nodes a, b stopped and ready``, ``node a succeeded``
-    - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy``, ``node a sent stacks, suspicion 1:
-      rank 0 in FUNCTION; rank 1 not known, WHY``
+    - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy: WHY``, ``node a sent stacks,
+      suspicion 1: rank 0 in FUNCTION; rank 1 not known, WHY``
     - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
       ...``: a process survived), ``node a lost: REASON``
     - ``cancel: WHY``, ``restart requested: WHY``, ``drain a requested: WHY``: requests of an operator
@@ -299,7 +299,7 @@ class _Node:
                 ahead = self.clock_ahead_s
                 return messages.NodeQuiet(generation, now + ahead, float(fields["since"]) + ahead, fields["why"])
             case "busy":
-                return messages.NodeBusy(generation)
+                return messages.NodeBusy(generation, fields["activity"])
             case "stacks":
                 return self._stacks(fields, generation)
             case "draining":
@@ -399,7 +399,7 @@ _MESSAGES = {
     "stopped": r"stopped(?P<cut_off>, cut off)?(?:: (?P<ends>.+))?",
     "succeeded": r"succeeded",
     "quiet": rf"quiet since (?P<since>{_NUMBER}): (?P<why>.+)",
-    "busy": r"busy",
+    "busy": r"busy: (?P<activity>.+)",
     "stacks": r"sent stacks, suspicion (?P<number>\d+): (?P<locations>.+)",
     "draining": rf"draining, grace (?P<grace>{_NUMBER}): (?P<why>.+)",
     "will leave": rf"will leave(?:, in (?P<soon>{_NUMBER}) s)?: (?P<why>.+)",
@@ -457,8 +457,8 @@ def describe_send(send: Send, state: CoordinatorState) -> list[str]:
             from tenax._core.hang_report import format_report
 
             return [f"{to}hang found", *(f"    {line}" for line in format_report(report))]
-        case events.HangOver(generation):
-            return [f"{to}generation {generation} is active again"]
+        case events.HangOver(generation, why):
+            return [f"{to}generation {generation} is active again: {why}"]
         case events.LeaveRequested(why):
             return [f"{to}leave requested: {why}"]
         case events.LeaveNoticed(_, host, why, in_s):

@@ -407,7 +407,10 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
             rf"quiet{_OF} since (?P<since>[\d.]+)(?:, worker (?P<stopped>\d+) is stopped)?: (?P<why>.+)",
             _quiet,
         ),
-        (rf"movement{_OF}", lambda fields: events.MovementSeen(int(fields["generation"]))),
+        (
+            rf"movement{_OF}: worker (?P<worker>\d+) (?P<what>.+)",
+            lambda fields: events.MovementSeen(int(fields["generation"]), int(fields["worker"]), fields["what"]),
+        ),
         (
             rf"stacks requested{_OF}, suspicion (?P<number>\d+): (?P<why>.+)",
             lambda fields: events.StacksRequested(int(fields["generation"]), int(fields["number"]), fields["why"]),
@@ -417,7 +420,10 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
             rf"hang found{_OF}",
             lambda fields: events.HangFound(int(fields["generation"]), _hang(int(fields["generation"]))),
         ),
-        (rf"hang over{_OF}", lambda fields: events.HangOver(int(fields["generation"]))),
+        (
+            rf"hang over{_OF}: (?P<why>.+)",
+            lambda fields: events.HangOver(int(fields["generation"]), fields["why"]),
+        ),
         (rf"node cleared{_OF}", lambda fields: events.NodeCleared(int(fields["generation"]))),
         (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
         (r"keeper lost: (?P<reason>.+)", lambda fields: events.KeeperLost(fields["reason"])),
@@ -477,8 +483,8 @@ def describe_command(command: AnyCommand) -> list[str]:
             return [f"read the stacks of {workers} {ranks} of generation {generation}"]
         case commands.ReportHang(generation=generation):
             return [f"report the hang of generation {generation}"]
-        case commands.ReportMovement(generation=generation):
-            return [f"report that generation {generation} is active again"]
+        case commands.ReportMovement(generation=generation, why=why):
+            return [f"report that generation {generation} is active again: {why}"]
         case commands.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
             worker = f"worker {local_rank} of generation {generation}, pid {pid}"
             return [f"end {worker}, with {Signals(signal).name}: {why}"]
@@ -511,8 +517,8 @@ def _describe_message(message: messages.FromNode) -> Iterator[str]:
             yield "send succeeded"
         case messages.NodeQuiet(_, _, since, why):
             yield f"send quiet since {since:g}: {why}"
-        case messages.NodeBusy():
-            yield "send busy"
+        case messages.NodeBusy(_, why):
+            yield f"send busy: {why}"
         case messages.StacksTaken(_, _, locations):
             yield "send stacks"
             for location in locations:

@@ -1,4 +1,4 @@
-"""A real headless browser, controlled by the test. One per module: it takes a second to start."""
+"""A real headless browser, controlled by the test. One per test process: it takes a second to start."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _FLAGS = (
     "--disable-sync --no-first-run --disable-default-apps --disable-extensions --disable-dev-shm-usage --mute-audio "
     "--no-default-browser-check --enable-precise-memory-info --js-flags=--expose-gc"
 )
+
+_POLL_S = 0.02  # each look is a request to the driver and a script in the browser
 
 
 def start_browser(folder: str) -> Any:
@@ -40,7 +42,7 @@ def start_browser(folder: str) -> Any:
     return webdriver.Chrome(options=options, service=Service(driver))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as folder:
         driver = start_browser(folder)
@@ -89,10 +91,11 @@ class Page:
         return until(
             lambda: text if part in (text := self.text(element_id)) else "",
             f"{part!r} in #{element_id}, which contains {self.text(element_id)!r}",
+            every_s=_POLL_S,
         )
 
     def until_true(self, script: str, *arguments: Any) -> Any:
-        return until(lambda: self.js(f"return {script}", *arguments), script)
+        return until(lambda: self.js(f"return {script}", *arguments), script, every_s=_POLL_S)
 
     def click(self, selector: str) -> None:
         """Click with the mouse, as soon as the element can be clicked: redrawing may move it."""
@@ -108,7 +111,7 @@ class Page:
                 return False
             return True
 
-        until(has_clicked, f"{selector} to be clicked")
+        until(has_clicked, f"{selector} to be clicked", every_s=_POLL_S)
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains

@@ -15,6 +15,7 @@ from tenax._core.hang import (
     HangDetector,
     ProcessCounters,
     Sample,
+    Thread,
 )
 
 from .workloads import ASLEEP, COMPUTING, HEARTBEAT, SPINNING, WORKING, Activity, FakeWorker, Workload
@@ -54,7 +55,7 @@ def test_every_hang_is_detected(is_spinning: bool) -> None:
 
 
 def test_the_length_of_a_false_alarm_is_learned() -> None:
-    """H4: after activity resumes, the next hang is reported only after ten times as long."""
+    """H4: after activity resumes, the next hang is reported, but only after twice as long."""
     job = Workload(3)
     job.workers = [FakeWorker(0, reports_steps=False)]
     job.step_s = 1.0
@@ -64,7 +65,7 @@ def test_the_length_of_a_false_alarm_is_learned() -> None:
     first_s = job.hang(is_spinning=False)
     assert not job.sample([WORKING]).is_quiet
     assert not job.sample([WORKING]).is_quiet
-    assert job.hang(is_spinning=False) > 9 * first_s
+    assert 2 * first_s <= job.hang(is_spinning=False) < 2.1 * first_s
 
 
 def make_detector(**options: float) -> HangDetector:
@@ -109,74 +110,69 @@ def test_missing_steps_count_less_during_io() -> None:
     assert run(make_detector(), FakeWorker(0, reports_steps=True), [step] * 50 + [SPINNING] * early, 0.0)[0]
 
 
-def test_missing_scopes_are_a_hang_after_regular_ones() -> None:
-    """H3: although a thread logs a heartbeat; but not during I/O."""
-    late = int(DOUBT_PATIENCE * 60 / 5) + 2
-    for activities, expected in (
-        ([HEARTBEAT] * (late - 4), False),
-        ([HEARTBEAT] * late, True),
-        ([WORKING] * 500, False),
-    ):
-        is_quiet, _ = run(make_detector(), FakeWorker(0, reports_steps=False), [BEATING] * 70 + activities, 0.0)
-        assert is_quiet is expected
+POLLING = Activity(runs=100.0, share=0.01)
 
 
-BEATING = msgspec.structs.replace(WORKING, scopes=2)
+@pytest.mark.parametrize("still", [HEARTBEAT, POLLING], ids=["a thread logs", "a thread polls"])
+def test_threads_that_log_or_poll_are_not_progress(still: Activity) -> None:
+    """H3: each thread is judged by itself, so many of them are not more than one."""
+    early = int(60 / 5) + 2
+    for count, expected in ((early - 4, False), (early, True)):
+        assert (
+            run(make_detector(), FakeWorker(0, reports_steps=False), [WORKING] * 50 + [still] * count, 0.0)[0]
+            is expected
+        )
 
 
-@pytest.mark.parametrize(
-    "sign", [COMPUTING, Activity(calls=1, share=0.3), Activity(calls=1, faults=2000), Activity(share=0.03, runs=900.0)]
-)
-def test_missing_scopes_are_not_a_hang_while_a_worker_computes(sign: Activity) -> None:
-    """H3: an evaluation need not use scopes, nor read anything. After it, the full time must pass again."""
-    late = int(DOUBT_PATIENCE * 60 / 5) + 2
-    others = FakeWorker(1, reports_steps=False)
-    detector, worker, now = make_detector(), FakeWorker(0, reports_steps=False), 0.0
-    activities = [(BEATING, BEATING)] * 70 + [(sign, HEARTBEAT)] * 2000 + [(HEARTBEAT, HEARTBEAT)] * (late - 4)
-    for one, other in activities:
-        now += 5.0
-        assessment = detector.look([worker.sample(one, 5.0, now), others.sample(other, 5.0, now)], now)
-        assert not assessment.is_quiet
-    for _ in range(8):
-        now += 5.0
-        samples = [each.sample(HEARTBEAT, 5.0, now) for each in (worker, others)]
-        assessment = detector.look(samples, now)
-    assert assessment.is_quiet
+def test_a_thread_that_logs_is_progress_if_the_main_thread_runs_too() -> None:
+    """H3: the network threads of a collective send little, but they wake up the main thread."""
+    exchange = Activity(logged=1, bytes=40, runs=9.0)
+    assert not run(make_detector(), FakeWorker(0, reports_steps=False), [WORKING] * 50 + [exchange] * 500, 0.0)[0]
 
 
-def test_missing_scopes_are_not_a_hang_of_a_single_worker() -> None:
-    """H3: a single worker does not wait for others."""
-    for activities in ([COMPUTING] * 5000, [HEARTBEAT] * 5000):
-        assert not run(make_detector(world=1), FakeWorker(0, reports_steps=False), [BEATING] * 70 + activities, 0.0)[0]
+def test_a_delayed_thread_that_polls_is_not_progress() -> None:
+    """H3: on a busy machine it waits for a CPU after every wake-up, so it is runnable half of the time."""
+    counters = [
+        ProcessCounters(
+            calls=min(now, 50),
+            main_calls=min(now, 50),
+            threads={1: Thread(now * 0.01, now * 2.5, now * 400, now * 390)},
+        )
+        for now in range(100)
+    ]
+    detector = make_detector()
+    looks = [detector.look([Sample(0, each)], now * 5.0).is_quiet for now, each in enumerate(counters)]
+    assert looks[-1]
 
 
-def test_a_gap_between_scopes_is_learned_for_all_generations() -> None:
-    """H4: another gap of that length is not a hang, also after a restart."""
-    detector, gap = make_detector(), [HEARTBEAT] * (int(DOUBT_PATIENCE * 60 / 5) + 2)
-    is_quiet, now = run(detector, FakeWorker(0, reports_steps=False), [BEATING] * 70 + gap + [BEATING], 0.0)
-    assert not is_quiet
-    detector.begin(2, now)
-    assert not run(detector, FakeWorker(0, reports_steps=False), [BEATING] * 70 + gap * 9, now)[0]
-
-
-def test_the_patience_grows_after_a_restart_for_missing_scopes() -> None:
-    """H4: the alarm may have been false, so the next one needs six times as long."""
-    detector, late = make_detector(), int(DOUBT_PATIENCE * 60 / 5) + 2
-    is_quiet, now = run(detector, FakeWorker(0, reports_steps=False), [BEATING] * 70 + [HEARTBEAT] * late, 0.0)
+@pytest.mark.parametrize("sign", [Activity(runs=300.0), Activity(faults=200)], ids=["wakes", "faults"])
+def test_a_quiet_period_does_not_end_with_slight_activity(sign: Activity) -> None:
+    """H4: a job that hangs is not called active because a thread wakes up more often for a while."""
+    detector, worker = make_detector(), FakeWorker(0, reports_steps=False)
+    is_quiet, now = run(detector, worker, [WORKING] * 50 + [ASLEEP] * 20, 0.0)
     assert is_quiet
-    detector.begin(2, now)
-    worker = FakeWorker(0, reports_steps=False)
-    is_quiet, now = run(detector, worker, [BEATING] * 70 + [HEARTBEAT] * (5 * late), now)
-    assert not is_quiet
-    assert run(detector, worker, [HEARTBEAT] * (2 * late), now)[0]
+    assert run(detector, worker, [sign, ASLEEP] * 50, now)[0]
 
 
-def test_scopes_during_the_start_are_not_a_rhythm() -> None:
-    """H3: only scopes over a long time are, not many at once."""
-    beating = msgspec.structs.replace(WORKING, scopes=9)
-    for beats in (1, 30):
-        activities = [beating] * beats + [Activity(calls=1, bytes=40)] * 5000
-        assert not run(make_detector(), FakeWorker(0, reports_steps=False), activities, 0.0)[0]
+def test_the_end_of_a_quiet_period_names_the_activity() -> None:
+    """H4: with the local rank."""
+    for activity, what in (
+        (WORKING, "reads or writes"),
+        (Activity(share=0.5, runs=90.0), "computes"),
+        (Activity(scopes=1), "entered or left a watchdog scope"),
+    ):
+        detector, worker = make_detector(), FakeWorker(3, reports_steps=False)
+        _, now = run(detector, worker, [WORKING] * 50 + [ASLEEP] * 20, 0.0)
+        assessment = detector.look([worker.sample(activity, 5.0, now + 5)], now + 5)
+        assert (assessment.is_quiet, assessment.active_rank, assessment.activity) == (False, 3, what)
+
+
+def test_a_late_sample_does_not_end_a_quiet_period() -> None:
+    """H4: an agent that was stopped for an hour does not withdraw the report of a hang."""
+    detector, worker = make_detector(), FakeWorker(0, reports_steps=False)
+    _, now = run(detector, worker, [WORKING] * 50 + [ASLEEP] * 20, 0.0)
+    now += 3600
+    assert detector.look([worker.sample(ASLEEP, 3600, now)], now).is_quiet
 
 
 @pytest.mark.parametrize("reports_steps", [False, True])
@@ -238,8 +234,8 @@ def test_a_long_gap_among_many_short_ones_is_learned() -> None:
     "sign",
     [
         Activity(calls=1),
-        Activity(bytes=1),
-        Activity(disk=4096),
+        Activity(bytes=90_000),
+        Activity(disk=90_000),
         Activity(faults=500),
         Activity(share=0.5),
         Activity(runs=900.0),
@@ -248,7 +244,7 @@ def test_a_long_gap_among_many_short_ones_is_learned() -> None:
     ids=lambda activity: str({name: value for name, value in msgspec.structs.asdict(activity).items() if value})[1:-1],
 )
 def test_any_activity_is_not_a_hang(sign: Activity) -> None:
-    """H3: one call, one byte, page faults, part of a CPU, many wakeups, spinning with waits."""
+    """H3: one call, many bytes, page faults, part of a CPU, many wakeups, spinning with waits."""
     activities = [WORKING] * 50 + [*[ASLEEP] * 8, sign] * 100
     detector, worker = make_detector(), FakeWorker(0, reports_steps=False)
     now = 0.0

@@ -80,6 +80,37 @@ def test_of_two_workers_the_one_outside_a_collective_is_odd() -> None:
     assert "no rank stands out" in reason_of(apart)
 
 
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+BACKWARD = (f"{TORCH}/autograd/graph.py:865 in _engine_run_backward", f"{TORCH}/_tensor.py:630 in backward")
+ALL_REDUCE = (f"{TORCH}/distributed/distributed_c10d.py:3252 in all_reduce",)
+LOADER = (
+    "/usr/lib/python3.11/multiprocessing/connection.py:395 in _recv",
+    f"{TORCH}/utils/data/dataloader.py:9 in next",
+)
+SCRIPT = ("/job/train.py:9 in load",)
+
+
+def test_the_worker_that_does_not_wait_for_others_is_odd() -> None:
+    """Where DDP waits (the backward pass), beside another collective, and if it waits for its own loader process."""
+    for waiting, odd in (
+        ([BACKWARD], SCRIPT),
+        ([ALL_REDUCE], LOADER),
+        ([BACKWARD, BACKWARD, BACKWARD], SCRIPT),
+        ([BACKWARD, BACKWARD, ALL_REDUCE], SCRIPT),
+        ([ALL_REDUCE, BACKWARD, BACKWARD], LOADER),
+    ):
+        found = [StackLocation((rank,), frames) for rank, frames in enumerate([*waiting, odd])]
+        result = report(found)
+        assert (result.is_odd, result.locations[0].ranks) == (True, (len(waiting),)), waiting
+
+
+def test_no_worker_is_odd_if_the_few_wait_and_the_many_do_not() -> None:
+    """Two of five wait in a collective, the others are at different places."""
+    others = [StackLocation((rank,), (f"/job/train.py:{rank} in f{rank}",)) for rank in range(3)]
+    result = report([*others, StackLocation((3,), ALL_REDUCE), StackLocation((4,), BACKWARD)])
+    assert not result.is_odd
+
+
 def test_lines_are_compared_only_if_all_calls_are_equal() -> None:
     spinning = [
         StackLocation((rank,), (f"/job/train.py:{rank % 3} in poll", "/job/train.py:40 in main")) for rank in range(5)

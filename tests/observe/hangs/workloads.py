@@ -17,12 +17,13 @@ from tenax._core.hang import Assessment, HangDetector, ProcessCounters, Sample, 
 class Activity(msgspec.Struct, frozen=True):
     """What one worker did between two samples."""
 
-    calls: int = 0
+    calls: int = 0  # of its main thread
     bytes: int = 0
+    logged: int = 0  # calls of its second thread
     disk: int = 0
     faults: int = 0
     share: float = 0.0  # of the time, in which its main thread ran or was runnable
-    runs: float = 2.0  # per second, of its main thread
+    runs: float = 0.5  # per second, of its main thread
     waits: float = 0.0  # per second
     steps: int = 0
     phase: str = ""
@@ -32,26 +33,28 @@ class Activity(msgspec.Struct, frozen=True):
 
 ASLEEP = Activity()
 SPINNING = Activity(share=1.0, runs=200.0)
-HEARTBEAT = Activity(calls=1, bytes=40)  # of a second thread, while the main thread waits
+HEARTBEAT = Activity(logged=1, bytes=40)  # of a second thread, while the main thread waits
 # An evaluation with its data in memory: it computes, and prints a line now and then.
 COMPUTING = Activity(calls=1, bytes=40, faults=900, share=0.95, runs=300.0, waits=60.0)
 WORKING = Activity(calls=40, bytes=4_000_000, faults=900, share=0.6, runs=900.0, waits=500.0)
 
 
 class FakeWorker:
-    """One worker: its counters, with a second thread that wakes up ten times a second."""
+    """One worker: its counters, with a second thread that wakes up ten times a second, and others that poll."""
 
-    def __init__(self, rank: int, reports_steps: bool) -> None:
+    def __init__(self, rank: int, reports_steps: bool, pollers: int = 0) -> None:
         self.rank = rank
         self.reports_steps = reports_steps
-        self.calls = self.bytes = self.disk = self.faults = 0
+        self.calls = self.logged = self.bytes = self.disk = self.faults = 0
         self.main = [0.0, 0.0, 0.0]
         self.second = [0.0, 0.0]
+        self.polls = [0.0] * pollers
         self.step, self.step_at, self.first_at = 0, 0.0, 0.0
         self.scopes: Scopes | None = None
 
     def sample(self, activity: Activity, elapsed_s: float, now: float) -> Sample:
         self.calls += activity.calls
+        self.logged += activity.logged
         self.bytes += activity.bytes
         self.disk += activity.disk
         self.faults += activity.faults
@@ -68,9 +71,22 @@ class FakeWorker:
             count, first_at = (self.scopes.beats, self.scopes.first_at) if self.scopes is not None else (0, now)
             self.scopes = Scopes(count + activity.scopes, first_at, now, activity.is_in_scope)
         wanted, runs, waits = self.main
-        threads = {1: Thread(wanted, int(runs), int(waits)), 2: Thread(self.second[0], int(self.second[1]))}
+        threads = {
+            1: Thread(wanted, wanted, int(runs), int(waits), is_main=True),
+            2: Thread(self.second[0], self.second[0], int(self.second[1])),
+        }
+        for number in range(len(self.polls)):
+            self.polls[number] += elapsed_s
+            spent_s = 0.01 * self.polls[number]
+            threads[3 + number] = Thread(spent_s, spent_s, int(100 * self.polls[number]))
         counters = ProcessCounters(
-            self.bytes, 0, self.calls, self.disk, self.faults, 1, False, threads, wanted + self.second[0]
+            read_bytes=self.bytes,
+            calls=self.calls + self.logged,
+            main_calls=self.calls,
+            disk_bytes=self.disk,
+            faults=self.faults,
+            threads=threads,
+            cpu_s=wanted + self.second[0],
         )
         if not self.reports_steps:
             return Sample(self.rank, counters, scopes=self.scopes)
@@ -85,7 +101,9 @@ class Workload:
         self.random = random.Random(seed)
         self.reports_steps = self.random.random() < 0.5
         self.interval_s, self.hang_after_s = interval_s, hang_after_s
-        self.workers = [FakeWorker(rank, self.reports_steps) for rank in range(self.random.choice((1, 2, 2, 4)))]
+        pollers = random.Random(seed + 0.5).choice((0, 1, 2, 9))  # as the loops of gloo's groups
+        count = self.random.choice((1, 2, 2, 4))
+        self.workers = [FakeWorker(rank, self.reports_steps, pollers) for rank in range(count)]
         self.step_s = self.random.choice((0.1, 1.0, 7.0, 25.0, 60.0))
         self.is_spinning_between = self.random.random() < 0.5  # as while waiting for a device
         # Around nothing, the start, every step, or checkpoints. A separate generator, so that the rest stays the same.
@@ -139,7 +157,7 @@ class Workload:
     def interrupt(self) -> Iterator[Assessment]:
         """Yield an interruption that is not a hang."""
         chance, max_s = self.random, 0.8 * self.hang_after_s
-        kind = chance.choice(("checkpoint", "evaluation", "stall", "logs", "phase", "slow rank", "compile"))
+        kind = chance.choice(("checkpoint", "evaluation", "stall", "logs", "phase", "slow rank", "compile", "exchange"))
         count = int(chance.uniform(0.1, 1.0) * max_s / self.interval_s)
         match kind:
             case "checkpoint":  # much longer than a hang, with continuous writes to disk
@@ -163,6 +181,10 @@ class Workload:
                 if not self.reports_steps:
                     for number in range(chance.randint(10, 400)):
                         yield self.sample(self.all(ASLEEP if number % 12 else Activity(calls=1, bytes=80)))
+            case "exchange":  # a loop that computes almost nothing: network threads send little, the main thread waits
+                if not self.reports_steps:
+                    for _ in range(chance.randint(10, 400)):
+                        yield self.sample(self.all(Activity(logged=9, bytes=900, share=0.02, runs=30.0)))
             case "phase":
                 if self.reports_steps:
                     for _ in range(chance.randint(10, 700)):
@@ -182,7 +204,7 @@ class Workload:
         """Start, train, interrupt; now and then a new generation."""
         until = self.now + 3600 * hours
         while self.now < until:
-            self.workers = [FakeWorker(worker.rank, self.reports_steps) for worker in self.workers]
+            self.workers = [FakeWorker(each.rank, self.reports_steps, len(each.polls)) for each in self.workers]
             self.begin()
             yield from self.start()
             for _ in range(self.random.randint(2, 12)):

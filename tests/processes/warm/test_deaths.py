@@ -336,6 +336,20 @@ def test_a_template_that_cannot_fork_is_given_up() -> None:
     template.channel.close()
 
 
+def test_slow_imports_leave_the_full_time_for_a_fork() -> None:
+    """Workers that waited 30 s for the imports wait for the template's standbys, up to the limit for a fork."""
+    template = _FakeTemplate(standbys=0)
+    began = time.monotonic()
+    template.pool.set_waiting(2, began - 30)
+    template.channel.send(("ready", 30, ["json"], {}))
+    template.pool.receive()
+    template.pool.request(2)
+    assert not template.pool.has_timed_out(began)
+    assert template.pool.has_timed_out(time.monotonic() + 10)
+    assert template.pool.take_messages()[-1] == ("cold", {"": "the template does not respond"})
+    template.channel.close()
+
+
 def test_a_standby_that_died_before_it_was_announced_is_skipped(tmp_path: Path) -> None:
     """It was reaped before the template announced it."""
     template = _FakeTemplate(standbys=0)

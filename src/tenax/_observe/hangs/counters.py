@@ -1,12 +1,12 @@
 """Reads the kernel's counters of a worker and its descendants from ``/proc``.
 
-Per process: bytes and calls of ``read`` and ``write`` (files, pipes, log lines), bytes written to disk, page faults,
-and for each thread its run time, its time in the run queue, and how often it was scheduled. Not available per process:
-bytes on sockets, which the kernel counts per network namespace and per socket, and calls of ``send`` and ``recv``. But
-a thread that sends or receives is scheduled, which its thread counters show.
+Per process: bytes and calls of ``read`` and ``write`` (files, pipes, log lines), calls of its main thread, bytes
+written to disk, page faults, and for each thread its run time, its time in the run queue, and how often it was
+scheduled. Not available per process: bytes on sockets, which the kernel counts per network namespace and per socket,
+and calls of ``send`` and ``recv``. But a thread that sends or receives is scheduled, which its thread counters show.
 
-Never blocks, never raises for a process that has exited, and is cheap: threads are read only if no other counter has
-changed, and the process tree only on every fourth read.
+Never blocks, never raises for a process that has exited, and is cheap: threads are read only if no main thread has read
+or written, and the process tree only on every fourth read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_THREADS = 2000  # of one worker and its descendants; with more, only their 
 _MAX_BYTES = 4096
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _NS = 1e-9
-_BUSY_SHARE = 0.2  # of the time
+_BUSY_SHARE = 0.03  # of the time
 
 
 class CounterReader:
@@ -54,7 +54,8 @@ class CounterReader:
         if len(alive) <= len(self._descendants):
             self._reads = 0  # a descendant has exited: read the tree next time
         read_bytes, written_bytes, calls, disk_bytes, faults, ticks, count = counters
-        seen = (read_bytes, written_bytes, calls, disk_bytes, len(alive))
+        main_calls = sum(_main_calls(pid) for pid in alive)
+        seen = (main_calls, len(alive))
         is_still, self._last = seen == self._last, seen
         has_threads = count <= _MAX_THREADS
         threads = self._read_threads(alive) if (is_still or closely) and has_threads else None
@@ -62,6 +63,7 @@ class CounterReader:
             read_bytes,
             written_bytes,
             calls,
+            main_calls,
             disk_bytes,
             faults,
             len(alive),
@@ -81,11 +83,12 @@ class CounterReader:
                 fields = _read(f"/proc/{pid}/task/{name}/schedstat").split()
                 if len(fields) != 3:
                     continue
-                number, wanted_s = int(name), (int(fields[0]) + int(fields[1])) * _NS
+                number, ran_s = int(name), int(fields[0]) * _NS
+                wanted_s = ran_s + int(fields[1]) * _NS
                 before = self._threads.get(number)
-                is_busy = before is not None and wanted_s - before.wanted_s > busy_s
+                is_busy = before is not None and (before.waits is not None or wanted_s - before.wanted_s > busy_s)
                 waits = _waits(f"/proc/{pid}/task/{name}/status") if is_busy else None
-                found[number] = Thread(wanted_s, int(fields[2]), waits)
+                found[number] = Thread(ran_s, wanted_s, int(fields[2]), waits, number == pid)
         self._threads, self._threads_at = found, now
         return found or None
 
@@ -110,6 +113,12 @@ def _counters(pid: int) -> tuple[bool, list[int]] | None:
     counts = [int(line.rpartition(b" ")[2]) for line in io.splitlines()]
     io_counts = [counts[0], counts[1], counts[2] + counts[3], counts[5]]
     return state in (b"T", b"t"), [*io_counts, faults, ticks, int(fields[16])]
+
+
+def _main_calls(pid: int) -> int:
+    """Return how often the main thread of a process has called ``read`` and ``write``."""
+    lines = _read(f"/proc/{pid}/task/{pid}/io").splitlines()
+    return sum(int(line.rpartition(b" ")[2]) for line in lines[2:4])
 
 
 def _thread_ids(pid: int) -> list[str]:

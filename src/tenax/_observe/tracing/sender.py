@@ -6,15 +6,12 @@ Used by one thread only. Errors are raised.
 from __future__ import annotations
 
 import logging
+import re
 import threading
+from typing import Any
 
-from tenax._observe.tracing.run_trace import span_id, trace_id
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tenax._observe.tracing.run_trace import Part
+from tenax._observe.tracing.run_trace import Part, span_id, trace_id
+from tenax.metrics._opentelemetry import own_resource
 
 _EXPORT_TIMEOUT_S = 1.5  # for one request
 _MAX_REASON = 120
@@ -30,7 +27,6 @@ class SpanSender:
 
     def __init__(self, run_id: str, address: str) -> None:
         from opentelemetry.exporter.otlp.proto.http import trace_exporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._run_id = run_id
@@ -40,10 +36,7 @@ class SpanSender:
         self._log_filter = _LogCapture()
         self._logger.addFilter(self._log_filter)
         self._exporter: Any = trace_exporter.OTLPSpanExporter(address, timeout=_EXPORT_TIMEOUT_S)
-        resource = Resource.create()  # from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
-        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
-            resource = resource.merge(Resource({SERVICE_NAME: "tenax"}))
-        self._resource: Any = resource
+        self._resource = own_resource()
         self._scope: Any = InstrumentationScope("tenax")
 
     def send(self, parts: list[Part]) -> None:
@@ -86,8 +79,6 @@ class SpanSender:
 
 def _short(reason: str) -> str:
     """Return the system's error message, if there is one, without what libraries wrap around it."""
-    import re
-
     found = re.search(r"\[Errno -?\d+\] ([\w ]+)", reason)
     return found[1] if found else reason[:_MAX_REASON]
 

@@ -185,13 +185,18 @@ def _names(node: "ast.Import | ast.ImportFrom", module: str, path: str) -> "Iter
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
+_TENAX = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+
 
 def is_user_file(path: str) -> bool:
-    """Return whether an imported file is the user's: on the import path, neither installed nor part of Python."""
+    """Return whether an imported file is the user's: on the import path, neither installed nor part of Python.
+
+    tenax is never the user's, also where it runs from its source.
+    """
     library = os.path.join(os.path.dirname(os.__file__), "")
     folders = [os.path.join(os.path.abspath(folder), "") for folder in sys.path]
     holding = [folder for folder in folders if path.startswith(folder)]
-    if not holding or (path.startswith(library) and max(holding, key=len) == library):
+    if not holding or path.startswith(_TENAX) or (path.startswith(library) and max(holding, key=len) == library):
         return False
     return not _holds_packages(max(holding, key=len))
 
