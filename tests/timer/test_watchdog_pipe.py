@@ -220,7 +220,7 @@ class SilentLogs:
     def progress(self) -> tuple[WorkerProgress, ...]:
         return ()
 
-    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
+    def answer(self, request: LogsRequest, reply: Reply) -> None:
         reply(None, "not supported")
 
     def answer_final_requests(self) -> None: ...
