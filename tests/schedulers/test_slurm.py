@@ -5,10 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tenax._core.agent import AgentMachine
-from tenax._core.events import GenerationFormed, LeaveNoticed, RunRequested, SignalReceived
-from tenax._core.model import AgentSettings, Assignment, Outcome, Verdict
-from tenax._node.journal import Step
 from tenax._schedulers.slurm import Slurm, hosts
 from tenax._schedulers.slurm_commands import records, should_requeue
 from tenax.cli.arguments import parse
@@ -236,21 +232,6 @@ def test_a_record_of_scontrol() -> None:
 def test_a_node_without_a_generation_is_first_by_its_allocation() -> None:
     assert Membership().is_first(Allocation(scheduler="Slurm", is_first=True))
     assert not Membership().is_first(Allocation(scheduler="Slurm", is_first=False))
-
-
-@pytest.mark.parametrize(("leaving", "continues"), [([], True), (["n1"], True), (["n1", "n3"], False)])
-def test_a_run_continues_without_this_node_if_another_one_stays(leaving: list[str], continues: bool) -> None:
-    """Announcements of an earlier generation do not count."""
-    machine = AgentMachine(AgentSettings("33.0", "default", 1, 0))
-    membership = Membership()
-    assignment = Assignment(2, group_rank=1, group_world_size=3)
-    happened = [RunRequested(), LeaveNoticed(1, "n3", ""), GenerationFormed(assignment)]
-    happened += [LeaveNoticed(2, host, "its agent received SIGTERM") for host in leaving]
-    for event in [*happened, SignalReceived(15)]:
-        membership.observe(Step(0.0, event, machine.step(event, 0.0)), machine.state)
-    assert membership.does_run_continue(Verdict(Outcome.CANCELLED, "")) is continues
-    assert not membership.does_run_continue(Verdict(Outcome.FAILED, ""))
-    assert not membership.is_first(Allocation(scheduler="Slurm"))
 
 
 SHOWN_JOB = "JobId=16 ArrayJobId=15 ArrayTaskId=3 JobState=RUNNING Restarts=1 NodeList=n[1-3] NumNodes=3\n"

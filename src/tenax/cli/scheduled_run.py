@@ -12,7 +12,7 @@ import msgspec
 
 from tenax._core.events import LeaveNoticed
 from tenax._core.model import Outcome
-from tenax._failures.exit_codes import SUCCEEDED, exit_code_for
+from tenax._failures.exit_codes import INTERNAL_ERROR, SUCCEEDED, exit_code_for
 from tenax.cli.scheduler_options import shared_secret_path
 
 TYPE_CHECKING = False
@@ -51,20 +51,22 @@ def run_scheduled(
 ) -> tuple[Verdict, int]:
     """Run the node and return the verdict with the exit code for the scheduler."""
     membership = Membership()
+    code = INTERNAL_ERROR  # until there is a verdict
 
     def final_text(verdict: Verdict) -> str:
+        nonlocal code
+        code = exit_code_for(verdict)
         text = report(verdict)
-        if text and allocation.is_step and membership.does_run_continue(verdict):
+        is_asked = allocation.is_first and verdict.outcome is Outcome.CANCELLED
+        requeued = _requeue(allocation, environ) if is_asked else ""
+        if allocation.is_step and not requeued and membership.does_run_continue(verdict):
+            code = SUCCEEDED
             return "tenax: this node has left the run, which continues without it\n"
         if text and allocation.is_step and not membership.is_first(allocation):
-            return f"tenax: the run {verdict.outcome.text}: {verdict.why}; the first node prints the report\n"
-        if verdict.outcome is Outcome.CANCELLED and allocation.is_first and (sentence := _requeue(allocation, environ)):
-            text += f"tenax: {sentence}\n"
-        return text
+            text = f"tenax: the run {verdict.outcome.text}: {verdict.why}; the first node prints the report\n"
+        return text + (f"tenax: {requeued}\n" if requeued else "")
 
-    verdict = node.run(final_text, membership.observe)
-    is_success = allocation.is_step and membership.does_run_continue(verdict)
-    return verdict, SUCCEEDED if is_success else exit_code_for(verdict)
+    return node.run(final_text, membership.observe), code
 
 
 def _requeue(allocation: Allocation, environ: Mapping[str, str]) -> str:
