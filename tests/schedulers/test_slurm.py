@@ -84,7 +84,9 @@ def fields(allocation: Allocation) -> str:
         pytest.param(INTERACTIVE, 0, "run_id=2 nodes=1 workers=2 is_first=True", id="interactive shell"),
         pytest.param(TERMINAL, 0, "run_id=1 nodes=1 is_first=True", id="srun --pty"),
         pytest.param(STEP, 1, "run_id=1.0 nodes=1 is_first=True", id="--standalone"),
-        pytest.param(TOO_MANY, 6, "run_id=1.0 nodes=3 endpoint=n1:16415 node_order=0 is_first=True", id="--nnodes 6"),
+        pytest.param(
+            TOO_MANY | {"SLURM_PROCID": "1"}, 6, "run_id=1.0 nodes=3 endpoint=n1:16415 node_order=1", id="--nnodes 6"
+        ),
     ],
 )
 def test_allocations(environ: dict[str, str], nodes: int, expected: str) -> None:

@@ -86,7 +86,8 @@ class _Names:
         name = self._job if step < 0 else f"{self._job}.{step}"
         return f"{name}-r{self._restarts}" if self._restarts else name
 
-    def port(self, step: int, reserved: str) -> int:
+    def port(self, step: int = -1, reserved: str = "") -> int:
+        """Return the first reserved port, or one that neighbouring jobs and steps do not use."""
         if found := re.match(r"\d+", reserved):
             return int(found[0])
         return _FIRST_PORT + (self._number * _STEPS_APART + step) % _PORTS
@@ -111,15 +112,15 @@ def _in_step(found: Allocation, names: _Names, step: int, environ: Mapping[str, 
     if nodes == 1 or (count == 1 and not nodes):
         return _replace(found, run_id=names.run_id(step))
     if count > 1:
-        listed, order, reserved = environ.get("SLURM_STEP_NODELIST", ""), environ.get("SLURM_NODEID", ""), step
-        what = f"Slurm step {found.job}.{step}"
+        run_id, what = names.run_id(step), f"Slurm step {found.job}.{step}"
+        port = names.port(step, environ.get("SLURM_STEP_RESV_PORTS", ""))
+        listed = environ.get("SLURM_STEP_NODELIST", "")
+        order = environ.get("SLURM_PROCID" if tasks > count else "SLURM_NODEID", "")
     else:  # one step per node
-        listed, reserved = environ.get("SLURM_JOB_NODELIST", ""), -1
-        order = str(_position(environ.get("SLURMD_NODENAME", ""), listed))
-        what = f"the steps of Slurm job {found.job}"
-        count = nodes
-    run_id = names.run_id(reserved)
-    port = names.port(reserved, environ.get("SLURM_STEP_RESV_PORTS", "") if reserved >= 0 else "")
+        run_id, what = names.run_id(), f"the steps of Slurm job {found.job}"
+        port = names.port()
+        listed = environ.get("SLURM_JOB_NODELIST", "")
+        count, order = nodes, str(_position(environ.get("SLURMD_NODENAME", ""), listed))
     endpoint = f"{next(hosts(listed))}:{port}"
     is_first = order == "0"
     note = f"{what} on {listed}: run {run_id}, endpoint {endpoint}" if is_first else ""
