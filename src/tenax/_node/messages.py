@@ -27,6 +27,7 @@ _SHORT_RUN_S = 10.0
 class Line(msgspec.Struct, frozen=True):
     text: str
     important: bool = True
+    colour: str = ""  # on a terminal: "red" for what failed, "yellow" for what may need attention, "green" for success
 
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
@@ -45,14 +46,14 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case events.WorkerStarted(generation, local_rank, pid) if generation == state.generation:
             return [Line(f"{_rank(state, local_rank)} started (pid {pid})", important=False)]
         case events.WorkerStartFailed(generation, local_rank, reason) if generation == state.generation:
-            return [Line(f"{_rank(state, local_rank)} could not be started: {reason}")]
+            return [Line(f"{_rank(state, local_rank)} could not be started: {reason}", colour="red")]
         case events.WorkerExited(generation, local_rank, exit_code, fault) if generation == state.generation:
             return [_of_exit(state, local_rank, exit_code, fault)]
         case events.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
             cause = evidence.out_of_memory or evidence.message
-            return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
+            return [Line(f"{_rank(state, local_rank)}: {cause}", colour="red")] if cause else []
         case events.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
-            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {overrun(event)}")]
+            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {overrun(event)}", colour="yellow")]
         case events.StacksRefused(generation, local_rank, why) if generation == state.generation:
             worker = state.workers.get(local_rank)
             is_late = worker is not None and worker.overdue is not None
@@ -101,8 +102,8 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
 
         return Line(f"{subject} stopped ({exit_summary(exit_code)})", important=False)
     if fault:
-        return Line(f"{subject} failed: {fault}")
-    return Line(f"{subject} {describe_exit(exit_code)}", important=exit_code != 0)
+        return Line(f"{subject} failed: {fault}", colour="red")
+    return Line(f"{subject} {describe_exit(exit_code)}", important=exit_code != 0, colour="red" if exit_code else "")
 
 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
@@ -130,7 +131,8 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
         case commands.ReportHang(_, report):
             from tenax._core.hang_report import format_report
 
-            return [Line(line) for line in format_report(report)]
+            headline, *rest = format_report(report)
+            return [Line(headline, colour="yellow"), *(Line(line) for line in rest)]
         case commands.ReportMovement(generation, why):
             return [Line(f"generation {generation} does not hang any more{f': {why}' if why else ''}")]
         case commands.EndWorker(_, local_rank, _, number, why):
@@ -139,12 +141,12 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             reason = "" if was_shown else f" because {why}"
             return [Line(f"stopping {_rank(state, local_rank)}{reason} ({signal_name(number)})")]
         case commands.KillNode(_, why):
-            return [Line(f"killing all remaining processes: {why}")]
+            return [Line(f"killing all remaining processes: {why}", colour="yellow")]
         case commands.ClearNode():
             return [Line("ending leftover processes of the workers", important=False)]
         case commands.Finish(verdict):
             important = verdict.outcome is Outcome.SUCCEEDED  # the report shows every other outcome
-            line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important)
+            line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important, "green" if important else "")
             return [line, *_goodput(verdict)] if important else [line]
     return []
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tenax._node.log_queries import LogQueries
 
 _STDOUT, _STDERR = 1, 2
+_COLOURS = {"red": 31, "green": 32, "yellow": 33}
 _REPLACED = 2  # added to the number of a stream whose object in ``sys`` was replaced
 _TAIL_BYTES = 64 << 10  # what the log writer keeps of each stream
 _DRAIN_S = 5.0  # at the end: maximum time to write the last lines
@@ -56,6 +57,7 @@ class WorkerLogs:
         stderr_filters: list[str] | None = None,
         show_messages: bool = True,
         live_line: bool = True,
+        colours: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = specs
@@ -65,6 +67,7 @@ class WorkerLogs:
         self._filters = {_STDOUT: stdout_filters or [], _STDERR: stderr_filters or []}
         self._show_messages = show_messages
         self._live_line = show_messages and live_line
+        self._has_colours = colours and os.isatty(_STDERR)
         self._now = now
         self._writer = LogWriter()
         self.destination = LogsDest()  # of the latest generation
@@ -263,12 +266,15 @@ class WorkerLogs:
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent. With ``after_output``, all workers are gone and their output is written first."""
         if after_output:
             self._end_streams()
         if self._show_messages:
-            self._writer.print(one_line(without_passwords(text)), after_output=after_output)
+            self._writer.print(self._coloured(one_line(without_passwords(text)), colour), after_output=after_output)
+
+    def _coloured(self, text: str, colour: str) -> str:
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colour and self._has_colours else text
 
     def _end_streams(self) -> None:
         """Close the streams after the last worker, even if another process holds one of the pipes open."""
