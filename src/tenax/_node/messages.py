@@ -10,6 +10,7 @@ import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
+from tenax._core.environment import max_restarts
 from tenax._core.model import Outcome, WorkerPhase, assert_never
 from tenax._core.text import format_seconds
 from tenax._failures.exit_text import describe_exit, signal_name
@@ -118,7 +119,9 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             others = state.assignment.group_world_size - 1
             return [Line("all workers of this node succeeded; waiting for the other nodes")] if others else []
         case commands.StartWorkers(assignment):
-            return [Line(_of_start(state, assignment))]
+            own, limit = state.settings.max_restarts, max_restarts(state.settings, assignment)
+            note = f"--max-restarts {own} of this node has no effect: the coordinator's node has {limit}"
+            return [Line(_of_start(state, assignment)), *([Line(note, colour="yellow")] if own != limit else [])]
         case commands.SignalWorkers(_, number, why):
             how = f"{signal_name(number)}, {format_seconds(state.settings.grace_s)} grace"
             hint = _AGAIN if state.leave is not None and state.leave.signal == SIGINT else ""
@@ -183,8 +186,8 @@ def live_line(state: AgentState) -> str:
             return ""
         case _:
             assert_never(state.phase)
-    left = settings.max_restarts - state.restarts_used
-    budget = f", {left} of {settings.max_restarts} restarts left" if settings.max_restarts else ""
+    limit = max_restarts(settings, state.assignment)
+    budget = f", {limit - state.restarts_used} of {limit} restarts left" if limit else ""
     return f"tenax {settings.run_id}: {what}{budget}"
 
 
