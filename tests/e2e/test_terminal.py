@@ -43,6 +43,25 @@ def test_the_live_line_shows_phase_generation_workers_and_restarts(runner: Runne
     assert "tenax: the run succeeded" in terminal.seen
 
 
+def test_stdout_and_stderr_of_a_worker_keep_their_order(runner: Runner) -> None:
+    """Both go to the terminal. A failure is still explained by what stderr shows."""
+    script = runner.script(
+        """
+        import os
+        for number in range(200):
+            os.write(1, f"out {number}\\n".encode())
+            os.write(2, f"err {number}\\n".encode())
+        os.environ.pop("TORCHELASTIC_ERROR_FILE")
+        os.execvp("python3", ["python3", "-c", "raise ValueError('on purpose')"])
+        """
+    )
+    terminal = runner.terminal(script, env={"NO_COLOR": "1"})
+    assert terminal.wait() == 1
+    shown = re.findall(r"(out|err) (\d+)\r\n", terminal.seen)
+    assert shown == [(name, str(number)) for number in range(200) for name in ("out", "err")]
+    assert "ValueError: on purpose" in terminal.seen.partition("First cause")[2]
+
+
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
 def test_lines_about_a_failure_are_red_and_success_is_green(runner: Runner, environment: dict[str, str]) -> None:
     arguments = ("--nproc-per-node", "2", "--max-restarts", "1", runner.script(FAILS_ONCE))

@@ -68,6 +68,7 @@ class WorkerLogs:
         self._show_messages = show_messages
         self._live_line = show_messages and live_line
         self._has_colours = colours and os.isatty(_STDERR)
+        self._has_one_console = _is_same_file(_STDOUT, _STDERR)
         self._now = now
         self._writer = LogWriter()
         self.destination = LogsDest()  # of the latest generation
@@ -110,8 +111,11 @@ class WorkerLogs:
         streams: dict[tuple[int, int], int] = {}
         try:
             for rank, env in envs.items():
-                for number in (_STDOUT, _STDERR):
-                    streams[rank, number] = self._open_stream(generation, rank, number, env, destination)
+                streams[rank, _STDOUT] = self._open_stream(generation, rank, _STDOUT, env, destination)
+                if self._is_one_stream(rank):
+                    streams[rank, _STDERR] = os.dup(streams[rank, _STDOUT])
+                else:
+                    streams[rank, _STDERR] = self._open_stream(generation, rank, _STDERR, env, destination)
         except OSError:  # too many open files; the caller reports it
             for descriptor in streams.values():
                 os.close(descriptor)
@@ -126,6 +130,12 @@ class WorkerLogs:
             )
             for rank in envs
         }
+
+    def _is_one_stream(self, rank: int) -> bool:
+        """Whether stdout and stderr of this worker only go to the same console: then one pipe keeps their order."""
+        to = self.destination
+        goes_elsewhere = (to.stdouts, to.stderrs, to.tee_stdouts, to.tee_stderrs)
+        return self._has_one_console and not any(each.get(rank) for each in goes_elsewhere)
 
     def _remember(self, generation: int, envs: dict[int, dict[str, str]]) -> None:
         ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
@@ -210,7 +220,8 @@ class WorkerLogs:
         if command.was_stopped and not self.has_error_file(command.local_rank):
             done(self._stacks_only(command))
             return
-        key = f"{command.generation}.{command.local_rank}.{_STDERR}"
+        number = _STDOUT if self._is_one_stream(command.local_rank) else _STDERR
+        key = f"{command.generation}.{command.local_rank}.{number}"
         self._writer.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
     def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
@@ -318,6 +329,13 @@ class WorkerLogs:
 
     def on_writable(self) -> None:
         self._writer.on_writable()
+
+
+def _is_same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:  # one is closed
+        return False
 
 
 def _replaced(number: int) -> TextIO | None:
