@@ -142,6 +142,7 @@ def decide(
         rdzv_configs=configs,
         live_line=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
         allocation=allocation,
+        colours=environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
     )
     _check_signals(flags, backend)
     _check_polled(flags, backend)
