@@ -32,6 +32,9 @@ class Timer:
         self.call = None
 
 
+NO_TIMER = Timer(0.0, None)  # nothing is scheduled
+
+
 class Loop:
     """A mailbox of events, and the descriptors and timers that fill it."""
 

@@ -29,7 +29,6 @@ import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartRequest, StatusRequest, StopRequest
-from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     BAD_REQUEST,
     CONFLICT,
@@ -46,8 +45,8 @@ from tenax._io.http.message import (
     json,
     text,
 )
+from tenax._io.http.pending import DeferredResponse, Stream, event
 from tenax._io.http.server import ClientLimits, HttpServer
-from tenax._io.http.stream import Stream, event
 from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
 from tenax._io.listen import listen
 from tenax._observe.dashboard.feed import change

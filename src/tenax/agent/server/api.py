@@ -32,7 +32,7 @@ from tenax._core.policy import (
     ask_policy,
     first_cause_first,
 )
-from tenax._logs.std import Std
+from tenax._logs.specs import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.agent.server._self_report import SelfReport, measured
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions

@@ -280,7 +280,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         scopes = self._watch_scopes(envs)
         prefixes = None
         if self._log_line_prefix_template is not None:
-            from tenax._logs.prefix import line_prefix
+            from tenax._logs.specs import line_prefix
 
             prefixes = {
                 rank: line_prefix(
