@@ -26,7 +26,7 @@ tenax._core.commands tenax._engines tenax._io tenax._core.coordinator tenax._cor
 tenax._core.ledger tenax._core.messages tenax._core.model tenax._core.lifecycle tenax._core.names tenax._core.policy
 tenax._core.ranks tenax._core.record tenax._core.run_state tenax._core.run_text tenax._core.text tenax._failures
 tenax._failures.hook tenax._failures.out_of_memory tenax._failures.exit_text tenax._io.helper_process tenax._io.listen
-tenax._logs tenax._logs.prefix tenax._logs.writer tenax._logs.specs tenax._logs.std tenax._io.loop
+tenax._logs tenax._logs.writer tenax._logs.specs tenax._io.loop
 tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.entrypoint tenax._processes.keeper
 tenax._processes.stacks tenax.rendezvous tenax.rendezvous.api tenax.rendezvous._engine_handler tenax._engines.local
 tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node tenax._node.workers

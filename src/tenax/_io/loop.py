@@ -32,6 +32,9 @@ class Timer:
         self.call = None
 
 
+NO_TIMER = Timer(0.0, None)  # nothing is scheduled
+
+
 class Selector:
     """Waits for descriptors. Not with epoll: it drops a closed descriptor, even if a new file has reused the number."""
 

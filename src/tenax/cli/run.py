@@ -250,7 +250,7 @@ def _restart_policy(options: Options) -> RestartPolicy | None:
 
 
 def _logs_specs(options: Options) -> Any:
-    from tenax._logs.std import Std
+    from tenax._logs.specs import Std
 
     def streams(value: int | dict[int, int]) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}

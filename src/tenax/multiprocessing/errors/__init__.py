@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from tenax._failures.error_handler import ErrorHandler, get_error_handler
-from tenax._failures.record import record
+from tenax._failures.error_handler import ErrorHandler, get_error_handler, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
