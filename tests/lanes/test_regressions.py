@@ -39,7 +39,7 @@ from tenax._engines.etcd.keys import Keys, Leader, Written
 from tenax._engines.etcd.leader_address import LeaderAddress, this_machine
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.operations import Put, TransactionAnswer
+from tenax._io.etcd.operations import Header, Put, TransactionAnswer
 from tenax._io.loop import Loop
 
 
@@ -58,7 +58,7 @@ class SlowEtcd:
         """Let every write succeed, including those that follow."""
         while self.waiting:
             self.revision += 1
-            self.waiting.pop(0)(TransactionAnswer(self.revision, succeeded=True))
+            self.waiting.pop(0)(TransactionAnswer(Header(self.revision), succeeded=True))
 
 
 class Leading:

@@ -15,7 +15,7 @@ from kit.addresses import own_address
 from kit.etcd import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
-from tenax.rendezvous._etcd_options import PASSWORD_VARIABLE
+from tenax.rendezvous._options import PASSWORD_VARIABLE
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -128,9 +128,9 @@ def test_a_value_that_is_too_large_is_rejected(client: BlockingEtcd, prefix: str
             return
 
         def call(self, operation: Operation[Any], patience_s: float | None = None) -> Any:
-            from tenax._io.etcd.operations import KeyValue, RangeAnswer
+            from tenax._io.etcd.operations import Header, KeyValue, RangeAnswer
 
-            return RangeAnswer(1, (KeyValue(f"{prefix}run".encode(), b"x" * (5 << 20), 1, 1, 1),), 1)
+            return RangeAnswer(Header(1), (KeyValue(f"{prefix}run".encode(), b"x" * (5 << 20), 1, 1, 1),), 1)
 
     with pytest.raises(RendezvousStateError, match=f"the value of '{prefix}run' in etcd has 5242880 bytes"):
         EtcdRendezvousBackend(Large(), "run", prefix).get_state()

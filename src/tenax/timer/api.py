@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # A third-party queue can only be polled. A server that stops waits at most this long for the poll to return.
 _MAX_POLL_S = 0.25
+_MAX_WAIT_S = 86_400.0  # some systems do not support longer timeouts
+_RETRY_S = 1.0  # until the next attempt to kill a process that cannot be signalled
 
 
 class TimerRequest:
@@ -47,6 +49,9 @@ class TimerRequest:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.worker_id!r}, {self.scope_id!r}, {self.expiration_time!r})"
+
+
+AnyRequest = TypeVar("AnyRequest", bound=TimerRequest)
 
 
 class TimerClient(ABC):
@@ -73,6 +78,53 @@ class RequestQueue(ABC):
         """Return up to ``size`` requests, waiting for at most ``timeout`` seconds."""
 
 
+class TimerTable(Generic[AnyRequest]):
+    """The timers of a server, by worker and scope."""
+
+    _max_interval: float
+
+    def __init__(self) -> None:
+        self._timers: dict[tuple[Any, str], AnyRequest] = {}
+        self._unreaped: set[Any] = set()  # workers that could not be signalled in the last round
+
+    def register_timers(self, timer_requests: list[AnyRequest]) -> None:
+        for request in timer_requests:
+            key = (request.worker_id, request.scope_id)
+            if request.expiration_time < 0:
+                self._timers.pop(key, None)
+            else:
+                self._timers[key] = request
+
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[AnyRequest]]:
+        """Return by worker the timers that expire at the deadline or earlier."""
+        expired: dict[Any, list[AnyRequest]] = {}
+        for request in self._timers.values():
+            if request.expiration_time <= deadline:
+                expired.setdefault(request.worker_id, []).append(request)
+        return expired
+
+    def _timeout_s(self) -> float:
+        """Return the time until the first timer expires, within the limits."""
+        first = min(
+            (each.expiration_time for each in self._timers.values() if each.worker_id not in self._unreaped),
+            default=float("inf"),
+        )
+        longest = min(self._max_interval, _RETRY_S if self._unreaped else _MAX_WAIT_S)
+        return max(0.0, min(longest, first - time.time()))
+
+
+def signal_worker(pid: int, number: int) -> bool:
+    """Return whether the process was signalled or has already exited."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        logger.info("process %s has already exited", pid)
+    except OSError:
+        logger.exception("could not kill process %s with signal %s", pid, number)
+        return False
+    return True
+
+
 class TimerServer(ABC):
     """Watches timers in a thread and reaps the workers whose timers expire.
 
@@ -86,6 +138,7 @@ class TimerServer(ABC):
         self._daemon = daemon
         self._watchdog_thread: threading.Thread | None = None
         self._stop_signaled = False
+        self._wake_reader = self._wake_writer = -1  # a pipe that becomes readable when the server is stopped
 
     @abstractmethod
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
@@ -107,6 +160,7 @@ class TimerServer(ABC):
         if self._watchdog_thread is not None:
             raise RuntimeError(f"this {type(self).__name__} is already started; stop it first")
         self._stop_signaled = False
+        self._wake_reader, self._wake_writer = os.pipe()
         self._watchdog_thread = threading.Thread(
             target=self._watchdog_loop, name=f"tenax {type(self).__name__}", daemon=self._daemon
         )
@@ -115,13 +169,12 @@ class TimerServer(ABC):
     def stop(self) -> None:
         """Stop the thread and wait for its end."""
         self._stop_signaled = True
-        self._wake()
         thread, self._watchdog_thread = self._watchdog_thread, None
         if thread is not None:
+            os.write(self._wake_writer, b"\0")
             thread.join()
-
-    def _wake(self) -> None:  # noqa: B027 - optional
-        """Interrupt the wait for requests, if the server can."""
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
 
     def _watchdog_loop(self) -> None:
         while not self._stop_signaled:

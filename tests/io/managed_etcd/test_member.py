@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import TIMEOUT_S, gone, leaving_nothing, on_linux
-from tenax._io.etcd.managed import member_key
+from tenax._engines.etcd.managed import member_key
 from tenax._io.etcd.operations import AddMember, Members, Put, Range, RemoveMember
 from tenax._io.tls import TlsFiles
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kit.processes import TIMEOUT_S, on_linux
+from tenax._engines.etcd.managed import ManagedSettings, member_key
 from tenax._engines.etcd.operator import connect_through_etcd
 from tenax._engines.tcp.operator import Unreachable
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
-from tenax._io.etcd.managed import ManagedSettings, member_key
 from tenax._io.etcd.operations import (
     Delete,
     Members,

@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 
     from tenax._core.record import RunRecord
     from tenax._engines.etcd.candidacy import Elected
+    from tenax._engines.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.endpoint import Address
     from tenax._io.etcd.errors import EtcdError
-    from tenax._io.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.etcd.operations import Change, KeyValue, RangeAnswer
 
 _LEAVE_TIMEOUT_S = 4.0
@@ -164,7 +164,8 @@ class EtcdEngine(LinkedEngine):
 
     def close(self) -> None:
         self._end_connecting()
-        self._end_lookup()
+        if self._lookup is not None:
+            self._lookup.close()
         super().close()
         if self._leadership is not None:
             self._leadership.close()
@@ -187,7 +188,7 @@ class EtcdEngine(LinkedEngine):
                 "message)"
             )
         if self._etcd.managed is not None:
-            from tenax._io.etcd.managed import ManagedMember
+            from tenax._engines.etcd.managed import ManagedMember
 
             self._member = ManagedMember(self._loop, self._etcd.managed, self._node.print_line, self._refused)
             self._member.start()
@@ -203,23 +204,15 @@ class EtcdEngine(LinkedEngine):
         """Resolve --local-addr, which may be a name: a leader announces its address."""
 
         def found(addresses: list[Address]) -> None:
-            self._end_lookup()
+            self._lookup = None
             self._local_address = str(addresses[0][1][0])
 
         def failed(why: str) -> None:
-            self._end_lookup()
+            self._lookup = None
             self._refused(f"cannot resolve --local-addr {self._settings.local_addr!r}: {why}")
 
-        lookup = Lookup(Endpoint(self._settings.local_addr, 1), found, failed)
-        if lookup.start():
-            self._lookup = lookup
-            self._loop.watch(lookup)
-
-    def _end_lookup(self) -> None:
-        if self._lookup is not None:
-            self._loop.unwatch(self._lookup)
-            self._lookup.close()
-            self._lookup = None
+        self._lookup = Lookup(self._loop, Endpoint(self._settings.local_addr, 1), found, failed)
+        self._lookup.start()
 
     def _reconnect(self, why: str, *, was_linked: bool) -> None:
         if self._leader is not None:

@@ -16,6 +16,7 @@ import os
 
 from tenax._io.etcd.errors import EtcdUnavailable
 from tenax._io.etcd.operations import GrantLease, KeepAlive, LeaseAnswer, RevokeLease
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,20 +44,19 @@ class HeldLease:
         lost: Callable[[str], None],
         troubled: Callable[[EtcdError], None],
         every_s: float | None = None,
-        on_proven: Callable[[], None] | None = None,
     ) -> None:
         self.id = int.from_bytes(os.urandom(8), "big") >> 1 or 1
         self.ttl_s = ttl_s
         self.proven_at = 0.0
         self.is_held = False
-        self.on_proven = on_proven
+        self.on_proven: Callable[[], None] | None = None
         self._client = client
         self._every_s = ttl_s / 4 if every_s is None else every_s
         self._held = held
         self._lost = lost
         self._troubled = troubled
         self._call: EtcdCall | None = None
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._first_sent_at: float | None = None
         self._is_doubted = False
         self._is_over = False
@@ -67,7 +67,6 @@ class HeldLease:
     # --- the grant ----------------------------------------------------------------------------------------------------
 
     def _grant(self) -> None:
-        self._timer = None
         grant = GrantLease(self.ttl_s, self.id)
         self._call = self._client.call(
             grant, self._granted, self._not_granted, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
@@ -102,7 +101,6 @@ class HeldLease:
     # --- keeping it alive ---------------------------------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
-        self._timer = None
         self._call = self._client.call(
             KeepAlive(self.id), self._kept, self._not_kept, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
         )
@@ -144,10 +142,10 @@ class HeldLease:
         """Stop without callbacks. The lease expires by itself."""
         self._is_over = True
         self.is_held = False
-        for thing in (self._call, self._timer):
-            if thing is not None:
-                thing.cancel()
-        self._call = self._timer = None
+        self._timer.cancel()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
 
     def _set_timer(self, when: float, call: Callable[[], None]) -> None:
         if not self._is_over:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,7 +14,10 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tenax._core.model import MAX_EARLIER, Evidence, Failure
 from tenax._core.policy import (
@@ -30,9 +32,9 @@ from tenax._core.policy import (
     ask_policy,
     first_cause_first,
 )
-from tenax._logs.std import Std
+from tenax._logs.specs import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
-from tenax.agent.server._self_report import SelfReport, measured, measured_as
+from tenax.agent.server._self_report import SelfReport, measured
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
 from tenax.rendezvous.api import RendezvousGracefulExitError
 
@@ -194,23 +196,19 @@ class RunResult:
         return self.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
 
 
-class _RoleInstanceInfo:
+class _RoleInstanceInfo(msgspec.Struct, eq=False):
     """The workers of one agent, as sent to the other agents. Third-party launchers that assign ranks use it."""
 
-    __slots__ = ("local_world_size", "rank", "role")
-
-    def __init__(self, role: str, rank: int, local_world_size: int) -> None:
-        self.role = role
-        self.rank = rank
-        self.local_world_size = local_world_size
+    role: str
+    rank: int
+    local_world_size: int
 
     def serialize(self) -> bytes:
-        return json.dumps({"role": self.role, "rank": self.rank, "local_world_size": self.local_world_size}).encode()
+        return msgspec.json.encode(self)
 
     @staticmethod
     def deserialize(data: bytes) -> _RoleInstanceInfo:
-        fields = json.loads(data)
-        return _RoleInstanceInfo(fields["role"], fields["rank"], fields["local_world_size"])
+        return msgspec.json.decode(data, type=_RoleInstanceInfo)
 
     @staticmethod
     def compare(obj1: _RoleInstanceInfo, obj2: _RoleInstanceInfo) -> int:
@@ -398,7 +396,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         for local_rank, worker_id in ids.items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            self._record_start(worker)
+            self._record(partial(self._construct_event, "START", "WORKER", worker))
         worker_group.state = WorkerState.HEALTHY
 
     @measured
@@ -411,15 +409,14 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     def _exit_barrier(self) -> None:
         """Wait for the other nodes before leaving, so that a store in use stays up."""
         group = self._worker_group
-        if self._store is None or (group.group_world_size or 1) == 1:
+        if self._store is None or group.group_world_size in (None, 1):
             return
-        prefix = "torchelastic/agent/terminal_state"
-        try:
-            from datetime import timedelta
+        from tenax.utils.store import barrier
 
-            if int(self._store.add(f"{prefix}/num_members", 1)) == group.group_world_size:
-                self._store.set(f"{prefix}/last_member", b"1")
-            self._store.wait([f"{prefix}/last_member"], timedelta(seconds=self._exit_barrier_timeout))
+        try:
+            barrier(
+                self._store, group.group_world_size, "torchelastic/agent/terminal_state", self._exit_barrier_timeout
+            )
         except SignalException:
             raise
         except Exception as error:  # a missing peer is not a failure of this node
@@ -441,7 +438,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         finally:
             self._close_sinks()
 
-    @measured_as("SimpleElasticAgent.run")
+    @partial(measured, name="SimpleElasticAgent.run")
     def _run_and_shut_down(self, role: str) -> RunResult:
         is_shut_down = False
         try:
