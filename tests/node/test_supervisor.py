@@ -74,7 +74,7 @@ class QuietLogs:
         if evidence is not None:
             done(evidence)
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         self.printed.append(text)
         if after_output:
             self.printed_after_output.append(text)

@@ -183,6 +183,7 @@ class Lifecycle:
                 why=state.next_why,
                 coordinator_rank=coordinator_rank,
                 store_peers=self._store_peers(first) if record is first and first.offer.is_agent_store else (),
+                max_restarts=settings.max_restarts,
             )
             record.generation, record.part = part.generation, part
             self._outbox.append(Send((ranks.node_id,), events.GenerationFormed(part)))

@@ -250,7 +250,7 @@ class Logs(Watchable, Protocol):
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent; with ``after_output``, after all output of the workers."""
 
     def live(self, text: str) -> None: ...

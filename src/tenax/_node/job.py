@@ -73,6 +73,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     event_log_handler: str = "null"
     metrics: str = ""  # metric handlers, by name
     live_line: bool = True  # if stderr is a terminal
+    colours: bool = False  # likewise
 
     # Observers.
     dashboard: str = ""  # HOST:PORT; empty: no dashboard

@@ -137,6 +137,7 @@ class Node(Surroundings):
                 stderr_filters=list(job.duplicate_stderr_filters or ()),
                 show_messages=self._is_command,
                 live_line=job.live_line,
+                colours=job.colours,
                 now=loop.now,
             )
             self._keeper.spawn()  # first: it starts up while the rest is prepared

@@ -199,8 +199,8 @@ class Supervisor:
     def release(self, name: str) -> None:
         self._processes.release(name)
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
-        self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output)
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
+        self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output, colour=colour)
 
     def record_run(self, settings: RunSettings) -> RecordRun:
         if self._run_journal is not None:
@@ -355,7 +355,7 @@ class Supervisor:
         is_end = any(isinstance(command, commands.Finish) for command in issued)
         for line in lines_for(event, issued, state):
             if line.important:
-                self.print_line(line.text, after_output=is_end)
+                self.print_line(line.text, after_output=is_end, colour=line.colour)
         if self._scopes is not None:
             self._scopes.on_step(event, issued)
         for command in issued:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tenax._node.log_queries import LogQueries
 
 _STDOUT, _STDERR = 1, 2
+_COLOURS = {"red": 31, "green": 32, "yellow": 33}
 _REPLACED = 2  # added to the number of a stream whose object in ``sys`` was replaced
 _TAIL_BYTES = 64 << 10  # what the log writer keeps of each stream
 _DRAIN_S = 5.0  # at the end: maximum time to write the last lines
@@ -56,6 +57,7 @@ class WorkerLogs:
         stderr_filters: list[str] | None = None,
         show_messages: bool = True,
         live_line: bool = True,
+        colours: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = specs
@@ -65,6 +67,8 @@ class WorkerLogs:
         self._filters = {_STDOUT: stdout_filters or [], _STDERR: stderr_filters or []}
         self._show_messages = show_messages
         self._live_line = show_messages and live_line
+        self._has_colours = colours and os.isatty(_STDERR)
+        self._has_one_console = _is_same_file(_STDOUT, _STDERR)
         self._now = now
         self._writer = LogWriter()
         self.destination = LogsDest()  # of the latest generation
@@ -107,8 +111,11 @@ class WorkerLogs:
         streams: dict[tuple[int, int], int] = {}
         try:
             for rank, env in envs.items():
-                for number in (_STDOUT, _STDERR):
-                    streams[rank, number] = self._open_stream(generation, rank, number, env, destination)
+                streams[rank, _STDOUT] = self._open_stream(generation, rank, _STDOUT, env, destination)
+                if self._is_one_stream(rank):
+                    streams[rank, _STDERR] = os.dup(streams[rank, _STDOUT])
+                else:
+                    streams[rank, _STDERR] = self._open_stream(generation, rank, _STDERR, env, destination)
         except OSError:  # too many open files; the caller reports it
             for descriptor in streams.values():
                 os.close(descriptor)
@@ -123,6 +130,12 @@ class WorkerLogs:
             )
             for rank in envs
         }
+
+    def _is_one_stream(self, rank: int) -> bool:
+        """Whether stdout and stderr of this worker only go to the same console: then one pipe keeps their order."""
+        to = self.destination
+        goes_elsewhere = (to.stdouts, to.stderrs, to.tee_stdouts, to.tee_stderrs)
+        return self._has_one_console and not any(each.get(rank) for each in goes_elsewhere)
 
     def _remember(self, generation: int, envs: dict[int, dict[str, str]]) -> None:
         ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
@@ -207,7 +220,8 @@ class WorkerLogs:
         if command.was_stopped and not self.has_error_file(command.local_rank):
             done(self._stacks_only(command))
             return
-        key = f"{command.generation}.{command.local_rank}.{_STDERR}"
+        number = _STDOUT if self._is_one_stream(command.local_rank) else _STDERR
+        key = f"{command.generation}.{command.local_rank}.{number}"
         self._writer.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
     def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
@@ -263,12 +277,15 @@ class WorkerLogs:
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent. With ``after_output``, all workers are gone and their output is written first."""
         if after_output:
             self._end_streams()
         if self._show_messages:
-            self._writer.print(one_line(without_passwords(text)), after_output=after_output)
+            self._writer.print(self._coloured(one_line(without_passwords(text)), colour), after_output=after_output)
+
+    def _coloured(self, text: str, colour: str) -> str:
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colour and self._has_colours else text
 
     def _end_streams(self) -> None:
         """Close the streams after the last worker, even if another process holds one of the pipes open."""
@@ -312,6 +329,13 @@ class WorkerLogs:
 
     def on_writable(self) -> None:
         self._writer.on_writable()
+
+
+def _is_same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:  # one is closed
+        return False
 
 
 def _replaced(number: int) -> TextIO | None:

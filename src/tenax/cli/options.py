@@ -135,6 +135,7 @@ def decide(
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
         live_line=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
+        colours=environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
     )
     _check_signals(flags, backend)
     _check_polled(flags, backend)
