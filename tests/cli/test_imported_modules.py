@@ -38,10 +38,10 @@ tenax._node.supervisor tenax._node.worker_logs tenax.store tenax.store._host
 OF_STDLIB = """
 __future__ _collections _collections_abc _datetime _decimal _functools _heapq _operator _socket _sre _stat _struct
 _typing _uuid collections collections.abc contextlib copyreg decimal enum errno fcntl functools gc genericpath
-itertools keyword math numbers operator os posixpath re re._casefix re._compiler re._constants re._parser reprlib
-select selectors signal stat struct types typing uuid warnings
+itertools keyword numbers operator os posixpath re re._casefix re._compiler re._constants re._parser reprlib
+select signal stat struct types typing uuid warnings
 """
-MAX_OF_STDLIB = 52
+MAX_OF_STDLIB = 50
 # Imported by a timer a quarter of a second after the start: by then the worker has run, unless the machine is busy.
 LATER = {"tenax._node.control_socket", "tenax._io.private_folder", "tenax._core.requests"}
 NOT_FOUND = {"_wmi", "typing_extensions"}  # searched and not found, or hidden

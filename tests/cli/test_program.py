@@ -77,12 +77,12 @@ def test_a_usage_error_is_one_message_with_exit_code_2(args, message, tmp_path) 
         (
             ["help", "foo"],
             "tenax: unknown command 'foo'; commands: run, replay, ask, status, ps, logs, stacks, "
-            "stop, drain, restart, timeline, report, version, help",
+            "stop, drain, restart, timeline, report, completion, version, help",
         ),
         (
             ["launch"],
             "tenax: unknown command 'launch'; commands: run, replay, ask, status, ps, logs, stacks, "
-            "stop, drain, restart, timeline, report, version, help",
+            "stop, drain, restart, timeline, report, completion, version, help",
         ),
     ],
 )

@@ -142,6 +142,7 @@ def test_finish_waits_for_a_slow_console(harness: Harness) -> None:
             stderr=subprocess.DEVNULL,  # not the console, which it reads
         )
         assert slow.stdout is not None
+        assert select.select([slow.stdout], [], [], 30)[0], "it has started"
         reader = harness.reader(os.dup(slow.stdout.fileno()))
         assert writer.finish(0.3).is_complete
     slow.wait(10)

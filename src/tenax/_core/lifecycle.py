@@ -258,6 +258,9 @@ class Lifecycle:
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         phase, last, node_id = self.state.phase, self.state.last, record.info.node_id
+        if record.is_superseded:  # its agent may stay, to host the coordinator, so nothing else ends the wait for it
+            self._on_gone(node_id, SUPERSEDED, now, is_loss=True)
+            return
         if not isinstance(phase, Running | Recovering) or record.phase is NodePhase.READY:
             return
         record.phase, record.since = NodePhase.DONE, now

@@ -396,7 +396,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         for local_rank, worker_id in ids.items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            self._record_start(worker)
+            self._record(partial(self._construct_event, "START", "WORKER", worker))
         worker_group.state = WorkerState.HEALTHY
 
     @measured
