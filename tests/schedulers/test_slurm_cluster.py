@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from .slurm_cluster import ENDED, SlurmCluster, wait_for, why_not
 pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 STEP = ("srun", "--ntasks-per-node=1")
+# Slurm starts a requeued job minutes later, and boots a node as slowly.
+slow = pytest.mark.skipif(not os.environ.get("SLURM_SLOW_TESTS"), reason="takes minutes: ./dev slurm runs it")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +82,8 @@ def test_separate_runs_share_nodes(slurm: SlurmCluster) -> None:
     assert "using only this node of the 2 nodes" in alone.read_text()
 
 
+@slow
+@pytest.mark.timeout(900)
 def test_preempted_jobs_are_requeued_and_continue(slurm: SlurmCluster) -> None:
     """With and without GraceTime; one with a notice before, and watched from the login host."""
     both = ("-N2", "--ntasks-per-node=1")
@@ -125,6 +130,8 @@ def test_workers_that_ignore_sigterm_are_killed_before_slurm_kills(slurm: SlurmC
     assert "requeued" not in text
 
 
+@slow
+@pytest.mark.timeout(900)
 def test_an_elastic_job_survives_a_power_failure_and_a_drain(slurm: SlurmCluster) -> None:
     """One step per node: the others continue, the node returns, and a drained node exits with 0."""
     train = f"{slurm.tenax} run --nnodes 2:3 --rdzv-conf last_call_timeout=1 train.py elastic 400"

@@ -102,15 +102,17 @@ def test_a_thread_that_logs_does_not_hide_a_hang(job: Job) -> None:
     """The main threads are blocked, so its lines are not progress."""
     script = job.runner.script(
         """
-        import threading, time
+        import os, threading, time
         def log():
             while True:
                 print("still here", flush=True)
                 time.sleep(0.02)
         threading.Thread(target=log, daemon=True).start()
+        data = os.open(os.devnull, os.O_WRONLY)
         until = time.monotonic() + 2
         while time.monotonic() < until:
-            sum(range(10_000))
+            os.write(data, b"x")
+            time.sleep(0.01)
         def wait_forever():
             threading.Event().wait()
         wait_forever()
