@@ -59,7 +59,7 @@ class EtcdRendezvous:
         timeout: float,
         last_call_timeout: float,
     ) -> None:
-        from tenax._io.etcd.operations import key_part
+        from tenax._core.etcd.operations import key_part
         from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
         from tenax.store._etcd import EtcdStore
 

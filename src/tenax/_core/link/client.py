@@ -153,6 +153,10 @@ class LinkClient:
         return self.phase is LinkPhase.LINKED
 
     @property
+    def is_unlinked(self) -> bool:
+        return self.phase is LinkPhase.UNLINKED
+
+    @property
     def where(self) -> str:
         return f"the coordinator {self.location}".rstrip()
 
@@ -264,6 +268,7 @@ class LinkClient:
                 if counts:
                     self.lease.answered(number)
                     return self._hold(now)
+                self.lease.received(number)
                 return []
             case wire.Challenge(nonce) if self.phase is LinkPhase.GREETING and len(nonce) == wire.NONCE_BYTES:
                 self.phase = LinkPhase.PROVING
@@ -353,6 +358,10 @@ class LinkClient:
 
     def _close(self, why: str, now: float, *, by_peer: bool = False) -> list[Output]:
         return [Close(), *self.closed(why, now, by_peer=by_peer)]
+
+    def drop(self, why: str, now: float) -> list[Output]:
+        """Close the connection, if there is one."""
+        return [] if self.is_unlinked else self._close(why, now)
 
     def closed(self, why: str, now: float, *, by_peer: bool = False, is_mismatch: bool = False) -> list[Output]:
         """The connection is closed, or could not be used. ``is_mismatch``: the TLS settings differ."""

@@ -264,8 +264,12 @@ class LinkedEngine(ABC):
             hang_after_s=self._node.settings.hang_after_s,
         )
 
+    @staticmethod
+    def _jitter() -> float:
+        return int.from_bytes(os.urandom(2), "big") / 65536
+
     def _backoff_s(self) -> float:
-        return self._machine.backoff_s(int.from_bytes(os.urandom(2), "big") / 65536)
+        return self._machine.backoff_s(self._jitter())
 
     def _retry(self, why: str, after_s: float, call: Callable[[], None]) -> None:
         if self._may_retry(why):

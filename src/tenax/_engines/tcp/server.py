@@ -112,7 +112,7 @@ class CoordinatorServer:
         self._timer: Cancellable | None = None
         self._is_listening = False
         self._max_links = _max_links()
-        self._links = links.LinkServer(
+        self.links = links.LinkServer(
             settings.run_id,
             terms,
             secret,
@@ -123,8 +123,8 @@ class CoordinatorServer:
             handshake_timeout_s=handshake_timeout_s,
             max_unauthenticated=max(8, min(links.MAX_UNAUTHENTICATED, self._max_links // 2)),
         )
-        self.others = self._links.others
-        self.members_proven_at = self._links.members_proven_at
+        self.others = self.links.others
+        self.members_proven_at = self.links.members_proven_at
 
     @property
     def coordinator(self) -> CoordinatorHost:
@@ -141,11 +141,11 @@ class CoordinatorServer:
     @property
     def refused(self) -> int:
         """Connections that were closed because of what they sent, or did not send."""
-        return self._links.refused
+        return self.links.refused
 
     @property
     def is_over(self) -> bool:
-        return self._links.is_over
+        return self.links.is_over
 
     @property
     def is_at_work(self) -> bool:
@@ -228,16 +228,16 @@ class CoordinatorServer:
         peer = links.Peer(self._loop.now(), os.urandom(wire.NONCE_BYTES), address)
 
         def on_body(body: bytes) -> None:
-            self._do(self._links.received(peer, wire.decode_from_agent(body), self._loop.now()))
+            self._do(self.links.received(peer, wire.decode_from_agent(body), self._loop.now()))
 
         def on_closed(why: str, by_peer: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
-            self._do(self._links.closed(peer, why, was_finished=connection.link.was_finished))
+            self._do(self.links.closed(peer, why, was_finished=connection.link.was_finished))
 
         descriptor = sock.fileno()
         connection = _Connection(peer, Link(sock, on_body, on_closed, self._tls, is_server=True), descriptor)
         self._connections[peer] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
-        self._do(self._links.opened(peer))
+        self._do(self.links.opened(peer))
 
     def _do(self, outputs: list[links.Output]) -> None:
         for output in outputs:
@@ -293,7 +293,7 @@ class CoordinatorServer:
             self._hold_back(send, self._coordinator.state)
 
     def deliver(self, send: Send) -> None:
-        self._do(self._links.deliver(send))
+        self._do(self.links.deliver(send))
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class CoordinatorServer:
         self._send(peer, wire.encode_answer(number, value, error))
 
     def _forward(self, node_id: str, request: OfNode, reply: Reply) -> None:
-        peer = self._links.nodes.get(node_id)
+        peer = self.links.nodes.get(node_id)
         if peer is None or len(self._pending) >= _MAX_PENDING_REQUESTS:
             reply(None, "that node is not connected" if peer is None else "too many pending requests")
             return
@@ -340,14 +340,14 @@ class CoordinatorServer:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _tick_later(self) -> None:
-        self._timer = self._loop.at(self._links.next_deadline(), self._on_tick)
+        self._timer = self._loop.at(self.links.next_deadline(), self._on_tick)
 
     def _on_tick(self) -> None:
         for _ in range(_MAX_READ_ROUNDS):  # bounded: unauthenticated peers may send without end
             if not self._serve():
                 break
         now = self._loop.now()
-        self._do(self._links.tick(now))
+        self._do(self.links.tick(now))
         self._fail_requests("that node did not answer in time", lambda pending: now - pending.at > _REQUEST_TIMEOUT_S)
         if len(self._connections) < self._max_links:
             self._listen()

@@ -12,22 +12,22 @@ Invariants:
 
 from __future__ import annotations
 
+from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import Authenticate
 from tenax._core.text import format_seconds
 from tenax._io.etcd import gateway
 from tenax._io.etcd.attempt import Attempt
-from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import Authenticate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import AnyAnswer, AnyOperation
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.endpoint import EtcdEndpoint
-    from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.gateway import Fault
-    from tenax._io.etcd.operations import AnyAnswer, AnyOperation
     from tenax._io.etcd.token import TokenWait
     from tenax._io.interfaces import Cancellable
 

@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.etcd.errors import EtcdError
-    from tenax._io.etcd.operations import AnyOperation, Authenticate, AuthenticateAnswer, Operation
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import AnyOperation, Authenticate, AuthenticateAnswer, Operation
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.etcd.watch_stream import WatchStream
     from tenax._io.interfaces import EventLoop

@@ -13,10 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenax._core.model import assert_never
-from tenax._core.text import concealed_repr
-from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import (
+from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import (
     AddMember,
     AnyAnswer,
     AnyKeyAnswer,
@@ -52,6 +50,8 @@ from tenax._io.etcd.operations import (
     TransactionAnswer,
     UsersAnswer,
 )
+from tenax._core.model import assert_never
+from tenax._core.text import concealed_repr
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 

@@ -29,16 +29,8 @@ import tempfile
 
 import msgspec
 
-from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
-from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.control_host import DEFAULT_PORT, control_hosts, split_names, taken_port
-from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_messages
-from tenax._io.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
-from tenax._io.etcd.gateway import ROOT
-from tenax._io.etcd.member_address import MemberAddress
-from tenax._io.etcd.member_command import first_cluster, member_command, present_cluster
-from tenax._io.etcd.member_probe import MemberProbe
-from tenax._io.etcd.operations import (
+from tenax._core.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
+from tenax._core.etcd.operations import (
     AddMember,
     Members,
     PromoteMember,
@@ -50,6 +42,14 @@ from tenax._io.etcd.operations import (
     key_part,
     run_prefix,
 )
+from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.control_host import DEFAULT_PORT, control_hosts, split_names, taken_port
+from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_messages
+from tenax._io.etcd.gateway import ROOT
+from tenax._io.etcd.member_address import MemberAddress
+from tenax._io.etcd.member_command import first_cluster, member_command, present_cluster
+from tenax._io.etcd.member_probe import MemberProbe
 from tenax._io.etcd.server import ServerProcess
 from tenax._io.etcd.server_guard import GRACE_S
 from tenax._io.etcd.settings import EtcdSettings
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Literal
 
+    from tenax._core.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer, UserStep
     from tenax._io.etcd.control_host import ControlHost
     from tenax._io.etcd.member_probe import Standing
-    from tenax._io.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer, UserStep
     from tenax._io.interfaces import Cancellable, EventLoop
 
 __all__ = ["ManagedMember", "ManagedSettings", "managed_settings", "member_key"]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
-    from tenax._io.etcd.operations import Member
+    from tenax._core.etcd.operations import Member
     from tenax._io.tls import TlsFiles
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import Authenticate, AuthenticateAnswer
+from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import Authenticate, AuthenticateAnswer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.etcd.errors import EtcdError
+    from tenax._core.etcd.errors import EtcdError
 
     Ready = Callable[[str], None]
     Failed = Callable[[EtcdError], None]

@@ -12,23 +12,20 @@ Invariants:
 
 from __future__ import annotations
 
-import os
-
-from tenax._io.etcd.errors import EtcdUnavailable
-from tenax._io.etcd.operations import GrantLease, KeepAlive, LeaseAnswer, RevokeLease
+from tenax._core.etcd.errors import EtcdUnavailable
+from tenax._core.etcd.operations import GrantLease, KeepAlive, LeaseAnswer, RevokeLease
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.etcd.call import EtcdCall
-    from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.errors import EtcdError
-    from tenax._io.interfaces import Cancellable
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.leadership.calls import Call, Calls, Timer
 
 _REVOKE_S = 1.0
 _MAX_PATIENCE_S = 10.0  # for long leases, too, so that trouble is reported soon
 _CHECK_AGAIN_S = 0.2
+_MAX_RETRY_S = 1.0  # after a failed call
 
 
 class HeldLease:
@@ -36,7 +33,8 @@ class HeldLease:
 
     def __init__(
         self,
-        client: EtcdClient,
+        client: Calls,
+        lease_id: int,
         ttl_s: int,
         *,
         held: Callable[[], None],
@@ -45,7 +43,8 @@ class HeldLease:
         every_s: float | None = None,
         on_proven: Callable[[], None] | None = None,
     ) -> None:
-        self.id = int.from_bytes(os.urandom(8), "big") >> 1 or 1
+        """``lease_id`` is random, because it must be unique in etcd."""
+        self.id = lease_id
         self.ttl_s = ttl_s
         self.proven_at = 0.0
         self.is_held = False
@@ -55,8 +54,8 @@ class HeldLease:
         self._held = held
         self._lost = lost
         self._troubled = troubled
-        self._call: EtcdCall | None = None
-        self._timer: Cancellable | None = None
+        self._call: Call | None = None
+        self._timer: Timer | None = None
         self._first_sent_at: float | None = None
         self._is_doubted = False
         self._is_over = False
@@ -87,7 +86,7 @@ class HeldLease:
         self._call = None
         if not isinstance(error, EtcdUnavailable) or error.is_certain:
             self._first_sent_at = None
-        self._set_timer(self._client.loop.now() + self._every_s, self._grant)
+        self._retry(self._grant)
         self._troubled(error)
 
     def _prove(self, when: float) -> None:
@@ -125,8 +124,11 @@ class HeldLease:
 
     def _not_kept(self, error: EtcdError) -> None:
         self._call = None
-        self._set_timer(self._client.loop.now() + self._every_s, self._keep_alive)
+        self._retry(self._keep_alive)
         self._troubled(error)
+
+    def _retry(self, call: Callable[[], None]) -> None:
+        self._set_timer(self._client.loop.now() + min(self._every_s, _MAX_RETRY_S), call)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
