@@ -258,14 +258,17 @@ _CONSTANTS = {
 
 
 def _bases(kind: type) -> list[str]:
-    public = [f"`{base.__name__}`" for base in kind.__bases__ if base.__name__ in _PUBLIC]
+    public = [f"`{base.__name__}`" for base in kind.__mro__[1:] if base.__name__ in _PUBLIC]
     return [f"Base: {public[0]}.", ""] if public else []
 
 
 def _methods(kind: type) -> list[str]:
-    """What the class itself defines; what it inherits is told there."""
+    """What the class itself defines; what it inherits is told there, unless only private classes tell it."""
+    own = dict(vars(kind))
+    if not _bases(kind):
+        own = {name: thing for base in reversed(kind.__mro__) if _is_ours(base) for name, thing in vars(base).items()}
     told = []
-    for name, thing in sorted(vars(kind).items()):
+    for name, thing in sorted(own.items()):
         if name.startswith("_") or isinstance(thing, enum.Enum):
             continue
         if isinstance(thing, property):
@@ -283,6 +286,10 @@ def _signature(name: str, thing: Any) -> list[str]:
     if inspect.isclass(thing) and not issubclass(thing, msgspec.Struct) and not _makes_itself(thing):
         return []
     return ["```python", f"{name}{_parameters(thing, wrap_at=100 - len(name))}", "```", ""]
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("tenax")
 
 
 def _makes_itself(kind: type) -> bool:

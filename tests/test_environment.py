@@ -12,8 +12,7 @@ READERS = {
     # what people call: commands, and TorchElastic's names
     *("cli/main.py", "cli/run.py", "run.py", "argparse_util.py", "compat/__main__.py"),
     *("launcher/api.py", "agent/server/local_elastic_agent.py", "_node/workers.py"),
-    *("rendezvous/registry.py", "rendezvous/dynamic_rendezvous.py", "rendezvous/_tcp_handler.py"),
-    *("rendezvous/_etcd_options.py", "_engines/secret.py", "_engines/tcp/marker.py"),
+    *("rendezvous/_options.py", "_engines/store_address.py", "_engines/secret.py", "_engines/tcp/marker.py"),
     *("metrics/_by_name.py", "events/_recording.py", "utils/logging.py", "utils/api.py"),
     # what runs in a worker
     *("preemption.py", "progress.py", "control_plane/__init__.py", "control_plane/_handlers.py"),

@@ -65,15 +65,11 @@ def get_args_parser() -> argparse.ArgumentParser:
             continue
         store: Any = env if flag.from_environment else "store"
         default = list(flag.default) if flag.kind == "list" else flag.default
-        kind = _argparse_type(flag)
+        more: dict[str, Any] = {"choices": flag.choices or None}
         if flag.alone is not None:
-            parser.add_argument(
-                *flag.spellings, action=store, type=kind, default=default, nargs="?", const=flag.alone, help=text
-            )
-            continue
-        parser.add_argument(
-            *flag.spellings, action=store, type=kind, default=default, choices=flag.choices or None, help=text
-        )
+            more = {"nargs": "?", "const": flag.alone}
+        kind = _argparse_type(flag)
+        parser.add_argument(*flag.spellings, action=store, type=kind, default=default, help=text, **more)
     parser.add_argument("training_script", type=str, help="The script, module or program to run.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments.")
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import subprocess
 import sys
@@ -22,36 +23,34 @@ from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreI
 _TOY = Path(__file__).parent / "toy_agent_main.py"
 
 
-def record(root: str, codes: list[list[int]], max_restarts: int) -> dict[str, list[Any]]:
-    command = [sys.executable, str(_TOY), root, json.dumps(codes), str(max_restarts)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S * 2)
-    return json.loads(done.stdout)
+# By name: the exit codes of the workers of each attempt, and --max-restarts.
+CASES = {
+    "success": ([[0, 0]], 0),
+    "success after a restart": ([[0, 3], [0, 0]], 2),
+    "failure": ([[4, 0]], 0),
+    "failure of all": ([[4, 5]], 0),
+}
 
 
-@pytest.mark.parametrize(
-    ("codes", "max_restarts"),
-    [
-        pytest.param([[0, 0]], 0, id="success"),
-        pytest.param([[0, 3], [0, 0]], 2, id="success after a restart"),
-        pytest.param([[4, 0]], 0, id="failure"),
-        pytest.param([[4, 5]], 0, id="failure of all"),
-    ],
-)
-def test_a_third_party_agent_emits_the_same_events_and_metrics_as_with_torch(
-    codes: list[list[int]], max_restarts: int
-) -> None:
+def record(root: str) -> list[dict[str, list[Any]]]:
+    """Return the events and metrics of each case, with the modules of this root."""
+    command = [sys.executable, str(_TOY), root, json.dumps(list(CASES.values()))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S * 3)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_third_party_agent_emits_the_same_events_and_metrics_as_with_torch() -> None:
     """In the same order, with the same source, keys and ranks.
 
     Except that tenax knows the group when it assigns ranks.
     """
-    pytest.importorskip("torch", reason="torch is not installed")
-    torchs = record("torch.distributed.elastic", codes, max_restarts)
-    tenaxs = record("tenax", codes, max_restarts)
-    for name, _, _, values in tenaxs["events"] + torchs["events"]:
-        if name.endswith("ASSIGN_WORKER_RANKS"):
-            del values["group_rank"], values["group_world_size"]
-    assert tenaxs["events"] == torchs["events"]
-    assert tenaxs["metrics"] == torchs["metrics"]
+    for case, torchs, tenaxs in zip(CASES, record("torch.distributed.elastic"), record("tenax"), strict=True):
+        for name, _, _, values in tenaxs["events"] + torchs["events"]:
+            if name.endswith("ASSIGN_WORKER_RANKS"):
+                del values["group_rank"], values["group_world_size"]
+        assert tenaxs["events"] == torchs["events"], case
+        assert tenaxs["metrics"] == torchs["metrics"], case
 
 
 class Quick(SimpleElasticAgent):

@@ -1,11 +1,13 @@
 """A launcher for TorchElastic with its own agent; the first argument is the root of its imports.
 
-Prints the events and metrics as JSON. They must be the same with the modules of torch and of tenax.
+Prints the events and metrics of each case as a line of JSON. They must be the same with the modules of torch and of
+tenax.
 """
 
 import importlib
 import json
 import logging
+import os
 import subprocess
 import sys
 
@@ -97,7 +99,7 @@ def main(root: str, codes: list[list[int]], max_restarts: int) -> None:
         event_log_handler="recorder",
     )
     Toy(spec).run()
-    json.dump(recorded, sys.stdout)
+    print(json.dumps(recorded), flush=True)
 
 
 class Store:
@@ -133,4 +135,9 @@ class Store:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))
+    importlib.import_module(f"{sys.argv[1]}.agent.server.api")  # once: torch takes seconds
+    for case in json.loads(sys.argv[2]):
+        if os.fork() == 0:
+            main(sys.argv[1], *case)
+            os._exit(0)
+        assert os.wait()[1] == 0

@@ -35,7 +35,7 @@ GOOD = {
     "duplicate_stdout_filters": "a,b",
     "duplicate_stderr_filters": "a,b",
     "dashboard": "8080",
-    "on_hang": "report",
+    "on_hang": "restart",
     "hang_after": "60",
     "trace": "otel",
 }

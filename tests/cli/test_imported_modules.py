@@ -31,9 +31,9 @@ tenax._failures.exit_codes tenax._failures.hook tenax._failures.out_of_memory te
 tenax._io.helper_process
 tenax._io.listen tenax._logs tenax._logs.prefix
 tenax._logs.writer
-tenax._logs.specs tenax._logs.std tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
-tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
-tenax._processes.keeper tenax._processes.placement tenax.rendezvous tenax.rendezvous.api
+tenax._logs.specs tenax._logs.std tenax._io.loop
+tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.entrypoint
+tenax._processes.keeper tenax._processes.stacks tenax.rendezvous tenax.rendezvous.api
 tenax.rendezvous._engine_handler
 tenax._engines.local tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node
 tenax._node.workers tenax._node.journal tenax._node.notice_file
@@ -49,7 +49,7 @@ errno fcntl functools genericpath heapq itertools keyword math numbers operator 
 re._casefix re._compiler re._constants re._parser reprlib select selectors signal socket stat stringprep struct
 textwrap threading types typing unicodedata uuid warnings
 """
-MAX_OF_STDLIB = 65
+MAX_OF_STDLIB = 53
 # Imported by a timer a quarter of a second after the start: by then the worker has run, unless the machine is busy.
 LATER = {"tenax._node.control_socket", "tenax._io.private_folder", "tenax._core.requests"}
 NOT_FOUND = {"_wmi", "typing_extensions"}  # searched and not found, or hidden

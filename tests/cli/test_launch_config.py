@@ -61,7 +61,7 @@ def test_the_defaults_are_torchelastics() -> None:
         "notice_s": None,
         "preload": "none",
         "dashboard": "",
-        "on_hang": "off",
+        "on_hang": "report",
         "hang_after": 300.0,
         "trace": "",
     }

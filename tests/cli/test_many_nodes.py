@@ -57,7 +57,7 @@ $ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store:2379 --master-addr head t
 --master-addr head and --rdzv-backend etcd cannot be combined; set the etcd members with --rdzv-endpoint and remove \
 --master-addr
 $ --nnodes 2 --rdzv-backend local --rdzv-endpoint head train.py
---rdzv-backend local and --nnodes 2 cannot be combined: local is for one node
+--rdzv-backend local and --nnodes 2 cannot be combined: local is for one node; remove one of them
 $ --nnodes 2 --rdzv-backend= --rdzv-endpoint head train.py
 --rdzv-backend needs a name, such as 'tcp' or 'static'
 $ --nnodes 2 --rdzv-backend c10d --rdzv-conf store_type=file --rdzv-endpoint /shared/meeting train.py

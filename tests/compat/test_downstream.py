@@ -44,7 +44,7 @@ def test_create_backend_calls_the_replaceable_function_for_its_store() -> None:
     from inspect import signature
 
     assert list(signature(c10d_rendezvous_backend._create_tcp_store).parameters) == ["params"]
-    assert "_create_tcp_store" in c10d_rendezvous_backend._create_backend.__code__.co_names
+    assert "_create_tcp_store" in c10d_rendezvous_backend.create_backend.__code__.co_names
 
 
 def test_private_names_can_be_imported() -> None:

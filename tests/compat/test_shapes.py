@@ -54,7 +54,8 @@ DIFFERENT |= {
     )
 }
 # Additions of tenax to torch's bases, fields and abstract methods.
-ADDED = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"} | {
+ADDED = {"SelfReport", "ForwardingRendezvousHandler", "TimerTable", "Generic"} | {
+    *("redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"),
     *("dashboard", "on_hang", "hang_after", "trace"),
 }
 

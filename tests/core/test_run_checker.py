@@ -57,7 +57,8 @@ class FormsAGenerationPerNode(CoordinatorMachine):
     """Sends every node another generation number."""
 
     def step(self, event, now: float) -> Step:
-        sends, decision = super().step(event, now)
+        step = super().step(event, now)
+        sends, decision = step.sends, step.decision
         formed = [send for send in sends if isinstance(send.event, events.GenerationFormed)]
         for index, send in enumerate(formed):
             part = msgspec.structs.replace(send.event.assignment, generation=send.event.assignment.generation + index)
@@ -108,7 +109,8 @@ class ChangesAssignments(CoordinatorMachine):
     """Base of machines that send wrong assignments."""
 
     def step(self, event, now: float) -> Step:
-        sends, decision = super().step(event, now)
+        step = super().step(event, now)
+        sends, decision = step.sends, step.decision
         changed = [
             Send(send.to, events.GenerationFormed(self.change(send.event.assignment)))
             if isinstance(send.event, events.GenerationFormed)
@@ -225,7 +227,8 @@ class FailsOnALoss(CoordinatorMachine):
 
 class NotifiesOnlySomeMembers(CoordinatorMachine):
     def step(self, event, now: float) -> Step:
-        sends, decision = super().step(event, now)
+        step = super().step(event, now)
+        sends, decision = step.sends, step.decision
         fewer = [
             Send(send.to[:1], send.event) if isinstance(send.event, events.GenerationEnded) else send for send in sends
         ]
@@ -307,7 +310,8 @@ class ReportsStoppedWorkersTwice(ReportsTheLastCauseFirst):
 
 class SendsTheVerdictOnlyToMembers(CoordinatorMachine):
     def step(self, event, now: float) -> Step:
-        sends, decision = super().step(event, now)
+        step = super().step(event, now)
+        sends, decision = step.sends, step.decision
         members = self.state.members
         fewer = [
             Send(tuple(each for each in send.to if each in members), send.event)
@@ -383,7 +387,8 @@ class SendsNoWaitingReason(CoordinatorMachine):
     """Does not send Waiting."""
 
     def step(self, event, now: float) -> Step:
-        sends, decision = super().step(event, now)
+        step = super().step(event, now)
+        sends, decision = step.sends, step.decision
         return Step([send for send in sends if not isinstance(send.event, events.Waiting)], decision)
 
 
@@ -474,7 +479,8 @@ class RestartsWhileGathering(CoordinatorMachine):
 
 class DrainsAllNodes(CoordinatorMachine):
     def step(self, event, now: float) -> Step:
-        sends, decision = super().step(event, now)
+        step = super().step(event, now)
+        sends, decision = step.sends, step.decision
         more = [
             Send(tuple(self.state.nodes), s.event) if isinstance(s.event, events.LeaveRequested) else s for s in sends
         ]

@@ -22,6 +22,7 @@ from .pages import ROOT
 pytestmark = [
     on_linux,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.timeout(3 * LONGEST_S),  # seconds of CPU time to import torch, which a busy machine multiplies
 ]
 __all__ = ["start"]
 
@@ -30,6 +31,8 @@ RECORDING = Path(__file__).with_name("recording_training.py")
 SAMPLES, BATCH, EPOCHS, SAVE_EVERY = 64, 8, 4, 3
 STEPS_PER_EPOCH = SAMPLES // BATCH
 LAST_STEP = EPOCHS * STEPS_PER_EPOCH
+# What the example imports, and what DDP imports later: several seconds for every worker of every generation.
+PRELOAD = ("--preload", "torch.distributed.nn.functional,torch._dynamo")
 
 
 class Pipe:
@@ -47,7 +50,7 @@ class Pipe:
 
 def arguments(*flags: str, script: Path = RECORDING, epochs: int = EPOCHS, samples: int = SAMPLES) -> list[str]:
     own = ["--folder", "checkpoints", "--epochs", str(epochs), "--samples", str(samples), "--batch", str(BATCH)]
-    return [*flags, str(script), *own, "--save-every", str(SAVE_EVERY)]
+    return [*PRELOAD, *flags, str(script), *own, "--save-every", str(SAVE_EVERY)]
 
 
 def resumptions(agent: Agent) -> dict[int, tuple[int, int]]:

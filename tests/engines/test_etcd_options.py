@@ -14,7 +14,7 @@ import trustme
 from tenax._io.tls import TlsFiles
 from tenax.cli.options import _KNOWN_SETTINGS
 from tenax.rendezvous._etcd_handler import EtcdEngineHandler, etcd_engine_settings
-from tenax.rendezvous._etcd_options import etcd_settings_from
+from tenax.rendezvous._options import etcd_settings_from
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.etcd_rendezvous import create_rdzv_handler
 from tenax.rendezvous.etcd_rendezvous_backend import client_from, create_backend

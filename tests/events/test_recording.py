@@ -261,7 +261,7 @@ def test_importing_the_package_loads_few_modules() -> None:
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    own = {"tenax", "tenax.events", "tenax.events._configured", "tenax.events._undo"}
+    own = {"tenax", "tenax.events", "tenax.events._configured"}
     heavy = {"logging", "dataclasses", "json", "msgspec", "inspect", "typing", "threading"}
     loaded = set(done.stdout.split())
     assert own <= loaded

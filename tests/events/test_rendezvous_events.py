@@ -13,7 +13,7 @@ from kit.processes import leaving_nothing
 from tenax import events
 from tenax._engines.free_port import free_port
 from tenax.events import EventHandler, NodeState, RdzvEvent
-from tenax.rendezvous._dynamic.changes import changes
+from tenax.rendezvous._dynamic.event_recorder import changes
 from tenax.rendezvous._dynamic.state import Node, Standing, State
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
@@ -39,7 +39,7 @@ def rows(handler: Keeping) -> list[tuple[str, str, str]]:
         assert isinstance(event, RdzvEvent)
         assert RdzvEvent.deserialize(event.serialize()) == event
         assert (event.run_id, event.hostname, event.pid) == ("run", "127.0.0.1", os.getpid())
-        if not event.name.startswith("heartbeat.py"):
+        if not event.name.startswith("holder.py"):
             message = event.message.partition(") ")[2] or event.message
             found.append((event.name.rpartition(".")[2], event.node_state.value, message))
     return found

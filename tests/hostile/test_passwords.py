@@ -11,7 +11,7 @@ import pytest
 from kit.jobs import TIMEOUT_S
 from tenax._core.text import without_passwords
 from tenax.launcher import LaunchConfig
-from tenax.metrics._otlp_address import otlp_address
+from tenax.metrics._opentelemetry import otlp_address
 
 SECRET = "hunter2"
 ADDRESS = f"http://user:{SECRET}@host:4318"

@@ -108,7 +108,7 @@ class Coordinator:
             plain = shortened_texts(msgspec.to_builtins(step), MAX_TEXT)  # as the journal writes it
             msgspec.json.decode(msgspec.json.encode(plain), type=AnyRunLine)
         replay_run(header, steps)
-        show([history_of_run(header, steps)], [])
+        show([history_of_run(header, steps, None)], [])
 
     def _event(self, draw: Draw) -> Any:
         random_ = draw.random_
@@ -160,7 +160,7 @@ class Agent:
             steps.append(msgspec.json.decode(msgspec.json.encode(plain), type=AnyLine))
         header = Header(3, "0", settings, "train.py", "h", 1e9, 0.0)
         replay(header, steps, None)
-        show([], [history_of_node(header, steps)])
+        show([], [history_of_node(header, steps, None)])
         if machine.state.verdict is not None:
             report = Report(
                 verdict=machine.state.verdict, entrypoint="t", host="h", run_id="r", role="d", max_restarts=3
@@ -198,13 +198,13 @@ class Journals:
         path.write_bytes(b"\n".join(lines) + b"\n" * random_.randrange(2))
         with suppress(JournalUnreadable):
             if is_run:
-                header, steps, _ = read_run_journal(str(path))
+                header, steps, footer = read_run_journal(str(path))
                 replay_run(header, steps)
-                show([history_of_run(header, steps)], [])
+                show([history_of_run(header, steps, footer)], [])
             else:
                 agent_header, agent_steps, footer = read_journal(str(path))
                 replay(agent_header, agent_steps, footer)
-                show([], [history_of_node(agent_header, agent_steps)])
+                show([], [history_of_node(agent_header, agent_steps, footer)])
 
     def close(self) -> None:
         self._folder.cleanup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from .running import Running
 
 pytestmark = requires_netns
 
+requires_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 5
 
@@ -56,12 +58,12 @@ def test_a_plain_worker_records_steps_and_fails_or_finishes_on_request(lab: Lab)
     }
 
 
+@requires_torch
 def test_only_a_correct_result_passes_the_check(lab: Lab) -> None:
-    pytest.importorskip("torch.distributed")
-    arguments = ("--step-s", "0", "--check", "--no-ddp", "--steps")
-    correct = start("ddp_train.py", lab[0], 0, 1, 1, *arguments, str(STEPS))
+    arguments = ("--step-s", "0", "--check", "--steps")
+    correct = start("torch_train.py", lab[0], 0, 1, 1, *arguments, str(STEPS))
     assert correct.wait(timeout_s=90).code == 0, correct
     assert [line["step"] for line in traces.read(lab.shared, event="step")] == list(range(1, STEPS + 1))
-    wrong = start("ddp_train.py", lab[0], 0, 1, 2, *arguments, str(STEPS - 1))  # the checkpoint is of a later step
+    wrong = start("torch_train.py", lab[0], 0, 1, 2, *arguments, str(STEPS - 1))  # the checkpoint is of a later step
     assert wrong.wait(timeout_s=90).code == 4, wrong
     assert "the parameters differ by" in wrong.err

@@ -72,26 +72,6 @@ if store.get("verdict") == b"fail":
 (folder / f"rank-{rank}").write_text(json.dumps([node, world_size, os.environ["TORCHELASTIC_RESTART_COUNT"]]))
 """
 
-TORCH_WORKER = """
-import os, pathlib, sys
-import torch
-import torch.distributed as dist
-
-node, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-dist.init_process_group("gloo", "env://")
-total = torch.ones(1)
-dist.all_reduce(total)
-assert total.item() == dist.get_world_size() == 2
-failed = folder / "failed"
-if node == "b" and not failed.exists():
-    failed.touch()
-    os._exit(3)
-dist.all_reduce(total)
-assert total.item() == 4
-(folder / f"rank-{dist.get_rank()}").write_text(node)
-dist.destroy_process_group()
-"""
-
 
 def run_two_agents(folder: Path, worker: str, workers: int) -> dict[str, Any]:
     """Return what each agent prints at its end."""
@@ -130,11 +110,3 @@ def test_a_failure_on_one_node_restarts_both(tmp_path: Path) -> None:
     wrote = {rank: json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(4)}
     assert {rank for rank, (node, _, _) in wrote.items() if node == "a"} == set(results["a"]["ranks"])
     assert {world_size for _, world_size, _ in wrote.values()} == {4}
-
-
-def test_a_real_process_group_forms_again_after_a_failure(tmp_path: Path) -> None:
-    """Gloo twice over the agents' store: with old keys the second group would connect to dead addresses."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    results = run_two_agents(tmp_path, TORCH_WORKER, workers=1)
-    assert {each["state"] for each in results.values()} == {"SUCCEEDED"}
-    assert {(tmp_path / f"rank-{rank}").read_text() for rank in range(2)} == {"a", "b"}

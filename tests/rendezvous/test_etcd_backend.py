@@ -15,7 +15,7 @@ from kit.addresses import own_address
 from kit.etcd import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
 from tenax._core.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax.rendezvous._etcd_options import PASSWORD_VARIABLE
+from tenax.rendezvous._options import PASSWORD_VARIABLE
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,

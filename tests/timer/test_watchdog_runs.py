@@ -389,7 +389,7 @@ note("status", open("/proc/self/status").read())
 """
     program = [sys.executable, "-X", "importtime", "-m", "tenax", "run"]
     env = {} if value is None else {"TORCHELASTIC_ENABLE_FILE_TIMER": value}
-    done = runner.run("--log-dir=logs", runner.script(body), program=program, env=env)
+    done = runner.run("--on-hang=off", "--log-dir=logs", runner.script(body), program=program, env=env)
     assert done.code == 0, done
     assert runner.note("env") == "[]"
     assert not catches(runner.note("status"))

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax.utils.data import CyclingIterator
-from tenax.utils.data.elastic_distributed_sampler import _plain_sampler, order_of, share_of
+from tenax.utils.data.elastic_distributed_sampler import _PlainSampler, _sampler, order_of, share_of
 
 pytestmark = pytest.mark.process
 
-PlainSampler = _plain_sampler()
+PlainSampler = _sampler(_PlainSampler, order_of)
 has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 

@@ -77,8 +77,25 @@ class LogsRequest(Request, frozen=True):
     unfinished: bool = False  # include a last line without a line break; it is sent again once complete
 
 
-OfNode = LogsRequest
-AnyRequest = AgentRequest | StatusRequest | StopRequest | RestartRequest | DrainRequest | NodeRequest | LogsRequest
+class StacksRequest(Request, frozen=True):
+    """Return the stacks of one node's workers, as a list of ``WorkerStacks``."""
+
+    node: Name
+    local_rank: LocalRank = -1  # -1: all workers of the node
+
+
+class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One worker and the stacks of its threads."""
+
+    rank: int
+    pid: int
+    host: str = ""
+    stacks: str = ""
+    why: str = ""  # why there are none
+
+
+OfNode = LogsRequest | StacksRequest
+AnyRequest = AgentRequest | StatusRequest | StopRequest | RestartRequest | DrainRequest | NodeRequest | OfNode
 
 
 def answer_safely(answer: Callable[[R, Reply], None], request: R, reply: Reply) -> None:

@@ -15,7 +15,6 @@ The invariants C1 to C10 stand at the values that they concern. Tests cite the n
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
 import msgspec
 
@@ -157,7 +156,7 @@ class Send(msgspec.Struct, frozen=True):
     event: FromCoordinator
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True):
     """What follows one event."""
 
     sends: list[Send]

@@ -226,7 +226,7 @@ class OperatorApi:
             case requests.NodeRequest(node):
                 node_id, trouble = self.find(node)
                 reply(node_id or None, trouble)
-            case requests.LogsRequest(node):
+            case requests.LogsRequest(node) | requests.StacksRequest(node):
                 node_id, trouble = self.find(node)
                 if trouble:
                     reply(None, trouble)

@@ -12,6 +12,7 @@ addresses with its offer. ``allow`` adds more (``--rdzv-conf store_allow``).
 from __future__ import annotations
 
 import errno
+import os
 
 import msgspec
 
@@ -100,6 +101,12 @@ class StoreAddress:
         if self._host is not None:
             self._host.close()
             self._host = None
+
+
+def may_use_agent_store(params: RendezvousParameters | None = None) -> bool:
+    """Return whether workers may use the store that the agent serves."""
+    default = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+    return default if params is None else bool(params.get_as_bool("use_agent_store", default))
 
 
 def store_allow(params: RendezvousParameters) -> tuple[str, ...]:

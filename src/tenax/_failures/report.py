@@ -193,7 +193,7 @@ def _when(report: Report, failure: Failure) -> str:
 
 
 def _moment(clock: WallClock, at: float) -> str:
-    from tenax._view.time_text import format_local_moment
+    from tenax._view.text import format_local_moment
 
     return format_local_moment(at + clock.offset_s, clock.zone_s)
 
@@ -414,7 +414,7 @@ def _where_to_look(report: Report, width: int) -> list[str]:
 def _goodput(verdict: Verdict) -> str:
     if verdict.goodput is None:
         return ""
-    from tenax._view.goodput_text import format_goodput
+    from tenax._view.text import format_goodput
 
     return format_goodput(verdict.goodput)
 

@@ -13,10 +13,10 @@ process closes its copies first of all. Otherwise a child of the agent could hid
 
 from __future__ import annotations
 
+import _socket as socket  # `socket` itself is a slow import, and only adds what a channel does not use
 import errno
 import marshal
 import os
-import socket
 import struct
 from contextlib import suppress
 
@@ -30,7 +30,7 @@ _READ_SIZE = 1 << 18
 _MAX_DESCRIPTORS = 250  # Linux accepts 253
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_MAX_DESCRIPTORS * struct.calcsize("i"))
 # Received descriptors must not leak into processes that the receiver starts: a worker would hold another worker's pipe
-# open. (``socket.recv_fds`` ignores its flags.)
+# open.
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -91,7 +91,7 @@ class Channel:
         while self._outgoing:
             packet, descriptors = self._outgoing[0]
             try:
-                sent = socket.send_fds(self._sock, [packet], descriptors) if descriptors else self._sock.send(packet)
+                sent = self._sock.sendmsg([packet], _ancillary(descriptors))
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -170,6 +170,12 @@ def _close_copies() -> None:
 
 
 os.register_at_fork(after_in_child=_close_copies)
+
+
+def _ancillary(descriptors: list[int]) -> list[tuple[int, int, bytes]]:
+    if not descriptors:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
 
 
 def _close_on_exec_descriptors(payload: bytes) -> tuple[int, ...]:

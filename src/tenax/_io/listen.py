@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
-import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
 
 _BACKLOG = 4096  # the system caps it
 
@@ -13,11 +17,18 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
     An empty host means all interfaces, IPv6 and IPv4. A host name is resolved, which may block.
     """
+    import socket
+
+    return socket.socket(fileno=bind_listener(host, port).detach())
+
+
+def bind_listener(host: str, port: int = 0) -> _socket.socket:
+    """Return the socket of ``listen`` for a caller that accepts no connection: it needs no import of ``socket``."""
     if not host:
         return _listen_everywhere(port)
     # As bytes: for text, Python first imports its IDNA tables, even for a numeric address.
     node = host.encode() if host.isascii() else host
-    found = socket.getaddrinfo(node, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = _socket.getaddrinfo(node, port, type=_socket.SOCK_STREAM, flags=_socket.AI_PASSIVE)
     for family, _, _, _, address in found[:-1]:
         try:
             return _listen_at(family, address)
@@ -26,23 +37,23 @@ def listen(host: str, port: int = 0) -> socket.socket:
     return _listen_at(found[-1][0], found[-1][4])
 
 
-def _listen_everywhere(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
+def _listen_everywhere(port: int) -> _socket.socket:
+    if _socket.has_ipv6:
         try:
-            return _listen_at(socket.AF_INET6, ("::", port), dual_stack=True)
+            return _listen_at(_socket.AF_INET6, ("::", port), dual_stack=True)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise
-    return _listen_at(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104 - requested by the caller
+    return _listen_at(_socket.AF_INET, ("0.0.0.0", port))  # noqa: S104 - requested by the caller
 
 
-def _listen_at(family: int, address: tuple[object, ...], *, dual_stack: bool = False) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+def _listen_at(family: int, address: tuple[object, ...], *, dual_stack: bool = False) -> _socket.socket:
+    sock = _socket.socket(family, _socket.SOCK_STREAM)
     try:
         # Reuse the port of an earlier server even while its last connections are in TIME_WAIT.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dual_stack)
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        if family == _socket.AF_INET6:
+            sock.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, not dual_stack)
         sock.bind(address)
         sock.listen(_BACKLOG)
     except BaseException:

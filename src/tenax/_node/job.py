@@ -75,7 +75,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     # Observers.
     dashboard: str = ""  # HOST:PORT; empty: no dashboard
-    on_hang: str = "off"
+    on_hang: str = "report"
     hang_after: float = 300.0
     trace: str = ""  # destination of the trace; empty: no trace
 

@@ -6,7 +6,7 @@ lines, a replay shows all.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
@@ -24,7 +24,7 @@ _AGAIN = "; Ctrl-C again kills them now"
 _SHORT_RUN_S = 10.0
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True):
     text: str
     important: bool = True
 
@@ -97,7 +97,7 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
     worker = state.workers.get(local_rank)
     subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
     if worker is not None and worker.was_stopped:
-        from tenax._view.failure_kind import exit_summary
+        from tenax._view.text import exit_summary
 
         return Line(f"{subject} stopped ({exit_summary(exit_code)})", important=False)
     if fault:
@@ -154,7 +154,7 @@ def _goodput(verdict: Verdict) -> list[Line]:
     goodput = verdict.goodput
     if goodput is None or (goodput.spent.total_s < _SHORT_RUN_S and verdict.restarts_used == 0):
         return []
-    from tenax._view.goodput_text import format_goodput
+    from tenax._view.text import format_goodput
 
     text = format_goodput(goodput)
     return [Line(text)] if text else []

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentState
     from tenax._core.commands import ForwardNotice, ReadStacks, StartWorkers
     from tenax._core.model import Verdict
-    from tenax._io.interfaces import Control, Launch, OperatorService
+    from tenax._core.requests import StacksRequest
+    from tenax._io.interfaces import Control, Launch, OperatorService, Reply
     from tenax._logs.specs import LogsSpecs
     from tenax._node.job import JobSpec
     from tenax._node.journal import Step
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 JOURNAL_NAME = "journal.jsonl"
 # Variables that are set when a worker starts, besides those of ``_core.environment``.
 _SET_AT_START = ("TORCHELASTIC_ERROR_FILE", NOTICE_VARIABLE, "TORCH_WORKER_SERVER_SOCKET", TORCHELASTIC_TIMER_FILE)
+
+_SAMPLE_AFTER_S = 1.0  # when hang detection starts
 
 
 class Node(Surroundings):
@@ -109,6 +112,7 @@ class Node(Surroundings):
         self._sockets: WorkerSockets | None = None  # the workers' control plane
         self.scopes: WatchdogPipe | None = None  # the pipe on which workers report the scopes they enter
         self._observers: Observers | None = None  # None: no observer is enabled
+        self._last_step: tuple[Step, AgentState] | None = None
 
     def run(
         self,
@@ -160,8 +164,7 @@ class Node(Surroundings):
                 now=loop.now(),
             )
             self._open_observers()
-            polls_progress = bool(job.dashboard) or job.on_hang != "off"
-            self._steps = LiveSteps(loop, logs, self._warn, is_enabled=polls_progress)
+            self._steps = LiveSteps(loop, logs, self._warn, is_enabled=bool(job.dashboard))
             supervisor = self._supervisor()
             if self._is_command:
                 sinks.redirect_console(lambda line: loop.soon(lambda: logs.print_line(line)))
@@ -194,6 +197,7 @@ class Node(Surroundings):
                 part.close()
 
     def observe(self, step: Step, state: AgentState) -> None:
+        self._last_step = step, state
         for line in self._views.take(step, state):
             self._warn(line)
         if self._health is not None:
@@ -213,6 +217,15 @@ class Node(Surroundings):
         if self._observers is not None:
             self._observers.read_stacks(command)
 
+    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
+        if self._job.on_hang == "off":
+            reply(None, "the workers of this node cannot write their stacks: the agent was started with --on-hang off")
+            return
+        if self._observers is None:
+            self._make_observers()
+        assert self._observers is not None, "made before"
+        self._observers.answer_stacks(request, dump, reply)
+
     def enable_progress(self) -> bool:
         return self._steps.enable()
 
@@ -221,19 +234,25 @@ class Node(Surroundings):
             self._observers.set_operator_api(make_operator_api)
 
     def _open_observers(self) -> None:
-        job = self._job
-        if job.dashboard or job.trace or job.on_hang != "off":
-            from tenax._node.observers import Observers
+        if self._job.dashboard or self._job.trace:
+            self._make_observers()
+        elif self._job.on_hang != "off":  # later, so that no worker waits for these imports
+            self._loop.at(self._loop.now() + min(_SAMPLE_AFTER_S, self._job.hang_after / 4), self._make_observers)
 
-            self._observers = Observers(
-                job,
-                self._control,
-                self._environ,
-                self._loop,
-                self._logs,
-                self._warn,
-                lambda: self.scopes.scopes() if self.scopes is not None else {},
-            )
+    def _make_observers(self) -> None:
+        from tenax._node.observers import Observers
+
+        self._observers = Observers(
+            self._job,
+            self._control,
+            self._environ,
+            self._loop,
+            self._logs,
+            self._warn,
+            lambda: self.scopes.scopes() if self.scopes is not None else {},
+        )
+        if self._last_step is not None:
+            self._observers.observe(*self._last_step)
 
     def _open_health(self) -> None:
         health = self._health

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentState
     from tenax._core.commands import ReadStacks
     from tenax._core.hang import Scopes
-    from tenax._io.interfaces import Control, OperatorService
+    from tenax._core.requests import StacksRequest
+    from tenax._io.interfaces import Control, OperatorService, Reply
     from tenax._io.loop import Loop
     from tenax._node.job import JobSpec
     from tenax._node.journal import Step
@@ -70,6 +71,12 @@ class Observers:
 
     def read_stacks(self, command: ReadStacks) -> None:
         self._with_sampler(lambda sampler: sampler.read_stacks(command))
+
+    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
+        if self._sampler is None:
+            reply(None, "hang detection stopped on this node, so its workers' stacks cannot be read")
+        else:
+            self._sampler.answer_stacks(request, dump, reply)
 
     def _with_sampler(self, call: Callable[[Sampler], None]) -> None:
         if self._sampler is not None:

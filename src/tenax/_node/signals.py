@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 from tenax._core.events import NoticeReceived, SignalReceived
 
@@ -63,13 +62,15 @@ class SignalSource:
         self._reader = self._writer = -1
 
     def __enter__(self) -> SignalSource:
-        if threading.current_thread() is not threading.main_thread():
-            return self
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
-        # The descriptor first: a signal between handler and descriptor would be lost.
-        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        try:
+            # The descriptor first: a signal between handler and descriptor would be lost.
+            self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        except ValueError:  # this is not the main thread
+            self._close()
+            return self
         for number in dict.fromkeys(self._numbers):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, lambda *_: None)
@@ -83,6 +84,9 @@ class SignalSource:
             signal.signal(number, after if after is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
         self.discard()
+        self._close()
+
+    def _close(self) -> None:
         os.close(self._reader)
         os.close(self._writer)
         self._reader = self._writer = -1

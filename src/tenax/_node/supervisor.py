@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenax._core.messages import FromNode, NodeInfo
     from tenax._core.model import AgentSettings, Evidence, Verdict
     from tenax._core.policy import RestartPolicy
-    from tenax._core.requests import AnyRequest, OfNode
+    from tenax._core.requests import AnyRequest, OfNode, StacksRequest
     from tenax._io.interfaces import (
         Control,
         Entrypoint,
@@ -65,6 +65,10 @@ class Surroundings:
 
     def read_stacks(self, command: commands.ReadStacks) -> None:
         """Post the stacks that the workers have written."""
+
+    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:  # noqa: ARG002
+        """Answer with the stacks of the workers. ``dump`` makes a worker write them."""
+        reply(None, "this agent does not read stacks")
 
     def open_run_journal(self) -> RunJournal | None:
         """Open the journal of a coordinator in this process. None: no journal."""
@@ -205,7 +209,13 @@ class Supervisor:
         return self._run_journal.run_step
 
     def answer(self, request: OfNode, reply: Reply) -> None:
-        self._logs.answer(request, self.machine.state.generation, reply)
+        from tenax._core.requests import LogsRequest
+
+        generation = self.machine.state.generation
+        if isinstance(request, LogsRequest):
+            self._logs.answer(request, generation, reply)
+        else:
+            self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
         self._is_coordinator = make_operator_api is not None

@@ -6,6 +6,7 @@ failure evidence (what the last lines of stderr show). Implements ``interfaces.L
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -93,6 +94,7 @@ class WorkerLogs:
         """Open the streams of a new generation. All processes of the previous one are gone."""
         self._writer.close_stream_duplicates(self._open_keys)
         self._open_keys = []
+        self._remove_empty_stacks()
         destination = self.destination = self._choose_destination(envs)
         self._is_shared = len(envs) > 1
         self._remember(generation, envs)
@@ -253,6 +255,16 @@ class WorkerLogs:
             return ""
         return path if is_new else ""
 
+    def _remove_empty_stacks(self) -> None:
+        """Remove the files that workers opened for dumps of their stacks and never wrote."""
+        from tenax._processes.stacks import stacks_file
+
+        for error_file in filter(None, self.destination.error_files.values()):
+            path = stacks_file(error_file)
+            with contextlib.suppress(OSError):  # there is none, or the directory is gone
+                if not os.stat(path).st_size:
+                    os.unlink(path)
+
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
     def print_line(self, text: str, *, after_output: bool = False) -> None:
@@ -278,6 +290,7 @@ class WorkerLogs:
         if not self._is_open:
             return
         self._is_open = False
+        self._remove_empty_stacks()
         self._end_streams()
         self._writer.drain_now(_DRAIN_S)
         if final_text:

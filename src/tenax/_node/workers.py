@@ -36,12 +36,12 @@ def decide_placements(
     options: NumaOptions | None, local_world_size: int, environ: Mapping[str, str] = os.environ
 ) -> Placements:
     """Bind workers to CPUs if ``options`` are given, and divide the cores among them. Raises PlacementError."""
+    if options is None and (local_world_size == 1 or "OMP_NUM_THREADS" in environ):
+        return Placements()
     from tenax._processes.devices import allowed_cpus, cpu_quota, gpu_pci_bus_ids
     from tenax._processes.placement import devices_of_ranks, plan_placement, share_threads
     from tenax.numa._topology import Topology
 
-    if options is None and (local_world_size == 1 or "OMP_NUM_THREADS" in environ):
-        return Placements()
     cpus, topology = allowed_cpus(), Topology()
     placement = None
     if options is not None:

@@ -9,8 +9,8 @@ Prometheus would take a counter that decreases for a restarted one.
 
 from __future__ import annotations
 
-from tenax._view.failure_kind import kind_of
-from tenax.metrics._prometheus_text import CONTENT_TYPE, escaped, in_text
+from tenax._view.text import kind_of
+from tenax.metrics._prometheus import CONTENT_TYPE, escaped, in_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -43,12 +43,12 @@ the keeper reaps it.
 
 from __future__ import annotations
 
+import _socket as socket
 import ctypes
 import errno
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress

@@ -9,69 +9,49 @@ import msgspec
 
 from tenax._core import commands, events
 from tenax._core.model import by_cause
-from tenax._view.history import NO_END, HangSpan, NodeHistory, NodePart, Span, WorkerSpan, odd_ranks, without_overlaps
+from tenax._view.history import (
+    HangSpan,
+    NodeHistory,
+    NodePart,
+    Spans,
+    WorkerSpan,
+    missing_end,
+    odd_ranks,
+    without_overlaps,
+)
 from tenax._view.status import failure_status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
 
     from tenax._core.commands import AnyCommand
     from tenax._core.events import AnyEvent
     from tenax._core.messages import HangReport
-    from tenax._core.model import AgentSettings, Failure, Verdict
-
-    class NodeHeader(Protocol):
-        """The first line of an agent's journal, as far as it is used here."""
-
-        @property
-        def settings(self) -> AgentSettings: ...
-        @property
-        def entrypoint(self) -> str: ...
-        @property
-        def host(self) -> str: ...
-        @property
-        def wall_time(self) -> float: ...
-        @property
-        def at(self) -> float: ...
-
-    class NodeStep(Protocol):
-        @property
-        def at(self) -> float: ...
-        @property
-        def event(self) -> AnyEvent: ...
-        @property
-        def commands(self) -> list[AnyCommand]: ...
+    from tenax._core.model import Failure, Verdict
+    from tenax._node.journal import Footer, Header, Step
 
 
-def history_of_node(
-    header: NodeHeader, steps: Sequence[NodeStep], *, is_whole: bool = True, not_written: int = 0, folder: str = ""
-) -> NodePart:
-    """Return the spans and workers of one node. ``is_whole``, ``not_written``, ``folder``: see ``history_of_run``."""
+def history_of_node(header: Header, steps: Sequence[Step], footer: Footer | None, folder: str = "") -> NodePart:
+    """Return the spans and workers of one node. ``folder``: of the journal."""
     reader = _AgentReader(header)
     for step in steps:
         reader.add(step.at, step.event, step.commands)
-    missing = []
-    if not_written:
-        missing.append(f"the last {not_written} steps of the agent on {header.host} were not written")
-    elif not is_whole and reader.verdict is None:
-        missing.append(NO_END.format(f"the agent on {header.host}"))
+    missing = missing_end(f"the agent on {header.host}", footer, has_verdict=reader.verdict is not None)
     return reader.part(tuple(missing), folder)
 
 
 class _AgentReader:
     """Collects spans, workers, failures and hangs, step by step."""
 
-    def __init__(self, header: NodeHeader) -> None:
+    def __init__(self, header: Header) -> None:
         self._header = header
         self._offset = header.wall_time - header.at
         self._at = header.at
-        self._what, self._since = "waiting", header.at  # the current span
         self._generation = 0  # the last one
-        self._span_generation = 0  # of the current span
         self._first_rank, self._count = 0, header.settings.local_world_size
-        self._spans: list[Span] = []
+        self._spans = Spans(self._offset)
+        self._spans.begin("waiting", 0, header.at)
         self._alive: dict[int, tuple[int, float]] = {}  # local rank -> pid, since
         self._ended = 0
         self._workers: list[WorkerSpan] = []
@@ -87,14 +67,14 @@ class _AgentReader:
         match event:
             case events.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
                 self._alive[local_rank] = (pid, at)
-                if len(self._alive) + self._ended >= self._count and self._what == "starting":
-                    self._begin_span("working")
+                if len(self._alive) + self._ended >= self._count and self._spans.what == "starting":
+                    self._spans.begin("working", generation, at)
             case events.WorkerStartFailed(generation) if generation == self._generation:
                 self._ended += 1
             case events.WorkerExited(generation, local_rank) if generation == self._generation:
                 self._worker_ended(local_rank, event)
             case events.NodeCleared():
-                self._begin_span("waiting", 0)
+                self._spans.begin("waiting", 0, at)
             case events.HangFound(generation, report) if generation == self._generation and self._hang is None:
                 if self._header.settings.on_hang != "restart":  # otherwise it is a failure
                     self._hang = report, at - report.quiet_s
@@ -109,17 +89,17 @@ class _AgentReader:
                 self._generation, self._first_rank = part.generation, part.first_global_rank
                 self._ranks.append((part.generation, part.group_rank))
                 self._alive, self._ended = {}, 0
-                self._begin_span("starting", part.generation)
+                self._spans.begin("starting", part.generation, self._at)
             case commands.SignalWorkers(generation) | commands.KillNode(generation):
                 self._end_hang()
                 self._stopped.add(generation)
-                self._begin_span("stopping", generation)
+                self._spans.begin("stopping", generation, self._at)
             case commands.SendMessage(message):
                 for failure in getattr(message, "failures", ()):
                     self._found[failure.generation, failure.global_rank] = failure
             case commands.Finish(verdict):
                 self.verdict = verdict
-                self._begin_span("")
+                self._spans.end(self._at)
 
     def _end_hang(self) -> None:
         if self._hang is not None:
@@ -127,28 +107,14 @@ class _AgentReader:
             span = (since + self._offset, self._at + self._offset)
             self._hangs.append(HangSpan(report.generation, *span, odd_ranks(report)))
 
-    def _begin_span(self, what: str, generation: int | None = None) -> None:
-        """End the current span and begin another; an empty ``what`` begins none."""
-        if self._what and self._at > self._since:
-            spent = Span(self._what, self._since + self._offset, self._at + self._offset, self._span_generation)
-            self._spans.append(spent)
-        self._what, self._since = what, self._at
-        self._span_generation = self._generation if generation is None else generation
-
     def _worker_ended(self, local_rank: int, event: events.WorkerExited) -> None:
         self._ended += 1
         pid, since = self._alive.pop(local_rank, (0, self._at))
         is_good = event.exit_code == 0 and not event.fault
         was_stopped = self._generation in self._stopped and not event.before_stop
         until = self._at if event.ended_at is None else min(event.ended_at, self._at)
-        self._add_worker(
-            local_rank,
-            pid,
-            since,
-            until,
-            event.exit_code,
-            "succeeded" if is_good else "stopped" if was_stopped else "failed",
-        )
+        ended = "succeeded" if is_good else "stopped" if was_stopped else "failed"
+        self._add_worker(local_rank, pid, since, until, event.exit_code, ended)
 
     def _add_worker(
         self, local_rank: int, pid: int, since: float, until: float, exit_code: int | None, ended: str
@@ -163,7 +129,7 @@ class _AgentReader:
         for local_rank, (pid, since) in self._alive.items():
             self._add_worker(local_rank, pid, since, self._at, None, "")
         self._alive = {}
-        self._begin_span("")
+        self._spans.end(self._at)
         failures = sorted(self._found.values(), key=lambda each: (each.generation, *by_cause(each)))
         named = [msgspec.structs.replace(each, host=each.host or header.host) for each in failures]
         node = NodeHistory(
@@ -172,7 +138,7 @@ class _AgentReader:
             host=header.host,
             slots=header.settings.local_world_size,
             came_at=header.at + offset,
-            spans=tuple(self._spans),
+            spans=tuple(self._spans.found),
             workers=tuple(self._workers),
         )
         return NodePart(

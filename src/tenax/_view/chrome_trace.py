@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax._view.text import cause_text, end_text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -74,26 +76,20 @@ class _Trace:
         self.events.append({"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args})
 
     def _span(self, name: str, kind: str, pid: int, tid: int, since: float, until: float, **args: Any) -> None:
-        began = self._us(since)
-        event = {
-            "name": name,
-            "cat": kind,
-            "ph": "X",
-            "ts": began,
-            "dur": max(0, self._us(until) - began),
-            "pid": pid,
-            "tid": tid,
-            "args": {key: value for key, value in args.items() if value not in ("", None)},
-        }
+        more: dict[str, Any] = {"dur": max(0, self._us(until) - self._us(since))}
         if kind in _COLOURS:
-            event["cname"] = _COLOURS[kind]
-        self.events.append(event)
+            more["cname"] = _COLOURS[kind]
+        self._add("X", name, kind, pid, tid, since, args, more)
 
     def _instant(self, name: str, kind: str, scope: str, pid: int, tid: int, at: float, **args: Any) -> None:
+        self._add("i", name, kind, pid, tid, at, args, {"s": scope})
+
+    def _add(
+        self, ph: str, name: str, kind: str, pid: int, tid: int, at: float, args: dict[str, Any], more: dict[str, Any]
+    ) -> None:
         kept = {key: value for key, value in args.items() if value not in ("", None)}
-        self.events.append(
-            {"name": name, "cat": kind, "ph": "i", "s": scope, "ts": self._us(at), "pid": pid, "tid": tid, "args": kept}
-        )
+        event = {"name": name, "cat": kind, "ph": ph, "ts": self._us(at), "pid": pid, "tid": tid, "args": kept}
+        self.events.append(event | more)
 
     def run(self) -> None:
         history = self._history
@@ -124,7 +120,7 @@ class _Trace:
             why=each.why,
             nodes=each.nodes,
             workers=each.workers,
-            ended_by=each.ended_by,
+            ended_by=end_text(each.ended_by),
             ended_why=each.ended_why,
             first_step=each.first_step if each.first_step >= 0 else None,
             last_step=each.last_step if each.last_step >= 0 else None,
@@ -170,7 +166,7 @@ class _Trace:
                 1 + failure.local_rank if pid != _RUN_PID else 0,
                 failure.at,
                 what=failure.what,
-                cause=failure.cause,
+                cause=cause_text(failure.cause),
                 host=failure.host,
                 generation=failure.generation,
             )

@@ -6,83 +6,52 @@ from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Over, 
 from tenax._core.messages import NodeDraining, NodeJoined, NodeLeft
 from tenax._core.model import by_cause
 from tenax._core.policy import RecordedPolicy
-from tenax._view.history import NO_END, HangSpan, NodeHistory, RunHistory, RunPart, Span, odd_ranks, without_overlaps
+from tenax._view.history import (
+    HangSpan,
+    NodeHistory,
+    RunHistory,
+    RunPart,
+    Spans,
+    missing_end,
+    odd_ranks,
+    without_overlaps,
+)
 from tenax._view.status import failure_status, generation_status, state_of_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord, RunSettings
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord
     from tenax._core.ledger import GenerationEntry
     from tenax._core.model import Failure
-    from tenax._core.policy import AnyDecision
     from tenax._core.run_state import Suspicion
-
-    class RunHeader(Protocol):
-        """The first line of a coordinator's journal, as far as it is used here."""
-
-        @property
-        def settings(self) -> RunSettings: ...
-        @property
-        def host(self) -> str: ...
-        @property
-        def wall_time(self) -> float: ...
-        @property
-        def at(self) -> float: ...
-
-    class RunStep(Protocol):
-        @property
-        def at(self) -> float: ...
-        @property
-        def event(self) -> AnyCoordinatorEvent: ...
-        @property
-        def decision(self) -> AnyDecision | None: ...
+    from tenax._node.journal import Footer
+    from tenax._node.run_journal import RunHeader, RunStep
 
 
-def history_of_run(
-    header: RunHeader, steps: Sequence[RunStep], *, is_whole: bool = True, not_written: int = 0, folder: str = ""
-) -> RunPart:
-    """Return the history of a run as one coordinator saw it.
-
-    ``is_whole``: the journal has its last line. ``not_written``: the number of steps that were not written.
-    ``folder``: of the journal.
-    """
+def history_of_run(header: RunHeader, steps: Sequence[RunStep], footer: Footer | None, folder: str = "") -> RunPart:
+    """Return the history of a run as one coordinator saw it. ``folder``: of the journal."""
     replay = _Replay(header)
     trouble = replay.run(steps)
     missing = [trouble] if trouble else []
-    if not_written:
-        missing.append(f"the last {not_written} steps of the coordinator on {header.host} were not written")
-    elif not is_whole and replay.state.verdict is None:
-        missing.append(NO_END.format(f"the coordinator on {header.host}"))
+    has_verdict = replay.state.verdict is not None
+    missing += missing_end(f"the coordinator on {header.host}", footer, has_verdict=has_verdict)
     history = replay.history(tuple(missing), folder)
-    all_left = is_whole and bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
-    return RunPart(history, replay.ranks, replay.has_predecessor, all_left)
+    all_left = bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
+    return RunPart(history, replay.ranks, replay.has_predecessor, footer is not None and all_left)
 
 
-class _NodeSpans:
-    """The spans of one node so far."""
+class _Node(Spans):
+    """What was observed of one node."""
 
-    def __init__(self, record: NodeRecord, at: float) -> None:
+    def __init__(self, record: NodeRecord, at: float, offset: float) -> None:
+        super().__init__(offset)
         self.record = record
         self.came_at = at
-        self.what, self.generation, self.since = "", 0, at
-        self.spans: list[Span] = []
         self.gone_at: float | None = None
         self.gone_how = self.gone_why = ""
         self.times_lost = 0
-
-    def begin(self, what: str, generation: int, at: float) -> None:
-        """Begin a span unless the current one is the same."""
-        if (what, generation) != (self.what, self.generation):
-            self.end(at)
-            self.what, self.generation, self.since = what, generation, at
-
-    def end(self, at: float) -> None:
-        if self.what and at > self.since:
-            self.spans.append(Span(self.what, self.since, at, self.generation))
-        self.what = ""
 
 
 class _Replay:
@@ -94,7 +63,7 @@ class _Replay:
         self._machine: CoordinatorMachine
         self._began_at = self._at = header.at
         self._entries: list[GenerationEntry] = []
-        self._nodes: dict[str, _NodeSpans] = {}
+        self._nodes: dict[str, _Node] = {}
         self._failures: dict[int, Failure] = {}
         self._found: dict[tuple[int, int], Failure] = {}  # by generation and rank
         self.ranks: dict[tuple[int, int], str] = {}  # generation and group rank -> node id
@@ -170,7 +139,7 @@ class _Replay:
         if record is None:
             return
         if node_id not in self._nodes:
-            self._nodes[node_id] = _NodeSpans(record, self._at)
+            self._nodes[node_id] = _Node(record, self._at, self._offset)
         self._observe_node(node_id)
 
     def _observe_node(self, node_id: str) -> None:
@@ -224,20 +193,15 @@ class _Replay:
             goodput=ledger.goodput(at),
             outcome=verdict.outcome.value if verdict is not None else "",
             why=verdict.why if verdict is not None else "",
-            min_nodes=state.settings.min_nodes,
-            max_nodes=state.settings.max_nodes,
             restarts_used=state.restarts_used,
             max_restarts=state.settings.max_restarts,
-            membership_changes=state.membership_changes,
-            drains=state.drains,
-            requests=state.requests,
             missing=missing,
             hangs=without_overlaps(self._hangs),
             folder=folder,
         )
 
 
-def _node_history(node_id: str, node: _NodeSpans, offset: float) -> NodeHistory:
+def _node_history(node_id: str, node: _Node, offset: float) -> NodeHistory:
     info = node.record.info
     return NodeHistory(
         node_id=node_id,
@@ -249,5 +213,5 @@ def _node_history(node_id: str, node: _NodeSpans, offset: float) -> NodeHistory:
         gone_how=node.gone_how if node.gone_at is not None else "",
         gone_why=node.gone_why if node.gone_at is not None else "",
         times_lost=node.times_lost,
-        spans=tuple(Span(each.what, each.since + offset, each.until + offset, each.generation) for each in node.spans),
+        spans=tuple(node.found),
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tenax._core.messages import HangReport
-
+    from tenax._node.journal import Footer
 
 _SLACK_S = 60.0  # maximum difference between two hosts' clocks, or between the starts of two journals
 
@@ -40,6 +40,28 @@ class Span(Value, frozen=True):
     since: float
     until: float
     generation: int = 0
+
+
+class Spans:
+    """Collects the consecutive states of one node. ``offset``: seconds since the epoch minus the journal's clock."""
+
+    def __init__(self, offset: float) -> None:
+        self.found: list[Span] = []
+        self.what = ""  # the current state; empty: none
+        self._offset = offset
+        self._generation = 0
+        self._since = 0.0
+
+    def begin(self, what: str, generation: int, at: float) -> None:
+        """Begin a state unless it is the current one."""
+        if (what, generation) != (self.what, self._generation):
+            self.end(at)
+            self.what, self._generation, self._since = what, generation, at
+
+    def end(self, at: float) -> None:
+        if self.what and at > self._since:
+            self.found.append(Span(self.what, self._since + self._offset, at + self._offset, self._generation))
+        self.what = ""
 
 
 class WorkerSpan(Value, frozen=True):
@@ -116,13 +138,8 @@ class RunHistory(Value, frozen=True):
     goodput: Goodput | None = None  # None: no coordinator's journal
     outcome: str = ""  # empty: unknown
     why: str = ""
-    min_nodes: int = 1
-    max_nodes: int = 1
     restarts_used: int = 0
     max_restarts: int = 0
-    membership_changes: int = 0
-    drains: int = 0
-    requests: int = 0
     missing: tuple[str, ...] = ()  # messages about missing parts
     hangs: tuple[HangSpan, ...] = ()  # that were only reported
     entrypoint: str = ""  # "train.py"; empty: no agent's journal
@@ -165,7 +182,14 @@ class NodePart(Value, frozen=True):
     folder: str = ""
 
 
-NO_END = "the journal of {0} has no end: the run is still going, or the agent was killed"
+_NO_END = "the journal of {0} has no end: the run is still going, or the agent was killed"
+
+
+def missing_end(whose: str, footer: Footer | None, *, has_verdict: bool) -> list[str]:
+    """Return a message if the end of a journal is missing (H1). ``footer``: its last line."""
+    if footer is not None and footer.steps_not_written:
+        return [f"the last {footer.steps_not_written} steps of {whose} were not written"]
+    return [_NO_END.format(whose)] if footer is None and not has_verdict else []
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -228,7 +252,7 @@ def _merge(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> RunHistory:
         history = _with_outcome(history, nodes, all_left=not unsure)
     missing = dict.fromkeys([*history.missing, *(each for part in nodes for each in part.missing)])
     if history.outcome:  # the run is over, so an agent whose journal has no end was killed
-        missing = {each: None for each in missing if not each.startswith(NO_END.partition("{")[0])}
+        missing = {each: None for each in missing if not each.startswith(_NO_END.partition("{")[0])}
         missing.update(_killed(nodes))
     else:
         missing.update(_own_outcomes(nodes))
@@ -369,9 +393,6 @@ def _append(earlier: RunHistory, later: RunPart) -> RunHistory:
         failures=tuple(sorted(failures.values(), key=lambda each: each.generation)),
         goodput=goodput,
         restarts_used=max(earlier.restarts_used, after.restarts_used),
-        membership_changes=max(earlier.membership_changes, after.membership_changes),
-        drains=max(earlier.drains, after.drains),
-        requests=max(earlier.requests, after.requests),
         outcome=after.outcome or earlier.outcome,
         why=after.why or earlier.why,
         hangs=without_overlaps((*earlier.hangs, *after.hangs)),
@@ -427,9 +448,6 @@ def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
         outcome=verdict.outcome.value if verdict is not None else "",
         why=verdict.why if verdict is not None else "",
         restarts_used=verdict.restarts_used if verdict is not None else 0,
-        membership_changes=verdict.membership_changes if verdict is not None else 0,
-        drains=verdict.drains if verdict is not None else 0,
-        requests=verdict.requests if verdict is not None else 0,
         missing=tuple(dict.fromkeys(missing)),
         hangs=max((part.hangs for part in parts), key=len),  # all nodes receive the same reports
         entrypoint=parts[0].entrypoint,

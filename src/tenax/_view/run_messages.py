@@ -21,7 +21,7 @@ from tenax._core.events import (
 )
 from tenax._core.model import assert_never
 from tenax._core.text import format_duration, format_seconds
-from tenax._view.failure_kind import exit_summary
+from tenax._view.text import exit_summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

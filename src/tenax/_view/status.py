@@ -13,8 +13,8 @@ from tenax._core.hang_suspicion import describe_hang, describe_places
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.messages import NodeDraining
 from tenax._core.model import assert_never
-from tenax._view.failure_kind import exit_summary
 from tenax._view.run_messages import RunMessages
+from tenax._view.text import exit_summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def status_of(
 ) -> RunStatus:
     """Return the status. ``wall_offset``: seconds since the epoch minus the coordinator's clock."""
     settings, verdict = state.settings, state.verdict
-    failed = _failed_ranks(state)
+    failed = {rank: failure.local_rank for rank, failure in state.last.failures.items()}
     recent = list(recent)
     draining = _draining_since(recent)
     return RunStatus(
@@ -152,26 +152,14 @@ def status_of(
         ),
         earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
         events=tuple(_events(state, recent, wall_offset)),
-        goodput=_goodput(state, now),
+        # An earlier coordinator may have ended the run.
+        goodput=(verdict.goodput if verdict is not None else None) or state.ledger.goodput(now),
         outcome=verdict.outcome.value if verdict is not None else "",
         why=verdict.why if verdict is not None else "",
         hang=describe_hang(state, now),
         hang_since=state.hang.since + wall_offset if state.hang is not None else None,
         hang_where=describe_places(state.hang) if state.hang is not None else "",
     )
-
-
-def _goodput(state: CoordinatorState, now: float) -> Goodput:
-    """Return the verdict's goodput if there is one: an earlier coordinator may have ended the run."""
-    verdict = state.verdict
-    if verdict is not None and verdict.goodput is not None:
-        return verdict.goodput
-    return state.ledger.goodput(now)
-
-
-def _failed_ranks(state: CoordinatorState) -> dict[int, int]:
-    """Return the local rank of each failed global rank of this generation."""
-    return {rank: failure.local_rank for rank, failure in state.last.failures.items()}
 
 
 def _draining_since(recent: Iterable[RecentStep]) -> dict[str, float]:

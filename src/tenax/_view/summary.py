@@ -5,31 +5,24 @@ One value for the page, the terminal and JSON.
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import reduce
+
 from tenax._core.ledger import Goodput
 from tenax._core.text import format_duration, one_line
-from tenax._view.failure_kind import kind_of
-from tenax._view.goodput_text import format_goodput, percent
 from tenax._view.history import plus
 from tenax._view.status import Value
-from tenax._view.time_text import format_moment
+from tenax._view.text import cause_text, end_text, format_goodput, format_moment, kind_of, outcome_label, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tenax._view.history import RunHistory
 
 _MAX_SHOWN = 10
 _MAX_RUNS = 20  # on the terminal
 _MAX_HANGS = 3  # of one run, on the terminal
-# Why generations end, other than by failed workers.
-_OTHER_ENDS = {
-    "loss": "a node was lost",
-    "drain": "a node was drained",
-    "join": "a node joined",
-    "request": "an operator restarted the run",
-    "latecomer": "a node reconnected late",
-}
 _ENDS_OF_RUNS = frozenset({"succeeded", "failed", "cancelled", "abandoned", "broken", "success", "cancel"})
 
 
@@ -86,27 +79,13 @@ class Summary(Value, frozen=True):
 
 
 def summary_of(histories: Sequence[RunHistory]) -> Summary:
-    ends: dict[str, int] = {}
-    hosts: dict[str, int] = {}
-    outcomes: dict[str, int] = {}
-    recoveries: list[float] = []
-    goodput = Goodput()
-    for history in histories:
-        _add(outcomes, history.outcome or "no end known")
-        for name in _ends_of(history):
-            _add(ends, name)
-        for host in _failed_hosts(history):
-            _add(hosts, host)
-        recoveries += _recoveries_of(history)
-        if history.goodput is not None:
-            goodput = plus(goodput, history.goodput)
     return Summary(
         runs=tuple(_line(history) for history in histories),
-        outcomes=_counts(outcomes),
-        ends=_counts(ends),
-        hosts=_counts(hosts),
-        recoveries_s=tuple(recoveries),
-        goodput=goodput,
+        outcomes=_counts(history.outcome or "no end known" for history in histories),
+        ends=_counts(name for history in histories for name in _ends_of(history)),
+        hosts=_counts(host for history in histories for host in _failed_hosts(history)),
+        recoveries_s=tuple(seconds for history in histories for seconds in _recoveries_of(history)),
+        goodput=reduce(plus, (each.goodput for each in histories if each.goodput is not None), Goodput()),
     )
 
 
@@ -116,7 +95,9 @@ def format_summary(summary: Summary, more_lines: Sequence[str] = ()) -> str:
     if len(summary.runs) > _MAX_RUNS:
         lines.append(f"the last {_MAX_RUNS} of {len(summary.runs)} runs:")
     for run in summary.runs[-_MAX_RUNS:]:
-        lines.append(f"{run.run_id}: {run.outcome or 'no end known'}{f' ({run.why})' if run.why else ''}")
+        lines.append(
+            f"{run.run_id}: {outcome_label(run.outcome) or 'no end known'}{f' ({run.why})' if run.why else ''}"
+        )
         lines.append(f"  {run.origin_text}")
         if run.goodput is not None and (cost := format_goodput(run.goodput)):
             lines.append(f"  {cost}")
@@ -138,7 +119,7 @@ def format_summary(summary: Summary, more_lines: Sequence[str] = ()) -> str:
 
 def _format_total(summary: Summary) -> str:
     count = len(summary.runs)
-    ended = ", ".join(f"{each.count} {each.name}" for each in summary.outcomes)
+    ended = ", ".join(f"{each.count} {outcome_label(each.name)}" for each in summary.outcomes)
     spent = summary.goodput.spent
     took = format_duration(spent.total_s)
     trained = f"; {percent(spent.training_s, spent.total_s)} of {took} was training" if spent.total_s > 0 else ""
@@ -169,13 +150,13 @@ def _line(history: RunHistory) -> RunLine:
 
 
 def _ends_of(history: RunHistory) -> list[str]:
-    causes = {each.generation: kind_of(each) for each in reversed(history.failures)}  # the first cause wins
+    causes = {each.generation: cause_text(kind_of(each)) for each in reversed(history.failures)}  # the first cause wins
     found = []
     for each in history.generations:
         if each.ended_by == "failure" or (each.ended_by == "failed" and each.number in causes):
-            found.append(causes.get(each.number, "a worker failed"))
+            found.append(causes.get(each.number) or end_text("failure"))
         elif each.ended_by and each.ended_by not in _ENDS_OF_RUNS:
-            found.append(_OTHER_ENDS.get(each.ended_by, each.ended_by))
+            found.append(end_text(each.ended_by))
     return found
 
 
@@ -193,9 +174,6 @@ def _recoveries_of(history: RunHistory) -> list[float]:
     return found
 
 
-def _add(counted: dict[str, int], name: str) -> None:
-    counted[name] = counted.get(name, 0) + 1
-
-
-def _counts(counted: dict[str, int]) -> tuple[Count, ...]:
-    return tuple(Count(name, count) for name, count in sorted(counted.items(), key=lambda each: (-each[1], each[0])))
+def _counts(names: Iterable[str]) -> tuple[Count, ...]:
+    counted = Counter(names)
+    return tuple(Count(name, counted[name]) for name in sorted(counted, key=lambda name: (-counted[name], name)))

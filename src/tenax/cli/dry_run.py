@@ -22,12 +22,13 @@ from tenax._node.job import (
     rendezvous_parameters,
     watchdog_plan,
 )
-from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
+from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
-from tenax.cli.flags import UsageError, usage_errors
+from tenax.cli.flags import usage_errors
 from tenax.cli.host_checks import decide_placements, load_restart_policy
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
+from tenax.cli.run import compat_variables
 from tenax.cli.script import entrypoint_of
 from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from tenax._engines.tcp.linked import LinkedSettings
     from tenax._node.workers import Placements
     from tenax.cli.options import Options
+
+    Setting = tuple[str, Iterable[str]]  # a title and its lines
 
 _RANDOM_ID = "<random>"
 _FREE_PORT = "<a free port>"
@@ -55,9 +58,10 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
         for name, value in environments[0].items()
         if all(environment.get(name) == value for environment in environments)
     }
-    sections = [
-        _opening(options),
-        *_settings(options, placements, interpreter, cwd, environ),
+    sections = [_opening(options)]
+    for title, texts in _settings(options, placements, interpreter, cwd, environ):
+        sections += [_title("" if index else title) + text for index, text in enumerate(texts)]
+    sections += [
         "",
         "environment of every worker, added to what is inherited:",
         *_variables(shared),
@@ -90,37 +94,31 @@ def _count(options: Options) -> str:
 
 def _settings(
     options: Options, placements: Placements, interpreter: str, cwd: str, environ: Mapping[str, str]
-) -> Iterable[str]:
-    yield from _lines("script", [_kind_of_script(options)])
+) -> Iterable[Setting]:
+    yield "script", [_kind_of_script(options)]
     if not options.no_python:
-        origin = "PYTHON_EXEC" if options.python and not options.run_path else "the one that runs tenax"
-        yield from _lines("interpreter", [f"{_worker_python(options, interpreter)} ({origin})"])
+        is_own = options.python and not options.run_path
+        python = f"{options.python} (PYTHON_EXEC)" if is_own else f"{interpreter} (the one that runs tenax)"
+        yield "interpreter", [python]
     if options.compat:
-        yield from _lines("imports", ["torch.distributed.elastic is redirected to tenax (--compat)"])
+        yield "imports", ["torch.distributed.elastic is redirected to tenax (--compat)"]
     if not options.no_python and not options.run_path:
-        yield from _lines("preload", [_preload(options)])
-    yield from _lines("folder", [cwd])
-    yield from _lines("run id", [options.run_id or f"{_RANDOM_ID}; --rdzv-id sets one"])
-    yield from _lines("role", [options.role])
+        yield "preload", [_preload(options)]
+    yield "folder", [cwd]
+    yield "run id", [options.run_id or f"{_RANDOM_ID}; --rdzv-id sets one"]
+    yield "role", [options.role]
     if options.max_nodes > 1:
-        yield from _lines("nodes", _nodes(options, environ))
-        yield from _lines("rendezvous", _rendezvous(options, environ))
-    yield from _lines("restarts", _restarts(options))
-    yield from _lines("stopping", _stopping(options))
-    yield from _lines("logs", _logs(options))
+        yield "nodes", _nodes(options, environ)
+        yield "rendezvous", _rendezvous(options, environ)
+    yield "restarts", _restarts(options)
+    yield "stopping", _stopping(options)
+    yield "logs", _logs(options)
     yield from _handlers(options, environ)
     yield from _observers(options)
     yield from _enabled_by_variables(environ)
-    yield from _lines("threads", [_threads(placements, environ)])
-    yield from _lines(
-        "placement", [placements.placement.why.rstrip(".") if placements.placement else "workers may run on any CPU"]
-    )
-
-
-def _lines(title: str, texts: Iterable[str]) -> Iterable[str]:
-    for text in texts:
-        yield _title(title) + text
-        title = ""
+    yield "threads", [_threads(placements, environ)]
+    placement = placements.placement
+    yield "placement", [placement.why.rstrip(".") if placement else "workers may run on any CPU"]
 
 
 def _title(title: str) -> str:
@@ -140,10 +138,6 @@ def _preload(options: Options) -> str:
         return "off: every worker imports on its own (--preload)"
     what = "what the script imports" if options.preload == "auto" else options.preload.replace(",", ", ")
     return f"{what}, once per node; workers are forked (--preload)"
-
-
-def _worker_python(options: Options, interpreter: str) -> str:
-    return interpreter if options.run_path else options.python or interpreter
 
 
 def _nodes(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
@@ -171,7 +165,6 @@ def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     if options.rdzv_backend in ETCD_BACKENDS:
         yield from _etcd_rendezvous(options)
         return
-    from tenax._io.endpoint import Endpoint
     from tenax.rendezvous._tcp_handler import tcp_settings
 
     settings = tcp_settings(rendezvous_parameters(options))
@@ -283,30 +276,30 @@ def _logs(options: Options) -> Iterable[str]:
         yield f"failure report: {options.report} (--report)"
 
 
-def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
+def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[Setting]:
     """Describe the sinks of metrics and events. Checks their names; creates no handler."""
     with usage_errors():
         if options.metrics:
             from tenax.metrics._by_name import check_names
 
             check_names(options.metrics, environ)
-            yield from _lines("metrics", [_without_secrets(options.metrics)])
+            yield "metrics", [_without_secrets(options.metrics)]
         if options.event_log_handler not in ("", "null"):
             from tenax.events import handlers
 
             handlers.check_names(options.event_log_handler)
-            yield from _lines("events", [_without_secrets(options.event_log_handler)])
+            yield "events", [_without_secrets(options.event_log_handler)]
 
 
-def _observers(options: Options) -> Iterable[str]:
+def _observers(options: Options) -> Iterable[Setting]:
     if options.dashboard:
         where = options.dashboard.removesuffix(":0") + (", any free port" if options.dashboard.endswith(":0") else "")
-        yield from _lines("dashboard", [f"at {where} on the coordinator's node (--dashboard)"])
+        yield "dashboard", [f"at {where} on the coordinator's node (--dashboard)"]
     if options.on_hang != "off":
         what = "report the stacks" if options.on_hang == "report" else "report the stacks and restart all workers"
-        yield from _lines("hangs", [f"after {format_seconds(options.hang_after)} without progress, {what} (--on-hang)"])
+        yield "hangs", [f"after {format_seconds(options.hang_after)} without progress, {what} (--on-hang)"]
     if options.trace:
-        yield from _lines("trace", [f"{_without_secrets(options.trace)} (--trace)"])
+        yield "trace", [f"{_without_secrets(options.trace)} (--trace)"]
 
 
 def _without_secrets(names: str) -> str:
@@ -314,19 +307,19 @@ def _without_secrets(names: str) -> str:
     return hide_passwords(_names(names))
 
 
-def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[str]:
+def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
     """Describe features that only environment variables enable."""
     if watchdog_plan(environ) is not None:
         what = "kills a worker that does not leave a timer's scope in time"
-        yield from _lines("watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"])
+        yield "watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"]
     port = health_check_port(environ)
     if port is not None:
         where = f"port {port}" if port else "a free port"
-        yield from _lines("health", [f"served at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"])
+        yield "health", [f"served at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"]
     folder = socket_folder(environ)
     if folder:
         command = shlex.join(["tenax", "ask", folder])
-        yield from _lines("queries", [f"of workers that use worker_main: {command} ({SOCKET_VARIABLE})"])
+        yield "queries", [f"of workers that use worker_main: {command} ({SOCKET_VARIABLE})"]
 
 
 def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -379,16 +372,8 @@ def _environments(options: Options, placements: Placements, environ: Mapping[str
             environment["TENAX_NOTICE_FILE"] = "<log folder>/notice-1.json"
         environment.update(_feature_variables(options, rank, environ))
         if options.compat:
-            environment.update(_compat_variables(environ))
+            environment.update(compat_variables(environ))
     return environments
-
-
-def _compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    try:
-        from tenax.compat import environment
-    except ImportError as error:  # the calling program has already imported torch.distributed.elastic
-        raise UsageError(f"could not enable --compat: {error}") from error
-    return environment(environ)
 
 
 def _assignment(options: Options, environ: Mapping[str, str]) -> Assignment:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tenax._node.control_socket import RunNote
 
-_OF_COORDINATORS, _OF_AGENTS = "coordinator", "journal"
-
 
 class EndedRun(msgspec.Struct, frozen=True):
     run_id: str
@@ -59,8 +57,8 @@ def _overlapping(first: _Agent, agents: Iterable[_Agent]) -> list[_Agent]:
 
 
 def _agent(note: RunNote) -> _Agent:
-    coordinated_until = _last_written(note.log_dir, _OF_COORDINATORS)
-    until = max(note.since, coordinated_until, _last_written(note.log_dir, _OF_AGENTS))
+    coordinated_until = _last_written(note.log_dir, "coordinator")
+    until = max(note.since, coordinated_until, _last_written(note.log_dir, "journal"))
     return _Agent(note, until, coordinated_until)
 
 

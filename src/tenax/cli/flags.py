@@ -151,7 +151,7 @@ FLAGS = (
     Flag("--dashboard", OBSERVING, "text", "", value="[PORT]", ours=True, alone="0", help=
          "Serve a live page of the whole run on the coordinator's node, at this PORT of the loopback address or at "
          "HOST:PORT; without a value: at any free port. The printed link contains a secret."),
-    Flag("--on-hang", OBSERVING, "text", "off", value="ACTION", choices=ON_HANG, ours=True, help=
+    Flag("--on-hang", OBSERVING, "text", "report", value="ACTION", choices=ON_HANG, ours=True, help=
          "What to do when no worker on any node makes progress: 'report' samples the stacks of all workers and "
          "reports where each is, 'restart' also restarts all workers, 'off' disables the detection."),
     Flag("--hang-after", OBSERVING, "number", 300.0, value="SECONDS", ours=True, help=

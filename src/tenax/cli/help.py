@@ -16,6 +16,7 @@ usage: tenax COMMAND ...
   ps        list the runs on this host
   status    show a run: nodes, workers, generation, restarts, how its time was spent (--watch)
   logs      show the output of its workers, of any rank and generation, merged by time (--follow)
+  stacks    show where its workers are now, the odd one out first
   restart   restart all its workers
   drain     remove one node from it
   stop      stop it on every node

@@ -54,7 +54,7 @@ def check_host(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
         decide_placements(options, environ)
     with usage_errors():
         if environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
-            from tenax._observe.health.port import health_check_port
+            from tenax._observe.health.check import health_check_port
 
             health_check_port(environ)
         if environ.get("TORCH_WORKER_SERVER_SOCKET"):

@@ -35,7 +35,7 @@ from tenax._engines.tcp.operator import (
     connect_to_coordinator,
 )
 from tenax._io.endpoint import Endpoint
-from tenax._node.control_socket import note_for, socket_paths, which_run
+from tenax._node.control_socket import RunNote, note_for, socket_paths
 from tenax._node.job import rendezvous_parameters
 from tenax.cli.arguments import parse
 from tenax.cli.command import NoSuchJob, parse_arguments
@@ -88,31 +88,22 @@ class JobSelector(msgspec.Struct, frozen=True):
         return concealed_repr(self)
 
 
-class LocalAgent(msgspec.Struct, frozen=True):
+class LocalAgent(RunNote, frozen=True):
     """An agent of this user on this host: its own answer, and what was observed from outside."""
 
     run_id: str = ""
-    host: str = ""
     pid: int = 0
+    host: str = ""
     role: str = ""
-    entrypoint: str = ""
     phase: str = ""
     generation: int = 0
     workers: int = 0
     rank: int = -1
     is_coordinator: bool = False
-    coordinator: str = ""  # its address, for display; empty: in this agent, without an address
-    log_dir: str = ""
     journal: str = ""
-    # Not part of the answer.
+    # Not part of the answer, as ``since``: when its control socket was created.
     path: str = ""  # of its control socket
-    since: float = 0.0  # when its control socket was created
     trouble: str = ""  # why it did not answer; the other fields then come from its note on disk
-
-    @property
-    def which_run(self) -> tuple[str, str]:
-        """A key that all agents of one run share, and that differs between runs of the same id."""
-        return which_run(self.run_id, self.pid, self.coordinator)
 
     @property
     def silence(self) -> str:
@@ -259,7 +250,8 @@ def _agent(path: str, number: int, line: OperatorConnection | OperatorError) -> 
     is_late = isinstance(error.__cause__, TimeoutError)
     if not is_late and _is_abandoned(path):
         return None
-    agent = _from_note(path)
+    note = note_for(path)
+    agent = LocalAgent(**msgspec.structs.asdict(note)) if note is not None else LocalAgent()
     trouble = _why_stopped(pid) or (f"no answer within {format_seconds(_AGENT_TIMEOUT_S)}" if is_late else str(error))
     return msgspec.structs.replace(agent, path=path, since=since, trouble=trouble, pid=agent.pid or pid)
 
@@ -284,22 +276,8 @@ def _is_abandoned(path: str) -> bool:
         _remove(path)
         return True
     except OperatorError:
-        return False
+        pass  # it may be stopped
     return False
-
-
-def _from_note(path: str) -> LocalAgent:
-    """Return what the agent wrote to disk when it created its control socket."""
-    note = note_for(path)
-    if note is None:
-        return LocalAgent()
-    return LocalAgent(
-        run_id=note.run_id,
-        pid=note.pid,
-        entrypoint=note.entrypoint,
-        coordinator=note.coordinator,
-        log_dir=note.log_dir,
-    )
 
 
 def _why_stopped(pid: int) -> str:

@@ -11,14 +11,18 @@ import os
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._node.journal import FORMAT, AnyLine, Header, JournalUnreadable, Step, read_journal
+from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, is_run_journal, read_run_journal
+from tenax._view.agent_history import history_of_node
+from tenax._view.coordinator_history import history_of_run
+from tenax._view.history import histories_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from tenax._node.journal import Footer, Header, Step
-    from tenax._node.run_journal import RunHeader, RunStep
+    from tenax._node.journal import Footer
     from tenax._view.history import NodePart, RunHistory, RunPart
 
 _MAX_DEPTH = 6
@@ -69,73 +73,40 @@ def read_histories(named: Sequence[str]) -> Found:
             if (real := os.path.realpath(path)) not in seen:
                 seen.add(real)
                 _read_one(path, runs, nodes, found.troubles)
-    from tenax._view.history import histories_of
-
     found.histories = histories_of(runs, nodes)
     return found
 
 
 def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: list[str]) -> None:
-    from tenax._node.journal import JournalUnreadable
-    from tenax._node.run_journal import is_run_journal
-
     folder = os.path.dirname(os.path.abspath(path))
     try:
         if is_run_journal(path):
-            from tenax._view.coordinator_history import history_of_run
-
-            header, steps, footer = _run_journal(path, troubles)
-            run = history_of_run(
-                header, steps, is_whole=footer is not None, not_written=_not_written(footer), folder=folder
-            )
-            runs.append(run)
+            kinds = (AnyRunLine, RunHeader, RunStep)
+            runs.append(history_of_run(*_read(path, read_run_journal, kinds, troubles), folder))
         else:
-            from tenax._view.agent_history import history_of_node
-
-            head, its_steps, foot = _agent_journal(path, troubles)
-            node = history_of_node(
-                head, its_steps, is_whole=foot is not None, not_written=_not_written(foot), folder=folder
-            )
-            nodes.append(node)
+            nodes.append(history_of_node(*_read(path, read_journal, (AnyLine, Header, Step), troubles), folder))
     except JournalUnreadable as error:
         troubles.append(f"{error}; the journal is skipped")
 
 
-def _not_written(footer: Footer | None) -> int:
-    return footer.steps_not_written if footer is not None else 0
-
-
-def _run_journal(path: str, troubles: list[str]) -> tuple[RunHeader, list[RunStep], Footer | None]:
-    from tenax._node.journal import JournalUnreadable
-    from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal
-
+def _read(
+    path: str, read: Callable[[str], Any], kinds: tuple[Any, type, type], troubles: list[str]
+) -> tuple[Any, list[Any], Footer | None]:
+    """Return header, steps and footer. ``kinds``: of all lines, of headers and of steps. Raises JournalUnreadable."""
+    any_line, header, step = kinds
     try:
-        return read_run_journal(path)
+        header, steps, footer = read(path)
+        return header, steps, footer
     except JournalUnreadable as error:
-        lines = _beginning(path, AnyRunLine)
-        if not lines or not isinstance(lines[0], RunHeader):
+        lines = _beginning(path, any_line)
+        if not lines or not isinstance(lines[0], header):
             raise
         troubles.append(f"{error}; only the lines before that are used")
-        return lines[0], [line for line in lines if isinstance(line, RunStep)], None
-
-
-def _agent_journal(path: str, troubles: list[str]) -> tuple[Header, list[Step], Footer | None]:
-    from tenax._node.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
-
-    try:
-        return read_journal(path)
-    except JournalUnreadable as error:
-        lines = _beginning(path, AnyLine)
-        if not lines or not isinstance(lines[0], Header):
-            raise
-        troubles.append(f"{error}; only the lines before that are used")
-        return lines[0], [line for line in lines if isinstance(line, Step)], None
+        return lines[0], [line for line in lines if isinstance(line, step)], None
 
 
 def _beginning(path: str, kinds: Any) -> list[object]:
     """Return the lines before the first damaged one, or before the next run's header."""
-    from tenax._node.journal import FORMAT
-
     decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kinds)
     lines: list[object] = []
     try:

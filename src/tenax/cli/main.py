@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 # The module of each command. It has a function with the command's name, and its help page: ``stop``, ``STOP_USAGE``.
 _SUBCOMMANDS = {
@@ -16,11 +19,12 @@ _SUBCOMMANDS = {
     "status": "status",
     "ps": "ps",
     "logs": "logs",
+    "stacks": "stacks",
     "stop": "operator_commands",
     "drain": "operator_commands",
     "restart": "operator_commands",
-    "timeline": "timeline",
-    "report": "report",
+    "timeline": "journal_commands",
+    "report": "journal_commands",
 }
 COMMANDS = ("run", *_SUBCOMMANDS, "version", "help")
 
@@ -57,11 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(args: list[str]) -> int:
     command, rest = (args[0], args[1:]) if args else ("help", [])
     if command == "run":
-        with _InterruptsBlocked():
-            _preload(rest)
-            from tenax.cli.run import run_command
+        collector = _CollectorPaused()
+        try:
+            with _InterruptsBlocked():
+                _preload(rest)
+                from tenax.cli.run import run_command
 
-        return run_command(rest, os.environ)
+            return run_command(rest, os.environ, before_run=collector.resume)
+        finally:
+            collector.resume()
     if command in _SUBCOMMANDS:
         return _run_subcommand(command, rest)
     if command in ("version", "--version", "-V"):
@@ -103,6 +111,19 @@ def _keep_interrupts(args: list[str]) -> None:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
+class _CollectorPaused:
+    """Pauses the garbage collector during the start: what is created then is kept until the process exits."""
+
+    def __init__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def resume(self) -> None:
+        if self._was_enabled:
+            gc.freeze()  # later collections skip what the start has created
+            gc.enable()
+
+
 class _InterruptsBlocked:
     """Blocks SIGINT during imports.
 
@@ -130,17 +151,38 @@ def _preload(args: list[str]) -> None:
     _import_msgspec()
 
 
+class _Deferred(ModuleType):
+    """Stands for a module until one of its attributes is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        __import__(self.__name__)
+        return getattr(sys.modules[self.__name__], name)
+
+
 def _import_msgspec() -> None:
-    """Import msgspec without typing_extensions.
+    """Import msgspec without what tenax does not use of it, which takes longer than the rest.
 
-    msgspec imports typing_extensions if it is installed (as it is with torch). tenax does not need it, and it takes as
-    long as msgspec itself. Later imports of it work as usual.
+    typing_extensions, which msgspec imports if it is installed (as it is with torch), is hidden. The other modules are
+    imported when msgspec uses them. For other code, all of them work as usual.
     """
-    if "typing_extensions" not in sys.modules:
-        sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-        import msgspec  # noqa: F401
+    import typing
 
-        del sys.modules["typing_extensions"]
+    deferred = [_Deferred(name) for name in ("platform", "textwrap", "msgspec.inspect", "msgspec.toml", "msgspec.yaml")]
+    deferred[0].system = lambda: os.uname().sysname  # type: ignore[attr-defined] # used by `uuid`
+    substitutes: dict[str, Any] = {"typing_extensions": None, **{module.__name__: module for module in deferred}}
+    for name in substitutes.keys() & sys.modules.keys():
+        del substitutes[name]
+    sys.modules.update(substitutes)
+    forward_ref = typing.ForwardRef
+    if sys.version_info >= (3, 11):  # msgspec only tests for an argument, which makes Python initialize `ast`
+        typing.ForwardRef = lambda *_, **__: None  # type: ignore[assignment, misc]
+    import msgspec  # noqa: F401
+
+    typing.ForwardRef = forward_ref  # type: ignore[misc]
+    for name in substitutes:
+        sys.modules.pop(name, None)
 
 
 def _version() -> int:

@@ -101,6 +101,8 @@ def decide(
         backend, endpoint, configs = _one_node_rendezvous(flags)
     workers = _workers(flags, environ)
     fatal_exit_codes, fatal_errors = _fatal(flags)
+    with usage_errors():
+        abandon_s = abandon_s_from(environ)
     decided = dict(
         preload=_preload(flags),
         python=environ.get("PYTHON_EXEC", ""),
@@ -113,7 +115,7 @@ def decide(
         policy_name=_policy_name(flags),
         restart_policy=None,
         shutdown_timeout=_shutdown_timeout(flags["shutdown_timeout"], environ),
-        abandon_s=_abandon_s(environ),
+        abandon_s=abandon_s,
         notice_s=flags["notice_seconds"],
         log_dir=flags["log_dir"] or None,
         numa_options=_numa_options(flags["numa_binding"]),
@@ -179,11 +181,22 @@ class FlagValues:
             return f"{name}={int(value) if isinstance(value, bool) else value}"
         return name if isinstance(value, bool) else f"{name} {value}"
 
+    def conflict(self, one: str, other: str, why: str = "", advice: str = "remove one of them") -> str:
+        """Return the message that two flags cannot be combined."""
+        return f"{self.quote(one)} and {self.quote(other)} cannot be combined{f': {why}' if why else ''}; {advice}"
+
     def settle(self, winner: str, loser: str, refusal: str) -> None:
         """Resolve a conflict: the command line overrides a variable; otherwise raise ``UsageError(refusal)``."""
         if not (self.from_environment(loser) and self.typed(winner)):
             raise UsageError(refusal)
         self.note_unused(loser, winner)
+
+    def drop(self, loser: str, winner: str, refusal: str) -> None:
+        """Ignore a flag that another one rules out, with a note. On the command line it is an error."""
+        if self.typed(loser):
+            raise UsageError(refusal)
+        if self.given(loser):
+            self.note_unused(loser, winner)
 
     def note_unused(self, loser: str, winner: str) -> None:
         self.notes.append(f"{self.quote(loser)} is ignored because of {self.quote(winner)}")
@@ -193,8 +206,7 @@ def _check_kind_of_script(flags: FlagValues) -> None:
     """Allow only one of --module, --no-python and --run-path."""
     kinds = [dest for dest in ("module", "no_python", "run_path") if flags[dest]]
     if len(kinds) > 1:
-        first, second = (flags.quote(dest) for dest in kinds[:2])
-        raise UsageError(f"{first} and {second} cannot be combined; remove one of them")
+        raise UsageError(flags.conflict(*kinds[:2]))
 
 
 def _nodes(flags: FlagValues) -> tuple[int, int]:
@@ -204,11 +216,7 @@ def _nodes(flags: FlagValues) -> tuple[int, int]:
         if flags.typed("nnodes") and not flags.typed("standalone"):
             flags.note_unused("standalone", "nnodes")
         else:
-            flags.settle(
-                "standalone",
-                "nnodes",
-                f"{flags.quote('standalone')} and {flags.quote('nnodes')} cannot be combined; remove one of them",
-            )
+            flags.settle("standalone", "nnodes", flags.conflict("standalone", "nnodes"))
             least = most = 1
     if most == 1 and flags["node_rank"] != 0:
         flags.settle(
@@ -255,7 +263,8 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         flags.note_unused("rdzv_endpoint", types_master(flags))
         endpoint = ""
     if endpoint:
-        _check_same_address(flags, endpoint)
+        for dest, refusal in other_addresses(flags, endpoint):
+            flags.settle("rdzv_endpoint", dest, refusal)
         host, port = split_endpoint(endpoint)
     elif _names_master(flags):
         host, port = flags["master_addr"], str(flags["master_port"] or 0)
@@ -267,19 +276,11 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
 
 def _check_standalone_rendezvous(flags: FlagValues) -> None:
     if flags.given("rdzv_endpoint") and split_endpoint(flags["rdzv_endpoint"])[0].lower() not in _LOOPBACK:
-        flags.settle(
-            "standalone",
-            "rdzv_endpoint",
-            f"{flags.quote('standalone')} and {flags.quote('rdzv_endpoint')} cannot be combined: the endpoint is "
-            "another host; remove one of them",
-        )
+        refusal = flags.conflict("standalone", "rdzv_endpoint", "the endpoint is another host")
+        flags.settle("standalone", "rdzv_endpoint", refusal)
     if flags["rdzv_backend"] not in _STANDALONE_BACKENDS:
-        flags.settle(
-            "standalone",
-            "rdzv_backend",
-            f"{flags.quote('standalone')} and {flags.quote('rdzv_backend')} cannot be combined: one node needs no "
-            "rendezvous; remove one of them",
-        )
+        refusal = flags.conflict("standalone", "rdzv_backend", "one node needs no rendezvous")
+        flags.settle("standalone", "rdzv_backend", refusal)
 
 
 def _prefers_master(flags: FlagValues) -> bool:
@@ -288,10 +289,7 @@ def _prefers_master(flags: FlagValues) -> bool:
         if not flags.given(dest):
             continue
         if flags.typed(dest) and flags.typed("rdzv_backend"):
-            raise UsageError(
-                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined: {flags.name(dest)} is for "
-                "the static backend; remove one of them"
-            )
+            raise UsageError(flags.conflict(dest, "rdzv_backend", f"{flags.name(dest)} is for the static backend"))
         if flags.typed(dest):
             flags.note_unused("rdzv_backend", dest)
             return True
@@ -318,19 +316,15 @@ def _names_master(flags: FlagValues) -> bool:
     return bool(given)
 
 
-def _check_same_address(flags: FlagValues, endpoint: str) -> None:
-    """Reject an endpoint and a master that are different addresses."""
+def other_addresses(flags: FlagValues, endpoint: str) -> list[tuple[str, str]]:
+    """Return --master-addr and --master-port if they differ from the endpoint, each with a message."""
     host, port = split_endpoint(endpoint)
-    for dest, same in (
-        ("master_addr", flags["master_addr"] == host),
-        ("master_port", str(flags["master_port"]) == port),
-    ):
-        if flags.given(dest) and not same:
-            flags.settle(
-                "rdzv_endpoint",
-                dest,
-                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} are different addresses; remove one of them",
-            )
+    is_same = {"master_addr": flags["master_addr"] == host, "master_port": str(flags["master_port"]) == port}
+    return [
+        (dest, f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} are different addresses; remove one of them")
+        for dest in is_same
+        if flags.given(dest) and not is_same[dest]
+    ]
 
 
 def check_endpoint(flags: FlagValues) -> None:
@@ -463,10 +457,8 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
             "announces preemption or stops the job, so remove it from one of them"
         )
     if announcing and backend not in ONE_NODE_BACKENDS:
-        raise UsageError(
-            f"{flags.quote('notice_signals')} and {flags.quote('rdzv_backend')} cannot be combined: only tenax's own "
-            "backends send notices to other nodes; remove one of them"
-        )
+        why = "only tenax's own backends send notices to other nodes"
+        raise UsageError(flags.conflict("notice_signals", "rdzv_backend", why))
 
 
 def _check_polled(flags: FlagValues, backend: str) -> None:
@@ -474,15 +466,9 @@ def _check_polled(flags: FlagValues, backend: str) -> None:
     if backend in ONE_NODE_BACKENDS:
         return
     for dest in ("dashboard", "on_hang", "trace", "preload", "report"):
-        if flags.values.get(dest) in (None, "", "off", "none"):
-            continue
-        if flags.typed(dest):
-            raise UsageError(
-                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined: {flags.name(dest)} is for "
-                "tenax's own backends; remove one of them"
-            )
-        if flags.given(dest):
-            flags.note_unused(dest, "rdzv_backend")
+        if flags.values.get(dest) not in (None, "", "off", "none"):
+            why = f"{flags.name(dest)} is for tenax's own backends"
+            flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
 
 
 def _signals(flags: FlagValues, dest: str) -> list[Signals]:
@@ -519,11 +505,6 @@ def _policy_name(flags: FlagValues) -> str | None:
     """Return the name of the restart policy; None: the default one."""
     name = flags.values.get("restart_policy") or "budget"
     return None if name == "budget" else str(name)
-
-
-def _abandon_s(environ: Mapping[str, str]) -> float:
-    with usage_errors():
-        return abandon_s_from(environ)
 
 
 def _numa_options(mode: str | None) -> NumaOptions | None:
@@ -606,9 +587,6 @@ def _preload(flags: FlagValues) -> str:
     for flag in ("no_python", "run_path"):
         if flags[flag]:
             if flags.typed("preload") and names != ["none"]:
-                raise UsageError(
-                    f"{flags.quote('preload')} and {flags.quote(flag)} cannot be combined: only Python scripts and "
-                    "modules can be preloaded; remove one of them"
-                )
+                raise UsageError(flags.conflict("preload", flag, "only Python scripts and modules can be preloaded"))
             return "none"
     return ",".join(names) or "none"

@@ -13,7 +13,15 @@ Imported only when there are several nodes.
 from __future__ import annotations
 
 from tenax.cli.flags import UsageError
-from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, check_endpoint, is_host, split_endpoint, types_master
+from tenax.cli.options import (
+    ETCD_BACKENDS,
+    MANY_NODES_BACKENDS,
+    check_endpoint,
+    is_host,
+    other_addresses,
+    split_endpoint,
+    types_master,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,10 +48,8 @@ def many_node_rendezvous(
     endpoint = _etcd_endpoint(flags) if backend in ETCD_BACKENDS else _tcp_endpoint(flags, settings)
     is_static = backend == "static" and flags.typed("rdzv_backend")
     if is_static and least != most:
-        raise UsageError(
-            f"{flags.quote('rdzv_backend')} and {flags.quote('nnodes')} cannot be combined: static needs a fixed "
-            "number of nodes; use '--rdzv-backend tcp'"
-        )
+        why = "static needs a fixed number of nodes"
+        raise UsageError(flags.conflict("rdzv_backend", "nnodes", why, "use '--rdzv-backend tcp'"))
     _decide_rank(flags, least, most, settings, environ)
     if is_static and "rank" not in settings:
         raise UsageError(
@@ -67,12 +73,8 @@ def _backend(flags: FlagValues) -> str:
     if is_default and types_master(flags) and backend not in MANY_NODES_BACKENDS - ETCD_BACKENDS:
         flags.note_unused("rdzv_backend", types_master(flags))
         return "static"
-    if backend in MANY_NODES_BACKENDS:
-        return backend
     if backend == "local":
-        raise UsageError(
-            f"{flags.quote('rdzv_backend')} and {flags.quote('nnodes')} cannot be combined: local is for one node"
-        )
+        raise UsageError(flags.conflict("rdzv_backend", "nnodes", "local is for one node"))
     return backend
 
 
@@ -83,13 +85,8 @@ def _check_third_party_flags(flags: FlagValues) -> None:
         ("master_port", "the static backend"),
         ("node_rank", "tenax's own backends"),
     ):
-        if flags.typed(dest):
-            raise UsageError(
-                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined: {flags.name(dest)} is for "
-                f"{whose}; remove one of them"
-            )
-        if flags.given(dest):
-            flags.note_unused(dest, "rdzv_backend")
+        why = f"{flags.name(dest)} is for {whose}"
+        flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
 
 
 # --- endpoint ---------------------------------------------------------------------------------------------------------
@@ -106,7 +103,8 @@ def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
         flags.note_unused("rdzv_endpoint", types_master(flags))
         endpoint = ""
     if endpoint:
-        _check_same_address(flags, endpoint)
+        for dest, refusal in other_addresses(flags, endpoint):  # a cluster's variables are ignored, as under torchrun
+            flags.drop(dest, "rdzv_endpoint", refusal)
         _check_reachable(flags, "rdzv_endpoint", *split_endpoint(endpoint))
         check_endpoint(flags)
         return str(endpoint)
@@ -116,13 +114,8 @@ def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
 def _etcd_endpoint(flags: FlagValues) -> str:
     """Return the addresses of etcd's members, which need not be nodes of the job. The etcd handler checks them."""
     for dest in ("master_addr", "master_port"):
-        if flags.typed(dest):
-            raise UsageError(
-                f"{flags.quote(dest)} and {flags.quote('rdzv_backend')} cannot be combined; set the etcd members with "
-                f"--rdzv-endpoint and remove {flags.name(dest)}"
-            )
-        if flags.given(dest):
-            flags.note_unused(dest, "rdzv_backend")
+        advice = f"set the etcd members with --rdzv-endpoint and remove {flags.name(dest)}"
+        flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", advice=advice))
     endpoint = str(flags["rdzv_endpoint"]).strip()
     if not endpoint:
         raise UsageError(
@@ -146,22 +139,6 @@ def _master_address(flags: FlagValues) -> str:
     if not is_host(host):
         raise UsageError(f"{flags.name('master_addr')} takes a host, without the port (--master-port), not {host!r}")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _check_same_address(flags: FlagValues, endpoint: str) -> None:
-    """Reject a master that differs from the endpoint. A cluster's variables are ignored, as under torchrun."""
-    host, port = split_endpoint(endpoint)
-    for dest, is_same in (
-        ("master_addr", flags["master_addr"] == host),
-        ("master_port", str(flags["master_port"]) == port),
-    ):
-        if not flags.given(dest) or is_same:
-            continue
-        if flags.typed(dest):
-            raise UsageError(
-                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} are different addresses; remove one of them"
-            )
-        flags.note_unused(dest, "rdzv_endpoint")
 
 
 def _check_reachable(flags: FlagValues, dest: str, host: str, port: str) -> None:

@@ -27,7 +27,7 @@ from tenax.cli.script import entrypoint_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TextIO
 
     from tenax._core.model import Verdict
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from tenax.rendezvous.api import RendezvousHandler
 
 
-def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Execute ``tenax run ARGV`` and return the exit code."""
+def run_command(
+    argv: Sequence[str], environ: Mapping[str, str], *, before_run: Callable[[], None] = lambda: None
+) -> int:
+    """Execute ``tenax run ARGV`` and return the exit code. ``before_run`` is called once the node is assembled."""
     try:
         options = parse(argv, environ)
         enable_compat(options)
@@ -61,9 +63,11 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return print_usage_error(error)
     from tenax._io.interfaces import RequestRefused
 
-    colour = allows_colour(sys.stderr)
+    colour, report = allows_colour(sys.stderr), options.report
     try:
-        return launch(job, environ, handler=handler, sinks=sinks, report_path=options.report, colour=colour)
+        return launch(
+            job, environ, handler=handler, sinks=sinks, report_path=report, colour=colour, before_run=before_run
+        )
     except RequestRefused as error:
         return print_usage_error(UsageError(str(error)))
 
@@ -113,6 +117,7 @@ def launch(
     sinks: Sinks | None = None,
     report_path: str = "",
     colour: bool = False,
+    before_run: Callable[[], None] = lambda: None,
 ) -> int:
     """Run with messages and a report on the console. Returns the exit code."""
     from tenax._failures.exit_codes import exit_code_for
@@ -122,8 +127,10 @@ def launch(
     handler = rendezvous_handler(job) if handler is None else handler
     sinks = open_sinks(job) if sinks is None else sinks
     if not isinstance(handler, EngineRendezvousHandler):
+        before_run()
         return _launch_with_polling(job, handler, sinks)
     node = Node(job, handler.engine(), environ, backend=handler.get_backend(), sinks=sinks, is_command=True)
+    before_run()
     verdict = node.run(final_text=lambda verdict: _report(verdict, node, job, report_path, colour))
     _forward_first_cause(verdict, environ.get("TORCHELASTIC_ERROR_FILE", ""))
     return exit_code_for(verdict)
@@ -204,13 +211,17 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
 
 def enable_compat(options: Options) -> None:
     """Apply ``--compat`` in this process, for plug-ins written for torch, and in the workers' environment."""
-    if not options.compat:
-        return
+    if options.compat:
+        os.environ.update(compat_variables(os.environ))
+
+
+def compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that apply ``--compat`` in a worker. Raises ``UsageError``."""
     try:
         from tenax.compat import environment
     except ImportError as error:  # the calling program has already imported torch.distributed.elastic
         raise UsageError(f"could not enable --compat: {error}") from error
-    os.environ.update(environment(os.environ))
+    return environment(environ)
 
 
 def print_notes(options: Options) -> None:

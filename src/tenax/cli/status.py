@@ -8,6 +8,7 @@ from contextlib import suppress
 from tenax._core.requests import StatusRequest
 from tenax._engines.tcp.operator import ConnectionLost, Declined
 from tenax._view.status import RunStatus
+from tenax._view.text import outcome_text
 from tenax.cli.command import NoSuchJob, print_json
 from tenax.cli.job import (
     SELECTOR_HELP,
@@ -45,22 +46,26 @@ Exit code 0: the status was shown. 1: there is no such run, or it does not respo
 _WAIT_S = 1.0  # refresh at least this often, because ages are shown
 _RETRY_S = 1.0  # after a failed request: there is no event for the run becoming reachable
 _MAX_TRIES = 30  # in a row, to find the run again
-_ENDS = {"cancelled": "was cancelled", "broken": "could not continue", "abandoned": "was abandoned"}
 
 
 def status(argv: Sequence[str]) -> int:
     """Execute ``tenax status ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--watch", "--json"))
     selector = job_selector(arguments)
-    output = _Json() if "--json" in arguments.switches else _Screen() if is_terminal() else _Lines()
+    as_json = "--json" in arguments.switches
     with find_job(selector) as job:
         if "--watch" in arguments.switches:
             try:
-                return _Watch(selector, job, output).run()
+                return _Watch(selector, job, as_json=as_json).run()
             except KeyboardInterrupt:
                 print_page("\n" if is_terminal() else "")
                 return 0
-        return output.once(_ask(job))
+        status = _ask(job)
+    if as_json:
+        return print_json(status, indent=2)
+    if is_terminal():
+        return print_page(render(status, terminal_size()[0], colour=allows_colour(sys.stdout)), is_styled=True)
+    return print_page(render(status, max(80, terminal_size()[0])))
 
 
 def _ask(job: Job, mark: str = "") -> RunStatus:
@@ -88,63 +93,23 @@ def terminal_size() -> tuple[int, int]:
     return get_terminal_size((80, 24))
 
 
-# --- output -----------------------------------------------------------------------------------------------------------
-
-
-class _Lines:
-    """Output to a pipe or file: the screen once, or one line per event."""
-
-    def __init__(self) -> None:
-        self._since = -1.0
-
-    def once(self, status: RunStatus) -> int:
-        return print_page(render(status, max(80, terminal_size()[0])))
-
-    def again(self, status: RunStatus) -> int:
-        lines = event_lines(status, self._since)
-        self._since = max((self._since, *(event.at for event in status.events)))
-        return print_page("".join(f"{line}\n" for line in lines))
-
-
-class _Screen(_Lines):
-    """Output to a terminal, redrawn in place. Changes no terminal mode, so nothing has to be restored, even after
-    SIGKILL."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_drawn = False
-
-    def once(self, status: RunStatus) -> int:
-        return print_page(render(status, terminal_size()[0], colour=allows_colour(sys.stdout)), is_styled=True)
-
-    def again(self, status: RunStatus) -> int:
-        width, height = terminal_size()
-        text = render(status, width, height - 1, colour=allows_colour(sys.stdout))
-        begin = "\x1b[H" if self._has_drawn else "\x1b[H\x1b[2J"
-        self._has_drawn = True
-        return print_page(begin + text.replace("\n", "\x1b[K\n") + "\x1b[J", is_styled=True)
-
-
-class _Json(_Lines):
-    """Output for programs: one JSON value, or one per line. ASCII only."""
-
-    def once(self, status: RunStatus) -> int:
-        return print_json(status, indent=2)
-
-    def again(self, status: RunStatus) -> int:
-        return print_json(status)
-
-
 # --- --watch ----------------------------------------------------------------------------------------------------------
 
 
 class _Watch:
-    """Shows the run after every change, until it ends."""
+    """Shows the run after every change, until it ends.
 
-    def __init__(self, selector: JobSelector, job: Job, output: _Lines) -> None:
+    On a terminal the screen is redrawn in place. This changes no terminal mode, so nothing has to be restored, even
+    after SIGKILL. A pipe or file gets one line per event; with ``as_json``, one JSON value per line.
+    """
+
+    def __init__(self, selector: JobSelector, job: Job, *, as_json: bool) -> None:
         self._selector = selector
         self._job = job
-        self._output = output
+        self._as_json = as_json
+        self._is_screen = is_terminal() and not as_json
+        self._has_drawn = False
+        self._shown_until = -1.0  # the time of the last event
         self._mark = ""
         self._last_message = ""
 
@@ -162,18 +127,28 @@ class _Watch:
                 if not self._reconnect():
                     return 0
                 continue
-            has_changed = status.mark != self._mark or isinstance(self._output, _Screen)
+            has_changed = status.mark != self._mark or self._is_screen
             self._mark, self._last_message = status.mark, ""
-            failed = self._output.again(status) if has_changed else 0
-            if is_reader_gone():
+            failed = self._show(status) if has_changed else 0
+            if failed or is_reader_gone():
+                return failed
+            if status.outcome:
+                if not self._as_json:
+                    self._print(outcome_message(status))
                 return 0
-            if failed or status.outcome:
-                return failed or self._end(status)
 
-    def _end(self, status: RunStatus) -> int:
-        if not isinstance(self._output, _Json):
-            self._print(outcome_message(status))
-        return 0
+    def _show(self, status: RunStatus) -> int:
+        if self._as_json:
+            return print_json(status)
+        if self._is_screen:
+            width, height = terminal_size()
+            text = render(status, width, height - 1, colour=allows_colour(sys.stdout))
+            begin = "\x1b[H" if self._has_drawn else "\x1b[H\x1b[2J"
+            self._has_drawn = True
+            return print_page(begin + text.replace("\n", "\x1b[K\n") + "\x1b[J", is_styled=True)
+        lines = event_lines(status, self._shown_until)
+        self._shown_until = max((self._shown_until, *(event.at for event in status.events)))
+        return print_page("".join(f"{line}\n" for line in lines))
 
     def _reconnect(self) -> bool:
         """Find the run again: its coordinator may have moved, or its agent here has exited. False if it is gone."""
@@ -201,5 +176,5 @@ class _Watch:
 
 def outcome_message(status: RunStatus) -> str:
     """Return a message about how the run ended."""
-    ended = _ENDS.get(status.outcome, status.outcome) or "has ended"
+    ended = outcome_text(status.outcome) or "has ended"
     return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")

@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from tenax._core.text import format_duration
-from tenax._view.goodput_text import format_goodput
+from tenax._view.text import cause_text, format_goodput, outcome_label
 from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 
 TYPE_CHECKING = False
@@ -102,7 +102,7 @@ def _lines(status: RunStatus, width: int, limits: _Limits, paint: Callable[[str,
 
 def _headline(status: RunStatus) -> str:
     if status.outcome:
-        return plain(status.outcome)
+        return plain(outcome_label(status.outcome))
     since = _since(status)
     return plain(status.phase) + (f" for {_age(status, since)}" if since is not None else "")
 
@@ -254,7 +254,7 @@ def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, st
 def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlier: bool = False) -> list[str]:
     which = f"generation {failure.generation}, " if is_earlier else ""
     who = f"{which}rank {failure.rank} on {plain(failure.host)}, {_age(status, failure.at)} ago"
-    what = ": ".join(filter(None, (plain(failure.cause).replace("_", " "), plain(failure.what))))
+    what = ": ".join(filter(None, (cause_text(plain(failure.cause)), plain(failure.what))))
     if failure.is_consequence:
         who += ", a consequence"
     first, *others = wrapped(f"{who}: {what}", width - 4, 3)

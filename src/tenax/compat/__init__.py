@@ -27,17 +27,7 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")  # fir
 VARIABLE = "TENAX_COMPAT"  # 1: enabled, 0: disabled, inherited: enabled by a parent process
 
 _finder = CompatFinder()
-target_of = _finder.target_of
-
-
-def install() -> None:
-    """Install the redirection. Raises ImportError if torch's own modules are already imported."""
-    _finder.install()
-
-
-def uninstall() -> None:
-    """Remove the redirection. Modules that were imported through it stay imported."""
-    _finder.uninstall()
+install, uninstall, target_of = _finder.install, _finder.uninstall, _finder.target_of
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

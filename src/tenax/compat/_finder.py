@@ -48,6 +48,7 @@ class CompatFinder:
     # --- install and remove -------------------------------------------------------------------------------------------
 
     def install(self) -> None:
+        """Install the redirection. Raises ImportError if torch's own modules are already imported."""
         if self in sys.meta_path:
             return
         early = sorted(name for name in sys.modules if self.target_of(name) is not None)
@@ -64,6 +65,7 @@ class CompatFinder:
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
+        """Remove the redirection. Modules that were imported through it stay imported."""
         if self not in sys.meta_path:
             return
         sys.meta_path.remove(self)

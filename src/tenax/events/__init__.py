@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from tenax.events import api as api
     from tenax.events import handlers as handlers
+    from tenax.events._configured import EventHandler as EventHandler
     from tenax.events._configured import configure as configure
     from tenax.events._configured import configured_handlers as configured_handlers
     from tenax.events._configured import unconfigure as unconfigure
-    from tenax.events._handler import EventHandler as EventHandler
     from tenax.events._recording import _get_or_create_logger as _get_or_create_logger
     from tenax.events._recording import construct_and_record_rdzv_event as construct_and_record_rdzv_event
     from tenax.events._recording import record as record
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from tenax.events.api import EventSource as EventSource
     from tenax.events.api import NodeState as NodeState
     from tenax.events.api import RdzvEvent as RdzvEvent
+    from tenax.events.handlers import ConsoleEventHandler as ConsoleEventHandler
+    from tenax.events.handlers import JsonLinesEventHandler as JsonLinesEventHandler
+    from tenax.events.handlers import NullEventHandler as NullEventHandler
     from tenax.events.handlers import get_logging_handler as get_logging_handler
     from tenax.events.handlers import make_handlers as make_handlers
     from tenax.events.handlers import register_handler as register_handler
-    from tenax.events.handlers._console import ConsoleEventHandler as ConsoleEventHandler
-    from tenax.events.handlers._json_lines import JsonLinesEventHandler as JsonLinesEventHandler
     from tenax.events.handlers._logging import LoggingEventHandler as LoggingEventHandler
-    from tenax.events.handlers._null import NullEventHandler as NullEventHandler
 
 _HOMES = {
-    "ConsoleEventHandler": "handlers._console",
+    "ConsoleEventHandler": "handlers",
     "Event": "api",
-    "EventHandler": "_handler",
+    "EventHandler": "_configured",
     "EventMetadataValue": "api",
     "EventSource": "api",
-    "JsonLinesEventHandler": "handlers._json_lines",
+    "JsonLinesEventHandler": "handlers",
     "LoggingEventHandler": "handlers._logging",
     "NodeState": "api",
-    "NullEventHandler": "handlers._null",
+    "NullEventHandler": "handlers",
     "RdzvEvent": "api",
     "configure": "_configured",
     "configured_handlers": "_configured",

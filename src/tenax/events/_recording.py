@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Sequence
 
-    from tenax.events._handler import EventHandler
+    from tenax.events._configured import EventHandler
     from tenax.events.api import Event, NodeState, RdzvEvent
 
 _RENDEZVOUS = "dynamic_rendezvous"

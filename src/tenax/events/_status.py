@@ -53,75 +53,51 @@ class WorkerOfGroup(msgspec.Struct, frozen=True):
     exit_code: int | None = None  # negative: the number of the signal that ended it
 
 
-def agent_event(
+def status_event(
     state: str,
     origin: Origin,
     moment: Moment,
+    worker: WorkerOfGroup | None = None,
     *,
     name: str = "",
     raw_error: str | None = None,
     duration_ms: float | None = None,
     more: Mapping[str, object] = {},
 ) -> Event:
-    """Return an event about an agent. ``name``: empty for the default. ``more``: added to the nested metadata."""
-    nested = {"group_world_size": moment.group_world_size, "entry_point": origin.entry_point, **more}
-    metadata = _metadata(state, origin, moment, None, None, raw_error, nested, duration_ms)
-    return Event(name or PREFIX + state, EventSource.AGENT, moment.timestamp_ms, metadata)
+    """Return an event about a worker, or about the agent if ``worker`` is None.
 
-
-def worker_event(
-    state: str,
-    origin: Origin,
-    moment: Moment,
-    worker: WorkerOfGroup,
-    *,
-    raw_error: str | None = None,
-    duration_ms: float | None = None,
-    more: Mapping[str, object] = {},
-) -> Event:
-    """Return an event about a worker. ``raw_error``: see ``error_as_json``."""
-    nested = {
-        "group_world_size": moment.group_world_size,
-        "entry_point": origin.entry_point,
-        "local_rank": worker.local_rank,
-        "role_rank": worker.role_rank,
-        "role_world_size": worker.role_world_size,
-        "exit_code": worker.exit_code,
-        "worker_pid": worker.pid,
-        **more,
-    }
-    metadata = _metadata(state, origin, moment, worker.global_rank, worker.worker_id, raw_error, nested, duration_ms)
-    return Event(PREFIX + state, EventSource.WORKER, moment.timestamp_ms, metadata)
-
-
-def error_as_json(message: str, traceback: str, timestamp_s: float) -> str:
-    """Return a worker's error for ``raw_error``, in the format of TorchElastic's error file."""
-    extra = {"py_callstack": traceback, "timestamp": str(int(timestamp_s))}
-    return json.dumps({"message": {"message": message, "extraInfo": extra}})
-
-
-def _metadata(
-    state: str,
-    origin: Origin,
-    moment: Moment,
-    global_rank: int | None,
-    worker_id: str | None,
-    raw_error: str | None,
-    nested: dict[str, object],
-    duration_ms: float | None,
-) -> dict[str, EventMetadataValue]:
-    return {
+    ``name``: empty for the default. ``raw_error``: of a worker, see ``error_as_json``. ``more``: added to the nested
+    metadata.
+    """
+    nested: dict[str, object] = {"group_world_size": moment.group_world_size, "entry_point": origin.entry_point}
+    if worker is not None:
+        nested |= {
+            "local_rank": worker.local_rank,
+            "role_rank": worker.role_rank,
+            "role_world_size": worker.role_world_size,
+            "exit_code": worker.exit_code,
+            "worker_pid": worker.pid,
+        }
+    metadata: dict[str, EventMetadataValue] = {
         "run_id": origin.run_id,
-        "global_rank": global_rank,
+        "global_rank": None if worker is None else worker.global_rank,
         "group_rank": moment.group_rank,
-        "worker_id": worker_id,
+        "worker_id": None if worker is None else worker.worker_id,
         "role": origin.role,
         "hostname": origin.hostname,
         "state": state,
         "total_run_time": moment.total_run_time_s,
         "rdzv_backend": origin.rdzv_backend,
         "raw_error": raw_error,
-        "metadata": json.dumps(nested),
+        "metadata": json.dumps({**nested, **more}),
         "agent_restarts": moment.restarts_used,
         "duration_ms": duration_ms,
     }
+    source = EventSource.AGENT if worker is None else EventSource.WORKER
+    return Event(name or PREFIX + state, source, moment.timestamp_ms, metadata)
+
+
+def error_as_json(message: str, traceback: str, timestamp_s: float) -> str:
+    """Return a worker's error for ``raw_error``, in the format of TorchElastic's error file."""
+    extra = {"py_callstack": traceback, "timestamp": str(int(timestamp_s))}
+    return json.dumps({"message": {"message": message, "extraInfo": extra}})

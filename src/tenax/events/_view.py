@@ -20,7 +20,7 @@ from __future__ import annotations
 from tenax._core import commands, events, messages
 from tenax._core.agent import Phase, global_rank
 from tenax._core.model import Outcome, WorkerPhase
-from tenax.events._status import Moment, Origin, WorkerOfGroup, agent_event, error_as_json, worker_event
+from tenax.events._status import Moment, Origin, WorkerOfGroup, error_as_json, status_event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _SETTLED = (Phase.JOINING, Phase.DONE, Phase.ENDED)  # no more events about the 
 
 
 class EventView:
-    """Call ``take`` for every step of one run, in commands.
+    """Call ``take`` for every step of one run, in order.
 
     ``wall_offset``: seconds since the epoch minus the agent's clock. ``has_watchdog``: whether timer scopes are
     watched.
@@ -57,6 +57,9 @@ class EventView:
         self._began_at: float | None = None
         self._joins_since: float | None = None  # None: not joining
         self._is_over = False
+        # Of this step:
+        self._at = 0.0
+        self._state: AgentState
         # Of this generation:
         self._generation = 0
         self._formed_at = 0.0
@@ -65,121 +68,94 @@ class EventView:
         self._why_ended = ""
 
     def take(self, at: float, event: AnyEvent, sent: list[AnyCommand], state: AgentState) -> list[Event]:
-        """Return the events of one step, in commands. ``sent``: its commands. ``state``: the state after it."""
+        """Return the events of one step, in order. ``sent``: its commands. ``state``: the state after it."""
         if self._is_over:
             return []
+        self._at, self._state = at, state
         found: list[Event] = []
         if self._began_at is None:
             self._began_at = at
             if self._has_watchdog:
-                found.append(self._of_watchdog(at, "watchdog started", state))
+                found.append(self._of_watchdog("watchdog started"))
         if isinstance(event, events.ScopeExpired):
-            found.append(self._of_watchdog(at, "timer expired", state, event))
+            found.append(self._of_watchdog("timer expired", event))
         if state.generation != self._generation:
-            found += self._formed(at, state)
+            found += self._formed()
         for command in sent:
             if isinstance(command, commands.SignalWorkers | commands.KillNode):
                 self._why_ended = self._why_ended or command.why
             if isinstance(command, commands.EndWorker):
-                found.append(self._of_watchdog(at, "kill worker process", state, command))
-        found += self._starts(at, state)
-        found += self._ends(at, state)
+                found.append(self._of_watchdog("kill worker process", command))
+        found += self._starts()
+        found += self._ends()
         for command in sent:
             match command:
                 case commands.SendMessage(messages.NodeReady()):
                     self._joins_since = at
                 case commands.Finish(verdict):
-                    found += self._finished(at, verdict, state)
+                    found += self._finished(verdict)
         return found
 
     # --- rendezvous ---------------------------------------------------------------------------------------------------
 
-    def _formed(self, at: float, state: AgentState) -> list[Event]:
+    def _formed(self) -> list[Event]:
         """Return both events of a rendezvous. Ranks come with the generation, so assigning them takes no time."""
-        self._generation, self._formed_at = state.generation, at
+        state = self._state
+        self._generation, self._formed_at = state.generation, self._at
         self._started_at, self._end_reported, self._why_ended = {}, set(), ""
         why = state.assignment.why if state.assignment is not None else ""
-        return [
-            self._of_rendezvous(at, state, "", {"why": why}),
-            agent_event(
-                "ASSIGN_WORKER_RANKS",
-                self._origin,
-                self._moment(at, at, state),
-                duration_ms=0.0,
-                more={"generation": state.generation},
-            ),
-        ]
+        return [self._of_rendezvous(why), self._of_agent("ASSIGN_WORKER_RANKS", duration_ms=0.0)]
 
-    def _of_rendezvous(self, at: float, state: AgentState, error: str, more: Mapping[str, object]) -> Event:
+    def _of_rendezvous(self, why: str, error: str = "") -> Event:
         since, self._joins_since = self._joins_since, None
-        return agent_event(
-            "RENDEZVOUS",
-            self._origin,
-            self._moment(at, at, state),
-            raw_error=error or None,
-            duration_ms=_ms(at if since is None else since, at),
-            more={"generation": state.generation, **more},
-        )
+        duration_ms = _ms(self._at if since is None else since, self._at)
+        return self._of_agent("RENDEZVOUS", duration_ms=duration_ms, error=error, more={"why": why})
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def _starts(self, at: float, state: AgentState) -> list[Event]:
+    def _starts(self) -> list[Event]:
         found = []
-        for rank, worker in state.workers.items():
+        for rank, worker in self._state.workers.items():
             if worker.pid and rank not in self._started_at:
-                self._started_at[rank] = at
-                found.append(self._of_worker("START", at, at, worker, state, duration_ms=_ms(self._formed_at, at)))
+                self._started_at[rank] = self._at
+                found.append(self._of_worker("START", self._at, worker, duration_ms=_ms(self._formed_at, self._at)))
         return found
 
-    def _ends(self, at: float, state: AgentState) -> list[Event]:
+    def _ends(self) -> list[Event]:
+        state = self._state
         is_settled = state.phase in _SETTLED
         found = []
         for rank, worker in state.workers.items():
             if rank in self._end_reported:
                 continue
             if worker.phase is WorkerPhase.ENDED and (is_settled or rank not in state.last.examination.ranks):
-                found.append(self._of_end(at, worker, state))
+                found.append(self._of_end(worker))
             elif is_settled and rank in self._started_at:
-                found.append(self._of_unseen_end(at, worker, state))
+                found.append(self._of_unseen_end(worker))
             else:
                 continue
             self._end_reported.add(rank)
         return found
 
-    def _of_end(self, at: float, worker: WorkerRecord, state: AgentState) -> Event:
-        failure = next((each for each in state.failures if each.local_rank == worker.local_rank), None)
+    def _of_end(self, worker: WorkerRecord) -> Event:
+        failure = next((each for each in self._state.failures if each.local_rank == worker.local_rank), None)
         # The agent may receive the start after the worker has exited: no event is dated before it.
         ended_at = max(worker.ended_at, self._started_at.get(worker.local_rank, 0.0))
-        duration_ms = self._ran_ms(worker, ended_at)
+        ran_ms = self._ran_ms(worker, ended_at)
         if failure is not None:
             error = self._error(failure)
-            return self._of_worker(
-                "FAILED", at, ended_at, worker, state, exit_code=failure.exit_code, error=error, duration_ms=duration_ms
-            )
-        by_itself = not worker.was_stopped and worker.exit_code == 0
-        return self._of_worker(
-            "SUCCEEDED" if by_itself else "TERMINATED",
-            at,
-            ended_at,
-            worker,
-            state,
-            exit_code=worker.exit_code,
-            duration_ms=duration_ms,
-            more={} if by_itself else {"why": self._why_ended},
-        )
+            return self._of_worker("FAILED", ended_at, worker, ran_ms, exit_code=failure.exit_code, error=error)
+        if not worker.was_stopped and worker.exit_code == 0:
+            return self._of_worker("SUCCEEDED", ended_at, worker, ran_ms, exit_code=0)
+        more = {"why": self._why_ended}
+        return self._of_worker("TERMINATED", ended_at, worker, ran_ms, exit_code=worker.exit_code, more=more)
 
-    def _of_unseen_end(self, at: float, worker: WorkerRecord, state: AgentState) -> Event:
+    def _of_unseen_end(self, worker: WorkerRecord) -> Event:
         """Return the end of a worker without a recorded exit. If the node is cleared, the worker is gone."""
+        state = self._state
         why = state.verdict.why if state.verdict is not None and not state.cleared else self._why_ended
-        return self._of_worker(
-            "TERMINATED" if state.cleared else "UNHEALTHY",
-            at,
-            at,
-            worker,
-            state,
-            duration_ms=self._ran_ms(worker, at),
-            more={"why": why},
-        )
+        name = "TERMINATED" if state.cleared else "UNHEALTHY"
+        return self._of_worker(name, self._at, worker, self._ran_ms(worker, self._at), more={"why": why})
 
     def _ran_ms(self, worker: WorkerRecord, until: float) -> float | None:
         since = self._started_at.get(worker.local_rank)
@@ -194,84 +170,91 @@ class EventView:
         began_at = failure.seen_at if evidence.raised_at is None else evidence.raised_at
         return error_as_json(message, evidence.traceback or evidence.stacks, began_at + self._wall_offset)
 
-    def _of_worker(
-        self,
-        name: str,
-        at: float,
-        happened_at: float,
-        worker: WorkerRecord,
-        state: AgentState,
-        *,
-        exit_code: int | None = None,
-        error: str | None = None,
-        duration_ms: float | None = None,
-        more: Mapping[str, object] = {},
-    ) -> Event:
-        part = state.assignment
-        rank = worker.local_rank
-        return worker_event(
-            name,
-            self._origin,
-            self._moment(at, happened_at, state),
-            WorkerOfGroup(
-                local_rank=rank,
-                global_rank=global_rank(state, rank),
-                role_rank=(part.first_role_rank if part is not None else 0) + rank,
-                role_world_size=part.role_world_size if part is not None else 1,
-                worker_id=str(worker.pid) if worker.pid else None,
-                pid=worker.pid or None,
-                exit_code=exit_code,
-            ),
-            raw_error=error,
-            duration_ms=duration_ms,
-            more={"generation": state.generation, **more},
-        )
-
-    # --- watchdog -----------------------------------------------------------------------------------------------------
-
-    def _of_watchdog(
-        self, at: float, name: str, state: AgentState, about: events.ScopeExpired | commands.EndWorker | None = None
-    ) -> Event:
-        more = watchdog_details(name, about)
-        return agent_event("RUNNING", self._origin, self._moment(at, at, state), name=name, more=more)
-
     # --- end of the run -----------------------------------------------------------------------------------------------
 
-    def _finished(self, at: float, verdict: Verdict, state: AgentState) -> list[Event]:
+    def _finished(self, verdict: Verdict) -> list[Event]:
         self._is_over = True
         is_success = verdict.outcome is Outcome.SUCCEEDED
         error = "" if is_success else verdict.why
         found = []
-        is_about_workers = state.generation > 0 and verdict.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+        is_about_workers = self._state.generation > 0 and verdict.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
         if self._joins_since is not None and not is_about_workers:
-            found.append(self._of_rendezvous(at, state, error, {"why": verdict.why}))
-        more: dict[str, object] = {
-            "generation": state.generation,
-            "outcome": verdict.outcome.value,
-            "why": verdict.why,
-            "signal": verdict.signal or None,
-        }
-        began_at = at if self._began_at is None else self._began_at
+            found.append(self._of_rendezvous(verdict.why, error))
         if self._has_watchdog:
-            found.append(self._of_watchdog(at, "watchdog stopped", state))
+            found.append(self._of_watchdog("watchdog stopped"))
         found.append(
-            agent_event(
+            self._of_agent(
                 "SUCCEEDED" if is_success else "FAILED",
-                self._origin,
-                self._moment(at, at, state, max(verdict.restarts_used, state.restarts_used)),
-                raw_error=error or None,
-                duration_ms=_ms(began_at, at),
-                more=more,
+                duration_ms=_ms(self._began_at or 0.0, self._at),
+                error=error,
+                more={"outcome": verdict.outcome.value, "why": verdict.why, "signal": verdict.signal or None},
+                restarts_used=max(verdict.restarts_used, self._state.restarts_used),
             )
         )
         return found
 
-    def _moment(self, at: float, happened_at: float, state: AgentState, restarts_used: int | None = None) -> Moment:
-        part = state.assignment
-        began_at = at if self._began_at is None else self._began_at
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _of_agent(
+        self,
+        name: str,
+        *,
+        duration_ms: float,
+        error: str = "",
+        more: Mapping[str, object] = {},
+        restarts_used: int | None = None,
+    ) -> Event:
+        return status_event(
+            name,
+            self._origin,
+            self._moment(self._at, restarts_used),
+            raw_error=error or None,
+            duration_ms=duration_ms,
+            more={"generation": self._state.generation, **more},
+        )
+
+    def _of_watchdog(self, name: str, about: events.ScopeExpired | commands.EndWorker | None = None) -> Event:
+        more = watchdog_details(name, about)
+        return status_event("RUNNING", self._origin, self._moment(self._at), name=name, more=more)
+
+    def _of_worker(
+        self,
+        name: str,
+        happened_at: float,
+        worker: WorkerRecord,
+        duration_ms: float | None,
+        *,
+        exit_code: int | None = None,
+        error: str | None = None,
+        more: Mapping[str, object] = {},
+    ) -> Event:
+        part = self._state.assignment
+        rank = worker.local_rank
+        which = WorkerOfGroup(
+            local_rank=rank,
+            global_rank=global_rank(self._state, rank),
+            role_rank=(part.first_role_rank if part is not None else 0) + rank,
+            role_world_size=part.role_world_size if part is not None else 1,
+            worker_id=str(worker.pid) if worker.pid else None,
+            pid=worker.pid or None,
+            exit_code=exit_code,
+        )
+        return status_event(
+            name,
+            self._origin,
+            self._moment(happened_at),
+            which,
+            raw_error=error,
+            duration_ms=duration_ms,
+            more={"generation": self._state.generation, **more},
+        )
+
+    def _moment(self, happened_at: float, restarts_used: int | None = None) -> Moment:
+        state, part = self._state, self._state.assignment
+        began_at = self._at if self._began_at is None else self._began_at
         return Moment(
             timestamp_ms=int((happened_at + self._wall_offset) * 1000),
-            total_run_time_s=max(0, int(at - began_at)),
+            total_run_time_s=max(0, int(self._at - began_at)),
             group_rank=part.group_rank if part is not None else None,
             group_world_size=part.group_world_size if part is not None else None,
             restarts_used=state.restarts_used if restarts_used is None else restarts_used,

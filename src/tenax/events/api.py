@@ -6,14 +6,14 @@ launcher's start does not import this module.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar
 
 __all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
 
 EventMetadataValue = str | int | float | bool | None
-_Member = TypeVar("_Member", bound=Enum)
+T = TypeVar("T")
 
 
 class EventSource(str, Enum):
@@ -55,11 +55,7 @@ class Event:
     @staticmethod
     def deserialize(data: str | Event) -> Event:
         """Parse the output of ``serialize``. Raises ``ValueError`` if the text is not an event."""
-        if isinstance(data, Event):
-            return data
-        fields = _fields(data, "an event")
-        fields["source"] = _member(EventSource, fields.get("source"), "source", "event")
-        return Event(**_known(fields, Event, "event"))
+        return data if isinstance(data, Event) else _parse(Event, data, "event", source=EventSource)
 
     def serialize(self) -> str:
         """Return one line of JSON."""
@@ -99,9 +95,7 @@ class RdzvEvent:
         """Parse the output of ``serialize``. Raises ``ValueError`` if the text is not a rendezvous event."""
         if isinstance(data, RdzvEvent):
             return data
-        fields = _fields(data, "a rendezvous event")
-        fields["node_state"] = _member(NodeState, fields.get("node_state"), "node_state", "rendezvous event")
-        return RdzvEvent(**_known(fields, RdzvEvent, "rendezvous event"))
+        return _parse(RdzvEvent, data, "rendezvous event", node_state=NodeState)
 
     def serialize(self) -> str:
         """Return one line of JSON."""
@@ -114,39 +108,33 @@ def _line(event: Event | RdzvEvent) -> str:
     return json.dumps(asdict(event))
 
 
-def _fields(text: object, kind: str) -> dict[str, Any]:
+def _parse(kind: type[T], text: object, noun: str, **enums: type[Enum]) -> T:
+    """Parse the output of ``serialize``. ``noun``: of this kind. ``enums``: fields that are members of an enum.
+
+    Drops unknown fields, which a later release may write.
+    """
     import json
 
+    article = "an" if noun.startswith("e") else "a"
     if not isinstance(text, str):
-        raise TypeError(f"cannot read {kind} from a {type(text).__name__}; expected the output of serialize()")
+        raise TypeError(
+            f"cannot read {article} {noun} from a {type(text).__name__}; expected the output of serialize()"
+        )
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"invalid JSON for {kind} ({error}): {text[:80]!r}") from error
+        raise ValueError(f"invalid JSON for {article} {noun} ({error}): {text[:80]!r}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"expected {kind}, not a {type(found).__name__}: {text[:80]!r}")
-    return found
-
-
-def _member(kind: type[_Member], found: object, key: str, of: str) -> _Member:
-    for member in kind:
-        if found == member.value:
-            return member
-    known = ", ".join(str(member.value) for member in kind)
-    raise ValueError(f"the {key} of the {of} is {found!r}; expected one of {known}")
-
-
-def _known(fields: dict[str, Any], kind: type[Any], of: str) -> dict[str, Any]:
-    """Drop unknown fields, which a later release may write. Raises ``ValueError`` if one is missing."""
-    from dataclasses import MISSING
-    from dataclasses import fields as fields_of
-
-    known = {each.name: each for each in fields_of(kind)}
-    missing = [
-        name
-        for name, each in known.items()
-        if name not in fields and each.default is MISSING and each.default_factory is MISSING
-    ]
+        raise ValueError(f"expected {article} {noun}, not a {type(found).__name__}: {text[:80]!r}")
+    for name, enum in enums.items():
+        members = {member.value: member for member in enum}
+        value = found.get(name)
+        if not isinstance(value, str) or value not in members:
+            raise ValueError(f"the {name} of the {noun} is {value!r}; expected one of {', '.join(members)}")
+        found[name] = members[value]
+    known: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
+    required = [each.name for each in known if each.default is MISSING and each.default_factory is MISSING]
+    missing = [name for name in required if name not in found]
     if missing:
-        raise ValueError(f"the {of} lacks {', '.join(missing)}; expected the output of serialize()")
-    return {name: value for name, value in fields.items() if name in known}
+        raise ValueError(f"the {noun} lacks {', '.join(missing)}; expected the output of serialize()")
+    return kind(**{each.name: found[each.name] for each in known if each.name in found})

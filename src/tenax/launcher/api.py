@@ -103,7 +103,7 @@ class LaunchConfig:
     notice_s: float | None = None
     preload: str = "none"
     dashboard: str = ""
-    on_hang: str = "off"
+    on_hang: str = "report"
     hang_after: float = 300.0
     trace: str = ""
 
@@ -166,7 +166,7 @@ def launch_agent(
 def run_job(job: JobSpec, health_check_server: Any = None) -> dict[int, Any]:
     """Run a job to the end, as ``launch_agent`` does."""
     from tenax._node.sinks import open_sinks
-    from tenax._observe.health.port import health_check_port
+    from tenax._observe.health.check import health_check_port
 
     if health_check_server is None:
         health_check_port(os.environ)  # raises for an invalid port before anything starts

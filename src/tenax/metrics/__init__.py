@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tenax.metrics.api import (
     ConsoleMetricHandler,
+    FanOutMetricHandler,
     MetricData,
     MetricHandler,
     MetricsConfig,
@@ -27,9 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from tenax.metrics._by_name import JsonLinesMetricHandler as JsonLinesMetricHandler
     from tenax.metrics._by_name import make_handlers as make_handlers
-    from tenax.metrics._fan_out import FanOutMetricHandler as FanOutMetricHandler
-    from tenax.metrics._json_lines import JsonLinesMetricHandler as JsonLinesMetricHandler
     from tenax.metrics._opentelemetry import OpenTelemetryMetricHandler as OpenTelemetryMetricHandler
     from tenax.metrics._prometheus import PrometheusMetricHandler as PrometheusMetricHandler
     from tenax.metrics._statsd import StatsdMetricHandler as StatsdMetricHandler
@@ -60,8 +60,7 @@ __all__ = [
 
 # Imported on first use: most runs use none of them.
 _HOMES = {
-    "FanOutMetricHandler": "_fan_out",
-    "JsonLinesMetricHandler": "_json_lines",
+    "JsonLinesMetricHandler": "_by_name",
     "OpenTelemetryMetricHandler": "_opentelemetry",
     "PrometheusMetricHandler": "_prometheus",
     "StatsdMetricHandler": "_statsd",
@@ -81,7 +80,6 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
     if not text:
         return
     from tenax.metrics._by_name import make_handlers
-    from tenax.metrics._fan_out import FanOutMetricHandler
 
     while _initialized:  # first, because the new ones may need the same port
         configure(NullMetricHandler())

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import os
 
+import msgspec
+
 from tenax._core.text import hide_passwords
 from tenax._io import handler_names
 from tenax._io.handler_names import UnknownHandler
+from tenax._io.json_lines import JsonLinesFile
+from tenax.metrics._reading import number
 from tenax.metrics.api import ConsoleMetricHandler, MetricHandler, NullMetricHandler
 
 TYPE_CHECKING = False
@@ -24,12 +28,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TypeVar
 
+    from tenax.metrics.api import MetricData
+
     T = TypeVar("T")
     Make = Callable[[str], MetricHandler]
 
 GROUP = "tenax.metric_handlers"
 _KIND = "metric handler"
 _MAX_PORT = 65535
+
+
+class JsonLinesMetricHandler(MetricHandler):
+    """Appends ``{"timestamp":…,"group":…,"name":…,"value":…}``, with ``labels`` if there are any. Raises OSError."""
+
+    def __init__(self, path: str, labels: Mapping[str, str] | None = None) -> None:
+        self.where = path
+        self._labels = dict(labels or {})
+        self._encode = msgspec.json.Encoder().encode
+        self._file = JsonLinesFile(path)
+
+    def emit(self, metric_data: MetricData) -> None:
+        line = {
+            "timestamp": metric_data.timestamp,
+            "group": metric_data.group_name,
+            "name": metric_data.name,
+            "value": number(metric_data),
+        }
+        if self._labels:
+            line["labels"] = self._labels
+        self._file.append(self._encode(line))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def make_handlers(
@@ -64,11 +94,6 @@ def check_names(text: str, env: Mapping[str, str] | None = None) -> None:
 
 
 def _own_makers(labels: Mapping[str, str], env: Mapping[str, str]) -> dict[str, Make]:
-    def json_lines(path: str) -> MetricHandler:
-        from tenax.metrics._json_lines import JsonLinesMetricHandler
-
-        return JsonLinesMetricHandler(path or "metrics.jsonl", labels)
-
     def prometheus(argument: str) -> MetricHandler:
         from tenax.metrics._prometheus import DEFAULT_PORT, PrometheusMetricHandler
 
@@ -89,7 +114,7 @@ def _own_makers(labels: Mapping[str, str], env: Mapping[str, str]) -> dict[str, 
     makers: dict[str, Make] = {
         "console": lambda _: ConsoleMetricHandler(),
         "null": lambda _: NullMetricHandler(),
-        "jsonl": json_lines,
+        "jsonl": lambda path: JsonLinesMetricHandler(path or "metrics.jsonl", labels),
         "prometheus": prometheus,
         "statsd": statsd,
         "dogstatsd": lambda argument: statsd(argument, tags=True),
@@ -119,8 +144,7 @@ def _with_message(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
 
 def _otlp_destination(endpoint: str, env: Mapping[str, str]) -> str:
     """Return the endpoint; empty: the global meter provider. Raises ValueError if values would be dropped silently."""
-    from tenax.metrics._opentelemetry import has_global_provider
-    from tenax.metrics._otlp_address import otlp_address
+    from tenax.metrics._opentelemetry import has_global_provider, otlp_address
 
     found = otlp_address(endpoint, "metrics", env)
     if not found and not has_global_provider():

@@ -6,7 +6,7 @@ global provider, which the program configures. Needs the extra ``otel``.
 
 from __future__ import annotations
 
-from tenax.metrics._otlp_address import with_path
+from tenax._core.text import hide_passwords
 from tenax.metrics._reading import COUNTER, GAUGE, read
 from tenax.metrics.api import MetricHandler
 
@@ -35,7 +35,7 @@ class OpenTelemetryMetricHandler(MetricHandler):
     ) -> None:
         from opentelemetry import metrics
 
-        self.where = with_path(endpoint, "metrics") if endpoint else "the global meter provider"
+        self.where = _with_path(endpoint, "metrics") if endpoint else "the global meter provider"
         self._timeout_s = timeout_s
         self._provider: Any = _own_provider(self.where, timeout_s) if endpoint else None
         self._meter: Any = (self._provider or metrics.get_meter_provider()).get_meter("tenax")
@@ -57,13 +57,13 @@ class OpenTelemetryMetricHandler(MetricHandler):
 
     def _instrument(self, name: str, reading: Reading) -> Callable[[float, dict[str, str]], None]:
         unit = _UNITS.get(reading.unit, "")
+        record: Callable[[float, dict[str, str]], None]
         if reading.kind == COUNTER:
-            add: Callable[[float, dict[str, str]], None] = self._meter.create_counter(name, unit).add
-            return add
-        if reading.kind == GAUGE:
-            put: Callable[[float, dict[str, str]], None] = self._meter.create_gauge(name, unit).set
-            return put
-        record: Callable[[float, dict[str, str]], None] = self._meter.create_histogram(name, unit).record
+            record = self._meter.create_counter(name, unit).add
+        elif reading.kind == GAUGE:
+            record = self._meter.create_gauge(name, unit).set
+        else:
+            record = self._meter.create_histogram(name, unit).record
         return record
 
 
@@ -79,14 +79,39 @@ def _own_provider(endpoint: str, timeout_s: float) -> Any:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     exporter = OTLPMetricExporter(endpoint, timeout=timeout_s)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * _EXPORT_INTERVAL_S)
-    resource = Resource.create()  # from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
+    return MeterProvider([reader], own_resource())
+
+
+def own_resource() -> Any:
+    """Return the source of metrics and traces, from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "tenax"}))
-    return MeterProvider([reader], resource)
+    return resource
+
+
+def otlp_address(written: str, signal: str, env: Mapping[str, str]) -> str:
+    """Return the full address for a signal ("metrics", "traces"); empty if none is configured. Raises ValueError."""
+    if written and not written.startswith(("http://", "https://")):
+        shown = hide_passwords(written)
+        raise ValueError(f"invalid endpoint {shown!r}; expected a URL such as http://localhost:4318")
+    if written:
+        return _with_path(written, signal)
+    base = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    # The variable of this signal is a full address; the general one has no path.
+    whole = f"{base.rstrip('/')}/v1/{signal}" if base else ""
+    return env.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT") or whole
+
+
+def _with_path(endpoint: str, signal: str) -> str:
+    """Add the default path to an address without one."""
+    path = endpoint.partition("://")[2].partition("/")[2]
+    return endpoint if path else f"{endpoint.rstrip('/')}/v1/{signal}"
 
 
 def _plain(name: str) -> str:

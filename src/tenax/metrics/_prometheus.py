@@ -6,27 +6,30 @@ A counter is the sum of its values, and its name ends in ``_total``. A duration 
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import cache
 
 from tenax._io.http.message import METHOD_NOT_ALLOWED, NOT_FOUND, OK, Request, Response, text
 from tenax._io.http.server import HttpServer
 from tenax._io.listen import listen
-from tenax.metrics._prometheus_text import CONTENT_TYPE, in_braces, in_text, plain
 from tenax.metrics._reading import COUNTER, DURATION, GAUGE, read
 from tenax.metrics.api import MetricHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from tenax.metrics._reading import Reading
     from tenax.metrics.api import MetricData
 
 DEFAULT_PORT = 9464
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PATH = "/metrics"
 _MAX_SERIES = 10_000
 _TYPES = {COUNTER: "counter", GAUGE: "gauge", DURATION: "summary"}
 _ENDINGS = {COUNTER: "_total", GAUGE: "", DURATION: ""}
+_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n"})
 _OF_CALLS = {
     COUNTER: "Calls of a function of the agent, by how they ended.",
     DURATION: "How long calls of a function took.",
@@ -34,7 +37,7 @@ _OF_CALLS = {
 
 
 class PrometheusMetricHandler(MetricHandler):
-    """Starts serving when created. ``labels`` are on every line. Raises OSError if it cannot listen."""
+    """Starts serving when created, on ``port``, at the URL ``where``. ``labels`` are on every line. Raises OSError."""
 
     def __init__(
         self, port: int = DEFAULT_PORT, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
@@ -43,15 +46,11 @@ class PrometheusMetricHandler(MetricHandler):
         self._families: dict[str, _Family] = {}
         self._series = 0
         self._lock = threading.Lock()
-        self._server = PageServer(self.page, path="/metrics", content_type=CONTENT_TYPE, host=host, port=port)
-
-    @property
-    def port(self) -> int:
-        return self._server.port
-
-    @property
-    def where(self) -> str:
-        return self._server.url
+        listener = listen(host, port)
+        self.port: int = listener.getsockname()[1]
+        self.where = f"http://{f'[{host}]' if ':' in host else host}:{self.port}{_PATH}"
+        self._server = HttpServer(listener, self._answer, name=f"tenax: page at {self.port}")
+        self._server.start()
 
     def emit(self, metric_data: MetricData) -> None:
         reading = read(metric_data)
@@ -80,39 +79,15 @@ class PrometheusMetricHandler(MetricHandler):
             return "".join(family.text(name) for name, family in sorted(self._families.items()))
 
     def close(self) -> None:
-        self._server.close()
-
-
-class PageServer:
-    """Serves ``page()`` at ``http://host:port/path``. Raises OSError if it cannot listen there."""
-
-    def __init__(
-        self, page: Callable[[], str], *, path: str, content_type: str, host: str = "127.0.0.1", port: int = 0
-    ) -> None:
-        self._page = page
-        self._path = path
-        self._content_type = content_type
-        listener = listen(host, port)
-        self.host = host
-        self.port: int = listener.getsockname()[1]
-        self._server = HttpServer(listener, self._answer, name=f"tenax: page at {self.port}")
-        self._server.start()
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self._path}"
-
-    def close(self) -> None:
         """Close all connections. May be called twice."""
         self._server.stop()
 
     def _answer(self, request: Request) -> Response:
-        if request.path != self._path:
-            return text(NOT_FOUND, f"not found; the only page is {self._path}")
+        if request.path != _PATH:
+            return text(NOT_FOUND, f"not found; the only page is {_PATH}")
         if request.method not in ("GET", "HEAD"):
             return text(METHOD_NOT_ALLOWED, "only GET and HEAD are supported", Allow="GET, HEAD")
-        return Response(OK, self._page().encode(), self._content_type)
+        return Response(OK, self.page().encode(), CONTENT_TYPE)
 
 
 class _Family:
@@ -131,18 +106,15 @@ class _Family:
         self.series[labels] = (total + value, count + 1)
 
     def text(self, name: str) -> str:
-        lines = [*_help(name), f"# TYPE {name} {_TYPES[self.kind]}"]
+        meaning = _meanings().get(name)
+        lines = [f"# HELP {name} {meaning}"] if meaning else []
+        lines.append(f"# TYPE {name} {_TYPES[self.kind]}")
         for labels, (value, count) in sorted(self.series.items()):
             if self.kind == DURATION:
                 lines += [f"{name}_sum{labels} {in_text(value)}", f"{name}_count{labels} {count}"]
             else:
                 lines.append(f"{name}{labels} {in_text(value)}")
         return "\n".join(lines) + "\n"
-
-
-def _help(name: str) -> list[str]:
-    meaning = _meanings().get(name)
-    return [f"# HELP {name} {meaning}"] if meaning else []
 
 
 @cache
@@ -163,3 +135,32 @@ def _meanings() -> dict[str, str]:
 def _family_name(group: str, reading: Reading) -> str:
     unit = f"_{reading.unit}" if reading.unit else ""
     return plain(f"{group}_{reading.name}{unit}{_ENDINGS[reading.kind]}")
+
+
+# --- text format 0.0.4 ------------------------------------------------------------------------------------------------
+
+
+def plain(name: str) -> str:
+    """Return a valid name of a metric or label."""
+    text = "".join(each if each.isascii() and (each.isalnum() or each == "_") else "_" for each in name)
+    return f"_{text}" if text[:1].isdigit() else text
+
+
+def in_braces(labels: Mapping[str, str]) -> str:
+    """Return the labels as a line has them."""
+    pairs = (f'{plain(name)}="{escaped(str(value))}"' for name, value in sorted(labels.items()))
+    return f"{{{','.join(pairs)}}}" if labels else ""
+
+
+def escaped(value: str) -> str:
+    """Escape a label's value."""
+    return value.translate(_ESCAPES) if '"' in value or "\\" in value or "\n" in value else value
+
+
+def in_text(value: float) -> str:
+    """Return a number as a line has it."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)

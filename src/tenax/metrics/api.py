@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any, TypeVar
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -90,6 +90,30 @@ class NullMetricHandler(MetricHandler):
 
     def emit(self, metric_data: MetricData) -> None:
         pass
+
+
+class FanOutMetricHandler(MetricHandler):
+    """Passes each value to all ``handlers``, even if some raise. The first exception is raised afterwards."""
+
+    def __init__(self, handlers: Iterable[MetricHandler]) -> None:
+        self.handlers = tuple(handlers)
+
+    def emit(self, metric_data: MetricData) -> None:
+        self._each(lambda handler: handler.emit(metric_data))
+
+    def close(self) -> None:
+        # A handler written for TorchElastic may have no `close`.
+        self._each(lambda handler: getattr(handler, "close", lambda: None)())
+
+    def _each(self, act: Callable[[MetricHandler], object]) -> None:
+        errors = []
+        for handler in self.handlers:
+            try:
+                act(handler)
+            except Exception as error:  # raised below, after the other handlers
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 class MetricStream:

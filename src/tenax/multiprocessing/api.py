@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tenax._core.events import SignalReceived
@@ -412,9 +413,9 @@ class SubprocessContext(PContext):
         return "spawn"
 
     @property
-    def subprocess_handlers(self) -> dict[int, _Handle]:
+    def subprocess_handlers(self) -> dict[int, Any]:
         """Handlers by local rank, for code that reads ``handler.proc``."""
-        return {rank: _Handle(rank, _Process(self, rank)) for rank in self.pids()}
+        return {rank: SimpleNamespace(local_rank_id=rank, proc=_Process(self, rank)) for rank in self.pids()}
 
 
 class _Process:
@@ -435,12 +436,6 @@ class _Process:
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
         return self._context._exit_code(self._local_rank)
-
-
-class _Handle:
-    def __init__(self, local_rank_id: int, proc: _Process) -> None:
-        self.local_rank_id = local_rank_id
-        self.proc = proc
 
 
 def start_processes(

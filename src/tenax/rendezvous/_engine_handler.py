@@ -16,9 +16,11 @@ from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, Rende
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from tenax._io.interfaces import Control
     from tenax.rendezvous.api import RendezvousParameters
+    from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 
 class EngineRendezvousHandler(RendezvousHandler):
@@ -43,7 +45,36 @@ class EngineRendezvousHandler(RendezvousHandler):
             self._engine.cancel("set_closed() of its rendezvous handler was called")
 
 
-class PolledRendezvousHandler(EngineRendezvousHandler):
+class ForwardingRendezvousHandler(RendezvousHandler):
+    """Forwards the blocking methods to another handler."""
+
+    @abstractmethod
+    def _target(self) -> RendezvousHandler: ...
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._target().use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return self._target().next_rendezvous()
+
+    def is_closed(self) -> bool:
+        return self._target().is_closed()
+
+    def set_closed(self) -> None:
+        self._target().set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return self._target().num_nodes_waiting()
+
+    def shutdown(self) -> bool:
+        return self._target().shutdown()
+
+    def leave(self) -> None:
+        self._target().leave()
+
+
+class PolledRendezvousHandler(ForwardingRendezvousHandler, EngineRendezvousHandler):
     """A handler whose blocking methods work, too.
 
     Agents with their own hooks poll: for them the blocking methods use a ``DynamicRendezvousHandler`` over a backend at
@@ -58,11 +89,15 @@ class PolledRendezvousHandler(EngineRendezvousHandler):
         self._polled: RendezvousHandler | None = None
 
     @abstractmethod
-    def _make_polled(self) -> RendezvousHandler: ...
+    def _create_backend(self) -> tuple[RendezvousBackend, Any]:
+        """Return the backend for the blocking methods, and its store."""
 
-    def _polled_handler(self) -> RendezvousHandler:
+    def _target(self) -> RendezvousHandler:
         if self._polled is None:
-            self._polled = self._make_polled()
+            from tenax.rendezvous.dynamic_rendezvous import create_handler
+
+            backend, store = self._create_backend()
+            self._polled = create_handler(store, backend, self._params)
         return self._polled
 
     def get_backend(self) -> str:
@@ -71,24 +106,15 @@ class PolledRendezvousHandler(EngineRendezvousHandler):
     def get_run_id(self) -> str:
         return self._params.run_id
 
-    @property
-    def use_agent_store(self) -> bool:
-        return self._polled_handler().use_agent_store
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return self._polled_handler().next_rendezvous()
-
     def is_closed(self) -> bool:
-        return self._closed if self._engine is not None else self._polled_handler().is_closed()
+        return self._closed if self._engine is not None else super().is_closed()
 
     def set_closed(self) -> None:
-        if self._engine is None:
-            self._polled_handler().set_closed()
         self._closed = True
-        super().set_closed()
-
-    def num_nodes_waiting(self) -> int:
-        return self._polled_handler().num_nodes_waiting()
+        if self._engine is None:
+            super().set_closed()
+        else:
+            EngineRendezvousHandler.set_closed(self)
 
     def shutdown(self) -> bool:
         return self._polled.shutdown() if self._polled is not None else True

@@ -8,14 +8,17 @@ from tenax._core.authority import AuthorityTerms
 from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._io.etcd.gateway import ROOT
 from tenax.rendezvous._engine_handler import PolledRendezvousHandler
-from tenax.rendezvous._etcd_options import etcd_settings_from
-from tenax.rendezvous._tcp_handler import linked_settings, seconds
+from tenax.rendezvous._options import etcd_settings_from, port, seconds
+from tenax.rendezvous._tcp_handler import linked_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from tenax._io.etcd.managed import ManagedSettings
     from tenax._io.etcd.settings import EtcdSettings
-    from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
+    from tenax.rendezvous.api import RendezvousParameters
+    from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 
 # torchrun's options that have no effect with this engine, and the value that a launcher sets by default.
@@ -41,12 +44,10 @@ class EtcdEngineHandler(PolledRendezvousHandler):
     def _make_engine(self, master_addr: str | None, master_port: int | None) -> EtcdEngine:
         return EtcdEngine(self.settings, master_addr or "", master_port or 0)
 
-    def _make_polled(self) -> RendezvousHandler:
-        from tenax.rendezvous.dynamic_rendezvous import create_handler
+    def _create_backend(self) -> tuple[RendezvousBackend, Any]:
         from tenax.rendezvous.etcd_rendezvous_backend import create_backend
 
-        backend, store = create_backend(self._params)
-        return create_handler(store, backend, self._params)
+        return create_backend(self._params)
 
 
 def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
@@ -88,9 +89,7 @@ def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
 
 
 def _link_port(params: RendezvousParameters, store_port: int) -> int:
-    link_port = params.get_as_int("link_port", 0) or 0
-    if not 0 <= link_port < 65536:
-        raise ValueError(f"the rendezvous option 'link_port' is {link_port}; expected a port below 65536")
+    link_port = port(params, "link_port")
     if link_port and link_port == store_port:
         raise ValueError(
             f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two different ports"

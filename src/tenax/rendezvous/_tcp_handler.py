@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
-
-from tenax._core.bounds import MAX_SECONDS, name_problem
+from tenax._core.bounds import MAX_SECONDS
 from tenax._core.lease import LeaseTerms
 from tenax._engines.secret import TLS_OPTIONS, configured_secret, user_secret
-from tenax._engines.store_address import store_allow
+from tenax._engines.store_address import may_use_agent_store, store_allow
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._io.endpoint import Endpoint
 from tenax._io.tls import TlsFiles
 from tenax.rendezvous._engine_handler import PolledRendezvousHandler
+from tenax.rendezvous._options import name, port, seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
+    from tenax.rendezvous.api import RendezvousParameters
+    from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 
 class TcpRendezvousHandler(PolledRendezvousHandler):
@@ -30,12 +30,10 @@ class TcpRendezvousHandler(PolledRendezvousHandler):
     def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpEngine:
         return TcpEngine(self.settings, master_addr or "", master_port or 0)
 
-    def _make_polled(self) -> RendezvousHandler:
+    def _create_backend(self) -> tuple[RendezvousBackend, Any]:
         from tenax.rendezvous.c10d_rendezvous_backend import create_backend
-        from tenax.rendezvous.dynamic_rendezvous import create_handler
 
-        backend, store = create_backend(self._params)
-        return create_handler(store, backend, self._params)
+        return create_backend(self._params)
 
 
 def tcp_settings(params: RendezvousParameters) -> TcpSettings:
@@ -69,13 +67,9 @@ def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str
         raise ValueError(
             f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 heartbeats"
         )
-    store_port = params.get_as_int("store_port", 0) or 0
-    if not 0 <= store_port < 65536:
-        raise ValueError(f"the rendezvous option 'store_port' is {store_port}; expected a port below 65536")
     scale_up = str(params.get("scale_up", "now"))
     if scale_up not in ("now", "restart"):
         raise ValueError(f"the rendezvous option 'scale_up' is {scale_up!r}; expected 'now' or 'restart'")
-    disabled = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
     return {
         "endpoint": params.endpoint,
         "run_id": params.run_id,
@@ -87,31 +81,10 @@ def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str
         "last_call_s": seconds(params, "last_call_timeout", 5.0, least=0.0),
         "scale_up": scale_up == "now",
         "node_rank": params.get_as_int("rank", -1) or 0 if params.get("rank") is not None else -1,
-        "node_name": _name(params, "node_name", "TENAX_NODE_NAME"),
-        "node_order": _name(params, "node_order", "TENAX_NODE_ORDER"),
+        "node_name": name(params, "node_name", "TENAX_NODE_NAME"),
+        "node_order": name(params, "node_order", "TENAX_NODE_ORDER"),
         "local_addr": params.local_addr or "",
-        "store_port": store_port,
-        "use_agent_store": bool(params.get_as_bool("use_agent_store", not disabled)),
+        "store_port": port(params, "store_port"),
+        "use_agent_store": may_use_agent_store(params),
         "store_allow": store_allow(params),
     }
-
-
-def seconds(params: RendezvousParameters, key: str, default: float, least: float = 0.001) -> float:
-    value = params.get(key)
-    if value is None:
-        return default
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not least <= seconds < 1e9:
-        raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected a positive number")
-    return seconds
-
-
-def _name(params: RendezvousParameters, key: str, variable: str) -> str:
-    """Return the option or the variable. Raises ValueError if it cannot be sent to other nodes."""
-    name = str(params.get(key, "") or os.environ.get(variable, ""))
-    if problem := name_problem(name):
-        raise ValueError(f"the rendezvous option {key!r} (or the variable {variable}) cannot be used: {problem}")
-    return name

@@ -13,22 +13,18 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
-from tenax.rendezvous._dynamic.event_recorder import INIT, EventRecorder
+from tenax.rendezvous._dynamic.event_recorder import INIT, recorder_of
 from tenax.rendezvous._dynamic.state import MAX_BYTES
+from tenax.rendezvous._options import whole_seconds
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
-from tenax.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint  # noqa: F401 - imported by third parties
+from tenax.rendezvous.utils import STORE_ERRORS, _matches_machine_hostname, can_bind, parse_rendezvous_endpoint  # noqa: F401 - imported by third parties
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
 
 DEFAULT_PORT = 29400
-_HERE = "c10d_rendezvous_backend.py:"
+_WHERE = "c10d_rendezvous_backend.py:create_backend"
 _READ_TIMEOUT_S = 60
-_STORE_ERRORS = (
-    RuntimeError,
-    ValueError,
-    OSError,
-)  # raised by the stores of torch and tenax; TimeoutError is an OSError
 
 
 class C10dRendezvousBackend(RendezvousBackend):
@@ -78,7 +74,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def _call(self, function: Any, *args: Any) -> Any:
         try:
             return function(*args)
-        except _STORE_ERRORS as error:
+        except STORE_ERRORS as error:
             raise RendezvousConnectionError(f"cannot reach the rendezvous store: {error}") from error
 
     def _decoded(self, value: bytes) -> tuple[bytes, Token] | None:
@@ -104,32 +100,20 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     the tcp store; by default the node that can listen on the endpoint does.
     The store is torch's if torch is already imported, so that torch can use it, else tenax's.
     """
-    recorder = _recorder(params)
-    try:
-        with recorder.errors_of(f"{_HERE}create_backend"):
-            return _create_backend(params)
-    finally:
-        recorder.close()
-
-
-def _recorder(params: RendezvousParameters) -> EventRecorder:
-    return EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
-
-
-def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
-    refuse_unused_options(
-        params,
-        TLS_OPTIONS,
-        "an agent that calls next_rendezvous() itself uses a store without a secret and without TLS",
-    )
-    store_type = str(params.get("store_type", "tcp")).strip().lower()
-    if store_type == "tcp":
-        store = _create_tcp_store(params)
-    elif store_type == "file":
-        store = _file_store(params)
-    else:
-        raise ValueError(f"the rendezvous option 'store_type' is {store_type!r}; expected 'tcp' or 'file'")
-    return C10dRendezvousBackend(store, params.run_id), store
+    with recorder_of(params, _WHERE):
+        refuse_unused_options(
+            params,
+            TLS_OPTIONS,
+            "an agent that calls next_rendezvous() itself uses a store without a secret and without TLS",
+        )
+        store_type = str(params.get("store_type", "tcp")).strip().lower()
+        if store_type == "tcp":
+            store = _create_tcp_store(params)
+        elif store_type == "file":
+            store = _file_store(params)
+        else:
+            raise ValueError(f"the rendezvous option 'store_type' is {store_type!r}; expected 'tcp' or 'file'")
+        return C10dRendezvousBackend(store, params.run_id), store
 
 
 def _create_tcp_store(params: RendezvousParameters) -> Any:
@@ -137,11 +121,7 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
 
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     is_host = params.get_as_bool("is_host")
-    read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
-    if read_timeout_s is None or read_timeout_s <= 0:
-        raise ValueError(
-            f"the rendezvous option 'read_timeout' is {read_timeout_s}; expected a positive number of seconds"
-        )
+    read_timeout_s = whole_seconds(params, "read_timeout", _READ_TIMEOUT_S)
     # If another process on this host was faster, it is the host and this one a client.
     attempts = [is_host] if is_host is not None else [True, False] if _can_listen(host, port) else [False]
     for is_server in attempts:
@@ -155,12 +135,11 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
                 multi_tenant=is_host is None,  # on request, only this process is the host
             )
             if is_server:
-                recorder = _recorder(params)
-                where, endpoint = f"{_HERE}create_backend", f"{host}:{port}"
-                recorder.record(where, "hosts the rendezvous store", state=INIT, master_endpoint=endpoint)
-                recorder.close()
+                endpoint = f"{host}:{port}"
+                with recorder_of(params, _WHERE) as recorder:
+                    recorder.record(_WHERE, "hosts the rendezvous store", state=INIT, master_endpoint=endpoint)
             return store
-        except _STORE_ERRORS as error:
+        except STORE_ERRORS as error:
             failure: Exception = error
     raise RendezvousConnectionError(
         f"cannot {'serve' if is_server else 'reach'} the rendezvous store at {host}:{port}: {failure}"
@@ -177,15 +156,7 @@ def _can_listen(host: str, port: int) -> bool:
         raise RendezvousConnectionError(
             f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
         ) from error
-    for family, kind, proto, _, address in found:
-        try:
-            with socket.socket(family, kind, proto) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                return True
-        except OSError:
-            continue
-    return False
+    return can_bind(found)
 
 
 def _file_store(params: RendezvousParameters) -> Any:
@@ -199,7 +170,7 @@ def _file_store(params: RendezvousParameters) -> Any:
             descriptor, path = tempfile.mkstemp(prefix="tenax-rendezvous-")
             os.close(descriptor)
         return _stores().FileStore(path, -1)
-    except _STORE_ERRORS as error:
+    except STORE_ERRORS as error:
         raise RendezvousConnectionError(f"cannot use the rendezvous file {path!r}: {error}") from error
 
 

@@ -27,11 +27,11 @@ from typing import Any
 
 from tenax._core.model import assert_never
 from tenax._core.text import format_seconds
+from tenax._engines.store_address import may_use_agent_store
 from tenax.rendezvous._dynamic import decisions
 from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
-from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, EventRecorder
-from tenax.rendezvous._dynamic.heartbeat import Heartbeat
-from tenax.rendezvous._dynamic.holder import Pause, StateHolder
+from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, EventRecorder, recorder_of
+from tenax.rendezvous._dynamic.holder import Heartbeat, Pause, StateHolder
 from tenax.rendezvous._dynamic.state import Standing, State
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
@@ -42,6 +42,7 @@ from tenax.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
+from tenax.rendezvous.utils import STORE_ERRORS
 
 __all__ = [
     "DynamicRendezvousHandler",
@@ -53,16 +54,10 @@ __all__ = [
 
 Token = Any  # a backend's token for one version of the state
 
-_DISABLE_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _LOOPBACK = "127.0.0.1"
 _HERE = "dynamic_rendezvous.py:"
 _OF_HANDLER = f"{_HERE}DynamicRendezvousHandler."  # prefix of the method's name in events
 _LEAVE_TIMEOUT_S = 3.0
-_STORE_ERRORS = (
-    RuntimeError,
-    ValueError,
-    OSError,
-)  # raised by the stores of torch and tenax; TimeoutError is an OSError
 
 
 def get_method_name(depth: int = 2) -> str:
@@ -235,7 +230,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
     @property
     def use_agent_store(self) -> bool:
         """Whether rank 0's agent serves the workers' store. False if TORCH_DISABLE_SHARE_RDZV_TCP_STORE is 1."""
-        return os.environ.get(_DISABLE_SHARING, "0") != "1"
+        return may_use_agent_store()
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -258,7 +253,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return info
 
     def _next_rendezvous(self) -> RendezvousInfo:
-        self._raise_unless_unreachable()
+        self._raise_recorded(calls_backend=True)
         joiner = Joiner(self._node.id, self._name(), self._terms(), self._last_round, self._holder.clock())
         self._round = 0
         try:
@@ -332,7 +327,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             # A single node uses loopback and needs no name lookup.
             addr = self._node.addr or (_LOOPBACK if self._is_alone(done) else None)
             found = RendezvousStoreInfo.build(done.rank, store, addr, server.port if server is not None else None)
-        except _STORE_ERRORS as error:
+        except STORE_ERRORS as error:
             _close(server)
             raise RendezvousConnectionError(
                 f"cannot use the store of round {done.round} of the run {self._settings.run_id!r}: {error}"
@@ -405,7 +400,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         terms = self._settings
         if_absent = State(terms.run_id, terms.min_nodes, terms.max_nodes, closed=why)
         with self._recorder.errors_of(where):
-            self._raise_unless_unreachable()
+            self._raise_recorded(calls_backend=True)
             self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_absent)
         self._recorder.record(where, "has closed the run {!r}", terms.run_id, state=SUCCEEDED)
 
@@ -510,21 +505,17 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._heartbeat.stop()
             self._heartbeat = None
 
-    def _raise_recorded(self) -> None:
+    def _raise_recorded(self, *, calls_backend: bool = False) -> None:
         """Raise the error of the heartbeats, except a lost connection that does not matter.
 
         A short outage must not disturb the workers. After the run was closed, the backend may be gone with the node
-        that hosted it: no other group can form.
+        that hosted it: no other group can form. A caller that calls the backend detects a lost connection itself.
         """
         error = self._heartbeat.error if self._heartbeat is not None else None
         is_unreachable = isinstance(error, (RendezvousConnectionError, RendezvousTimeoutError))
-        if error is not None and not (is_unreachable and (self._is_over() or self._counts_as_alive())):
-            raise error
-
-    def _raise_unless_unreachable(self) -> None:
-        """Raise the error of the heartbeats, except a lost connection: the next call detects that itself."""
-        error = self._heartbeat.error if self._heartbeat is not None else None
-        if error is not None and not isinstance(error, (RendezvousConnectionError, RendezvousTimeoutError)):
+        if is_unreachable and (calls_backend or self._is_over() or self._counts_as_alive()):
+            return
+        if error is not None:
             raise error
 
     def _close_server(self) -> None:
@@ -552,35 +543,30 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
     Options: ``join_timeout`` (or ``timeout``), ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout`` in
     seconds; ``keep_alive_interval`` and ``keep_alive_max_attempt`` as whole numbers.
     """
-    recorder = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
-    try:
-        with recorder.errors_of(f"{_HERE}create_handler"):
-            return _handler(store, backend, params)
-    finally:
-        recorder.close()
-
-
-def _handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
-    join = _timeout(params, "join_timeout")
-    interval, attempts = (params.get_as_int("keep_alive_interval", 5), params.get_as_int("keep_alive_max_attempt", 3))
-    if interval is None or attempts is None:
-        raise TypeError("keep_alive_interval and keep_alive_max_attempt need a number; leave them out for the defaults")
-    return DynamicRendezvousHandler.from_backend(
-        params.run_id,
-        store,
-        backend,
-        params.min_nodes,
-        params.max_nodes,
-        params.local_addr,
-        RendezvousTimeout(
-            _timeout(params, "timeout") if join is None else join,
-            _timeout(params, "last_call_timeout"),
-            _timeout(params, "close_timeout"),
-            _timeout(params, "heartbeat_timeout"),
-        ),
-        keep_alive_interval=interval,
-        keep_alive_max_attempt=attempts,
-    )
+    with recorder_of(params, f"{_HERE}create_handler"):
+        join = _timeout(params, "join_timeout")
+        interval = params.get_as_int("keep_alive_interval", 5)
+        attempts = params.get_as_int("keep_alive_max_attempt", 3)
+        if interval is None or attempts is None:
+            raise TypeError(
+                "keep_alive_interval and keep_alive_max_attempt need a number; leave them out for the defaults"
+            )
+        return DynamicRendezvousHandler.from_backend(
+            params.run_id,
+            store,
+            backend,
+            params.min_nodes,
+            params.max_nodes,
+            params.local_addr,
+            RendezvousTimeout(
+                _timeout(params, "timeout") if join is None else join,
+                _timeout(params, "last_call_timeout"),
+                _timeout(params, "close_timeout"),
+                _timeout(params, "heartbeat_timeout"),
+            ),
+            keep_alive_interval=interval,
+            keep_alive_max_attempt=attempts,
+        )
 
 
 def _timeout(params: RendezvousParameters, key: str) -> timedelta | None:

@@ -7,11 +7,13 @@ phases. Its two internal retry exceptions are here for code that catches them.
 
 from __future__ import annotations
 
-import os
+from contextlib import ExitStack
 from typing import Any
 
-from tenax.rendezvous._dynamic.event_recorder import EventRecorder
-from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from tenax.rendezvous._dynamic.event_recorder import recorder_of
+from tenax.rendezvous._engine_handler import ForwardingRendezvousHandler
+from tenax.rendezvous._options import whole_seconds
+from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ __all__ = [
     "create_rdzv_handler",
 ]
 
-_HERE = "etcd_rendezvous.py:"
+_WHERE = "etcd_rendezvous.py:create_rdzv_handler"
 _PREFIX = "/torchelastic/p2p"
 _TIMEOUT_S = 600
 _LAST_CALL_S = 30
@@ -59,8 +61,7 @@ class EtcdRendezvous:
         timeout: float,
         last_call_timeout: float,
     ) -> None:
-        from tenax._core.etcd.operations import key_part
-        from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
+        from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend, store_prefix
         from tenax.store._etcd import EtcdStore
 
         self._run_id = run_id
@@ -69,8 +70,7 @@ class EtcdRendezvous:
         root = prefix.rstrip("/")
         self._backend = EtcdRendezvousBackend(client, run_id, key_prefix=f"{root}/rendezvous")
         self._backend.get_state()  # fails now if etcd cannot be reached
-        part = key_part(run_id).decode("utf-8", "surrogatepass")  # escaped: no run's keys are below another's
-        self._store = EtcdStore(client, f"{root}/store/{part}")
+        self._store = EtcdStore(client, store_prefix(f"{root}/store", run_id))
         self._handler: DynamicRendezvousHandler | None = None
 
     def handler(self, local_addr: str | None = None) -> DynamicRendezvousHandler:
@@ -128,7 +128,7 @@ class EtcdRendezvous:
         return PrefixStore("extra_data", self.setup_kv_store(rdzv_version))
 
 
-class EtcdRendezvousHandler(RendezvousHandler):
+class EtcdRendezvousHandler(ForwardingRendezvousHandler):
     """A handler over an ``EtcdRendezvous``."""
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
@@ -137,30 +137,11 @@ class EtcdRendezvousHandler(RendezvousHandler):
     def get_backend(self) -> str:
         return "etcd"
 
-    @property
-    def use_agent_store(self) -> bool:
-        return self._handler.use_agent_store
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return self._handler.next_rendezvous()
-
-    def is_closed(self) -> bool:
-        return self._handler.is_closed()
-
-    def set_closed(self) -> None:
-        self._handler.set_closed()
-
-    def num_nodes_waiting(self) -> int:
-        return self._handler.num_nodes_waiting()
-
     def get_run_id(self) -> str:
         return self._handler.get_run_id()
 
-    def shutdown(self) -> bool:
-        return self._handler.shutdown()
-
-    def leave(self) -> None:
-        self._handler.leave()
+    def _target(self) -> RendezvousHandler:
+        return self._handler
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
@@ -171,26 +152,13 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     ``key``, ``cacert`` (or ``ssl_cert``, ``ssl_cert_key``, ``ca_cert``): files; any of them implies https. ``user``,
     ``password``, ``password_file`` and ``read_timeout`` are those of the backend ``etcd-v2``.
     """
-    recorder = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
-    try:
-        with recorder.errors_of(f"{_HERE}create_rdzv_handler"):
-            return _create_rdzv_handler(params)
-    finally:
-        recorder.close()
-
-
-def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     from tenax.rendezvous.etcd_rendezvous_backend import client_from
 
-    timeout_s = params.get_as_int("timeout", _TIMEOUT_S)
-    last_call_s = params.get_as_int("last_call_timeout", _LAST_CALL_S)
-    if timeout_s is None or last_call_s is None or min(timeout_s, last_call_s) <= 0:
-        raise ValueError(
-            f"the rendezvous option 'timeout' is {timeout_s} and 'last_call_timeout' {last_call_s}; expected "
-            "positive numbers of seconds"
-        )
-    client = client_from(params)
-    try:
+    with recorder_of(params, _WHERE), ExitStack() as on_error:
+        timeout_s = whole_seconds(params, "timeout", _TIMEOUT_S)
+        last_call_s = whole_seconds(params, "last_call_timeout", _LAST_CALL_S)
+        client = client_from(params)
+        on_error.callback(client.close)
         rendezvous = EtcdRendezvous(
             client,
             str(params.get("etcd_prefix", _PREFIX)),
@@ -200,7 +168,6 @@ def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
             timeout_s,
             last_call_s,
         )
-        return EtcdRendezvousHandler(rendezvous, params.local_addr)
-    except BaseException:
-        client.close()
-        raise
+        handler = EtcdRendezvousHandler(rendezvous, params.local_addr)
+        on_error.pop_all()
+        return handler

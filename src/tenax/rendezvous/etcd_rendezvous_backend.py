@@ -7,13 +7,13 @@ revoked when a node leaves, because the state would be deleted with the last wri
 
 from __future__ import annotations
 
-import os
 import random
 import time
+from contextlib import ExitStack
 
 from tenax._core.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
-from tenax.rendezvous._dynamic.event_recorder import EventRecorder
+from tenax.rendezvous._dynamic.event_recorder import recorder_of
 from tenax.rendezvous._dynamic.state import MAX_BYTES
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdRendezvousBackend", "create_backend"]
 
-_HERE = "etcd_rendezvous_backend.py:"
+_WHERE = "etcd_rendezvous_backend.py:create_backend"
 _KEY_PREFIX = "/torch/elastic/rendezvous"
 _STORE_PREFIX = "/torch/elastic/store"
 _READ_TIMEOUT_S = 60
@@ -143,37 +143,28 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     ``user``, and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Backend and store share one
     client, which is closed with the store.
     """
-    recorder = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
-    try:
-        with recorder.errors_of(f"{_HERE}create_backend"):
-            return _create_backend(params)
-    finally:
-        recorder.close()
-
-
-def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     from tenax.store._etcd import EtcdStore
 
-    client = client_from(params)
-    try:
+    with recorder_of(params, _WHERE), ExitStack() as on_error:
+        client = client_from(params)
+        on_error.callback(client.close)
         backend = EtcdRendezvousBackend(client, params.run_id, key_prefix=_KEY_PREFIX)
         backend.get_state()  # fails now if etcd cannot be reached
-        store_prefix = f"{_STORE_PREFIX}/{key_part(params.run_id).decode('utf-8', 'surrogatepass')}"
-        return backend, EtcdStore(client, store_prefix, owns_client=True)
-    except BaseException:
-        client.close()
-        raise
+        store = EtcdStore(client, store_prefix(_STORE_PREFIX, params.run_id), owns_client=True)
+        on_error.pop_all()
+        return backend, store
+
+
+def store_prefix(root: str, run_id: str) -> str:
+    """Return the prefix of a run's store. The run id is escaped, so that no run's keys are below another's."""
+    return f"{root}/{key_part(run_id).decode('utf-8', 'surrogatepass')}"
 
 
 def client_from(params: RendezvousParameters) -> BlockingEtcd:
     """Create a client, which connects on first use. Raises ValueError, also for unsupported options."""
     from tenax._io.etcd.blocking import BlockingEtcd
-    from tenax.rendezvous._etcd_options import etcd_settings_from, refuse_engine_options
+    from tenax.rendezvous._options import etcd_settings_from, refuse_engine_options, whole_seconds
 
     refuse_engine_options(params)
-    read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
-    if read_timeout_s is None or read_timeout_s <= 0:
-        raise ValueError(
-            f"the rendezvous option 'read_timeout' is {read_timeout_s}; expected a positive number of seconds"
-        )
-    return BlockingEtcd(etcd_settings_from(params), patience_s=read_timeout_s)
+    patience_s = whole_seconds(params, "read_timeout", _READ_TIMEOUT_S)
+    return BlockingEtcd(etcd_settings_from(params), patience_s=patience_s)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import socket
 import subprocess as processes
 import tempfile
 from contextlib import suppress
@@ -25,9 +24,11 @@ from tenax._io.etcd.server import ServerProcess
 from tenax._io.etcd.server_guard import GRACE_S
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.loop import Loop
+from tenax.utils.api import get_socket_with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import IO, Any
 
 __all__ = ["EtcdServer", "find_free_port", "stop_etcd"]
@@ -38,19 +39,7 @@ _PROBE_TIMEOUT_S = 0.5  # for one request to a starting server
 
 def find_free_port() -> socket.socket:
     """Return a socket that listens on a free port of localhost. Close it just before another program binds the port."""
-    troubles = []
-    for family, kind, protocol, _, address in socket.getaddrinfo(_HOST, 0, type=socket.SOCK_STREAM):
-        sock = None
-        try:
-            sock = socket.socket(family, kind, protocol)
-            sock.bind(address)
-            sock.listen(0)
-            return sock
-        except OSError as error:
-            troubles.append(str(error))
-            if sock is not None:
-                sock.close()
-    raise RuntimeError(f"no free port at {_HOST}: {'; '.join(troubles)}")
+    return get_socket_with_port()
 
 
 def stop_etcd(subprocess: Any, data_dir: str | None = None) -> None:

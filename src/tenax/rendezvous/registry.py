@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tenax._engines.local import LOOPBACK
-from tenax._engines.store_address import store_allow
+from tenax._engines.store_address import may_use_agent_store, store_allow
 from tenax.rendezvous._engine_handler import LocalRendezvousHandler
 from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 
@@ -35,16 +35,9 @@ def _create_own_handler(params: RendezvousParameters) -> RendezvousHandler:
         backend=params.backend,
         master_addr=addr,
         master_port=port,
-        use_agent_store=_may_use_agent_store(params),
+        use_agent_store=may_use_agent_store(params),
         store_allow=store_allow(params),
     )
-
-
-def _may_use_agent_store(params: RendezvousParameters) -> bool:
-    import os
-
-    disabled = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
-    return bool(params.get_as_bool("use_agent_store", not disabled))
 
 
 def _create_multi_node_handler(params: RendezvousParameters) -> RendezvousHandler:

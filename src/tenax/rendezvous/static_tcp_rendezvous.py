@@ -16,6 +16,7 @@ from typing import Any
 
 from tenax._core.text import format_seconds
 from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
+from tenax.rendezvous._options import whole_seconds
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -25,7 +26,7 @@ from tenax.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from tenax.rendezvous.utils import parse_rendezvous_endpoint
+from tenax.rendezvous.utils import STORE_ERRORS, parse_rendezvous_endpoint
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
 
@@ -35,7 +36,6 @@ _MAX_PAUSE_S = 0.5
 _POLL_EVERY_S = 1.0
 _POLL_LATER_S = 10.0  # after the store has failed to answer
 _POLL_TIMEOUT_S = 5.0
-_STORE_ERRORS = (RuntimeError, ValueError, OSError)
 
 
 class StaticTCPRendezvous(RendezvousHandler):
@@ -77,7 +77,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             self._connect()
             self._attempt = self._gather(give_up_at)
             store = self._keys_of(self._attempt)
-        except _STORE_ERRORS as error:
+        except STORE_ERRORS as error:
             raise RendezvousConnectionError(
                 f"cannot use the store of rank 0 at {self.master_addr}:{self.master_port}: {error}"
             ) from error
@@ -186,7 +186,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             self._polls_at = now + _POLL_EVERY_S
             try:
                 self._latest_polled = int(self._polling_store.add(self._latest_key(), 0))
-            except _STORE_ERRORS:  # losing the agents' store must not stop healthy workers
+            except STORE_ERRORS:  # losing the agents' store must not stop healthy workers
                 self._polls_at = time.monotonic() + _POLL_LATER_S
         return int(self._latest_polled > self._attempt)
 
@@ -210,7 +210,5 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(endpoint, -1)
     if port == -1:
         raise ValueError(f"the endpoint {endpoint!r} of the static rendezvous has no port; set --master-port")
-    timeout_s = params.get_as_int("timeout", _TIMEOUT_S)
-    if timeout_s is None or timeout_s <= 0:
-        raise ValueError(f"the timeout of the static rendezvous is {timeout_s}; expected a positive number of seconds")
+    timeout_s = whole_seconds(params, "timeout", _TIMEOUT_S)
     return StaticTCPRendezvous(host, port, rank, params.max_nodes, params.run_id, timeout_s)

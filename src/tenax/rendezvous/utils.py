@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 __all__ = ["parse_rendezvous_endpoint"]
 
 _HOST = re.compile(r"[\w.:-]+")
 _PORT = re.compile(r"[0-9]{1,5}")
 _MAX_PORTS = 1 << 16
 _MIN_DELAY_S = 0.01
+
+STORE_ERRORS = (RuntimeError, ValueError, OSError)  # of the stores of torch and tenax; TimeoutError is an OSError
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
@@ -78,9 +84,17 @@ def _matches_machine_hostname(host: str) -> bool:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
+    return can_bind(found)
+
+
+def can_bind(found: list[tuple[Any, ...]]) -> bool:
+    """Return whether one of these results of ``getaddrinfo`` is an address of this machine with a free port."""
+    import socket
+
     for family, kind, proto, _, address in found:
         try:
             with socket.socket(family, kind, proto) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
                 return True
         except OSError:

@@ -10,16 +10,18 @@ import errno
 import os
 import select
 import socket
-import threading
 import time
 from contextlib import suppress
 
+from tenax._io.endpoint import Endpoint, Lookup
 from tenax.store import _wire as wire
 from tenax.store._api import StoreConnectionError, StoreError, StoreTimeoutError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from tenax._io.endpoint import Address
 
 _READ_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 1 << 30  # for one value, whatever the server announces
@@ -185,32 +187,21 @@ def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socke
     return sock
 
 
-def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, tuple[Any, ...]]]:
+def _resolve(host: str, port: int, deadline: float) -> list[Address]:
     """Return the addresses of a host. A name is resolved in a thread, because the resolver has no timeout."""
-    try:
-        return _addresses(host, port, socket.AI_NUMERICHOST)
-    except socket.gaierror:  # not numeric
-        found: list[list[tuple[int, tuple[Any, ...]]] | OSError] = []
-
-    def resolve() -> None:
-        try:
-            found.append(_addresses(host, port, 0))
-        except OSError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=resolve, name="tenax-resolver", daemon=True)
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if not found:
-        raise StoreTimeoutError("the host name was not resolved in time")
-    if isinstance(found[0], OSError):
-        raise found[0]
-    return found[0]
-
-
-def _addresses(host: str, port: int, flags: int) -> list[tuple[int, tuple[Any, ...]]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    return [(family, address) for family, _, _, _, address in found]
+    answers: list[list[Address] | str] = []
+    lookup = Lookup(Endpoint(host, port), answers.append, answers.append)
+    if lookup.start():
+        poll = select.poll()
+        poll.register(lookup.fileno(), select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1):
+            lookup.close()
+            raise StoreTimeoutError("the host name was not resolved in time")
+        lookup.on_readable()
+    (answer,) = answers
+    if isinstance(answer, str):
+        raise StoreConnectionError(answer)
+    return answer
 
 
 def _lost(error: OSError) -> StoreConnectionError:

@@ -79,11 +79,10 @@ class FileStore(LocalStore):
     def _change(self, change: Callable[[Table], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
         with self._open_file(deadline) as file:
-            _retry(
-                file.try_lock,
-                deadline,
-                f"timed out after {format_seconds(self._timeout_s)}: another process has locked {self}.",
-            )
+            if not _poll(lambda: file.try_lock() or None, deadline):
+                raise StoreTimeoutError(
+                    f"timed out after {format_seconds(self._timeout_s)}: another process has locked {self}."
+                )
             try:
                 result = change(file.table)
                 file.commit()
@@ -100,17 +99,10 @@ class FileStore(LocalStore):
             return read(file.table)
 
     def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
-        pause_s = _FIRST_PAUSE_S
         result = self._read(read)
-        while result is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return None
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if self._file.has_changed():
-                result = self._read(read)
-        return result
+        if result is not None:
+            return result
+        return _poll(lambda: self._read(read) if self._file.has_changed() else None, deadline)
 
     @contextmanager
     def _open_file(self, deadline: float) -> Iterator[LogFile]:
@@ -134,12 +126,13 @@ class FileStore(LocalStore):
             self._mutex.release()
 
 
-def _retry(attempt: Callable[[], bool], deadline: float, message: str) -> None:
-    """Retry with growing pauses until ``attempt`` succeeds. Raises StoreTimeoutError at the deadline."""
+def _poll(attempt: Callable[[], T | None], deadline: float) -> T | None:
+    """Repeat ``attempt`` with growing pauses until it returns a result. Return None at the deadline."""
     pause_s = _FIRST_PAUSE_S
-    while not attempt():
+    while (result := attempt()) is None:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise StoreTimeoutError(message)
+            return None
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return result

@@ -13,14 +13,14 @@ after that, so that the port can be closed from here.
 
 from __future__ import annotations
 
+import _socket as socket
 import os
 import signal
-import socket
 from contextlib import suppress
 
 from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax._io.helper_process import HelperUnavailable, spawn_helper
-from tenax._io.listen import listen
+from tenax._io.listen import bind_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class StoreHost:
             return port
         while len(self._bound) >= _MAX_BOUND:
             _close(self._bound.pop(next(iter(self._bound))))
-        sock = listen(host, port)
+        sock = bind_listener(host, port)
         bound = int(sock.getsockname()[1])
         self._bound[bound] = sock
         return bound

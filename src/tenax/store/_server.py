@@ -116,7 +116,6 @@ class StoreServer:
             limits.connections, min(limits.idle_per_address, limits.connections), from_middle=True
         )
         self._watched: dict[int, Callable[[], None]] = {}
-        self._last_fault = ""
         self._next_notice = 0.0
         self._reported_faults = 0
         self._is_stopped = False
@@ -319,8 +318,7 @@ class StoreServer:
             else:
                 self.counters.evicted_idle += 1
                 what = "had sent no request"
-            self._last_fault = f"too many connections of {connection.group} {what}"
-            self._report_fault()
+            self._report_fault(f"too many connections of {connection.group} {what}")
             self._drop(connection)
 
     def _make_room(self) -> bool:
@@ -338,8 +336,7 @@ class StoreServer:
             self.counters.refused_requests += 1
         else:
             self.counters.no_greeting += 1
-        self._last_fault = connection.fault
-        self._report_fault()
+        self._report_fault(connection.fault)
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
@@ -361,9 +358,9 @@ class StoreServer:
         while self.table.held_bytes > self._limits.held_bytes:
             largest = max(self._connections.values(), key=_held)
             self.counters.dropped_for_memory += 1
-            self._last_fault = f"it held {_held(largest)} bytes of the server's memory"
+            fault = f"it held {_held(largest)} bytes of the server's memory"
             self._drop(largest)
-        self._report_fault()
+        self._report_fault(fault)
 
     # --- everything else ----------------------------------------------------------------------------------------------
 
@@ -407,8 +404,7 @@ class StoreServer:
             if why_not:
                 self.counters.refused_peers += 1
                 if why_not != CLOSED:  # the client has disconnected by itself
-                    self._last_fault = why_not
-                    self._report_fault()
+                    self._report_fault(why_not)
                 sock.close()
                 continue
             self._add_connection(sock, group)
@@ -455,7 +451,7 @@ class StoreServer:
         self._is_timed = bool(due)
         return max(0.0, min(due) - now) if due else None
 
-    def _report_fault(self) -> None:
+    def _report_fault(self, last: str) -> None:
         """Report the faults since the last report, at most once in ``NOTICE_EVERY_S``."""
         if self._on_notice is None:
             return
@@ -474,7 +470,7 @@ class StoreServer:
             )
             self._reported_faults += count
             connections = "one connection" if count == 1 else f"{count} connections"
-            self._on_notice(f"the workers' store closed {connections}, the last because {self._last_fault}")
+            self._on_notice(f"the workers' store closed {connections}, the last because {last}")
 
 
 _open_servers: set[StoreServer] = set()

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # A third-party queue can only be polled. A server that stops waits at most this long for the poll to return.
 _MAX_POLL_S = 0.25
+_MAX_WAIT_S = 86_400.0  # some systems do not support longer timeouts
+_RETRY_S = 1.0  # until the next attempt to kill a process that cannot be signalled
 
 
 class TimerRequest:
@@ -49,6 +51,9 @@ class TimerRequest:
         return f"{type(self).__name__}({self.worker_id!r}, {self.scope_id!r}, {self.expiration_time!r})"
 
 
+AnyRequest = TypeVar("AnyRequest", bound=TimerRequest)
+
+
 class TimerClient(ABC):
     """Acquires and releases timers for its own process."""
 
@@ -71,6 +76,53 @@ class RequestQueue(ABC):
     @abstractmethod
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
         """Return up to ``size`` requests, waiting for at most ``timeout`` seconds."""
+
+
+class TimerTable(Generic[AnyRequest]):
+    """The timers of a server, by worker and scope."""
+
+    _max_interval: float
+
+    def __init__(self) -> None:
+        self._timers: dict[tuple[Any, str], AnyRequest] = {}
+        self._unreaped: set[Any] = set()  # workers that could not be signalled in the last round
+
+    def register_timers(self, timer_requests: list[AnyRequest]) -> None:
+        for request in timer_requests:
+            key = (request.worker_id, request.scope_id)
+            if request.expiration_time < 0:
+                self._timers.pop(key, None)
+            else:
+                self._timers[key] = request
+
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[AnyRequest]]:
+        """Return by worker the timers that expire at the deadline or earlier."""
+        expired: dict[Any, list[AnyRequest]] = {}
+        for request in self._timers.values():
+            if request.expiration_time <= deadline:
+                expired.setdefault(request.worker_id, []).append(request)
+        return expired
+
+    def _timeout_s(self) -> float:
+        """Return the time until the first timer expires, within the limits."""
+        first = min(
+            (each.expiration_time for each in self._timers.values() if each.worker_id not in self._unreaped),
+            default=float("inf"),
+        )
+        longest = min(self._max_interval, _RETRY_S if self._unreaped else _MAX_WAIT_S)
+        return max(0.0, min(longest, first - time.time()))
+
+
+def signal_worker(pid: int, number: int) -> bool:
+    """Return whether the process was signalled or has already exited."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        logger.info("process %s has already exited", pid)
+    except OSError:
+        logger.exception("could not kill process %s with signal %s", pid, number)
+        return False
+    return True
 
 
 class TimerServer(ABC):

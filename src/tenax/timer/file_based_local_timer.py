@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tenax._core.watchdog import RequestLines
-from tenax.timer.api import TimerClient, TimerRequest
+from tenax.timer.api import TimerClient, TimerRequest, TimerTable, signal_worker
 from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 # Opening the other end of a pipe causes no event, so a client that is too early retries.
 _TRIES, _PAUSE_S = 10, 0.1
-_RETRY_S = 1.0  # until the next attempt to kill a process that cannot be signalled
-_MAX_WAIT_S = 86_400.0  # some systems do not support longer timeouts
 _READ_BYTES = 1 << 16  # a pipe holds no more
 
 
@@ -134,7 +132,7 @@ def _write_blocking(descriptor: int, line: bytes) -> None:
             poll.poll()  # also returns when the last reader goes
 
 
-class FileTimerServer:
+class FileTimerServer(TimerTable[FileTimerRequest]):
     """Watches the pipe in a thread and ends processes whose timers expire, with the signal of the request.
 
     The constructor creates the pipe at ``file_path``, and ``stop`` removes it. ``run_id``: for the log.
@@ -151,13 +149,12 @@ class FileTimerServer:
         daemon: bool = True,
         log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
     ) -> None:
+        super().__init__()
         self._file_path = file_path
         self._run_id = run_id
         self._max_interval = max_interval
         self._daemon = daemon
         self._log_event = log_event if log_event is not None else lambda *_: None
-        self._timers: dict[tuple[int, str], FileTimerRequest] = {}
-        self._unreaped: set[int] = set()  # pids that could not be signalled in the last round
         self._lines = RequestLines()
         self._request_count = 0
         self._last_progress_time = int(time.time())
@@ -222,27 +219,14 @@ class FileTimerServer:
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
-        for request in timer_requests:
-            self._request_count += 1
-            key = (request.worker_pid, request.scope_id)
-            if request.expiration_time < 0:
-                self._timers.pop(key, None)
-            else:
-                self._timers[key] = request
+        super().register_timers(timer_requests)
+        self._request_count += len(timer_requests)
 
     def clear_timers(self, worker_pids: set[int]) -> None:
         """Remove the timers of these processes, and of those that have exited."""
         for key in list(self._timers):
             if key[0] in worker_pids or not self.is_process_running(key[0]):
                 del self._timers[key]
-
-    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
-        """Return by pid the timers that expire at the deadline or earlier."""
-        expired: dict[int, list[FileTimerRequest]] = {}
-        for request in self._timers.values():
-            if request.expiration_time <= deadline:
-                expired.setdefault(request.worker_pid, []).append(request)
-        return expired
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -253,15 +237,6 @@ class FileTimerServer:
             if is_last_round:
                 return
             self._last_progress_time = int(time.time())
-
-    def _timeout_s(self) -> float:
-        """Return the time until the first timer expires, within the limits."""
-        first = min(
-            (each.expiration_time for each in self._timers.values() if each.worker_pid not in self._unreaped),
-            default=float("inf"),
-        )
-        longest = min(self._max_interval, _RETRY_S if self._unreaped else _MAX_WAIT_S)
-        return max(0.0, min(longest, first - time.time()))
 
     def _run_watchdog(self, timeout_s: float) -> None:
         poll = select.poll()
@@ -298,7 +273,7 @@ class FileTimerServer:
             if pid == os.getpid():
                 logger.error("a timer of the timer server's own process expired; it is not killed")
             elif reason is not None:
-                if not self._reap_worker(pid, reason.signal):
+                if not signal_worker(pid, reason.signal):
                     continue
                 self._report("kill worker process", reason)
             done.add(pid)
@@ -319,14 +294,3 @@ class FileTimerServer:
         except Exception:
             # The callback is user code; whatever it raises, hanging processes are ended.
             logger.exception("could not log the event %r", name)
-
-    def _reap_worker(self, worker_pid: int, signal: int) -> bool:
-        """Return whether it was signalled or has already exited."""
-        try:
-            os.kill(worker_pid, signal)
-        except ProcessLookupError:
-            logger.info("process %s has already exited", worker_pid)
-        except OSError:
-            logger.exception("could not kill process %s with signal %s", worker_pid, signal)
-            return False
-        return True

@@ -9,7 +9,7 @@ import time
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-from tenax.timer.api import RequestQueue, TimerClient, TimerRequest, TimerServer
+from tenax.timer.api import RequestQueue, TimerClient, TimerRequest, TimerServer, TimerTable, signal_worker
 
 if TYPE_CHECKING:
     import multiprocessing as mp
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
 
 logger = logging.getLogger(__name__)
-
-_MAX_WAIT_S = 86_400.0  # some systems do not support longer timeouts
-_RETRY_S = 1.0  # until the next attempt to kill a process that cannot be signalled
 
 
 class LocalTimerClient(TimerClient):
@@ -55,13 +52,12 @@ class MultiprocessingRequestQueue(RequestQueue):
         return requests
 
 
-class LocalTimerServer(TimerServer):
+class LocalTimerServer(TimerTable[TimerRequest], TimerServer):
     """Kills (SIGKILL) the process that does not release its timer in time."""
 
     def __init__(self, mp_queue: mp.Queue[TimerRequest], max_interval: float = 60, daemon: bool = True) -> None:
-        super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
-        self._timers: dict[tuple[Any, str], TimerRequest] = {}
-        self._unreaped: set[Any] = set()  # could not be killed in the last round
+        TimerTable.__init__(self)
+        TimerServer.__init__(self, MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
         # The queue's pipe, to wait for a request and for the stop together.
         self._reader = getattr(mp_queue, "_reader", None)
         self._wake_reader = self._wake_writer = -1
@@ -92,44 +88,15 @@ class LocalTimerServer(TimerServer):
             return []
         return self._request_queue.get(max(1, self._request_queue.size()), 0)
 
-    def _timeout_s(self) -> float:
-        """Return the time until the first timer expires, within the limits."""
-        first = min(
-            (each.expiration_time for each in self._timers.values() if each.worker_id not in self._unreaped),
-            default=float("inf"),
-        )
-        longest = min(self._max_interval, _RETRY_S if self._unreaped else _MAX_WAIT_S)
-        return max(0.0, min(longest, first - time.time()))
-
-    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        for request in timer_requests:
-            key = (request.worker_id, request.scope_id)
-            if request.expiration_time < 0:
-                self._timers.pop(key, None)
-            else:
-                self._timers[key] = request
-
     def clear_timers(self, worker_ids: set[int]) -> None:
         self._timers = {key: request for key, request in self._timers.items() if key[0] not in worker_ids}
         self._unreaped.difference_update(worker_ids)
-
-    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        expired: dict[Any, list[TimerRequest]] = {}
-        for request in self._timers.values():
-            if request.expiration_time <= deadline:
-                expired.setdefault(request.worker_id, []).append(request)
-        return expired
 
     def _reap_worker(self, worker_id: int) -> bool:
         if worker_id <= 0 or worker_id == os.getpid():
             logger.error("process %s is not reaped: it is this server's own process, or not a pid", worker_id)
             return True
-        try:
-            os.kill(worker_id, signal.SIGKILL)
-        except ProcessLookupError:
-            logger.info("process %s has already exited", worker_id)
-        except OSError:
-            logger.exception("could not kill process %s", worker_id)
+        is_done = signal_worker(worker_id, signal.SIGKILL)
+        if not is_done:
             self._unreaped.add(worker_id)
-            return False
-        return True
+        return is_done

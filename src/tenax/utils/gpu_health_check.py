@@ -9,12 +9,13 @@ above all that it has been lost, is unhealthy.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 __all__ = ["GPUHealthCheck", "GpuHealth", "PynvmlMixin", "create_gpu_health_check", "quick_gpu_health_check"]
@@ -61,15 +62,23 @@ class PynvmlMixin:
                 self.why_not = "NVML's Python package is not installed; install tenax[gpu], or nvidia-ml-py"
                 return False
             self.pynvml = pynvml
+        try:
+            with self._session():
+                self.why_not = ""
+                return True
+        except self.pynvml.NVMLError as error:
+            self.why_not = f"the NVIDIA driver does not respond: {error}"
+            return False
+
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        """Initialize NVML for the block."""
         with _one_at_a_time:
+            self.pynvml.nvmlInit()
             try:
-                self.pynvml.nvmlInit()
+                yield
+            finally:
                 self.pynvml.nvmlShutdown()
-            except self.pynvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver does not respond: {error}"
-                return False
-        self.why_not = ""
-        return True
 
 
 class GPUHealthCheck(PynvmlMixin):
@@ -115,20 +124,14 @@ class GPUHealthCheck(PynvmlMixin):
         """Return the health of each GPU. Empty if the driver cannot be queried; ``why_not`` is the reason."""
         if not self.enabled:
             return []
-        with _one_at_a_time:
-            try:
-                self.pynvml.nvmlInit()
-            except self.pynvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver does not respond: {error}"
-                return []
-            self.why_not = ""
-            try:
+        what = "does not respond"
+        try:
+            with self._session():
+                self.why_not, what = "", "did not report the number of GPUs"
                 return [self._health_of(index) for index in self._indices()]
-            except self.pynvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver did not report the number of GPUs: {error}"
-                return []
-            finally:
-                self.pynvml.nvmlShutdown()
+        except self.pynvml.NVMLError as error:
+            self.why_not = f"the NVIDIA driver {what}: {error}"
+            return []
 
     def _indices(self) -> list[int]:
         if self.device_index is not None:
@@ -150,17 +153,12 @@ class GPUHealthCheck(PynvmlMixin):
         return _judge(index, int(value.value.uiVal))
 
     def _driver_is_new_enough(self) -> bool:
-        nvml = self.pynvml
-        with _one_at_a_time:
-            try:
-                nvml.nvmlInit()
-                try:
-                    version = nvml.nvmlSystemGetDriverVersion()
-                finally:
-                    nvml.nvmlShutdown()
-            except nvml.NVMLError as error:
-                self.why_not = f"the NVIDIA driver did not report its version: {error}"
-                return False
+        try:
+            with self._session():
+                version = self.pynvml.nvmlSystemGetDriverVersion()
+        except self.pynvml.NVMLError as error:
+            self.why_not = f"the NVIDIA driver did not report its version: {error}"
+            return False
         written = version.decode() if isinstance(version, bytes) else str(version)
         major = written.partition(".")[0]
         if major.isdecimal() and int(major) >= _FIRST_DRIVER:

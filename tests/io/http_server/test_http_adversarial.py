@@ -16,7 +16,7 @@ from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.health.server import HealthCheckServer
 from tenax.control_plane._server import WorkerServer
-from tenax.metrics._prometheus import PageServer
+from tenax.metrics._prometheus import PrometheusMetricHandler
 
 pytestmark = on_linux
 
@@ -69,7 +69,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
             health.start()
             found, close = Server(("127.0.0.1", health.port), "tenax health check"), health.stop
         elif request.param == "metrics":
-            page = PageServer(lambda: "page\n", path="/metrics", content_type="text/plain")
+            page = PrometheusMetricHandler(0)
             found, close = Server(("127.0.0.1", page.port), "tenax: page at"), page.close
         elif request.param == "worker":
             worker = WorkerServer(str(tmp_path / "s"))

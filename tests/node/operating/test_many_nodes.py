@@ -55,6 +55,24 @@ def test_every_node_answers_for_the_run(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
+def test_the_stacks_of_all_workers_are_shown(operator: Operator) -> None:
+    """Those at one location once; of one rank all threads."""
+    start(operator)
+    workers = operator.cluster.hub.generation(2)
+    shown = operator.tenax("stacks", "run")
+    assert shown.code == 0, shown
+    assert shown.out.startswith("ranks 0, 1: at ")
+    assert " in <module>" in shown.out
+    one = operator.tenax("stacks", "run", "--rank", "1")
+    assert one.out.startswith(f"rank 1 (pid {workers[1].pid} on ")
+    assert "Current thread 0x" in one.out
+    assert [each["rank"] for each in operator.json("stacks", "run")] == [0, 1]
+    missing = operator.tenax("stacks", "run", "--rank", "2")
+    assert missing.code == 1
+    assert "rank 2 does not run in the run 'run': generation 1 is running" in missing.err
+    operator.cluster.finish(workers)
+
+
 def test_a_node_is_drained_and_the_others_continue(operator: Operator) -> None:
     agents = start(operator, 3, nodes=(2, 3))
     first = operator.cluster.hub.generation(3)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax._core.ledger import Goodput, Spent
-from tenax._observe.dashboard.feed import Change, change, encoded, whole
+from tenax._io.http.message import as_json
+from tenax._observe.dashboard.feed import Change, change
 from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
 pytestmark = pytest.mark.unit
@@ -152,7 +153,7 @@ def test_a_change_is_much_smaller_than_the_full_status() -> None:
     changed = (msgspec.structs.replace(nodes[0], state="done"), *nodes[1:])
     update = change(status(nodes=nodes), status(nodes=changed))
     assert update is not None
-    assert len(encoded(update)) < 1000 < 50_000 < len(whole(status(nodes=nodes)))
+    assert len(as_json(update)) < 1000 < 50_000 < len(as_json(status(nodes=nodes)))
 
 
 _failures = st.lists(
@@ -216,7 +217,7 @@ def test_the_data_is_a_single_line() -> None:
     failure = FailureStatus(0, 0, "h", 1, 1, 100.0, "a\nb", traceback="one\r\ntwo\u2028three")
     update = change(status(), status(failures=(failure,)))
     assert update is not None
-    for data in (encoded(update), whole(status(failures=(failure,)))):
+    for data in (as_json(update), as_json(status(failures=(failure,)))):
         assert b"\n" not in data
         assert b"\r" not in data
 
@@ -227,7 +228,7 @@ def test_invalid_text_can_be_sent() -> None:
     after = status(run_id="run \udc80", failures=(failure,))
     update = change(status(), after)
     assert update is not None
-    for data in (encoded(update), whole(after)):
+    for data in (as_json(update), as_json(after)):
         assert b"\\\\udcff" in data
         assert b"\\\\udc80" in data
         msgspec.json.decode(data)

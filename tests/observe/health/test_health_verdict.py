@@ -7,9 +7,8 @@ import pytest
 
 from tenax._core.agent import AgentState, Phase
 from tenax._core.model import AgentSettings, WorkerPhase, WorkerRecord
-from tenax._observe.health.liveness import AgentLiveness
-from tenax._observe.health.port import health_check_port
-from tenax._observe.health.verdict import Signs, details, has_running_workers, liveness, readiness
+from tenax._observe.health.check import health_check_port
+from tenax._observe.health.liveness import AgentLiveness, Signs, details, has_running_workers, liveness, readiness
 
 
 @pytest.mark.parametrize("source", ["loop_age_s", "callback_age_s"])

@@ -15,6 +15,7 @@ script; each property is a test. What is known to differ, and meant to, has a te
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -59,17 +60,19 @@ KINDS = {
     "module": Kind("-m", "outer.observe_main", prepare=_as_submodule, heavy=True),
     "folder": Kind("program", prepare=_as_folder),
     "link": Kind("link.py", prepare=_as_link),
-    "redirected": Kind("--redirects", "3", "observe_main.py"),
-    "teed": Kind("--tee", "3", "observe_main.py"),
     "terminal": Kind("observe_main.py", terminal=True),
-    "placed": Kind(
+    "placed-redirected": Kind(
+        "--redirects",
+        "3",
         "--virtual-local-rank",
         "--numa-binding",
         "exclusive",
         "observe_main.py",
         env={"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "1"},
     ),
-    "odd": Kind(
+    "odd-teed": Kind(
+        "--tee",
+        "3",
         "observe_main.py",
         env={
             "PYTHONHASHSEED": "7",
@@ -371,8 +374,8 @@ def test_a_pth_file_runs_once(runner: Runner, other_python: str) -> None:
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_preloaded_torch_works_as_if_each_worker_had_imported_it(runner: Runner) -> None:
-    pytest.importorskip("torch")
     script = runner.script(
         """
         import json, os, sys
@@ -421,7 +424,7 @@ def test_the_hash_seed_is_shared(plain: Pair) -> None:
 
 
 def test_the_hash_seed_of_the_environment_holds(tmp_path_factory: pytest.TempPathFactory) -> None:
-    runs = _pair("odd", tmp_path_factory)
+    runs = _pair("odd-teed", tmp_path_factory)
     assert set(runs.warm.every("hash_of_text")) == set(runs.cold.every("hash_of_text"))
     assert len(set(runs.warm.every("hash_of_text"))) == 1
 

@@ -1,7 +1,4 @@
-"""The feed of the dashboard: a full status, then differences. Pure.
-
-    whole(status)              the full status, for a new page
-    change(before, after)      the difference; None if there is no visible one
+"""The feed of the dashboard: a full status for a new page, then differences. Pure.
 
 Invariants (tests cite the numbers):
 
@@ -17,7 +14,6 @@ from typing import Any
 import msgspec
 
 from tenax._core.ledger import Goodput, Spent
-from tenax._io.http.message import as_json
 from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
 TYPE_CHECKING = False
@@ -46,15 +42,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     events: tuple[EventStatus, ...] = ()  # new ones
 
 
-def whole(status: RunStatus) -> bytes:
-    return as_json(status)
-
-
-def encoded(change: Change) -> bytes:
-    return as_json(change)
-
-
 def change(before: RunStatus, after: RunStatus) -> Change | None:
+    """Return the difference; None if there is no visible one."""
     known_nodes = {node.node_id: node for node in before.nodes}
     known_generations = {entry.number: entry for entry in before.generations}
     numbers = {entry.number for entry in after.generations}

@@ -19,15 +19,19 @@ import errno
 import hmac
 import os
 import time
+from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.requests import DrainRequest, LogsRequest, RestartRequest, StatusRequest, StopRequest
 from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     BAD_REQUEST,
     CONFLICT,
     FORBIDDEN,
+    HTML,
     INTERNAL_ERROR,
     METHOD_NOT_ALLOWED,
     NOT_FOUND,
@@ -35,14 +39,15 @@ from tenax._io.http.message import (
     Limits,
     Request,
     Response,
+    as_json,
     json,
     text,
 )
 from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.http.stream import Stream, event
 from tenax._io.listen import listen
-from tenax._observe.dashboard import feed
-from tenax._observe.dashboard.files import HEADERS, PAGES
+from tenax._observe.dashboard.feed import change
+from tenax._observe.metrics_page import CONTENT_TYPE, render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,12 +73,37 @@ _KEY_HEADER = "x-tenax-key"
 _UNBUFFERED = {"X-Accel-Buffering": "no"}  # proxies must not delay events
 _FROM_DASHBOARD = "requested on the dashboard"
 
+# The pages contain no data of the run, which comes over the stream.
+_PAGES = {
+    "/": ("page.html", HTML),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+# No external or inline content, and no text may become markup or script.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the URL contains the key
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
 
 class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a POST."""
 
     do: str  # "drain", "restart" or "stop"
     node: str = ""  # which to drain
+
+
+@lru_cache(maxsize=8)
+def _page(path: str) -> Response:
+    name, content_type = _PAGES[path]
+    return Response(OK, (Path(__file__).parent / name).read_bytes(), content_type)
 
 
 def _key(environ: Mapping[str, str]) -> str:
@@ -195,54 +225,48 @@ class Dashboard:
             self._unwatch()
             self._on_error(f"the dashboard stopped updating: {why}")
 
-    def _ask(self, request: AnyRequest, later: DeferredResponse) -> None:
-        def reply(value: Any, error: str) -> None:
-            self._server.soon(lambda: later.respond(_made(_answered, (value, error))))
-
-        self._in_loop(later, lambda: self._operators.submit(request, reply))
-
-    def _in_loop(self, later: DeferredResponse, call: Callable[[], None]) -> None:
-        """Call a function in the loop's thread. An exception becomes the answer."""
-
-        def do() -> None:
-            try:
-                call()
-            except Exception as error:
-                later.respond(text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0]))
-
-        self._loop.soon(do)
-
-    def _with_status(self, make: Callable[[RunStatus], Response]) -> DeferredResponse:
-        from tenax._core.requests import StatusRequest
-
-        later = DeferredResponse(_ANSWER_S)
-
-        def give() -> None:
-            # A request shares recent statuses (D2). The response is built in the server's thread.
-            self._operators.submit(StatusRequest(), reply)
-
-        def reply(status: Any, error: str) -> None:
-            found = text(INTERNAL_ERROR, error) if error else None
-            self._server.soon(lambda: later.respond(found or _made(make, status)))
-
-        self._in_loop(later, give)
-        return later
-
     # --- in the server's thread ---------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
-        answer = self._answered(request)
-        if isinstance(answer, Response):
-            return msgspec.structs.replace(answer, headers={**HEADERS, **answer.headers})
-        return answer
+    def _ask(
+        self, request: AnyRequest, make: Callable[[Any, str], Response], timeout_s: float = _ANSWER_S
+    ) -> DeferredResponse:
+        """Submit a request in the loop's thread. ``make`` gets its value and error, in the server's thread."""
+        later = DeferredResponse(timeout_s)
 
-    def _answered(self, request: Request) -> Response | DeferredResponse | Stream:
+        def submit() -> None:
+            try:
+                self._operators.submit(request, reply)
+            except Exception as error:
+                later.respond(_internal_error(error))
+
+        def reply(value: Any, error: str) -> None:
+            self._server.soon(lambda: respond(value, error))
+
+        def respond(value: Any, error: str) -> None:
+            try:
+                made = make(value, error)
+            except Exception as raised:
+                made = _internal_error(raised)
+            later.respond(_with_headers(made))
+
+        self._loop.soon(submit)
+        return later
+
+    def _with_status(self, make: Callable[[RunStatus], Response]) -> DeferredResponse:
+        """Answer with the status. A request shares recent ones (D2)."""
+        return self._ask(StatusRequest(), lambda status, error: text(INTERNAL_ERROR, error) if error else make(status))
+
+    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
+        answer = self._route(request)
+        return _with_headers(answer) if isinstance(answer, Response) else answer
+
+    def _route(self, request: Request) -> Response | DeferredResponse | Stream:
         path = request.path
         if request.method not in (("POST",) if path == "/do" else ("GET", "HEAD")):
             allowed = "POST" if path == "/do" else "GET, HEAD"
             return text(METHOD_NOT_ALLOWED, f"method not allowed; use {allowed.replace(', ', ' or ')}", Allow=allowed)
-        if path != "/" and path in PAGES:  # the same for every run
-            return PAGES[path]()
+        if path != "/" and path in _PAGES:  # the same for every run
+            return _page(path)
         if path == "/do":
             return self._do(request)
         if not self._has_key(request, anywhere=True):
@@ -250,7 +274,7 @@ class Dashboard:
             return text(FORBIDDEN, message)
         match path:
             case "/":
-                return PAGES["/"]()
+                return _page("/")
             case "/events":
                 return (
                     self._stream()
@@ -260,7 +284,7 @@ class Dashboard:
             case "/status.json":
                 return self._with_status(lambda status: json(OK, status))
             case "/metrics":
-                return self._metrics()
+                return self._with_status(lambda status: Response(OK, render(status).encode(), CONTENT_TYPE))
             case "/logs":
                 return self._logs(request)
         return text(NOT_FOUND, "not found; available: /, /status.json and /metrics")
@@ -273,8 +297,6 @@ class Dashboard:
         return any([hmac.compare_digest(each.encode(), self._key.encode()) for each in given])
 
     def _do(self, request: Request) -> Response | DeferredResponse:
-        from tenax._core.requests import DrainRequest, RestartRequest, StopRequest
-
         if not self._has_key(request, anywhere=False):
             return text(
                 FORBIDDEN, "the key is missing or wrong; requests that change the run need it in the header X-Tenax-Key"
@@ -283,21 +305,16 @@ class Dashboard:
             action = msgspec.json.decode(request.body, type=_Action)
         except DECODE_ERRORS as error:
             return text(BAD_REQUEST, f'invalid body; expected JSON such as {{"do": "restart"}}: {error}')
-        later = DeferredResponse(_ANSWER_S)
         match action:
             case _Action("drain", node) if node:
-                self._ask(DrainRequest(node, _FROM_DASHBOARD), later)
+                return self._ask(DrainRequest(node, _FROM_DASHBOARD), _value_or_error)
             case _Action("restart"):
-                self._ask(RestartRequest(_FROM_DASHBOARD), later)
+                return self._ask(RestartRequest(_FROM_DASHBOARD), _value_or_error)
             case _Action("stop"):
-                self._ask(StopRequest(_FROM_DASHBOARD), later)
-            case _:
-                return text(BAD_REQUEST, "unknown action; expected 'restart', 'stop', or 'drain' with a 'node'")
-        return later
+                return self._ask(StopRequest(_FROM_DASHBOARD), _value_or_error)
+        return text(BAD_REQUEST, "unknown action; expected 'restart', 'stop', or 'drain' with a 'node'")
 
     def _logs(self, request: Request) -> Response | DeferredResponse:
-        from tenax._core.requests import LogsRequest
-
         given = request.params
         try:
             wanted = LogsRequest(
@@ -311,17 +328,10 @@ class Dashboard:
             )
         except ValueError as error:
             return text(BAD_REQUEST, f"invalid number: {error}")
-        later = DeferredResponse(wanted.wait_s + _ANSWER_S)
-        self._ask(wanted, later)
-        return later
-
-    def _metrics(self) -> DeferredResponse:
-        from tenax._observe.metrics_page import CONTENT_TYPE, render
-
-        return self._with_status(lambda status: Response(OK, render(status).encode(), CONTENT_TYPE))
+        return self._ask(wanted, _value_or_error, wanted.wait_s + _ANSWER_S)
 
     def _stream(self) -> Stream:
-        stream = Stream(self._forget, headers={**HEADERS, **_UNBUFFERED}, heartbeat=event("heartbeat", b"1"))
+        stream = Stream(self._forget, headers={**_HEADERS, **_UNBUFFERED}, heartbeat=event("heartbeat", b"1"))
         self._streams[stream] = False
         stream.send(b"retry: 1000\n\n")
         self._loop.soon(self._watch)
@@ -349,13 +359,13 @@ class Dashboard:
         status, self._newest = self._newest, None
         if status is None or not self._streams:
             return
-        difference = None if self._shown is None else feed.change(self._shown, status)
+        difference = None if self._shown is None else change(self._shown, status)
         self._shown = status
-        new = event("change", feed.encoded(difference)) if difference is not None else b""
+        new = event("change", as_json(difference)) if difference is not None else b""
         everything = b""
         for stream, has_whole in list(self._streams.items()):
             if not has_whole:
-                everything = everything or event("whole", feed.whole(status))
+                everything = everything or event("whole", as_json(status))
                 self._streams[stream] = True  # before sending, which removes a stream that is closed
                 stream.send(everything)
             elif new:
@@ -366,17 +376,16 @@ class Dashboard:
             stream.send(event("closed", b"{}"))
 
 
-def _answered(found: tuple[Any, str]) -> Response:
-    value, error = found
+def _value_or_error(value: Any, error: str) -> Response:
     return json(CONFLICT, {"error": error}) if error else json(OK, {"value": value})
 
 
-def _made(make: Callable[[Any], Response], of: Any) -> Response:
-    try:
-        made = make(of)
-    except Exception as error:
-        return text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
-    return msgspec.structs.replace(made, headers={**HEADERS, **made.headers})
+def _with_headers(response: Response) -> Response:
+    return msgspec.structs.replace(response, headers={**_HEADERS, **response.headers})
+
+
+def _internal_error(error: Exception) -> Response:
+    return text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 def _for_people(host: str) -> str:

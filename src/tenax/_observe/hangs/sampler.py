@@ -10,54 +10,32 @@ fails, it reports that once, and the run continues without it.
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 from tenax._core import commands, events
-from tenax._core.agent import Phase
+from tenax._core.agent_state import Phase, global_rank
 from tenax._core.hang import HangDetector, Sample, Scopes
 from tenax._core.model import WorkerPhase
+from tenax._core.requests import WorkerStacks
 from tenax._observe.hangs.counters import CounterReader, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from tenax._core.agent import AgentState
-    from tenax._core.commands import AnyCommand
     from tenax._core.messages import WorkerProgress
     from tenax._core.model import AgentSettings
+    from tenax._core.requests import StacksRequest
+    from tenax._io.interfaces import Reply
     from tenax._io.loop import Loop, Timer
+    from tenax._node.journal import Step
+    from tenax._node.worker_logs import WorkerLogs
 
 _MAX_INTERVAL_S = 5.0
 _MIN_INTERVAL_S = 0.05
 _SAMPLES_PER_HANG = 4  # so that a hang_after of a few seconds is detected in time
 _MAX_BYTES = 256 << 10  # of the stacks of one worker
 _MAX_STACKS = 32_000  # characters
-
-
-class Destination(Protocol):
-    """The paths of the workers' files (``tenax._logs.specs.LogsDest``)."""
-
-    @property
-    def error_files(self) -> Mapping[int, str]: ...
-
-
-class Logs(Protocol):
-    """The part of ``tenax._node.worker_logs.WorkerLogs`` that the sampler uses."""
-
-    @property
-    def destination(self) -> Destination: ...
-
-    def progress(self) -> tuple[WorkerProgress, ...]: ...
-
-    def print_line(self, text: str) -> None: ...
-
-
-class Step(Protocol):
-    """One step of the agent machine (``tenax._node.journal.Step``)."""
-
-    @property
-    def commands(self) -> Sequence[AnyCommand]: ...
 
 
 class Sampler:
@@ -67,7 +45,7 @@ class Sampler:
         self,
         settings: AgentSettings,
         loop: Loop,
-        logs: Logs,
+        logs: WorkerLogs,
         scopes: Callable[[], Mapping[int, Scopes]] = dict,
     ) -> None:
         """``scopes``: returns the watchdog's timer scopes by local rank."""
@@ -173,14 +151,45 @@ class Sampler:
         workers = tuple(self._stacks_of(rank) for rank in command.local_ranks)
         self._loop.post(events.StacksRead(command.generation, command.number, workers))
 
+    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
+        """Make the workers write their stacks, and answer with them. A stopped worker would be resumed by that."""
+        running = {
+            rank: worker
+            for rank, worker in (self._state.workers if self._state is not None else {}).items()
+            if worker.phase is WorkerPhase.RUNNING and worker.pid and request.local_rank in (-1, rank)
+        }
+        if self._state is None or not running:
+            reply(None, "this worker does not run now" if request.local_rank >= 0 else "no worker runs here now")
+            return
+        state, begins = self._state, {rank: _size(self._stacks_file(rank)) for rank in running}
+        self._detector.rebase()
+        for rank, worker in running.items():
+            if state_of(worker.pid) not in ("T", "t"):
+                dump(rank)
+
+        def answer() -> None:
+            found = {rank: self._written_stacks(rank, begins[rank], _size(self._stacks_file(rank))) for rank in running}
+            reply(
+                [
+                    WorkerStacks(global_rank(state, rank), worker.pid, stacks=found[rank].stacks, why=found[rank].why)
+                    for rank, worker in running.items()
+                ],
+                "",
+            )
+
+        self._loop.at(self._loop.now() + state.settings.stacks_s, answer)
+
     def _stacks_of(self, rank: int) -> events.WorkerStacks:
+        begin = self._read_until.get(rank, 0)
+        self._read_until[rank] = end = _size(self._stacks_file(rank))
+        return self._written_stacks(rank, begin, end)
+
+    def _written_stacks(self, rank: int, begin: int, end: int) -> events.WorkerStacks:
         from tenax._core.hang_report import last_dump
 
         path = self._stacks_file(rank)
         if not path:
             return events.WorkerStacks(rank, why="it has no log files, so its stacks are on its stderr")
-        begin = self._read_until.get(rank, 0)
-        self._read_until[rank] = end = _size(path)
         begin = max(begin, end - _MAX_BYTES)
         stacks = last_dump(_text(path, begin, end)) if end > begin else ""
         if not stacks:

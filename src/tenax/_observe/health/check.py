@@ -7,8 +7,7 @@ starts. A server that raises affects only the health checks, never the run.
 from __future__ import annotations
 
 from tenax._io.interfaces import RequestRefused
-from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
-from tenax._observe.health.verdict import has_running_workers
+from tenax._observe.health.liveness import AgentLiveness, has_running_workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,18 +16,19 @@ if TYPE_CHECKING:
 
     from tenax._core.agent import AgentState
     from tenax._io.interfaces import Cancellable, EventLoop
-    from tenax._observe.health.liveness import AgentLiveness
 
+TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+_MAX_PORT = 65535
 BEAT_EVERY_S = 1.0
 TIMEOUT_S = 60  # as in torch
 
 
 class HealthCheck:
-    """``server`` is a ``HealthCheckServer`` or a third-party equivalent, which has no ``signs`` of the run."""
+    """``server`` is a ``HealthCheckServer`` or a third-party equivalent, which does not read the ``signs``."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
-        self.signs: AgentLiveness | None = getattr(server, "signs", None)
+        self.signs: AgentLiveness = getattr(server, "signs", None) or AgentLiveness()
         self._is_serving = False
         self._timer: Cancellable | None = None
 
@@ -37,8 +37,7 @@ class HealthCheck:
 
         ``warn`` is called if the server raises, ``inform`` with the port that it uses.
         """
-        if self.signs is not None:
-            self.signs.begin()
+        self.signs.begin()
         try:
             self._server.start()
         except Exception as error:  # a third-party server may raise anything
@@ -57,34 +56,30 @@ class HealthCheck:
 
     def watch(self, loop: EventLoop) -> None:
         """Record a beat of the loop every second from now on."""
-        signs = self.signs
-        if signs is None or not self._is_serving:
+        if not self._is_serving or not hasattr(self._server, "signs"):  # a third-party server does not read them
             return
 
         def beat() -> None:
-            signs.beat()
+            self.signs.beat()
             self._timer = loop.at(loop.now() + BEAT_EVERY_S, beat)
 
         beat()
 
     def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
         """Include the progress that the run's watchdog has seen. Call after ``open``."""
-        if self.signs is not None:
-            self.signs.ask_watchdog(last_progress)
+        self.signs.ask_watchdog(last_progress)
 
     def observe(self, state: AgentState) -> None:
         """Record a step of the agent."""
-        if self.signs is not None:
-            self.signs.note(state.phase.value, state.generation, is_ready=has_running_workers(state))
+        self.signs.note(state.phase.value, state.generation, is_ready=has_running_workers(state))
 
     def turn(self, phase: str, generation: int, *, is_ready: bool, waits_for: str) -> None:
         """Record a turn of an agent that polls. It beats here, not every second."""
-        if self.signs is not None:
-            self.signs.note(phase, generation, is_ready=is_ready)
-            if waits_for:
-                self.signs.wait_for(waits_for)
-            else:
-                self.signs.beat()
+        self.signs.note(phase, generation, is_ready=is_ready)
+        if waits_for:
+            self.signs.wait_for(waits_for)
+        else:
+            self.signs.beat()
 
     def close(self, warn: Callable[[str], None]) -> None:
         """Stop the server. ``warn`` is called if it raises."""
@@ -109,8 +104,20 @@ def health_check_of(server: Any, environ: Mapping[str, str]) -> HealthCheck | No
     port = health_check_port(environ)
     if port is None:
         return None
-    from tenax._observe.health.liveness import AgentLiveness
     from tenax._observe.health.server import HealthCheckServer
 
     signs = AgentLiveness()
     return HealthCheck(HealthCheckServer(signs.last_progress_time, port, TIMEOUT_S, signs=signs))
+
+
+def health_check_port(environ: Mapping[str, str]) -> int | None:
+    """Return the port, 0 for any free port, or None for no health checks. Raises ValueError with a message."""
+    written = environ.get(TORCHELASTIC_HEALTH_CHECK_PORT, "").strip()
+    if not written:
+        return None
+    if not (written.isascii() and written.isdecimal() and int(written) <= _MAX_PORT):
+        raise ValueError(
+            f"{TORCHELASTIC_HEALTH_CHECK_PORT} is {written!r}; expected a port from 0 to {_MAX_PORT}, "
+            "or unset for no health checks"
+        )
+    return int(written)

@@ -11,8 +11,7 @@ import time
 import msgspec
 
 from tenax._io.http.message import METHOD_NOT_ALLOWED, OK, UNAVAILABLE, Request, Response, json, text
-from tenax._observe.health.liveness import AgentLiveness
-from tenax._observe.health.verdict import Signs, details, liveness, readiness
+from tenax._observe.health.liveness import AgentLiveness, Signs, details, liveness, readiness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ import msgspec
 
 from tenax._core.text import hide_passwords
 from tenax._io.background_queue import BackgroundQueue
-from tenax._view.failure_kind import kind_of
-from tenax.metrics._otlp_address import otlp_address
+from tenax._view.text import kind_of
+from tenax.metrics._opentelemetry import otlp_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,12 +187,8 @@ def run_part(status: RunStatus) -> Part:
         "tenax.max_restarts": status.max_restarts,
         "tenax.membership_changes": status.membership_changes,
         "tenax.training_ratio": round(spent.ratio or 0.0, 4),
-        "tenax.training_s": round(spent.training_s, 3),
-        "tenax.starting_s": round(spent.starting_s, 3),
-        "tenax.waiting_s": round(spent.waiting_s, 3),
-        "tenax.stopping_s": round(spent.stopping_s, 3),
-        "tenax.lost_s": round(spent.lost_s, 3),
         "tenax.lost_steps": goodput.lost_steps,
+        **{f"tenax.{name}": round(getattr(spent, name), 3) for name in spent.__struct_fields__},
     }
     last = max((each.settled_at or 0.0 for each in status.generations), default=0.0)
     since = min([status.now - spent.total_s, *(each.formed_at - each.spent.waiting_s for each in status.generations)])

@@ -9,6 +9,7 @@ import logging
 import threading
 
 from tenax._observe.tracing.run_trace import span_id, trace_id
+from tenax.metrics._opentelemetry import own_resource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ class SpanSender:
 
     def __init__(self, run_id: str, address: str) -> None:
         from opentelemetry.exporter.otlp.proto.http import trace_exporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._run_id = run_id
@@ -40,10 +40,7 @@ class SpanSender:
         self._log_filter = _LogCapture()
         self._logger.addFilter(self._log_filter)
         self._exporter: Any = trace_exporter.OTLPSpanExporter(address, timeout=_EXPORT_TIMEOUT_S)
-        resource = Resource.create()  # from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
-        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
-            resource = resource.merge(Resource({SERVICE_NAME: "tenax"}))
-        self._resource: Any = resource
+        self._resource = own_resource()
         self._scope: Any = InstrumentationScope("tenax")
 
     def send(self, parts: list[Part]) -> None:

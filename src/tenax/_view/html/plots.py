@@ -8,19 +8,20 @@ from __future__ import annotations
 import math
 
 from tenax._core.text import format_duration
-from tenax._view.goodput_text import percent
+from tenax._view.chrome_trace import phases_of
 from tenax._view.html.page import text
+from tenax._view.text import percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tenax._core.ledger import Spent
-
-    Phase = tuple[float, float, str]  # since, until, kind
+    from tenax._view.history import RunHistory
 
 KINDS = ("training", "starting", "waiting", "stopping", "lost")
 _MEANINGS = {"lost": "lost: done again, or hung"}
+_MAX_MARKS = 200
 _EDGES_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
@@ -46,11 +47,15 @@ def time_spent(spent: Spent) -> str:
     return f'{_svg(26, label, "".join(parts))}<ul class="legend">{items}</ul>'
 
 
-def strip(phases: Sequence[Phase], began_at: float, ended_at: float, failures: Sequence[float], label: str) -> str:
-    """Return the run from left to right, with a mark at each failure."""
-    span_s = max(ended_at - began_at, 1e-9)
+def strip(history: RunHistory, label: str) -> str:
+    """Return the run from left to right, with a mark at each failure; empty if its phases are not known."""
+    phases = phases_of(history)
+    if not phases:
+        return ""
+    began_at, span_s = history.began_at, max(history.ended_at - history.began_at, 1e-9)
+    failures = [each.at for each in history.failures if not each.is_consequence][:_MAX_MARKS]
     parts = []
-    for since, until, kind in phases:
+    for since, until, kind, _ in phases:
         title = f"{_MEANINGS.get(kind, kind)}, {format_duration(until - since)}"
         parts.append(_rect(100 * (since - began_at) / span_s, 100 * (until - since) / span_s, 12, 24, kind, title))
     for at in failures:

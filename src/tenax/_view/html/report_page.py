@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from tenax._core.text import format_duration
-from tenax._view.chrome_trace import phases_of
-from tenax._view.goodput_text import format_goodput, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
-from tenax._view.time_text import format_moment
+from tenax._view.text import format_goodput, format_moment, outcome_label, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ _MAX_STRIPS = 40
 _MAX_ROWS = 2000
 _MAX_BARS = 12
 _MAX_HANGS = 20  # of one run
-_MAX_MARKS = 200
 
 
 def report_page(summary: Summary, histories: Sequence[RunHistory], troubles: Sequence[str] = ()) -> str:
@@ -58,7 +55,7 @@ def _when(summary: Summary) -> str:
 
 def _facts(summary: Summary) -> str:
     pairs = [("runs", str(len(summary.runs)))]
-    pairs += [(each.name, str(each.count)) for each in summary.outcomes]
+    pairs += [(outcome_label(each.name), str(each.count)) for each in summary.outcomes]
     spent = summary.goodput.spent
     if spent.total_s > 0:
         pairs += [
@@ -88,12 +85,7 @@ def _run(run: RunLine) -> list[list[str]]:
     figures = [
         f'<th scope="row">{html.text(run.run_id)}</th>',
         f'<td class="n">{html.badge(run.outcome)}</td>',
-        html.cell(format_duration(run.duration_s)),
-        html.cell(trained),
-        html.cell(lost),
-        html.cell(run.restarts_used),
-        html.cell(run.nodes),
-        html.cell(run.workers),
+        *html.cells(format_duration(run.duration_s), trained, lost, run.restarts_used, run.nodes, run.workers),
         html.cell(format_moment(run.began_at)),
     ]
     has_cause = run.outcome == "failed" and run.first_cause  # more specific than why the run ended
@@ -158,15 +150,10 @@ def _not_training(summary: Summary) -> str:
 def _strips(histories: Sequence[RunHistory]) -> str:
     drawn = []
     for history in histories[-_MAX_STRIPS:][::-1]:
-        phases = [(since, until, kind) for since, until, kind, _ in phases_of(history)]
-        if phases:
-            failures = [each.at for each in history.failures if not each.is_consequence][:_MAX_MARKS]
-            label = f"Run {history.run_id}, {len(history.generations)} generations"
-            strip = plots.strip(phases, history.began_at, history.ended_at, failures, label)
-            drawn.append(f"<figure><figcaption>{html.text(history.run_id)}</figcaption>{strip}</figure>")
-    more = len(histories) - _MAX_STRIPS
-    kept = f"; the last {_MAX_STRIPS} runs" if more > 0 else ""
-    if not drawn:
+        label = f"Run {history.run_id}, {len(history.generations)} generations"
+        drawn.append(_figure(history.run_id, plots.strip(history, label)))
+    kept = f"; the last {_MAX_STRIPS} runs" if len(histories) > _MAX_STRIPS else ""
+    if not any(drawn):
         return ""
     return (
         f'<h2>Timelines</h2><p class="muted">Each from its beginning to its end; &#9660; is a failure{kept}. '

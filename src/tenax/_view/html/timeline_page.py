@@ -1,21 +1,14 @@
-"""The timeline of one run as an HTML page: nodes, workers, generations, failures, goodput.
-
-Pure, except that it reads its style and script from this package.
-"""
+"""The timeline of one run as an HTML page: nodes, workers, generations, failures, goodput."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import msgspec
 
 from tenax._core.text import format_duration
 from tenax._view.chrome_trace import phases_of
-from tenax._view.failure_kind import exit_summary
-from tenax._view.goodput_text import format_goodput, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
-from tenax._view.time_text import format_moment
+from tenax._view.text import cause_text, end_text, exit_summary, format_goodput, format_moment, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +17,6 @@ if TYPE_CHECKING:
     from tenax._view.history import NodeHistory, RunHistory, WorkerSpan
     from tenax._view.status import FailureStatus, GenerationStatus
 
-_FOLDER = Path(__file__).parent
 # Colours of the states of nodes and workers. The state is also shown as text.
 _COLOURS = {
     "joined": "idle",
@@ -44,11 +36,12 @@ _MAX_WORKERS_UNFOLDED = 64
 
 def timeline_page(history: RunHistory) -> str:
     """Return the whole HTML file."""
+    origin = ", ".join(each for each in (history.entrypoint, history.folder and f"in {history.folder}") if each)
     parts = [
         f"<h1>Run {html.text(history.run_id)} {html.badge(history.outcome)}</h1>",
-        f"<p>{html.text(_sentence(history))}</p>" if history.why else "",
-        f'<p class="muted">{html.text(_when(history))}</p>',
-        f'<p class="muted">{html.text(_place(history))}</p>' if _place(history) else "",
+        f"<p>Why: {html.text(history.why.removesuffix('.'))}.</p>" if history.why else "",
+        f'<p class="muted">Began {format_moment(history.began_at)}, took {format_duration(history.duration_s)}.</p>',
+        f'<p class="muted">{html.text(origin)}</p>' if origin else "",
         html.notes((*history.missing, *(each.text for each in history.hangs[:_MAX_HANGS]))),
         _facts(history),
         _spent(history),
@@ -58,20 +51,8 @@ def timeline_page(history: RunHistory) -> str:
         _nodes(history),
         "<footer>Made by tenax from the journals of the run. This file needs nothing else.</footer>",
     ]
-    style, script = ((_FOLDER / name).read_text("utf-8") for name in ("timeline.css", "timeline.js"))
+    style, script = html.read_asset("timeline.css"), html.read_asset("timeline.js")
     return html.page(f"tenax: run {history.run_id}", "\n".join(parts), style=style, script=script)
-
-
-def _sentence(history: RunHistory) -> str:
-    return f"Why: {history.why.removesuffix('.')}."
-
-
-def _when(history: RunHistory) -> str:
-    return f"Began {format_moment(history.began_at)}, took {format_duration(history.duration_s)}."
-
-
-def _place(history: RunHistory) -> str:
-    return ", ".join(each for each in (history.entrypoint, history.folder and f"in {history.folder}") if each)
 
 
 def _facts(history: RunHistory) -> str:
@@ -95,10 +76,7 @@ def _spent(history: RunHistory) -> str:
     if history.goodput is None or not history.goodput.spent.total_s > 0:
         return ""
     line = format_goodput(history.goodput)
-    phases = [(since, until, kind) for since, until, kind, _ in phases_of(history)]
-    failures = [each.at for each in history.failures if not each.is_consequence][:200]
-    label = f"The run from its beginning to its end: {len(history.generations)} generations"
-    strip = plots.strip(phases, history.began_at, history.ended_at, failures, label) if phases else ""
+    strip = plots.strip(history, f"The run from its beginning to its end: {len(history.generations)} generations")
     return (
         f"<h2>Time</h2><p>{html.text(line)}.</p>{plots.time_spent(history.goodput.spent)}"
         f"<figure><figcaption>From left to right; &#9660; is a failure.</figcaption>{strip}</figure>"
@@ -205,18 +183,12 @@ def _generations(history: RunHistory) -> str:
 def _generation(history: RunHistory, each: GenerationStatus) -> list[str]:
     spent = each.spent
     steps = "" if each.last_step < 0 else f"{each.first_step:,} to {each.last_step:,}"
-    lost = f"{format_duration(spent.lost_s)}" if spent.lost_s > 0 else ""
+    lost = format_duration(spent.lost_s) if spent.lost_s > 0 else ""
     return [
-        html.cell(each.number),
-        html.cell(_after(history, each.formed_at)),
-        html.cell(each.nodes),
-        html.cell(each.workers),
-        html.cell(format_duration(spent.starting_s)),
-        html.cell(format_duration(spent.training_s)),
-        html.cell(lost),
-        html.cell(steps),
+        *html.cells(each.number, _after(history, each.formed_at), each.nodes, each.workers),
+        *html.cells(format_duration(spent.starting_s), format_duration(spent.training_s), lost, steps),
         html.cell(each.why, "text"),
-        html.cell(each.ended_why or each.ended_by, "text"),
+        html.cell(each.ended_why or end_text(each.ended_by), "text"),
     ]
 
 
@@ -227,20 +199,12 @@ def _failures(history: RunHistory) -> str:
     for index, each in enumerate(history.failures[:_MAX_ROWS]):
         traceback = each.traceback[-_MAX_TRACEBACK:] if index < _MAX_TRACEBACKS else ""
         kept = f"<pre>{html.text(traceback)}</pre>" if traceback else ""
-        what = f"{html.text(each.what)}" + (
-            ' <span class="muted">(a consequence)</span>' if each.is_consequence else ""
-        )
+        what = html.text(each.what)
+        if each.is_consequence:
+            what += ' <span class="muted">(a consequence)</span>'
         shown = f"<details><summary>{what}</summary>{kept}</details>" if kept else what
-        rows.append(
-            [
-                html.cell(each.generation),
-                html.cell(_after(history, each.at)),
-                html.cell(each.rank),
-                html.cell(each.host),
-                html.cell(each.cause),
-                f'<td class="text">{shown}</td>',
-            ]
-        )
+        known = html.cells(each.generation, _after(history, each.at), each.rank, each.host, cause_text(each.cause))
+        rows.append([*known, f'<td class="text">{shown}</td>'])
     heads = ("generation", "after", "rank", "host", "cause", "what")
     return f"<h2>Failures</h2>{html.table('Failures', heads, rows)}{_more(history.failures)}"
 
@@ -255,17 +219,10 @@ def _node(history: RunHistory, each: NodeHistory) -> list[str]:
     worked_s = sum(span.until - span.since for span in each.spans if span.what in ("working", "draining"))
     left = ""
     if each.gone_at is not None:
-        left = f"{each.gone_how} after {_after(history, each.gone_at)}" + (
-            f": {each.gone_why}" if each.gone_why else ""
-        )
-    return [
-        html.cell(each.name),
-        html.cell(each.host),
-        html.cell(each.slots),
-        html.cell(_after(history, each.came_at)),
-        html.cell(format_duration(worked_s)),
-        html.cell(left, "text"),
-    ]
+        why = f": {each.gone_why}" if each.gone_why else ""
+        left = f"{each.gone_how} after {_after(history, each.gone_at)}{why}"
+    known = html.cells(each.name, each.host, each.slots, _after(history, each.came_at), format_duration(worked_s))
+    return [*known, html.cell(left, "text")]
 
 
 def _more(rows: tuple[Any, ...]) -> str:

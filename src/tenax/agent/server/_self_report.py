@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenax._core.text import one_line
@@ -27,36 +27,28 @@ if TYPE_CHECKING:
     from tenax.agent.server.api import RunResult, Worker, WorkerGroup
     from tenax.events import Event, EventSource
     from tenax.events._status import Moment, Origin
-    from tenax.multiprocessing.errors import ProcessFailure
 
 Hook = TypeVar("Hook", bound="Callable[..., Any]")
 _GROUP = "torchelastic"
 
 
-def measured(hook: Hook) -> Hook:
-    """Emit metrics for each call of this hook: success or failure, and the duration."""
-    return measured_as(hook.__qualname__)(hook)
+def measured(hook: Hook, name: str = "") -> Hook:
+    """Emit metrics for each call of this hook, under its name or another: success or failure, and the duration."""
+    name = name or hook.__qualname__
 
+    @wraps(hook)
+    def timed(self: SelfReport, *args: Any, **kwargs: Any) -> Any:
+        began_at = time.monotonic()
+        end = "failure"
+        try:
+            result = hook(self, *args, **kwargs)
+            end = "success"
+            return result
+        finally:
+            self._measure(f"{name}.{end}", 1)
+            self._measure(f"{name}.duration.ms", int((time.monotonic() - began_at) * 1000))
 
-def measured_as(name: str) -> Callable[[Hook], Hook]:
-    """Do the same as ``measured``, under another name."""
-
-    def decorate(hook: Hook) -> Hook:
-        @wraps(hook)
-        def timed(self: SelfReport, *args: Any, **kwargs: Any) -> Any:
-            began_at = time.monotonic()
-            end = "failure"
-            try:
-                result = hook(self, *args, **kwargs)
-                end = "success"
-                return result
-            finally:
-                self._measure(f"{name}.{end}", 1)
-                self._measure(f"{name}.duration.ms", int((time.monotonic() - began_at) * 1000))
-
-        return timed  # type: ignore[return-value]
-
-    return decorate
+    return timed  # type: ignore[return-value]
 
 
 class SelfReport:
@@ -117,9 +109,7 @@ class SelfReport:
 
     def get_event_succeeded(self) -> Event:
         """Return the event that this agent succeeded, for a launcher to record."""
-        from tenax.events import EventSource
-
-        return self._construct_event("SUCCEEDED", EventSource.AGENT)
+        return self._construct_event("SUCCEEDED", "AGENT")
 
     @property
     def _total_execution_time(self) -> int:
@@ -130,7 +120,7 @@ class SelfReport:
         if result.is_failed():
             first = min(result.failures.values(), key=lambda failure: failure.timestamp, default=None)
             why = "" if first is None else str(first.message)
-            self._record(lambda: self._construct_event("FAILED", _source("AGENT"), raw_error=why))
+            self._record(lambda: self._construct_event("FAILED", "AGENT", raw_error=why))
         else:
             self._record(self.get_event_succeeded)
 
@@ -138,9 +128,7 @@ class SelfReport:
         """Return the event that this agent failed, with the exception being handled, for a launcher to record."""
         import traceback
 
-        from tenax.events import EventSource
-
-        return self._construct_event("FAILED", EventSource.AGENT, raw_error=traceback.format_exc())
+        return self._construct_event("FAILED", "AGENT", raw_error=traceback.format_exc())
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:
@@ -150,12 +138,12 @@ class SelfReport:
             yield
         finally:
             duration_ms = (time.perf_counter() - began_at) * 1000
-            self._record(lambda: self._construct_event(state, _source("AGENT"), duration_ms=duration_ms))
+            self._record(lambda: self._construct_event(state, "AGENT", duration_ms=duration_ms))
 
     def _construct_event(
         self,
         state: str,
-        source: EventSource,
+        source: EventSource | str,
         worker: Worker | None = None,
         raw_error: str | None = None,
         duration_ms: float | None = None,
@@ -164,21 +152,20 @@ class SelfReport:
     ) -> Event:
         """Return an event in TorchElastic's form. ``source`` is ignored: it follows from ``worker``."""
         del source
-        from tenax.events._status import WorkerOfGroup, agent_event, worker_event
+        from tenax.events._status import WorkerOfGroup, status_event
 
-        origin, moment = self._where_and_when()
-        if worker is None:
-            return agent_event(state, origin, moment, raw_error=raw_error, duration_ms=duration_ms)
-        which = WorkerOfGroup(
-            local_rank=worker.local_rank,
-            global_rank=worker.global_rank,
-            role_rank=worker.role_rank,
-            role_world_size=worker.role_world_size,
-            worker_id=None if worker.id is None else str(worker.id),
-            pid=worker_pid,
-            exit_code=exit_code,
-        )
-        return worker_event(state, origin, moment, which, raw_error=raw_error, duration_ms=duration_ms)
+        which = None
+        if worker is not None:
+            which = WorkerOfGroup(
+                local_rank=worker.local_rank,
+                global_rank=worker.global_rank,
+                role_rank=worker.role_rank,
+                role_world_size=worker.role_world_size,
+                worker_id=None if worker.id is None else str(worker.id),
+                pid=worker_pid,
+                exit_code=exit_code,
+            )
+        return status_event(state, *self._where_and_when(), which, raw_error=raw_error, duration_ms=duration_ms)
 
     def _where_and_when(self) -> tuple[Origin, Moment]:
         from tenax.events._status import Moment, Origin
@@ -206,15 +193,15 @@ class SelfReport:
         """Record an event of the watchdog. Called in the thread that watches the workers."""
 
         def make() -> Event:
-            from tenax.events._status import agent_event
+            from tenax.events._status import status_event
             from tenax.events._view import watchdog_details
 
-            return agent_event("RUNNING", *self._where_and_when(), name=name, more=watchdog_details(name, about))
+            return status_event("RUNNING", *self._where_and_when(), name=name, more=watchdog_details(name, about))
 
         self._record(make)
 
     def _record_start(self, worker: Worker) -> None:
-        self._record(lambda: self._construct_event("START", _source("WORKER"), worker))
+        self._record(lambda: self._construct_event("START", "WORKER", worker))
 
     def _backend_name(self) -> str:
         """Return the backend's name; a third-party handler may have none."""
@@ -226,19 +213,11 @@ class SelfReport:
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
             state = "TERMINATED" if result.failures and failure is None else result.state.value
-            self._record_end(state, worker, failure, has_ended_well=not result.failures)
-
-    def _record_end(self, state: str, worker: Worker, failure: ProcessFailure | None, *, has_ended_well: bool) -> None:
-        self._record(
-            lambda: self._construct_event(
-                state,
-                _source("WORKER"),
-                worker,
-                raw_error=json.dumps(failure.error_file_data) if failure is not None else None,
-                exit_code=failure.exitcode if failure is not None else 0 if has_ended_well else None,
-                worker_pid=failure.pid if failure is not None else None,
-            )
-        )
+            how: dict[str, Any] = {} if result.failures else {"exit_code": 0}
+            if failure is not None:
+                error = json.dumps(failure.error_file_data)
+                how = {"raw_error": error, "exit_code": failure.exitcode, "worker_pid": failure.pid}
+            self._record(partial(self._construct_event, state, "WORKER", worker, **how))
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -263,9 +242,3 @@ class SelfReport:
         spec = self._worker_group.spec
         flakiness = 100 - 100 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
         self._measure(f"workers.{spec.role}.flakiness", 100 if is_failed else int(flakiness))
-
-
-def _source(name: str) -> EventSource:
-    from tenax.events import EventSource
-
-    return EventSource[name]

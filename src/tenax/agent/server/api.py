@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,7 +14,10 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tenax._core.model import MAX_EARLIER, Evidence, Failure
 from tenax._core.policy import (
@@ -32,7 +34,7 @@ from tenax._core.policy import (
 )
 from tenax._logs.std import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
-from tenax.agent.server._self_report import SelfReport, measured, measured_as
+from tenax.agent.server._self_report import SelfReport, measured
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
 from tenax.rendezvous.api import RendezvousGracefulExitError
 
@@ -194,23 +196,19 @@ class RunResult:
         return self.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
 
 
-class _RoleInstanceInfo:
+class _RoleInstanceInfo(msgspec.Struct, eq=False):
     """The workers of one agent, as sent to the other agents. Third-party launchers that assign ranks use it."""
 
-    __slots__ = ("local_world_size", "rank", "role")
-
-    def __init__(self, role: str, rank: int, local_world_size: int) -> None:
-        self.role = role
-        self.rank = rank
-        self.local_world_size = local_world_size
+    role: str
+    rank: int
+    local_world_size: int
 
     def serialize(self) -> bytes:
-        return json.dumps({"role": self.role, "rank": self.rank, "local_world_size": self.local_world_size}).encode()
+        return msgspec.json.encode(self)
 
     @staticmethod
     def deserialize(data: bytes) -> _RoleInstanceInfo:
-        fields = json.loads(data)
-        return _RoleInstanceInfo(fields["role"], fields["rank"], fields["local_world_size"])
+        return msgspec.json.decode(data, type=_RoleInstanceInfo)
 
     @staticmethod
     def compare(obj1: _RoleInstanceInfo, obj2: _RoleInstanceInfo) -> int:
@@ -441,7 +439,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         finally:
             self._close_sinks()
 
-    @measured_as("SimpleElasticAgent.run")
+    @partial(measured, name="SimpleElasticAgent.run")
     def _run_and_shut_down(self, role: str) -> RunResult:
         is_shut_down = False
         try:

@@ -27,8 +27,7 @@ from tenax._node.job import (
 )
 from tenax._node.signals import DEFAULT_SIGNALS
 from tenax._node.workers import decide_placements
-from tenax._observe.health.check import HealthCheck, health_check_of
-from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
+from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, HealthCheck, health_check_of, health_check_port
 from tenax.agent.server._self_report import measured
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
@@ -114,7 +113,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         preload: str = "",
         dashboard: str = "",
         trace: str = "",
-        on_hang: str = "off",
+        on_hang: str = "report",
         hang_after: float = 300.0,
         log_dir: str | None = None,
         sinks: Sinks | None = None,

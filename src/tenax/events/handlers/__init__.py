@@ -7,15 +7,19 @@ is created on first access, and consulted for every event from then on.
 
 from __future__ import annotations
 
-from tenax._io.handler_names import UnknownHandler
-from tenax.events._handler import EventHandler
-from tenax.events._undo import Undo
+import os
+import sys
+
+from tenax._io import handler_names
+from tenax._io.handler_names import UnknownHandler, close_all, parse_names
+from tenax._io.json_lines import JsonLinesFile
+from tenax.events._configured import EventHandler, Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterable
-    from typing import Any
+    from typing import Any, TextIO
 
     from tenax.events.api import Event, RdzvEvent
 
@@ -76,8 +80,6 @@ def make_handlers(text: str) -> list[EventHandler]:
 
     Raises ``ValueError`` with a message if a name is unknown or its handler cannot be created.
     """
-    from tenax._io import handler_names
-
     made: list[EventHandler] = handler_names.make_handlers(text, _KIND, _makers(), ENTRY_POINTS, "record")
     return made
 
@@ -87,10 +89,8 @@ def check_names(text: str) -> None:
 
     Raises ``ValueError`` for a name that is unknown or cannot be loaded, and for a wrong argument of a built-in one.
     """
-    from tenax._io import handler_names
-
     handler_names.check_names(text, _KIND, _makers(), ENTRY_POINTS)
-    for name, argument in handler_names.parse_names(text):
+    for name, argument in parse_names(text):
         if name == "jsonl":
             _require_path(argument)
         elif name in ("console", "null", "dynamic_rendezvous"):
@@ -108,8 +108,6 @@ def handlers_of(destination: str) -> list[EventHandler]:
 
 def _forget(names: Iterable[str]) -> None:
     """Close the destinations that use one of these names, whose meaning has changed."""
-    from tenax._io.handler_names import close_all, parse_names
-
     changed = set(names)
     errors: list[Exception] = []
     for destination in [*_made]:
@@ -136,54 +134,30 @@ def _table() -> dict[str, logging.Handler]:
 
 def _makers() -> dict[str, Maker]:
     own: dict[str, Maker] = {
-        "console": _make_console,
+        "console": _without_argument("console", ConsoleEventHandler),
         "dynamic_rendezvous": _make_old("dynamic_rendezvous"),
         "jsonl": _make_json_lines,
         "logging": _make_logging,
-        "null": _make_null,
+        "null": _without_argument("null", NullEventHandler),
     }
     # Once TorchElastic's table has been accessed, it may have been changed, and defines its names.
     old = {name: _make_old(name) for name in globals().get("_log_handlers", ())}
     return {**own, **_registered, **old}
 
 
-class _OldHandler(EventHandler):
-    """Uses the current entry of TorchElastic's table for each event."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def record(self, event: Event | RdzvEvent) -> None:
-        from tenax.events.handlers._logging import hand_over
-
-        hand_over(event, get_logging_handler(self._name), _OLD_LOGGER.format(self._name))
-
-
 def _make_old(name: str) -> Maker:
-    def make(argument: str) -> EventHandler:
+    return _without_argument(name, lambda: _OldHandler(name))
+
+
+def _without_argument(name: str, make: Callable[[], EventHandler]) -> Maker:
+    def maker(argument: str) -> EventHandler:
         _refuse_argument(name, argument)
-        return _OldHandler(name)
+        return make()
 
-    return make
-
-
-def _make_console(argument: str) -> EventHandler:
-    from tenax.events.handlers._console import ConsoleEventHandler
-
-    _refuse_argument("console", argument)
-    return ConsoleEventHandler()
-
-
-def _make_null(argument: str) -> EventHandler:
-    from tenax.events.handlers._null import NullEventHandler
-
-    _refuse_argument("null", argument)
-    return NullEventHandler()
+    return maker
 
 
 def _make_json_lines(argument: str) -> EventHandler:
-    from tenax.events.handlers._json_lines import JsonLinesEventHandler
-
     _require_path(argument)
     try:
         return JsonLinesEventHandler(argument)
@@ -209,3 +183,63 @@ def _require_path(argument: str) -> None:
 def _refuse_argument(name: str, argument: str) -> None:
     if argument:
         raise UnknownHandler(f"the event handler {name!r} takes no argument")
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+class ConsoleEventHandler(EventHandler):
+    """Writes whole lines to ``stream``, and flushes; None: to the current ``sys.stderr``.
+
+    An agent with a console of its own sets ``print_line``, so that lines stay in order with its other output.
+    """
+
+    print_line: Callable[[str], None] | None = None
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def record(self, event: Event | RdzvEvent) -> None:
+        if self.print_line is not None:
+            self.print_line(event.serialize())
+            return
+        stream = sys.stderr if self._stream is None else self._stream
+        if stream is not None:  # the process may have no stderr
+            stream.write(f"{event.serialize()}\n")  # one write, so that lines of several threads do not mix
+            stream.flush()
+
+
+class JsonLinesEventHandler(EventHandler):
+    """Appends each event to the file as one line. Several processes of a host may share it.
+
+    Raises ``OSError`` if the file cannot be opened, and later if it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._file = JsonLinesFile(self.path)
+
+    def record(self, event: Event | RdzvEvent) -> None:
+        self._file.append(event.serialize().encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NullEventHandler(EventHandler):
+    """Drops everything."""
+
+    def record(self, event: Event | RdzvEvent) -> None:
+        """Do nothing."""
+
+
+class _OldHandler(EventHandler):
+    """Uses the current entry of TorchElastic's table for each event."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def record(self, event: Event | RdzvEvent) -> None:
+        from tenax.events.handlers._logging import hand_over
+
+        hand_over(event, get_logging_handler(self._name), _OLD_LOGGER.format(self._name))

@@ -10,7 +10,7 @@ import logging
 import sys
 from typing import TextIO
 
-from tenax.events._handler import EventHandler
+from tenax.events._configured import EventHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.text import format_seconds
-from tenax.rendezvous._dynamic.state import Node, Standing, State
+from tenax.rendezvous._dynamic.state import Node, Standing, State, first_names
 from tenax.rendezvous._dynamic.watch import View
 from tenax.rendezvous.api import (
     RendezvousClosedError,
@@ -32,7 +32,6 @@ from tenax.rendezvous.api import (
 
 # A member may have to stop its workers first; their default grace period is as long as a last call.
 _MEMBER_LAST_CALLS = 2
-_NAMES_SHOWN = 8
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -54,7 +53,6 @@ class Put(msgspec.Struct, frozen=True):
     """Replace the state that was read by this one, then decide again."""
 
     state: State
-    why: str
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -136,28 +134,28 @@ class Joiner:
         if self._id in state.members:
             if state.round > self.last_round and any(node.id == self._id for node in present):
                 return Done(state.round, state.members[self._id], len(state.members))
-            return self._open(state, "a member of the last round has returned")
+            return self._open(state)  # a member of the last round has returned
         if not present:  # D6, for a new node: no member is left to notice
-            return self._open(state, "no member of the last round is left")
+            return self._open(state)
         if not self._stands(state, Standing.WAITING):
-            return Put(self._standing(state, Standing.WAITING), "the round is complete; wait for the next one")
+            return Put(self._standing(state, Standing.WAITING))
         if len(present) >= state.max_nodes:
             return Wait(f"the round is full with {len(present)} nodes; this node is a spare", is_spare=True)
         return Wait(f"waiting for the {len(present)} nodes of round {state.round} to admit this node")
 
-    def _open(self, state: State, why: str) -> Put:
+    def _open(self, state: State) -> Put:
+        """Open the next round and join it."""
         opened = msgspec.structs.replace(state, round=state.round + 1, complete=False)
-        return Put(self._completed_if_ready(self._standing(opened, Standing.JOINED), View()), why)
+        return Put(self._completed_if_ready(self._standing(opened, Standing.JOINED), View()))
 
     def _on_gathering(self, state: State, view: View) -> Decision:
         if self._stands(state, Standing.JOINED):
             missing = _missing(state, view, self._terms)
-            return Wait(missing) if missing else Put(complete(state), "all awaited nodes have joined")
+            return Wait(missing) if missing else Put(complete(state))
         if self._id in state.members or _room(state, view, self._terms) > 0:
-            joined = self._standing(state, Standing.JOINED)
-            return Put(self._completed_if_ready(joined, view), f"join round {state.round}")
+            return Put(self._completed_if_ready(self._standing(state, Standing.JOINED), view))
         if not self._stands(state, Standing.WAITING):
-            return Put(self._standing(state, Standing.WAITING), "the round is full or reserved for members")
+            return Put(self._standing(state, Standing.WAITING))
         return Wait("the round is full or reserved for members; this node is a spare", is_spare=True)
 
     def _completed_if_ready(self, state: State, view: View) -> State:
@@ -226,9 +224,7 @@ def _missing(state: State, view: View, terms: Terms) -> str:
 
 
 def _names(nodes: list[Node]) -> str:
-    names = [node.addr or node.id[:8] for node in nodes[:_NAMES_SHOWN]]
-    more = [f"and {len(nodes) - _NAMES_SHOWN} more"] if len(nodes) > _NAMES_SHOWN else []
-    return ", ".join(names + more) or "none"
+    return first_names([node.addr or node.id[:8] for node in nodes]) or "none"
 
 
 def _other_terms(run_id: str, ours: tuple[int, int], theirs: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Records what a node does in its rendezvous as events.
+"""Records what a node does in its rendezvous as events, and describes changes of the shared state for them.
 
 Without an event handler nothing is created. With one, events are delivered in a separate thread: a slow handler must
 not delay the heartbeats, and one that raises must not end the rendezvous.
@@ -7,16 +7,18 @@ not delay the heartbeats, and one that raises must not end the rendezvous.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from tenax._io.background_queue import BackgroundQueue
 from tenax.events._recording import has_rendezvous_receiver, present_traceback, record_rdzv_event
-from tenax.rendezvous._dynamic.changes import changes
+from tenax.rendezvous._dynamic.state import Standing, State, first_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Iterator
 
-    from tenax.rendezvous._dynamic.state import State
+    from tenax.rendezvous.api import RendezvousParameters
 
 INIT, RUNNING, SUCCEEDED, FAILED = "INIT", "RUNNING", "SUCCEEDED", "FAILED"
 
@@ -51,14 +53,15 @@ class EventRecorder:
             for change in changes(before, after, self._node_id):
                 self.record(where, "{}", change.text, state=SUCCEEDED if change.is_achieved else RUNNING)
 
-    def failed(self, where: str, error: BaseException) -> None:
-        """Record an error. Call this while it is being handled."""
-        if has_rendezvous_receiver():
-            self._record(where, f"{type(error).__name__}: {error}", FAILED)
-
-    def errors_of(self, where: str) -> _Errors:
-        """Return a context manager that records errors that pass through it."""
-        return _Errors(self, where)
+    @contextmanager
+    def errors_of(self, where: str) -> Iterator[None]:
+        """Record an error that the block raises."""
+        try:
+            yield
+        except Exception as error:  # not KeyboardInterrupt or SystemExit
+            if has_rendezvous_receiver():
+                self._record(where, f"{type(error).__name__}: {error}", FAILED)
+            raise
 
     def close(self) -> None:
         """Wait briefly for the delivery of the last events. Another event reopens it."""
@@ -88,16 +91,65 @@ class EventRecorder:
         self._queue.put(event)
 
 
-class _Errors:
-    def __init__(self, recorder: EventRecorder, where: str) -> None:
-        self._recorder = recorder
-        self._where = where
+@contextmanager
+def recorder_of(params: RendezvousParameters, where: str) -> Iterator[EventRecorder]:
+    """Yield the recorder for a function that creates a handler or a backend. Records an error that the block raises."""
+    recorder = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
+    try:
+        with recorder.errors_of(where):
+            yield recorder
+    finally:
+        recorder.close()
 
-    def __enter__(self) -> None:
-        return
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception):  # not KeyboardInterrupt or SystemExit
-            self._recorder.failed(self._where, error)
+# --- changes of the shared state as text: two states in, texts out ----------------------------------------------------
+
+
+class Change(NamedTuple):
+    text: str
+    is_achieved: bool = False  # recorded as SUCCEEDED
+
+
+def changes(before: State | None, after: State, node_id: str) -> list[Change]:
+    """Describe what it means that this node replaces ``before`` by ``after``. Its name is put before each text."""
+    found = [*_own_changes(before, after, node_id), *_removals(before, after, node_id)]
+    is_same_round = before is not None and before.round == after.round
+    if after.complete and not (is_same_round and before is not None and before.complete):
+        nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
+        found.append(Change(f"completes round {after.round} with {nodes}", is_achieved=True))
+    if after.closed and not (before is not None and before.closed):
+        found.append(Change(f"closes the run: {after.closed}", is_achieved=True))
+    return found
+
+
+def _own_changes(before: State | None, after: State, node_id: str) -> list[Change]:
+    was, now = _position(before, node_id), _position(after, node_id)
+    if was == now:
+        return []
+    found = []
+    if was is not None and (now is None or was[0] != now[0]):
+        found.append(Change(f"leaves the {was[0]} of round {was[1]}"))
+    if now is not None:
+        found.append(Change(f"joins the {now[0]} of round {now[1]}"))
+    return found
+
+
+def _position(state: State | None, node_id: str) -> tuple[str, int] | None:
+    node = state.node(node_id) if state is not None else None
+    if state is None or node is None:
+        return None
+    match node.standing:
+        case Standing.WAITING:
+            return "wait list", state.round + 1 if state.complete else state.round
+        case Standing.RUNNING if not state.complete:  # in the round before the gathering one
+            return "participants", state.round - 1
+        case _:
+            return "participants", state.round
+
+
+def _removals(before: State | None, after: State, node_id: str) -> list[Change]:
+    """Other nodes remove a node only if it is silent or did not join in time."""
+    still_there = {node.id for node in after.nodes} | {node_id}
+    gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
+    names = first_names([f"{node.addr} ({node.id[:8]})" for node in gone])
+    return [Change(f"removes {names}: no heartbeat, or not joined in time")] if gone else []

@@ -28,6 +28,7 @@ MAX_BYTES = 4 << 20
 _MAX_NODES = 20_000
 _MAX_INTEGER = (1 << 53) - 1  # exact in every JSON reader
 _MAX_SHOWN = 24
+_MAX_NAMES = 8
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INTEGER)]
@@ -79,6 +80,12 @@ class _Header(msgspec.Struct):
 
 _state_decoder = msgspec.json.Decoder(State)
 _header_decoder = msgspec.json.Decoder(_Header)
+
+
+def first_names(names: list[str]) -> str:
+    """Return the first few names as text, for people."""
+    more = [f"and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return ", ".join(names[:_MAX_NAMES] + more)
 
 
 def encode(state: State) -> bytes:

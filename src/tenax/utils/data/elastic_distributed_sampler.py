@@ -19,7 +19,7 @@ from itertools import cycle, islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Callable, Iterator, Sequence, Sized
     from typing import Any
 
     ElasticDistributedSampler: Any
@@ -32,7 +32,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = importlib.util.find_spec("torch")
     # Without a loader it is the empty parent module of tenax.compat, not torch.
-    sampler = _plain_sampler() if found is None or found.loader is None else _torch_sampler()
+    has_torch = found is not None and found.loader is not None
+    sampler = _sampler(*_torch_base()) if has_torch else _sampler(_PlainSampler, order_of)
     sampler.__module__, sampler.__qualname__ = __name__, name  # so that instances can be pickled
     return globals().setdefault(name, sampler)
 
@@ -43,20 +44,12 @@ def share_of(order: Sequence[int], rank: int, num_replicas: int) -> list[int]:
     return list(islice(cycle(order), rank, total, num_replicas))
 
 
-def _check_start(start_index: int, size: int) -> None:
-    if not 0 <= start_index < size:
-        raise ValueError(f"start_index is {start_index}; expected one of the dataset's {size} indices, counted from 0")
-
-
-def _torch_sampler() -> type:
-    # Not an import statement, because a check forbids imports of torch.
-    torch: Any = importlib.import_module("torch")
-    base: Any = importlib.import_module("torch.utils.data.distributed").DistributedSampler
-
+def _sampler(base: Any, order: Callable[[int, int, int], list[int]]) -> type:
     class ElasticDistributedSampler(base):  # type: ignore[misc]
         """Each rank's share of the indices of ``dataset`` from ``start_index`` on, shuffled for each epoch.
 
-        ``num_replicas``, ``rank``: default to those of the process group. Call ``set_epoch`` before each epoch.
+        ``num_replicas``, ``rank``: default to those of the process group; without torch, to ``WORLD_SIZE`` and
+        ``RANK``. Call ``set_epoch`` before each epoch.
         """
 
         def __init__(
@@ -67,16 +60,18 @@ def _torch_sampler() -> type:
             start_index: int = 0,
         ) -> None:
             super().__init__(dataset=dataset, num_replicas=num_replicas, rank=rank)
-            _check_start(start_index, len(dataset))
+            if not 0 <= start_index < len(dataset):
+                raise ValueError(
+                    f"start_index is {start_index}; expected one of the dataset's {len(dataset)} indices, counted "
+                    "from 0"
+                )
             self.start_index = start_index
             self.num_samples = -(-(len(dataset) - start_index) // self.num_replicas)
             self.total_size = self.num_samples * self.num_replicas
 
         def __iter__(self) -> Iterator[int]:
-            generator = torch.Generator()
-            generator.manual_seed(self.epoch)
-            order = torch.randperm(len(self.dataset) - self.start_index, generator=generator)
-            return iter(share_of((order + self.start_index).tolist(), self.rank, self.num_replicas))
+            indices = order(self.epoch, self.start_index, len(self.dataset))
+            return iter(share_of(indices, self.rank, self.num_replicas))
 
         def __len__(self) -> int:
             return int(self.num_samples)
@@ -84,45 +79,33 @@ def _torch_sampler() -> type:
     return ElasticDistributedSampler
 
 
-def _plain_sampler() -> type:
-    class ElasticDistributedSampler:
-        """Each rank's share of the indices of ``dataset`` from ``start_index`` on, shuffled for each epoch.
+def _torch_base() -> tuple[Any, Callable[[int, int, int], list[int]]]:
+    # Not import statements, because a check forbids imports of torch.
+    torch: Any = importlib.import_module("torch")
 
-        ``num_replicas``, ``rank``: default to ``WORLD_SIZE`` and ``RANK``. Call ``set_epoch`` before each
-        epoch.
-        """
+    def order(epoch: int, start_index: int, size: int) -> list[int]:
+        generator = torch.Generator()
+        generator.manual_seed(epoch)
+        found: list[int] = (torch.randperm(size - start_index, generator=generator) + start_index).tolist()
+        return found
 
-        def __init__(
-            self,
-            dataset: Sized,
-            num_replicas: int | None = None,
-            rank: int | None = None,
-            start_index: int = 0,
-        ) -> None:
-            self.num_replicas = _from_environment("WORLD_SIZE") if num_replicas is None else num_replicas
-            self.rank = _from_environment("RANK") if rank is None else rank
-            if not 0 <= self.rank < self.num_replicas:
-                raise ValueError(f"rank is {self.rank}; expected 0 to {self.num_replicas - 1}")
-            _check_start(start_index, len(dataset))
-            self.dataset = dataset
-            self.start_index = start_index
-            self.epoch = 0
-            self.num_samples = -(-(len(dataset) - start_index) // self.num_replicas)
-            self.total_size = self.num_samples * self.num_replicas
+    return importlib.import_module("torch.utils.data.distributed").DistributedSampler, order
 
-        def set_epoch(self, epoch: int) -> None:
-            """Set the epoch, which determines the order of the next iteration."""
-            self.epoch = epoch
 
-        def __iter__(self) -> Iterator[int]:
-            return iter(
-                share_of(order_of(self.epoch, self.start_index, len(self.dataset)), self.rank, self.num_replicas)
-            )
+class _PlainSampler:
+    """What is needed of torch's ``DistributedSampler``, for programs without torch."""
 
-        def __len__(self) -> int:
-            return self.num_samples
+    def __init__(self, dataset: Sized, num_replicas: int | None, rank: int | None) -> None:
+        self.num_replicas = _from_environment("WORLD_SIZE") if num_replicas is None else num_replicas
+        self.rank = _from_environment("RANK") if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"rank is {self.rank}; expected 0 to {self.num_replicas - 1}")
+        self.dataset = dataset
+        self.epoch = 0
 
-    return ElasticDistributedSampler
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which determines the order of the next iteration."""
+        self.epoch = epoch
 
 
 def order_of(epoch: int, start_index: int, size: int) -> list[int]:

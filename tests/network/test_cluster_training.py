@@ -14,8 +14,9 @@ import pytest
 from .cluster import Cluster
 from .history import Generation
 from .lab import Lab, requires_netns
+from .test_scripts import requires_torch
 
-pytestmark = [requires_netns, pytest.mark.timeout(300)]
+pytestmark = [requires_netns, requires_torch, pytest.mark.timeout(300)]
 
 TIMEOUT_S = 90.0  # three processes import torch on few cores
 
@@ -33,8 +34,7 @@ def assert_generations_resume_from_the_checkpoint(cluster: Cluster) -> None:
 
 
 def test_training_resumes_from_its_checkpoint_after_every_kind_of_fault(lab: Lab) -> None:
-    pytest.importorskip("torch.distributed")
-    cluster = Cluster(lab, "2:3", script="ddp_train.py", arguments=("--step-s", "0.02", "--check", "--no-ddp"))
+    cluster = Cluster(lab, "2:3", script="torch_train.py", arguments=("--step-s", "0.02", "--check"))
     agents = cluster.start(*lab)
     generation = until_training(cluster, 3)
 
@@ -64,17 +64,4 @@ def test_training_resumes_from_its_checkpoint_after_every_kind_of_fault(lab: Lab
 
     assert generation.restart_count == 1, "only the killed worker uses up a restart"
     cluster.finish(*agents[:2])
-    assert_generations_resume_from_the_checkpoint(cluster)
-
-
-def test_ddp_resumes_after_a_worker_was_killed(lab: Lab) -> None:
-    """One worker per node: importing DDP takes longer than the rest of the test."""
-    pytest.importorskip("torch.distributed")
-    cluster = Cluster(lab, 3, script="ddp_train.py", arguments=("--step-s", "0.02", "--check"))
-    cluster.start(*lab)
-    first = until_training(cluster, 3)
-    os.kill(first.by_rank()[0].pid, signal.SIGKILL)  # it saves the checkpoint
-    second = until_training(cluster, 3, after=first)
-    assert second.restart_count == 1
-    cluster.finish()
     assert_generations_resume_from_the_checkpoint(cluster)

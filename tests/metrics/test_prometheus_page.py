@@ -1,4 +1,4 @@
-"""The page server, over real connections. Misbehaving clients: ``tests/io/http_server``."""
+"""The page for Prometheus, over real connections. Misbehaving clients: ``tests/io/http_server``."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from http.client import HTTPConnection
 import pytest
 
 from kit.processes import TIMEOUT_S, leaving_nothing
-from tenax.metrics._prometheus import PageServer
+from tenax.metrics import MetricData, PrometheusMetricHandler
 
 
 @pytest.fixture
-def server() -> Iterator[PageServer]:
+def server() -> Iterator[PrometheusMetricHandler]:
     with leaving_nothing():
-        made = PageServer(lambda: "hello\n", path="/page", content_type="text/plain")
+        made = PrometheusMetricHandler(0)
+        made.emit(MetricData(0.0, "mine", "loss", 2.5))
         yield made
         made.close()
         made.close()
 
 
-def request(server: PageServer, path: str = "/page", method: str = "GET") -> tuple[int, str]:
+def request(server: PrometheusMetricHandler, path: str = "/metrics", method: str = "GET") -> tuple[int, str]:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
     try:
         connection.request(method, path)
@@ -33,29 +34,33 @@ def request(server: PageServer, path: str = "/page", method: str = "GET") -> tup
         connection.close()
 
 
-def test_the_page_is_served_at_its_path(server: PageServer) -> None:
+def test_the_page_is_served_at_its_path(server: PrometheusMetricHandler) -> None:
     """With or without a query string."""
-    assert request(server) == (200, "hello\n")
-    assert request(server, "/page?x=1") == (200, "hello\n")
-    assert server.url == f"http://127.0.0.1:{server.port}/page"
+    assert request(server) == (200, "# TYPE mine_loss gauge\nmine_loss 2.5\n")
+    assert request(server, "/metrics?x=1") == (200, "# TYPE mine_loss gauge\nmine_loss 2.5\n")
+    assert server.where == f"http://127.0.0.1:{server.port}/metrics"
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "status"), [("/", "GET", 404), ("/pages", "GET", 404), ("/page", "POST", 405)]
+    ("path", "method", "status"), [("/", "GET", 404), ("/metricss", "GET", 404), ("/metrics", "POST", 405)]
 )
-def test_other_paths_and_methods_are_rejected(server: PageServer, path: str, method: str, status: int) -> None:
+def test_other_paths_and_methods_are_rejected(
+    server: PrometheusMetricHandler, path: str, method: str, status: int
+) -> None:
     assert request(server, path, method)[0] == status
 
 
-def test_head_is_answered_without_a_body(server: PageServer) -> None:
+def test_head_is_answered_without_a_body(server: PrometheusMetricHandler) -> None:
     assert request(server, method="HEAD") == (200, "")
 
 
 def test_simultaneous_requests_each_get_the_whole_page() -> None:
-    page = "line\n" * 100_000
     found = []
     with leaving_nothing():
-        server = PageServer(lambda: page, path="/page", content_type="text/plain")
+        server = PrometheusMetricHandler(0)
+        for number in range(9_000):
+            server.emit(MetricData(0.0, "mine", f"loss_{number}", 2.5))
+        page = server.page()
         threads = [threading.Thread(target=lambda: found.append(request(server) == (200, page))) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -66,8 +71,8 @@ def test_simultaneous_requests_each_get_the_whole_page() -> None:
 
 
 _LEFT_OPEN = """
-from tenax.metrics._prometheus import PageServer
-server = PageServer(lambda: "", path="/page", content_type="text/plain")
+from tenax.metrics import PrometheusMetricHandler
+server = PrometheusMetricHandler(0)
 print(server.port)
 """
 

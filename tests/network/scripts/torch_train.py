@@ -1,13 +1,12 @@
-"""A small training job with torch: DistributedDataParallel over gloo on CPUs, with a checkpoint after every step.
+"""A small training job with torch: collectives over gloo on CPUs, with a checkpoint after every step.
 
-    ddp_train.py FOLDER [--steps N] [--step-s 0.05] [--check] [--no-ddp]
+    torch_train.py FOLDER [--steps N] [--step-s 0.05] [--check]
 
 It continues from FOLDER/checkpoint.pt if that exists. Without ``--steps`` it trains until FOLDER/finish exists. Every
 rank trains on the same batch, so the averaged gradient and the result do not depend on the number of ranks. ``--check``
 trains the same steps again at the end, in one process, and exits with 4 if the parameters differ.
 
-``--no-ddp`` averages the gradients with plain collectives, for tests that need a process group but not DDP: importing
-DDP takes as long as importing torch.
+It averages the gradients itself: importing DDP takes as long as importing torch.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--step-s", type=float, default=0.05)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--no-ddp", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     trace = Trace(args.folder)
@@ -90,31 +88,25 @@ def main() -> int:
 
     # Only rank 0 reads the checkpoint; the others receive the step and the parameters.
     checkpoint = args.folder / "checkpoint.pt"
-    plain = new_model()
+    model = new_model()
     done = torch.zeros(1, dtype=torch.int64)
     if RANK == 0 and checkpoint.exists():
         state = torch.load(checkpoint)
-        plain.load_state_dict(state["model"])
+        model.load_state_dict(state["model"])
         done[0] = state["step"]
     dist.broadcast(done, 0)
-    if args.no_ddp:
-        model: torch.nn.Module = plain
-        for parameter in plain.parameters():
-            dist.broadcast(parameter.data, 0)
-    else:
-        from torch.nn.parallel import DistributedDataParallel
-
-        model = DistributedDataParallel(plain)  # broadcasts the parameters of rank 0
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
     step = int(done.item())
     while not is_enough(step, args.steps, args.folder):
         step += 1
-        train_step(model, step, average_over_ranks if args.no_ddp else None)
+        train_step(model, step, average_over_ranks)
         if RANK == 0:
-            save(checkpoint, step, plain)
+            save(checkpoint, step, model)
         trace.step(step)
         time.sleep(args.step_s)
     wanted = step if args.steps is None else args.steps
-    if args.check and (difference := largest_difference(plain, wanted)) > 1e-9:
+    if args.check and (difference := largest_difference(model, wanted)) > 1e-9:
         print(f"rank {RANK}: the parameters differ by {difference:g}", file=sys.stderr)
         return WRONG_RESULT
     dist.barrier()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenax._core.ledger import Goodput, Mean, Spent
-from tenax._view.goodput_text import format_goodput, percent
+from tenax._view.text import cause_text, end_text, format_goodput, outcome_label, outcome_text, percent
 
 
 def test_a_long_run_with_failures_shows_all_parts() -> None:
@@ -57,3 +57,23 @@ def test_repeated_steps_are_shown_even_if_they_took_no_time() -> None:
 )
 def test_percentages_are_rounded_but_never_to_zero_or_all(part: float, text: str) -> None:
     assert percent(part, 100) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("cuda_out_of_memory", "CUDA out of memory"),
+        ("io_error", "I/O error"),
+        ("peer_lost", "peer lost"),
+        ("RuntimeError", "RuntimeError"),
+    ],
+)
+def test_a_cause_is_shown_as_text(kind: str, text: str) -> None:
+    """Ids are for programs."""
+    assert cause_text(kind) == text
+
+
+def test_the_end_of_a_generation_is_shown_as_text() -> None:
+    assert end_text("loss") == "a node was lost"
+    assert end_text("broken") == outcome_text("broken") == outcome_label("broken") == "could not continue"
+    assert (outcome_text("cancelled"), outcome_label("cancelled")) == ("was cancelled", "cancelled")

@@ -1,0 +1,161 @@
+"""Goodput, times, failures and ends as text for people. Pure.
+
+The terminal, the reports and the pages show the same texts.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from tenax._core.text import format_duration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax._core.ledger import Goodput
+    from tenax._view.status import FailureStatus
+
+_SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
+_INSTANT_S = 0.0005
+_ALMOST_NONE = "under 1 %"
+_PARTS = (
+    ("starting_s", "starting"),
+    ("waiting_s", "waiting"),
+    ("stopping_s", "stopping"),
+    ("lost_s", "lost"),
+)
+_MAX_NAME = 60
+_GENERAL = frozenset({"exception", "signal", "exit_code", "unknown"})  # less specific than the class or the number
+_ACRONYMS = {"cuda": "CUDA", "gpu": "GPU", "nccl": "NCCL", "cpu": "CPU", "io": "I/O"}  # in the ids of causes
+# Why generations end before their run.
+_ENDS = {
+    "failure": "a worker failed",
+    "loss": "a node was lost",
+    "drain": "a node was drained",
+    "join": "a node joined",
+    "request": "an operator restarted the run",
+    "latecomer": "a node reconnected late",
+}
+# What happened to a run.
+_OUTCOMES = {"cancelled": "was cancelled", "broken": "could not continue", "abandoned": "was abandoned"}
+
+
+def format_goodput(goodput: Goodput) -> str:
+    """Return one line without a full stop; empty if no time has passed."""
+    spent = goodput.spent
+    total_s = spent.total_s
+    if not 0 < total_s < float("inf"):  # infinite in a damaged journal
+        return ""
+    line = f"{percent(spent.training_s, total_s)} of {format_duration(total_s)} was training"
+    had_trouble = bool(goodput.to_detect.count or goodput.to_recover.count or goodput.lost_steps or spent.lost_s > 0)
+    if total_s < _SHORT_S and not had_trouble:
+        return line
+    parts = []
+    for name, label in _PARTS:
+        seconds: float = getattr(spent, name)
+        steps = _steps(goodput.lost_steps) if name == "lost_s" else ""
+        if round(100 * seconds / total_s):
+            parts.append(f"{label} {percent(seconds, total_s)}{steps}")
+        elif steps:  # they took some time, even if it rounds to 0 %
+            parts.append(f"{label} {_ALMOST_NONE}{steps}")
+    return "; ".join(each for each in (line, ", ".join(parts), format_failures(goodput)) if each)
+
+
+def format_failures(goodput: Goodput) -> str:
+    """Return how fast failures were detected and recovered from; empty if there were none."""
+    parts = []
+    if (to_detect_s := goodput.to_detect.seconds) is not None:
+        parts.append(
+            "detected in < 1 ms" if to_detect_s < _INSTANT_S else f"detected in {format_duration(to_detect_s)}"
+        )
+    if (to_recover_s := goodput.to_recover.seconds) is not None:
+        parts.append(f"recovered in {format_duration(to_recover_s)}")
+    if not parts:
+        return ""
+    count = max(goodput.to_detect.count, goodput.to_recover.count)
+    return f"{'the failure' if count == 1 else 'failures'} {' and '.join(parts)}{' on average' if count > 1 else ''}"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return whole percent, or one decimal rounded down above 99.5 %, so that 100 % means all."""
+    share = 100 * part / whole if whole > 0 else 0.0
+    if 99.5 <= share < 100:
+        return f"{int(share * 10) / 10:.1f} %"
+    if 0 < share < 0.5:
+        return _ALMOST_NONE
+    return f"{share:.0f} %"
+
+
+def _steps(count: int) -> str:
+    return f" ({count:,} {'step' if count == 1 else 'steps'} repeated)" if count else ""
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def format_moment(at: float) -> str:
+    """Return ``2026-11-16 08:02:39 UTC``; ``?`` for a time out of range, as in a damaged journal."""
+    return _formatted("%Y-%m-%d %H:%M:%S UTC", at)
+
+
+def format_local_moment(at: float, zone_s: int) -> str:
+    """Return ``08:02:39 (2026-11-16, +01:00)``. ``zone_s``: the zone's offset from UTC."""
+    minutes = abs(zone_s) // 60
+    zone = f"{'-' if zone_s < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}"
+    return _formatted(f"%H:%M:%S (%Y-%m-%d, {zone})", at + zone_s)
+
+
+def _formatted(form: str, at: float) -> str:
+    try:
+        return time.strftime(form, time.gmtime(at))
+    except (OverflowError, OSError, ValueError):
+        return "?"
+
+
+# --- failures and ends ------------------------------------------------------------------------------------------------
+
+
+def kind_of(failure: FailureStatus) -> str:
+    """Return the cause if it is specific, else the exception's class, else how the process ended."""
+    if failure.cause and failure.cause not in _GENERAL:
+        return failure.cause
+    how = exit_summary(failure.exit_code)
+    name = failure.what.removeprefix(how).removeprefix(": ").partition(":")[0]
+    if name and len(name) <= _MAX_NAME and _is_class(name):
+        return name
+    return failure.cause or how
+
+
+def _is_class(name: str) -> bool:
+    """Return True for a class as a traceback shows it: an identifier with an upper-case letter after its last dot."""
+    return name.replace(".", "").isidentifier() and name.rpartition(".")[2][:1].isupper()
+
+
+def exit_summary(exit_code: int) -> str:
+    """Return ``SIGKILL`` or ``exit code 3``. A negative code is the number of the signal."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-exit_code}"
+
+
+def cause_text(kind: str) -> str:
+    """Return the kind of a failure for people: ``CUDA out of memory``."""
+    return " ".join(_ACRONYMS.get(word, word) for word in kind.split("_"))
+
+
+def end_text(ended_by: str) -> str:
+    """Return why a generation ended; if it ended with the run, how the run ended."""
+    return _ENDS.get(ended_by) or outcome_text(ended_by)
+
+
+def outcome_label(outcome: str) -> str:
+    """Return the outcome of a run as a label: ``cancelled``."""
+    return _OUTCOMES[outcome] if outcome == "broken" else outcome
+
+
+def outcome_text(outcome: str) -> str:
+    """Return what happened to a run: ``was cancelled``."""
+    return _OUTCOMES.get(outcome, outcome)
