@@ -11,7 +11,8 @@ E1  Every write of a leader is guarded by its term, so a deposed leader cannot w
     not keep workers alive for longer than its successor waits (``authority.py``).
 E2  A message leaves the coordinator only when the decision behind it is in etcd (``decisions.py``).
 E3  Only a refused connection at a leader's address proves that its agent and all that it started are dead.
-E4  A node has one link, and drops it before it looks for another leader.
+E4  A node has one link, and drops it before it connects to another leader. It sends the old one the key of the new one
+    first: a leader that is cut off from etcd alone hands over, and its node follows.
 E5  A node whose lease has ended does not begin a run of which etcd has no record.
 """
 
@@ -23,13 +24,14 @@ import msgspec
 
 from tenax._core.coordinator import Opened
 from tenax._core.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax._core.etcd.operations import Delete, Put, Range, Transaction
+from tenax._core.etcd.operations import Delete, KeyValue, Put, Range, Transaction
 from tenax._core.leadership.calls import Calls, Cancel, Request
 from tenax._core.leadership.candidacy import Candidacy, Elected
 from tenax._core.leadership.held_lease import HeldLease
 from tenax._core.leadership.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
 from tenax._core.leadership.term import Deliver, Probe, StepCoordinator, StopServing, Term
 from tenax._core.link import client as links
+from tenax._core.link import wire
 from tenax._core.link.client import RETRY_LATER_S, RETRY_SOON_S, Print
 from tenax._core.text import format_seconds
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from tenax._core.authority import AuthorityTerms
     from tenax._core.coordinator import CoordinatorState, Send
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import AnyAnswer, Change, KeyValue, RangeAnswer
+    from tenax._core.etcd.operations import AnyAnswer, Change, RangeAnswer
     from tenax._core.leadership.calls import Timer
     from tenax._core.leadership.keys import LeaderAddress
     from tenax._core.link.client import LinkClient
@@ -144,6 +146,7 @@ class Leadership:
         self._node_lease: HeldLease | None = None
         self._timers: dict[str, Timer] = {}
         self._is_connecting = self._is_querying = False
+        self._connected_to: Leader | None = None  # with the last attempt
         self._is_listening = False  # also while the shell opens the socket
         self._candidacy: Candidacy | None = None
         self._candidate: Leader | None = None
@@ -268,21 +271,56 @@ class Leadership:
             if revision < self.leading.elected.term:
                 return  # from before this node's term
             self._step_down("another node is the leader" if kv is not None else "its key in etcd is gone")
-        self.leader, self.term = None, 0
-        if self._is_connecting:
-            self._is_connecting = False
-            self._outputs.append(StopConnecting())
-        self._drop_link()
-        if kv is None:
+            self._drop_link()
+        if kv is None or leader is None:
+            self._stop_connecting()
+            self.leader, self.term = None, 0
             self._stand_for_election()
             return
-        self.leader, self.term = leader, kv.create_revision
+        self._follow(leader, kv.create_revision)
+
+    def replaced(self, frame: wire.Replaced, now: float) -> list[Output]:
+        """A node reports to this leader that another one leads."""
+        term = self.leading
+
+        def act() -> None:
+            try:
+                leader = read_leader(KeyValue(self._keys.leader, frame.leader))
+            except EtcdRejected:
+                return
+            if term is not None and term is self.leading and frame.term > term.elected.term and not self._is_leaving:
+                self._step_down("another node is the leader, as a node reports")
+                self._drop_link()
+                self._follow(leader, frame.term)
+
+        return self._at(now, act)
+
+    def _follow(self, leader: Leader, term: int) -> None:
+        if self._connected_to == leader and not self.client.is_unlinked:  # a node had reported it before etcd did
+            self.leader, self.term = leader, term
+            return
+        self._stop_connecting()
+        self.leader, self.term = None, 0
+        self._hand_over(leader, term)
+        self.leader, self.term = leader, term
         self._port_taken_at = None
         if self._candidacy is None or self.leader != self._candidate:  # else this node has won: _on_won follows
             self._connect()
 
-    def _drop_link(self) -> None:
-        for output in self.client.drop("it is no longer the leader", self._now):
+    def _hand_over(self, leader: Leader, term: int) -> None:
+        """Leave the leader that was replaced, after it has been sent the key of the new one (E4)."""
+        is_linked = self.client.is_linked
+        if is_linked:
+            self._outputs.append(links.SendFrame(wire.Replaced(msgspec.json.encode(leader), term)))
+        self._drop_link(is_finished=is_linked)
+
+    def _stop_connecting(self) -> None:
+        if self._is_connecting:
+            self._is_connecting = False
+            self._outputs.append(StopConnecting())
+
+    def _drop_link(self, *, is_finished: bool = False) -> None:
+        for output in self.client.drop("it is no longer the leader", self._now, is_finished=is_finished):
             if isinstance(output, links.Lost):
                 self._on_link_lost(output.reason, was_linked=output.was_linked)
             else:
@@ -316,6 +354,7 @@ class Leadership:
             return
         self.client.connecting(self._now)
         self._is_connecting = True
+        self._connected_to = leader
         self._outputs.append(Connect(leader))
 
     def connected(self) -> None:
@@ -503,6 +542,8 @@ class Leadership:
             )
             return
         self._candidacy, self._is_listening = None, False
+        self.leader, self.term = None, 0
+        self._hand_over(elected.leader, elected.term)
         self.leader, self.term = elected.leader, elected.term
         self.leading = self.make_term(
             self._calls,

@@ -40,7 +40,9 @@ class SendFrame(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Reset the connection. The machine regards it as closed."""
+    """Reset the connection, or close it once what was sent is on its way. The machine regards it as closed."""
+
+    is_finished: bool = False
 
 
 class Linked(msgspec.Struct, frozen=True):
@@ -359,9 +361,9 @@ class LinkClient:
     def _close(self, why: str, now: float, *, by_peer: bool = False) -> list[Output]:
         return [Close(), *self.closed(why, now, by_peer=by_peer)]
 
-    def drop(self, why: str, now: float) -> list[Output]:
+    def drop(self, why: str, now: float, *, is_finished: bool = False) -> list[Output]:
         """Close the connection, if there is one."""
-        return [] if self.is_unlinked else self._close(why, now)
+        return [] if self.is_unlinked else [Close(is_finished), *self.closed(why, now)]
 
     def closed(self, why: str, now: float, *, by_peer: bool = False, is_mismatch: bool = False) -> list[Output]:
         """The connection is closed, or could not be used. ``is_mismatch``: the TLS settings differ."""

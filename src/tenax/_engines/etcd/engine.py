@@ -461,6 +461,7 @@ class EtcdEngine(LinkedEngine):
             on_node_gone=self._on_node_gone,
             counts=self._leadership.counts,
             hold_back=hold_back,
+            on_deposed=lambda frame: self._act(self._leadership.replaced(frame, self._loop.now())),
             accepts_operators=self._has_configured_secret,
         )
         if listener.getsockname() not in [sock.getsockname() for sock in self._kept_listeners]:

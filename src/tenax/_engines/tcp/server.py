@@ -80,6 +80,7 @@ class CoordinatorServer:
         on_tick: Callable[[], None] = lambda: None,
         counts: Callable[[float], bool] = lambda _: True,
         hold_back: HoldBack | None = None,
+        on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
         handshake_timeout_s: float = links.HANDSHAKE_TIMEOUT_S,
         accepts_operators: bool = True,
         print_line: Callable[[str], None] = lambda _: None,
@@ -88,6 +89,7 @@ class CoordinatorServer:
 
         ``counts``: whether answers to beats renew the nodes' leases at that time.
         ``hold_back``: gets each message, and calls ``deliver`` later.
+        ``on_deposed``: called when a node reports that another node leads.
         ``on_change``: called before a new generation or the verdict is sent.
         ``print_line``: prints a line on this node's console.
         """
@@ -98,6 +100,7 @@ class CoordinatorServer:
         self._on_change = on_change
         self._on_every_tick = on_tick
         self._hold_back = hold_back
+        self._on_deposed = on_deposed
         self._print_line = print_line
         self._noted = (0, False)  # generation and whether the run is over, at the last call of on_change
         self._selector = selectors.DefaultSelector()
@@ -254,6 +257,8 @@ class CoordinatorServer:
                     self._coordinator.step(event)
                 case links.Forward(peer, frame):
                     self._on_request(peer, frame)
+                case links.Deposed(frame):
+                    self._on_deposed(frame)
                 case links.Unlinked(node_id):
                     self._fail_requests_to(node_id)
                     self._on_node_gone()

@@ -170,7 +170,9 @@ class AgentProcess(Process):
                 case client.SendFrame(frame):
                     if self.connection is not None:
                         self.connection.send(frame)
-                case client.Close():
+                case client.Close(is_finished):
+                    if is_finished and self.connection is not None:
+                        self.connection.close()
                     self._drop_connection()
                 case client.Linked():
                     self._note("is linked")

@@ -23,6 +23,7 @@ from tenax.testing.simulator.server import SECRET, Server
 if TYPE_CHECKING:
     from tenax._core.coordinator import CoordinatorState, Send
     from tenax._core.leadership.candidacy import Elected
+    from tenax._core.link import wire
     from tenax.testing.simulator.cluster import Cluster
     from tenax.testing.simulator.network import End, Host, Payload
     from tenax.testing.simulator.setup import NodePlan
@@ -35,18 +36,29 @@ class Listener:
 
     def __init__(self, agent: ElectedAgent) -> None:
         self.agent = agent
-        self.server: Server | None = None
-        self._waiting: list[End] = []
+        self._server: Server | None = None
+        self._waiting: dict[End, list[Payload]] = {}
+
+    def open(self, server: Server) -> None:
+        """Accept the connections that wait, and read what has arrived."""
+        self._server = server
+        waiting, self._waiting = self._waiting, {}
+        for end, payloads in waiting.items():
+            server.accept(end)
+            for payload in payloads:
+                server.on_payload(end, payload)
 
     def accept(self, end: End) -> None:
-        if self.server is not None and self.server.is_open:
-            self.server.accept(end)
+        if self._server is not None and self._server.is_open:
+            self._server.accept(end)
         else:
-            self._waiting.append(end)
+            self._waiting[end] = []
 
     def on_payload(self, end: End, payload: Payload) -> None:
-        if self.server is not None:
-            self.server.on_payload(end, payload)
+        if end in self._waiting:
+            self._waiting[end].append(payload)
+        elif self._server is not None:
+            self._server.on_payload(end, payload)
 
     def close(self) -> None:
         for end in self._waiting:
@@ -217,10 +229,12 @@ class ElectedAgent(AgentProcess):
 
     def _serve(self, elected: Elected) -> None:
         opened = self.leadership.opened(elected, self._wall_ahead_s)
-        server = self.server = Server(self, opened, self.leadership.counts, self._after_step, self._hold_back)
-        self.listeners[self._port].server = server
+        server = self.server = Server(
+            self, opened, self.leadership.counts, self._after_step, self._hold_back, self._on_deposed
+        )
         server.term = elected.term
         server.open(opened)
+        self.later(0.0, self.listeners[self._port].open, server)
         if server.is_open:
             self._act(self.leadership.served(server.links, lambda: server.state, self.clock()))
 
@@ -233,6 +247,9 @@ class ElectedAgent(AgentProcess):
 
     def _hold_back(self, send: Send, state: CoordinatorState) -> None:
         self._act(self.leadership.submit(send, state, self.clock(), self._wall_ahead_s))
+
+    def _on_deposed(self, frame: wire.Replaced) -> None:
+        self._act(self.leadership.replaced(frame, self.clock()))
 
     # --- exit ---------------------------------------------------------------------------------------------------------
 

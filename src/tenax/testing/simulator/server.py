@@ -41,6 +41,7 @@ class Server:
         counts: Callable[[float], bool] = lambda _: True,
         after_step: Callable[[CoordinatorState], None] = lambda _: None,
         hold_back: Callable[[Send, CoordinatorState], None] | None = None,
+        on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
     ) -> None:
         """``hold_back`` gets each message, and calls ``deliver`` later."""
         self.agent = agent
@@ -65,6 +66,7 @@ class Server:
         self.term = 0  # of the leader in etcd
         self._after_step = after_step
         self._hold_back = hold_back
+        self._on_deposed = on_deposed
         self.known_generation = opened.generation  # the greatest that a node has reported
         self.known_restarts = opened.restarts_used
         self.formed: dict[str, Assignment] = {}  # the last generation that was formed, perhaps not sent yet
@@ -203,6 +205,8 @@ class Server:
                     self._close(peer, is_reset=is_reset)
                 case links.Step(event):
                     self.step(event)
+                case links.Deposed(frame):
+                    self._on_deposed(frame)
                 case links.Unlinked():
                     self.agent.exit_if_unneeded()
                 case links.Print(text):
