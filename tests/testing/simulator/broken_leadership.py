@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax._core.authority import Authority
 from tenax._core.etcd.operations import Compare
 from tenax._core.leadership.decisions import Decisions
 from tenax._core.leadership.keys import Keys
 from tenax._core.leadership.machine import Leadership
 from tenax._core.leadership.term import Term
-from tenax._core.link import wire
-from tenax._core.link.server import LinkServer
 
 # --- decisions --------------------------------------------------------------------------------------------------------
 
@@ -67,22 +64,6 @@ class DropsDecisions(Leadership):
 # --- authority --------------------------------------------------------------------------------------------------------
 
 
-class Lonely(Authority):
-    def counts(self, now, is_at_work, members):
-        moments = list(members)
-        return len(moments) == 1 or super().counts(now, is_at_work, moments)
-
-
-class LonelyTerm(Term):
-    make_authority = Lonely
-
-
-class ContinuesAlone(Leadership):
-    """A generation of one node continues without etcd for longer than a successor waits."""
-
-    make_term = LonelyTerm
-
-
 class LeadsAfterItsTerm(Leadership):
     """Ignores that its key is gone."""
 
@@ -117,36 +98,6 @@ class TakesSilenceForDeath(Leadership):
     make_term = Credulous
 
 
-class ShortMemory(Term):
-    def __init__(self, client, keys, candidacy, elected, **options):
-        written = msgspec.structs.replace(elected.written, before=elected.written.before[-1:])
-        super().__init__(client, keys, candidacy, msgspec.structs.replace(elected, written=written), **options)
-
-
-class ForgetsEarlierLeaders(Leadership):
-    """Asks only whether the last of the earlier leaders is dead."""
-
-    make_term = ShortMemory
-
-
-class StaysWithItsLeader(Leadership):
-    """Keeps its link to a leader that was replaced."""
-
-    def _drop_link(self, **_):
-        pass
-
-
-class TakesLeavingForDeath(LinkServer):
-    """Takes a node that has found another leader, and closes its link in good order, for clear."""
-
-    def _on_trusted(self, peer, frame, now):
-        had_joined = peer.has_joined
-        outputs = super()._on_trusted(peer, frame, now)
-        if isinstance(frame, wire.Replaced):
-            peer.has_joined = had_joined
-        return outputs
-
-
 # The seed that finds it, and the property.
 MISTAKES: dict[type, tuple[int, str]] = {
     WritesWithoutGuards: (52, "S10"),
@@ -155,8 +106,4 @@ MISTAKES: dict[type, tuple[int, str]] = {
     LeadsAfterItsTerm: (4, "L3"),
     RecoversAtOnce: (4, "S1"),
     TakesSilenceForDeath: (16, "S1"),
-    ContinuesAlone: (422, "S3"),
-    ForgetsEarlierLeaders: (422, "S3"),
-    TakesLeavingForDeath: (422, "S3"),
-    StaysWithItsLeader: (422, "S3"),
 }
