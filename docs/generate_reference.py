@@ -53,6 +53,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.rendezvous.utils": (),
     "tenax.preemption": (),
     "tenax.progress": (),
+    "tenax.data": (),
     "tenax.metrics": (),
     "tenax.events": (),
     "tenax.events.handlers": (),

@@ -185,7 +185,7 @@ def _mistake(name: str, world: World, expected: tuple[str, ...] = _S1, *, is_qui
 
 MISTAKES = (
     _mistake("no guard on writes", World(), ("OnlyTheLeaderWrites",), is_quick=True),
-    _mistake("no wait before forming", _TWO, is_quick=True),
+    _mistake("no wait before forming", _TWO),
     _mistake("wait of a lease only", _THREE),
     _mistake("forming without having seen a member", _PAIR_AND_ONE),
     _mistake("no outage in the wait for one", _ALONE),
@@ -200,9 +200,9 @@ MISTAKES = (
     ),
     _mistake("together for longer than the record lives", _RECORD_GOES),
     _mistake("adopting before all are here", _THREE_TERMS),
-    _mistake("every answer counts", _TWO, is_quick=True),
+    _mistake("every answer counts", _TWO),
     _mistake("idle while a decision is written", _DECISIONS),
-    _mistake("nothing counts without etcd", _CALM_WITHOUT_ETCD, ("NobodyIsRestarted",), is_quick=True),
+    _mistake("nothing counts without etcd", _CALM_WITHOUT_ETCD, ("NobodyIsRestarted",)),
     _mistake("a keep-alive counts from its answer", _TWO_SLOW),
     _mistake("a round trip counts from its end", _TWO),
     _mistake("the fence counts from the answer", _TWO_SLOW),

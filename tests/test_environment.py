@@ -15,7 +15,7 @@ READERS = {
     *("rendezvous/_options.py", "_engines/store_address.py", "_engines/secret.py", "_engines/tcp/marker.py"),
     *("metrics/_by_name.py", "events/_recording.py", "utils/logging.py", "utils/api.py"),
     # what runs in a worker
-    *("preemption.py", "progress.py", "control_plane/__init__.py", "control_plane/_handlers.py"),
+    *("preemption.py", "progress.py", "data.py", "control_plane/__init__.py", "control_plane/_handlers.py"),
     *("utils/data/elastic_distributed_sampler.py", "_failures/error_handler.py"),
     *("_failures/hook/sitecustomize.py", "compat/hook/sitecustomize.py", "_processes/function_worker.py"),
     *("_processes/keeper_main.py", "_processes/warm/sitecustomize.py", "_processes/warm/tenax_template.py"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tenax._failures.record import record
+from tenax._failures.error_handler import record
 from tenax.cli.arguments import HelpRequested, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
 from tenax.cli.host_checks import check_host, current_folder

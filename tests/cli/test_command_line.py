@@ -150,7 +150,11 @@ def test_help_is_shown_even_if_other_flags_are_invalid(args) -> None:
 def test_a_script_alone_gets_the_defaults() -> None:
     """One worker, one node, no restarts."""
     assert parse(["train.py"], {}) == Options(
-        script="train.py", script_args=(), preload="auto", signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+        script="train.py",
+        script_args=(),
+        preload="auto",
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        colours=True,
     )
 
 
@@ -171,6 +175,7 @@ def test_flags_of_every_group_are_parsed() -> None:
         max_restarts=3,
         shutdown_timeout=5,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        colours=True,
         log_dir="logs",
         redirects={0: 1, 11: 3},
         tee=3,

@@ -36,6 +36,7 @@ stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are forwarded to t
 logs        logs/job7_<random>/attempt_<restarts>/<local rank>/
             to files only: none (--redirects)
             to files and the terminal: stdout and stderr (--tee)
+hangs       after 5 min without progress, report the stacks (--on-hang)
 threads     OMP_NUM_THREADS=4, inherited
 placement   workers may run on any CPU
 

@@ -76,13 +76,13 @@ def test_a_usage_error_is_one_message_with_exit_code_2(args, message, tmp_path) 
         (["help", "stauts"], "tenax: unknown command 'stauts'; did you mean 'tenax help status'?"),
         (
             ["help", "foo"],
-            "tenax: unknown command 'foo'; commands: run, replay, ask, status, ps, logs, "
-            "stop, drain, restart, timeline, report, version, help",
+            "tenax: unknown command 'foo'; commands: run, replay, ask, status, ps, logs, stacks, "
+            "stop, drain, restart, timeline, report, completion, version, help",
         ),
         (
             ["launch"],
-            "tenax: unknown command 'launch'; commands: run, replay, ask, status, ps, logs, "
-            "stop, drain, restart, timeline, report, version, help",
+            "tenax: unknown command 'launch'; commands: run, replay, ask, status, ps, logs, stacks, "
+            "stop, drain, restart, timeline, report, completion, version, help",
         ),
     ],
 )
@@ -225,6 +225,27 @@ def test_the_start_imports_no_slow_module(tmp_path) -> None:
     done = start(["-c", code], tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()).isdisjoint(HEAVY)
+
+
+def test_what_the_start_defers_or_hides_works_as_usual(tmp_path) -> None:
+    """For plug-ins in the agent's process: msgspec's schemas, and the modules that msgspec was imported without."""
+    code = (
+        "from tenax.cli.main import _import_msgspec; _import_msgspec()\n"
+        "import datetime, decimal, msgspec, platform, sys, textwrap, typing, uuid\n"
+        "assert msgspec.inspect.type_info(int) == msgspec.inspect.IntType() and 'msgspec.inspect' in sys.modules\n"
+        "assert msgspec.json.schema(int) == {'type': 'integer'}\n"
+        "assert msgspec.toml.encode and msgspec.yaml.encode\n"
+        "assert textwrap.dedent(' a') == 'a' and platform.python_version()\n"
+        "values = [uuid.UUID(int=1), decimal.Decimal('1.5'), datetime.datetime(2026, 1, 2, 3, 4)]\n"
+        "types = tuple[uuid.UUID, decimal.Decimal, datetime.datetime]\n"
+        "assert list(msgspec.json.decode(msgspec.json.encode(values), type=types)) == values\n"
+        "assert isinstance(typing.ForwardRef('int'), typing.ForwardRef)\n"
+        "class Node(msgspec.Struct):\n"
+        "    below: 'Node | None' = None\n"
+        "assert msgspec.json.decode(b'{\"below\":{}}', type=Node) == Node(Node())\n"
+    )
+    done = start(["-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 # --- interrupts before the agent handles signals ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import tenax.run as torchrun
-from tenax._logs.std import Std
+from tenax._logs.specs import Std
 from tenax.argparse_util import check_env, env
 
 

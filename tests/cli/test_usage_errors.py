@@ -150,7 +150,7 @@ $ --restart-policy mine:Own --fatal-exit-codes 3 train.py
 $ PET_RESTART_POLICY=mine:Own --fatal-errors ValueError train.py
 --fatal-errors is for the restart policy 'budget', and 'mine:Own' was chosen; use one of the two
 $ --shutdown-timeout -5 train.py
---shutdown-timeout takes a whole number, at least 0, not '-5'
+--shutdown-timeout takes a whole number of seconds, at least 0, not '-5'
 $ PET_STANDALONE=maybe train.py
 PET_STANDALONE takes 0, 1, true, false, yes or no, not 'maybe'
 $ PET_MAX_RESTARTS=many train.py

@@ -26,5 +26,5 @@ def test_a_failed_grant_of_a_long_lease_is_tried_again_soon() -> None:
     calls.loop.fire()
     assert isinstance(requests[-1], Request)
     assert requests[-1].operation == GrantLease(86_400, 7)
-    calls.answered(2, LeaseAnswer(1, 7, 86_400), deadline)
+    calls.answered(2, LeaseAnswer(id=7, ttl_s=86_400), deadline)
     assert held == ["held"]

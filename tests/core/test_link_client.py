@@ -68,6 +68,18 @@ def emitted(outputs: list[Output]) -> list[object]:
     return [output.event for output in outputs if isinstance(output, Emit)]
 
 
+def test_a_host_of_the_coordinator_that_was_refused_is_fenced_with_its_link() -> None:
+    """K3: it has no lease and does not connect again, so the coordinator declares it lost while its workers stop."""
+    machine = make()
+    machine.is_sole_host = True
+    link(machine)
+    machine.received(wire.Event(GenerationFormed(PART)), 0.0)
+    machine.received(wire.Event(JoinRefused("replaced")), 1.0)
+    (event,) = emitted(machine.closed("connection reset", 2.0))
+    assert isinstance(event, Fenced)
+    assert event.generation == PART.generation
+
+
 # --- the handshake (K1, K2) -------------------------------------------------------------------------------------------
 
 

@@ -167,14 +167,10 @@ def test_an_abort_during_interpreter_shutdown_does_not_hide_the_exception(runner
 # --- annotated --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("home", ["tenax.multiprocessing.errors", "torch.distributed.elastic.multiprocessing.errors"])
-def test_recorded_exceptions_are_read_from_the_error_file(runner: Runner, home: str) -> None:
-    """Written by ``record`` of tenax or of torch."""
-    if home.startswith("torch"):
-        pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+def test_recorded_exceptions_are_read_from_the_error_file(runner: Runner) -> None:
     script = runner.script(
-        f"""
-        from {home} import record
+        """
+        from tenax.multiprocessing.errors import record
 
         @record
         def main():

@@ -43,6 +43,39 @@ def test_the_live_line_shows_phase_generation_workers_and_restarts(runner: Runne
     assert "tenax: the run succeeded" in terminal.seen
 
 
+def test_stdout_and_stderr_of_a_worker_keep_their_order(runner: Runner) -> None:
+    """Both go to the terminal. A failure is still explained by what stderr shows."""
+    script = runner.script(
+        """
+        import os
+        for number in range(200):
+            os.write(1, f"out {number}\\n".encode())
+            os.write(2, f"err {number}\\n".encode())
+        os.environ.pop("TORCHELASTIC_ERROR_FILE")
+        os.execvp("python3", ["python3", "-c", "raise ValueError('on purpose')"])
+        """
+    )
+    terminal = runner.terminal(script, env={"NO_COLOR": "1"})
+    assert terminal.wait() == 1
+    shown = re.findall(r"(out|err) (\d+)\r\n", terminal.seen)
+    assert shown == [(name, str(number)) for number in range(200) for name in ("out", "err")]
+    assert "ValueError: on purpose" in terminal.seen.partition("First cause")[2]
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
+def test_lines_about_a_failure_are_red_and_success_is_green(runner: Runner, environment: dict[str, str]) -> None:
+    arguments = ("--nproc-per-node", "2", "--max-restarts", "1", runner.script(FAILS_ONCE))
+    terminal = runner.terminal(*arguments, env=environment)
+    runner.pids(2, attempt=1)
+    runner.leave_note("go", attempt=1)
+    assert terminal.wait() == 0
+    red, green, end = ("", "", "") if environment else (f"{ESCAPE}[31m", f"{ESCAPE}[32m", f"{ESCAPE}[0m")
+    failed = re.escape(red) + r"tenax: rank 1 \(pid \d+\) exited with code 3" + re.escape(end)
+    assert re.search(failed, terminal.seen)
+    assert f"{green}tenax: the run succeeded: all 2 workers succeeded{end}" in terminal.seen
+    assert bool(COLOUR.search(terminal.seen)) is not bool(environment)
+
+
 def test_the_live_line_names_workers_that_have_not_exited(runner: Runner) -> None:
     script = runner.script("from worker_kit import *\nif RANK: ignore('SIGINT')\nready(); stay()")
     terminal = runner.terminal("--nproc-per-node", "2", "--rdzv-id", "job7", script)
@@ -61,7 +94,7 @@ def test_the_live_line_is_erased_before_other_output(runner: Runner) -> None:
     runner.pids(2, attempt=1)
     runner.leave_note("go", attempt=1)
     assert terminal.wait() == 0
-    screen = [row.rpartition("\r" + ESCAPE + "[K")[2] for row in terminal.seen.split("\r\n")]
+    screen = [COLOUR.sub("", row.rpartition("\r" + ESCAPE + "[K")[2]) for row in terminal.seen.split("\r\n")]
     assert not [row for row in screen if row.startswith("tenax job7:")], screen
     assert sorted(row for row in screen if row.startswith("hello")) == ["hello from 0"] * 2 + ["hello from 1"] * 2
     assert all(re.match("tenax: |hello from [01]$|$", row) for row in screen), screen

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorMachine, Opened, RunSettings
 from tenax._core.etcd.errors import EtcdRejected
-from tenax._core.etcd.operations import KeyValue, PutAnswer, RangeAnswer, TransactionAnswer, key_part, run_prefix
+from tenax._core.etcd.operations import (
+    Header,
+    KeyValue,
+    PutAnswer,
+    RangeAnswer,
+    TransactionAnswer,
+    key_part,
+    run_prefix,
+)
 from tenax._core.leadership.keys import (
     MAX_VALUE_BYTES,
     Keys,
@@ -25,7 +33,7 @@ from tenax._core.leadership.keys import (
 )
 from tenax._core.lease import LeaseTerms
 from tenax._core.record import RecordedMember, RunRecord
-from tenax._io.etcd.managed import member_key
+from tenax._engines.etcd.managed import member_key
 
 NASTY = (
     "",
@@ -92,8 +100,8 @@ WRITTEN: dict[str, Any] = msgspec.to_builtins(
 
 
 def keys_with(record: bytes) -> LeaderAndRecord:
-    answers = (RangeAnswer(1), RangeAnswer(1, (KeyValue(b"/tenax/run/record", record),)))
-    return LeaderAndRecord(TransactionAnswer(1, True, answers))
+    answers = (RangeAnswer(Header(1)), RangeAnswer(Header(1), (KeyValue(b"/tenax/run/record", record),)))
+    return LeaderAndRecord(TransactionAnswer(Header(1), True, answers))
 
 
 def changed(value: dict[str, Any], path: str, new: object) -> bytes:
@@ -194,11 +202,14 @@ def test_any_bytes_are_a_valid_value_or_are_rejected(value: bytes) -> None:
             read()
 
 
-@pytest.mark.parametrize("answers", [(), (RangeAnswer(1),), (RangeAnswer(1), PutAnswer(1)), (RangeAnswer(1),) * 3])
+@pytest.mark.parametrize(
+    "answers",
+    [(), (RangeAnswer(Header(1)),), (RangeAnswer(Header(1)), PutAnswer(Header(1))), (RangeAnswer(Header(1)),) * 3],
+)
 def test_an_answer_to_another_operation_is_rejected(answers: tuple[Any, ...]) -> None:
     """A read of two keys has two answers."""
     with pytest.raises(EtcdRejected, match="etcd sent an unexpected answer to a read of two keys"):
-        LeaderAndRecord(TransactionAnswer(1, True, answers))
+        LeaderAndRecord(TransactionAnswer(Header(1), True, answers))
 
 
 def test_terms_within_the_settings_bounds_can_be_written() -> None:

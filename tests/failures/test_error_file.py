@@ -215,7 +215,7 @@ def test_a_path_that_is_not_a_regular_file_is_rejected_at_once(tmp_path: Path) -
             assert found.problem, name
             assert found.message == "", name
     assert "symbolic link" in error_file.read(str(tmp_path / "link")).problem
-    assert error_file.read("/dev/zero").problem == "the error file is not a regular file"
+    assert error_file.read("/dev/zero").problem == "could not read the error file: not a regular file"
     assert error_file.read("nul\0byte").problem
     assert error_file.read("x" * 5000).problem
 

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,14 @@ class Kernel:
         with open(self.log, "a") as log:
             log.write(text)
 
-    def watch(self) -> OutOfMemoryWatch:
-        return OutOfMemoryWatch(
-            cgroup_file=str(self.membership),
-            cgroup_root=str(self.root),
-            kernel_log=str(self.log),
-            pid_namespace_file=str(self.namespace),
+    def watch(self) -> closing[OutOfMemoryWatch]:
+        return closing(
+            OutOfMemoryWatch(
+                cgroup_file=str(self.membership),
+                cgroup_root=str(self.root),
+                kernel_log=str(self.log),
+                pid_namespace_file=str(self.namespace),
+            )
         )
 
 
@@ -189,7 +192,7 @@ def test_a_system_without_counters_and_log_has_no_proof(kernel: Kernel, membersh
 def test_the_real_system_can_be_watched() -> None:
     """The defaults work on any machine, and no descriptor stays open."""
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    with OutOfMemoryWatch() as watch:
+    with closing(OutOfMemoryWatch()) as watch:
         assert watch.proof(os.getpid()) == ""
     after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     assert after == before
@@ -247,7 +250,7 @@ def test_a_real_out_of_memory_kill_is_proven(memory_group: Path) -> None:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"in\n"
-        with OutOfMemoryWatch(cgroup_file=f"/proc/{process.pid}/cgroup") as watch:
+        with closing(OutOfMemoryWatch(cgroup_file=f"/proc/{process.pid}/cgroup")) as watch:
             process.stdin.write(b"\n")
             process.stdin.flush()
             assert process.wait(60) == -9

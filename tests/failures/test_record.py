@@ -14,9 +14,8 @@ import pytest
 
 from tenax._failures import error_file
 from tenax._failures.child_failed import ChildFailedError
-from tenax._failures.error_handler import ErrorHandler, get_error_handler
+from tenax._failures.error_handler import ErrorHandler, get_error_handler, record
 from tenax._failures.process_failure import ProcessFailure
-from tenax._failures.record import record
 
 
 class Recorder(ErrorHandler):
@@ -272,7 +271,7 @@ def test_the_older_format_is_copied_without_an_exit_code(tmp_path: Path, capfd: 
 def test_the_decorator_is_cheap_to_import() -> None:
     """It imports neither torch nor modules that only the agent needs."""
     script = (
-        "import sys\nfrom tenax._failures.record import record\n@record\ndef main(): return 1\nmain()\n"
+        "import sys\nfrom tenax._failures.error_handler import record\n@record\ndef main(): return 1\nmain()\n"
         "print(sorted({'torch', 'numpy', 'msgspec', 'typing', 'json', 'dataclasses', 'logging', 're', 'traceback'}"
         " & set(sys.modules)))"
     )

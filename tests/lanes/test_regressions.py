@@ -27,7 +27,7 @@ from tenax._core.coordinator import (
     RunSettings,
     Send,
 )
-from tenax._core.etcd.operations import Put, TransactionAnswer
+from tenax._core.etcd.operations import Header, Put, TransactionAnswer
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed
 from tenax._core.leadership.candidacy import Elected
 from tenax._core.leadership.decisions import Decisions
@@ -58,7 +58,7 @@ class SlowEtcd:
         """Let every write succeed, including those that follow."""
         while self.waiting:
             self.revision += 1
-            self.waiting.pop(0)(TransactionAnswer(self.revision, succeeded=True))
+            self.waiting.pop(0)(TransactionAnswer(Header(self.revision), succeeded=True))
 
 
 class Leading:

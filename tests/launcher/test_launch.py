@@ -76,7 +76,7 @@ def reduce_and_leave(times: int) -> float:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_process_group_that_is_not_destroyed_does_not_fail_the_run(config: Make, method: str) -> None:
     """No worker aborts at exit because a peer has left or a thread of torch outlives the interpreter."""
     assert elastic_launch(config(2, start_method=method), reduce_and_leave)(20) == dict.fromkeys(range(2), 1.0)

@@ -9,10 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from tenax._logs.writer import LogWriter
+
+
+def tail_now(writer: LogWriter, keys: list[Any]) -> dict[Any, bytes]:
+    """Wait for the last bytes of these streams."""
+    answers: list[dict[Any, bytes]] = []
+    writer.tail(keys, answers.append)
+    writer.wait_for(lambda: bool(answers), 10)
+    return answers[0] if answers else {}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 
 from tenax._logs.writer import Losses
 
-from .conftest import Harness, read
+from .conftest import Harness, read, tail_now
 
 pytestmark = pytest.mark.process
 
@@ -94,9 +94,9 @@ def test_filtered_lines_are_collected(harness: Harness, tmp_path: Path) -> None:
             for rank in range(2)
         ]
         os.write(ends[0], "loss 1\nnothing\ngröße 2\nlo".encode())
-        assert len(writer.tail_now([0], 10)[0]) > 0
+        assert len(tail_now(writer, [0])[0]) > 0
         os.write(ends[1], b"loss 3\n")
-        writer.tail_now([1], 10)
+        tail_now(writer, [1])
         os.write(ends[0], b"ss 4")
         for end in ends:
             os.close(end)
@@ -112,15 +112,15 @@ def test_a_tail_contains_everything_that_was_readable(harness: Harness) -> None:
         end = writer.open_stream((1, 0, "stderr"))
         os.write(end, b"a" * 200_000)
         os.write(end, b"the cause\nno newline")
-        tail = writer.tail_now([(1, 0, "stderr"), "unknown"], 10)
+        tail = tail_now(writer, [(1, 0, "stderr"), "unknown"])
         assert list(tail) == [(1, 0, "stderr")]
         assert len(tail[(1, 0, "stderr")]) == 1 << 16
         assert tail[(1, 0, "stderr")].endswith(b"aaathe cause\nno newline")
         os.close(end)
         assert writer.drain_now(10).is_complete
-        assert writer.tail_now([(1, 0, "stderr")], 10) == tail
+        assert tail_now(writer, [(1, 0, "stderr")]) == tail
         writer.close_stream_duplicates([(1, 0, "stderr")])
-        assert writer.tail_now([(1, 0, "stderr")], 10) == {}
+        assert tail_now(writer, [(1, 0, "stderr")]) == {}
 
 
 def test_a_drain_ends_in_time(harness: Harness, tmp_path: Path) -> None:
@@ -194,11 +194,11 @@ def test_a_very_long_line_is_not_mixed_with_others(harness: Harness) -> None:
         long, short = (writer.open_stream(key, console=1, prefix=f"{key}:") for key in ("L", "S"))
         piece = b"x" * 700_000
         os.write(long, piece)
-        writer.tail_now(["L"], 10)
+        tail_now(writer, ["L"])
         os.write(long, piece)
-        writer.tail_now(["L"], 10)
+        tail_now(writer, ["L"])
         os.write(short, b"hello\n")
-        writer.tail_now(["S"], 10)
+        tail_now(writer, ["S"])
         os.write(long, b"rest\n")
         os.close(long)
         os.close(short)
@@ -213,7 +213,7 @@ def test_the_log_writer_ignores_stop_signals(harness: Harness) -> None:
     read_end, console = harness.pipe()
     reader = harness.reader(read_end)
     with harness.log_writer(console, console) as writer:
-        writer.tail_now([], 10)
+        tail_now(writer, [])
         assert os.getsid(writer.pid) == writer.pid
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             os.kill(writer.pid, number)
@@ -226,12 +226,14 @@ def test_output_is_captured_without_standard_streams(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from tenax._logs.writer import LogWriter\n"
-        "with LogWriter() as writer:\n"
-        "    end = writer.open_stream('w', path=sys.argv[1], console=1)\n"
-        "    writer.print('not visible')\n"
-        "    os.write(end, b'kept\\n')\n"
-        "    os.close(end)\n"
-        "    writer.drain_now(10)\n"
+        "writer = LogWriter()\n"
+        "writer.start()\n"
+        "end = writer.open_stream('w', path=sys.argv[1], console=1)\n"
+        "writer.print('not visible')\n"
+        "os.write(end, b'kept\\n')\n"
+        "os.close(end)\n"
+        "writer.drain_now(10)\n"
+        "writer.finish(1.0)\n"
     )
     command = ["sh", "-c", 'exec "$0" -c "$1" "$2" >&- 2>&-', sys.executable, code, str(tmp_path / "log")]
     assert subprocess.run(command, timeout=30, check=False).returncode == 0

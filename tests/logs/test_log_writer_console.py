@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Harness, read, wait_until
+from .conftest import Harness, read, tail_now, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -142,6 +142,7 @@ def test_finish_waits_for_a_slow_console(harness: Harness) -> None:
             stderr=subprocess.DEVNULL,  # not the console, which it reads
         )
         assert slow.stdout is not None
+        assert select.select([slow.stdout], [], [], 30)[0], "it has started"
         reader = harness.reader(os.dup(slow.stdout.fileno()))
         assert writer.finish(0.3).is_complete
     slow.wait(10)
@@ -272,7 +273,7 @@ def test_progress_bars_do_not_mix_with_lines_in_a_pipe(harness: Harness) -> None
     with harness.log_writer(console, console) as writer:
         bar, other = (writer.open_stream(key, console=1, prefix=f"{key}:") for key in ("a", "b"))
         os.write(bar, b"10%\r20%\r30%")
-        writer.tail_now(["a"], 10)
+        tail_now(writer, ["a"])
         os.write(other, b"line\r\n")
         os.close(other)
         reader.wait_for(lambda data: data == b"b:line\r\n")
@@ -321,7 +322,7 @@ def test_an_idle_log_writer_does_not_wake_up(harness: Harness) -> None:
     with harness.log_writer(console, console) as writer:
         end = writer.open_stream("w", console=1)
         os.write(end, b"line\n")
-        writer.tail_now(["w"], 10)
+        tail_now(writer, ["w"])
 
         def switches() -> int:
             return sum(
@@ -373,7 +374,7 @@ def test_the_last_line_follows_all_earlier_output(harness: Harness) -> None:
     reader = harness.reader(read_end)
     with harness.log_writer(console, console) as writer:
         ends = [writer.open_stream(number, console=1) for number in range(4)]
-        writer.tail_now([0], 10)  # by now the process has the pipes
+        tail_now(writer, [0])  # by now the process has the pipes
         with _frozen(writer.pid):
             for end in ends:
                 os.write(end, b"output\n")

@@ -15,7 +15,7 @@ import pytest
 
 from tenax._logs.writer import LogWriter, LogWriterLost
 
-from .conftest import Harness, is_gone, kill, read, wait_until
+from .conftest import Harness, is_gone, kill, read, tail_now, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -29,7 +29,9 @@ writer.start()
 end = writer.open_stream("w", path=log, console=1, prefix="P:")
 worker = subprocess.Popen([sys.executable, "-c", worker_code], stdout=end, stdin=0, stderr=subprocess.DEVNULL)
 os.close(end)
-writer.tail_now([], 10)
+answers = []
+writer.tail([], answers.append)
+writer.wait_for(lambda: answers, 10)
 os.write(3, f"{writer.pid} {worker.pid}\\n".encode())
 os.close(3)
 writer.wait_for(lambda: False, 60)
@@ -85,7 +87,7 @@ def test_a_killed_log_writer_is_replaced(harness: Harness, tmp_path: Path) -> No
     with harness.log_writer(console, console) as writer:
         end = writer.open_stream("w", path=str(tmp_path / "log"), console=1, prefix="P:")
         os.write(end, b"before\n")
-        assert writer.tail_now(["w"], 10) == {"w": b"before\n"}
+        assert tail_now(writer, ["w"]) == {"w": b"before\n"}
         wait_until(lambda: (tmp_path / "log").exists() and read(tmp_path / "log") == b"before\n")
         reader.wait_for(lambda data: data == b"P:before\n")
         first_pid = writer.pid
@@ -94,7 +96,7 @@ def test_a_killed_log_writer_is_replaced(harness: Harness, tmp_path: Path) -> No
         os.write(end, b"meanwhile\n")  # SIGPIPE or EPIPE if the pipe had no read end
         assert writer.wait_for(lambda: writer.pid != first_pid, 10)
         os.write(end, b"after\n")
-        assert writer.tail_now(["w"], 10) == {"w": b"before\nmeanwhile\nafter\n"}
+        assert tail_now(writer, ["w"]) == {"w": b"before\nmeanwhile\nafter\n"}
         os.close(end)
         losses = writer.drain_now(10)
         assert losses.writer_restarts == 1
@@ -134,7 +136,7 @@ def test_a_log_writer_killed_during_finish_is_replaced(harness: Harness, tmp_pat
     _, console = harness.pipe()
     with harness.log_writer(console, console) as writer:
         end = writer.open_stream("w", path=str(tmp_path / "log"))
-        writer.tail_now([], 10)
+        tail_now(writer, [])
         os.kill(writer.pid, signal.SIGSTOP)
         os.write(end, b"the last line\n")
         os.close(end)
@@ -162,7 +164,7 @@ def test_a_stopped_log_writer_does_not_block_the_agent(harness: Harness) -> None
     read_end, console = harness.pipe()
     reader = harness.reader(read_end)
     with harness.log_writer(console, console) as writer:
-        writer.tail_now([], 10)
+        tail_now(writer, [])
         os.kill(writer.pid, signal.SIGSTOP)
         before = time.monotonic()
         for number in range(7000):
@@ -300,7 +302,7 @@ def test_a_full_disk_fails_no_worker(harness: Harness, small_disk: Path) -> None
         end = writer.open_stream("w", path=str(log))
         worker = subprocess.Popen([sys.executable, "-c", "for i in range(20000): print('%079d' % i)"], stdout=end)
         assert worker.wait(30) == 0
-        writer.tail_now(["w"], 10)
+        tail_now(writer, ["w"])
         reader.wait_for(lambda data: b"\n" in data)
         ballast.unlink()
         os.write(end, b"after the flood\n")

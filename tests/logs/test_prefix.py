@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax._logs.prefix import line_prefix
+from tenax._logs.specs import line_prefix
 
 
 def test_the_default_prefix_has_role_and_local_rank() -> None:

@@ -37,8 +37,10 @@ def stream(key: str, start: int = -1, path: str = "", group: int = 1) -> tuple[s
 
 
 def query(writer: LogWriter, *streams: tuple[str, str, int, int], **query: Any) -> dict[str, Any]:
-    answer = writer.query_now(streams, TIMEOUT_S, **query)
-    assert answer, "no answer in time"
+    answers: list[dict[str, Any]] = []
+    writer.query(streams, answers.append, **query)
+    assert writer.wait_for(lambda: bool(answers), TIMEOUT_S), "no answer in time"
+    (answer,) = answers
     assert "error" not in answer, answer
     return answer
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, load_logs_specs
-from tenax._logs.std import Std
+from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, load_logs_specs
 
 
 def environments(count: int, run_id: str = "job", restart: int = 0) -> dict[int, dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenax._logs.std import Std, to_map
+from tenax._logs.specs import Std, to_map
 
 
 @pytest.mark.parametrize(

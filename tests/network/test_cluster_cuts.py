@@ -17,7 +17,7 @@ pytestmark = requires_netns
 MakeLab = Callable[..., Lab]
 
 
-@pytest.mark.parametrize("direction", ["both", "in", "out"])
+@pytest.mark.parametrize("direction", ["in", "out"])
 def test_the_others_continue_without_a_cut_off_host_and_accept_it_again(lab: Lab, direction: Direction) -> None:
     """Even if its workers do not exit on SIGTERM."""
     cluster = Cluster(lab, "2:3", nproc=2)

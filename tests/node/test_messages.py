@@ -152,6 +152,14 @@ def test_the_live_line_shows_phase_pending_workers_and_restarts() -> None:
     assert agent.live == ""
 
 
+def test_another_limit_of_restarts_on_the_coordinators_node_is_shown() -> None:
+    agent = Agent()
+    part = Assignment(1, 1, 2, first_global_rank=4, world_size=8, max_restarts=1)
+    lines = agent.step(events.RunRequested(), events.GenerationFormed(part))
+    assert "--max-restarts 3 of this node has no effect: the coordinator's node has 1" in lines
+    assert agent.live.endswith(", 1 of 1 restarts left")
+
+
 def test_an_expired_scope_is_shown_when_it_expires_and_when_the_worker_is_stopped() -> None:
     """The reason is shown once; the second signal has its own."""
     agent = Agent()

@@ -64,8 +64,8 @@ class QuietLogs:
     def progress(self) -> tuple[messages.WorkerProgress, ...]:
         return self.steps
 
-    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
-        reply(f"lines of {request.node} in generation {generation}", "")
+    def answer(self, request: LogsRequest, reply: Reply) -> None:
+        reply(f"lines of {request.node}", "")
 
     def answer_final_requests(self) -> None: ...
 
@@ -74,7 +74,7 @@ class QuietLogs:
         if evidence is not None:
             done(evidence)
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         self.printed.append(text)
         if after_output:
             self.printed_after_output.append(text)
@@ -624,7 +624,7 @@ def test_the_final_progress_is_sent_before_the_end_of_the_generation(stage: Call
 
 
 def test_a_forwarded_log_request_is_answered_by_the_logs(stage: Callable[..., Stage]) -> None:
-    """Once, with the current generation."""
+    """Once."""
     made = stage()
     control = made.control = FakeControl(
         {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
@@ -637,7 +637,7 @@ def test_a_forwarded_log_request_is_answered_by_the_logs(stage: Callable[..., St
 
     made.acts[1] = ask
     made.run()
-    assert answers == [("lines of a in generation 1", "")]
+    assert answers == [("lines of a", "")]
 
 
 def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:

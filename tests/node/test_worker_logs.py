@@ -15,8 +15,7 @@ from kit.processes import gone, leaving_nothing, on_linux, until
 from tenax._core import commands, events
 from tenax._core.model import Evidence
 from tenax._io.loop import Loop
-from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs
-from tenax._logs.std import Std
+from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs, Std
 from tenax._node.worker_logs import WorkerLogs
 
 pytestmark = [on_linux, pytest.mark.process]

@@ -31,7 +31,7 @@ from kit.processes import (
     program,
 )
 from tenax._core import events
-from tenax._failures.record import record
+from tenax._failures.error_handler import record
 from tenax._processes.entrypoint import START_METHODS, FunctionEntrypoint
 
 pytestmark = [on_linux, forks_with_threads]

@@ -128,9 +128,9 @@ def test_a_value_that_is_too_large_is_rejected(client: BlockingEtcd, prefix: str
             return
 
         def call(self, operation: Operation[Any], patience_s: float | None = None) -> Any:
-            from tenax._core.etcd.operations import KeyValue, RangeAnswer
+            from tenax._core.etcd.operations import Header, KeyValue, RangeAnswer
 
-            return RangeAnswer(1, (KeyValue(f"{prefix}run".encode(), b"x" * (5 << 20), 1, 1, 1),), 1)
+            return RangeAnswer(Header(1), (KeyValue(f"{prefix}run".encode(), b"x" * (5 << 20), 1, 1, 1),), 1)
 
     with pytest.raises(RendezvousStateError, match=f"the value of '{prefix}run' in etcd has 5242880 bytes"):
         EtcdRendezvousBackend(Large(), "run", prefix).get_state()

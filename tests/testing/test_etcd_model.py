@@ -14,6 +14,7 @@ import pytest
 from kit.etcd import EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.etcd.errors import EtcdError
 from tenax._core.etcd.operations import (
+    Answer,
     Change,
     Compare,
     Delete,
@@ -98,7 +99,9 @@ class Both:
         if not isinstance(answer, msgspec.Struct):
             return answer
         kinds = ("revision", "create_revision", "mod_revision")
-        fields = {name: getattr(answer, name) for name in answer.__struct_fields__ if name != "origin"}
+        fields = {name: getattr(answer, name) for name in answer.__struct_fields__ if name != "header"}
+        if isinstance(answer, Answer):
+            fields["revision"] = answer.revision
         is_lease = "ttl_s" in fields
         return {
             name: value - base if name in kinds and value and not is_lease else self._plain(value, base)

@@ -220,7 +220,7 @@ class SilentLogs:
     def progress(self) -> tuple[WorkerProgress, ...]:
         return ()
 
-    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
+    def answer(self, request: LogsRequest, reply: Reply) -> None:
         reply(None, "not supported")
 
     def answer_final_requests(self) -> None: ...
@@ -228,7 +228,7 @@ class SilentLogs:
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         self.lines.append(text)
 
     def live(self, text: str) -> None: ...

@@ -44,7 +44,7 @@ def worker_environment(
         "MASTER_ADDR": assignment.master_addr,
         "MASTER_PORT": str(assignment.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(assignment.restarts_used),
-        "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts(settings, assignment)),
         "TORCHELASTIC_RUN_ID": settings.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(assignment.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
@@ -58,6 +58,12 @@ def worker_environment(
     if options.virtual_local_rank:
         added[CUDA_VISIBLE_DEVICES] = only_device(inherited.get(CUDA_VISIBLE_DEVICES), local_rank)
     return added
+
+
+def max_restarts(settings: AgentSettings, assignment: Assignment | None) -> int:
+    """Return the limit of the run, which is that of the coordinator's node."""
+    limit = assignment.max_restarts if assignment is not None else None
+    return settings.max_restarts if limit is None else limit
 
 
 def lasting_environment(
@@ -80,8 +86,8 @@ def lasting_environment(
 
 
 _DIFFERENT = (
-    Assignment(1, 2, 3, 4, 5, 6, 7, "a", 8, False, 9, "b", 0),
-    Assignment(11, 12, 13, 14, 15, 16, 17, "c", 18, True, 19, "d", 1),
+    Assignment(1, 2, 3, 4, 5, 6, 7, "a", 8, False, 9, "b", 0, max_restarts=10),
+    Assignment(11, 12, 13, 14, 15, 16, 17, "c", 18, True, 19, "d", 1, max_restarts=20),
 )
 
 

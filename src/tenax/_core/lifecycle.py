@@ -183,6 +183,7 @@ class Lifecycle:
                 why=state.next_why,
                 coordinator_rank=coordinator_rank,
                 store_peers=self._store_peers(first) if record is first and first.offer.is_agent_store else (),
+                max_restarts=settings.max_restarts,
             )
             record.generation, record.part = part.generation, part
             self._outbox.append(Send((ranks.node_id,), events.GenerationFormed(part)))
@@ -257,6 +258,9 @@ class Lifecycle:
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         phase, last, node_id = self.state.phase, self.state.last, record.info.node_id
+        if record.is_superseded:  # its agent may stay, to host the coordinator, so nothing else ends the wait for it
+            self._on_gone(node_id, SUPERSEDED, now, is_loss=True)
+            return
         if not isinstance(phase, Running | Recovering) or record.phase is NodePhase.READY:
             return
         record.phase, record.since = NodePhase.DONE, now

@@ -94,6 +94,7 @@ class Assignment(msgspec.Struct, frozen=True):
     why: LongText = ""  # why this generation was formed
     coordinator_rank: NodeRank = -1  # the group rank of the node that hosts the coordinator; -1: not a member
     store_peers: StorePeers = ()  # for rank 0, if it hosts the store: the addresses of the other members
+    max_restarts: Count | None = None  # of the run; None: that of this node applies
 
     @property
     def store(self) -> str:

@@ -14,6 +14,7 @@ from collections import deque
 
 from tenax._core.coordinator import CoordinatorMachine, Received, Resumed, Tick
 from tenax._core.messages import NodeProgress
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class CoordinatorHost:
         self._loop = loop
         self._deliver = deliver
         self._record = record
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._timer_at: float | None = None
         self._events: deque[AnyCoordinatorEvent] = deque()
         self._is_busy = False
@@ -93,9 +94,7 @@ class CoordinatorHost:
         wanted = self._machine.state.next_deadline()
         if wanted == self._timer_at:
             return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         self._timer_at = wanted
         if wanted is not None:
             self._timer = self._loop.at(wanted, self._on_deadline)
@@ -103,10 +102,8 @@ class CoordinatorHost:
     def _on_deadline(self) -> None:
         assert self._timer_at is not None
         late_s = self._loop.now() - self._timer_at
-        self._timer, self._timer_at = None, None
+        self._timer_at = None
         self.step(Resumed(late_s) if late_s > self._freeze_s else Tick())
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()

@@ -20,6 +20,7 @@ import msgspec
 
 from tenax._core.coordinator import CancelRequested, DrainRequested, Over, Paused, RestartRequested, Running
 from tenax._core.text import some_of
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,12 +43,11 @@ _CACHE_PER_COST = 20  # a status is cached for this multiple of the CPU time it 
 _EXPENSIVE_S = 0.005  # above this cost, even if the run has changed since; its mark shows that
 
 
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """A status request that waits for the next change."""
 
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.timer: Cancellable | None = None
+    reply: Reply
+    timer: Cancellable = NO_TIMER
 
 
 class OperatorApi:
@@ -165,16 +165,14 @@ class OperatorApi:
             self._answer_within(waiting, _COALESCE_S)
 
     def _answer_within(self, waiting: _Waiting, seconds: float) -> None:
-        if waiting.timer is not None:
-            waiting.timer.cancel()
+        waiting.timer.cancel()
         waiting.timer = self._loop.at(self._loop.now() + seconds, lambda: self._answer(waiting))
 
     def _answer(self, waiting: _Waiting) -> None:
         for group in (self._waiting, self._due):
             if waiting in group:
                 group.remove(waiting)
-        if waiting.timer is not None:
-            waiting.timer.cancel()
+        waiting.timer.cancel()
         self._reply_with_status(waiting.reply)
 
     def close(self) -> None:
@@ -182,8 +180,7 @@ class OperatorApi:
         self._is_closed = True
         waiting, self._waiting, self._due = [*self._waiting, *self._due], [], []
         for each in waiting:
-            if each.timer is not None:
-                each.timer.cancel()
+            each.timer.cancel()
             each.reply(None, _GONE)
 
     # --- requests -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import stat
 from contextlib import suppress
 
 from tenax._io.private_folder import FOLDER_VARIABLE, check_private, make_private, private_folder
+from tenax._io.safe_open import read_with_status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,12 +126,9 @@ def _create(path: str) -> None:
 
 
 def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise PermissionError(f"{path} must be a file that only this user can read; remove it")
-        secret = file.read(_USER_SECRET_BYTES + 1)
+    secret, about = read_with_status(path, _USER_SECRET_BYTES + 1)
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise PermissionError(f"{path} must be a file that only this user can read; remove it")
     if len(secret) != _USER_SECRET_BYTES:
         raise OSError(f"{path} does not have {_USER_SECRET_BYTES} bytes; remove it")
     return secret

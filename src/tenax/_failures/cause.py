@@ -85,7 +85,6 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     patterns: tuple[str, ...] = ()  # of the exception's lines
     within: str = ""  # must also match somewhere in the traceback
     is_consequence: bool = False
-    is_resource: bool = False  # invariant 2
     trust_output: bool = True  # also matches printed lines
     signals: tuple[int, ...] = ()
     detail: str = ""  # a pattern with one group
@@ -95,8 +94,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 _PATH = r"['\"<]((?:/|\./|\w:)[^'\">]+)['\">]"
 
-KINDS: tuple[Kind, ...] = (
-    # --- resources ---
+# Resources that ran out or broke: invariant 2.
+_RESOURCES: tuple[Kind, ...] = (
     Kind(
         id="out_of_memory",
         meaning="The kernel killed the worker: the host or its control group ran out of memory.",
@@ -113,7 +112,6 @@ KINDS: tuple[Kind, ...] = (
             r"CUBLAS_STATUS_ALLOC_FAILED",
             r"RESOURCE_EXHAUSTED: Out of memory",
         ),
-        is_resource=True,
     ),
     Kind(
         id="shared_memory",
@@ -129,7 +127,6 @@ KINDS: tuple[Kind, ...] = (
             r"killed by signal: Bus error",
             r"unable to (?:mmap|write to file) .*</torch_",
         ),
-        is_resource=True,
     ),
     Kind(
         id="memory",
@@ -143,7 +140,6 @@ KINDS: tuple[Kind, ...] = (
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",
             r"Unable to allocate .* for an array",
         ),
-        is_resource=True,
     ),
     Kind(
         id="no_more_processes",
@@ -157,7 +153,6 @@ KINDS: tuple[Kind, ...] = (
             r"Thread creation failed: Resource",
             r"std::system_error: Resource temporarily unavailable",
         ),
-        is_resource=True,
     ),
     Kind(
         id="no_more_processes",
@@ -165,7 +160,6 @@ KINDS: tuple[Kind, ...] = (
         next_step="",
         patterns=(r"\[Errno 11\] Resource temporarily unavailable",),
         within=r"fork",
-        is_resource=True,
         trust_output=False,
     ),
     Kind(
@@ -173,14 +167,12 @@ KINDS: tuple[Kind, ...] = (
         meaning="Too many files or sockets are open.",
         next_step="Raise the limit (ulimit -n), or find what is not closed: ls -l /proc/PID/fd of a running worker.",
         patterns=(r"Too many open files", r"\[Errno 2[34]\]", r"\bEMFILE\b|\bENFILE\b"),
-        is_resource=True,
     ),
     Kind(
         id="quota",
         meaning="The disk quota is used up{what}.",
         next_step="Delete files or write elsewhere; quota -s shows the usage.",
         patterns=(r"Disk quota exceeded", r"\[Errno 122\]", r"\bEDQUOT\b"),
-        is_resource=True,
         detail=_PATH,
         named=" at {0}",
     ),
@@ -195,7 +187,6 @@ KINDS: tuple[Kind, ...] = (
             r"PytorchStreamWriter failed writing file",
             r"inline_container\.cc.*file write failed",
         ),
-        is_resource=True,
         detail=_PATH,
         named=" at {0}",
     ),
@@ -204,7 +195,6 @@ KINDS: tuple[Kind, ...] = (
         meaning="A file exceeded the maximum file size.",
         next_step="Raise the limit (ulimit -f), or check the maximum of the file system.",
         patterns=(r"\[Errno 27\]", r"File too large"),
-        is_resource=True,
         signals=(signal.SIGXFSZ,),
     ),
     Kind(
@@ -213,7 +203,6 @@ KINDS: tuple[Kind, ...] = (
         next_step="Write elsewhere. If it was writable before, the kernel may have remounted it after an error: check "
         "dmesg on that host.",
         patterns=(r"Read-only file system", r"\[Errno 30\]", r"\bEROFS\b"),
-        is_resource=True,
         detail=_PATH,
         named=" at {0}",
     ),
@@ -222,7 +211,6 @@ KINDS: tuple[Kind, ...] = (
         meaning="Reading or writing failed on a disk or network file system{what}.",
         next_step="Check dmesg and the mounts of that host; keep jobs off it until the cause is found.",
         patterns=(r"\[Errno 5\]", r"Input/output error", r"\[Errno 116\]", r"Stale (?:NFS )?file handle"),
-        is_resource=True,
         detail=_PATH,
         named=" at {0}",
     ),
@@ -232,21 +220,18 @@ KINDS: tuple[Kind, ...] = (
         meaning="A GPU is no longer available on its host.",
         next_step="Keep jobs off that host, reboot it, and check the GPU and its slot (nvidia-smi, dmesg).",
         patterns=(r"GPU is lost", r"fallen off the bus", r"Unable to determine the device handle"),
-        is_resource=True,
     ),
     Kind(
         id="gpu_memory_error",
         meaning="The GPU has an uncorrectable memory error (ECC).",
         next_step="Reset that GPU or reboot the host; replace the GPU if it happens again (nvidia-smi -q -d ECC).",
         patterns=(r"uncorrectable (?:\w+ )?(?:ECC|NVLink) error", r"cudaErrorECCUncorrectable", r"(?i)double bit ecc"),
-        is_resource=True,
     ),
     Kind(
         id="gpu_assert",
         meaning="An assertion on the GPU failed, often an index or a label out of range.",
         next_step="Run it with CUDA_LAUNCH_BLOCKING=1 or on the CPU: the traceback then shows the failing line.",
         patterns=(r"device-side assert triggered", r"cudaErrorAssert"),
-        is_resource=True,
     ),
     Kind(
         id="gpu_illegal_access",
@@ -259,7 +244,6 @@ KINDS: tuple[Kind, ...] = (
             r"CUDA error: an illegal instruction",
             r"unspecified launch failure",
         ),
-        is_resource=True,
     ),
     Kind(
         id="no_gpu",
@@ -278,7 +262,6 @@ KINDS: tuple[Kind, ...] = (
             r"forward compatibility was attempted",
             r"libcuda\.so[\w.]*: cannot open",
         ),
-        is_resource=True,
         trust_output=False,  # torch warns of it wherever there is none
     ),
     Kind(
@@ -293,8 +276,11 @@ KINDS: tuple[Kind, ...] = (
             r"HIP error:",
             r"cudaError",
         ),
-        is_resource=True,
     ),
+)
+
+KINDS: tuple[Kind, ...] = (
+    *_RESOURCES,
     # --- the program and its dependencies ---
     Kind(
         id="glibc_too_old",
@@ -791,7 +777,7 @@ def _recognize(observed: Observations) -> tuple[str, str]:
     if number in _EXTERNAL_SIGNALS and not has_exception:
         return _BY_SIGNAL.get(number, "signal"), ""
     raised = _match_exceptions(observed) if has_exception else None
-    if observed.kernel_kind and (raised is None or _BY_ID[raised[0]].is_resource):
+    if observed.kernel_kind and (raised is None or _BY_ID[raised[0]] in _RESOURCES):
         return observed.kernel_kind, observed.kernel_line
     is_vague = raised[0] == "child_failed" if raised else not has_exception or number == signal.SIGABRT
     if is_vague and (printed := _match_output(observed, has_exception)) is not None:
@@ -802,7 +788,7 @@ def _recognize(observed: Observations) -> tuple[str, str]:
 def _match_exceptions(observed: Observations) -> tuple[str, str] | None:
     last, earlier = _exception_lines(observed)
     for lines, kinds in (
-        ([*last, *earlier], tuple(kind for kind in KINDS if kind.is_resource)),
+        ([*last, *earlier], _RESOURCES),
         (last, KINDS),
         (earlier, KINDS),
     ):
@@ -836,7 +822,7 @@ def _match_output(observed: Observations, has_exception: bool) -> tuple[str, str
     if observed.exit_code < 0 and -observed.exit_code != signal.SIGABRT:
         return None  # a signal ended it, whatever it printed
     if has_exception and observed.exit_code >= 0:  # output of a child: match resources, not lost peers
-        return _first_match(lines[::-1], tuple(kind for kind in kinds if kind.is_resource), "")
+        return _first_match(lines[::-1], tuple(kind for kind in kinds if kind in _RESOURCES), "")
     own = tuple(kind for kind in kinds if not kind.is_consequence)
     late = lines if observed.exit_code < 0 else lines[-_MAX_CONSEQUENCE_LINES:]
     before = own[: next((at for at, kind in enumerate(own) if kind.id == "connection_refused"), len(own))]

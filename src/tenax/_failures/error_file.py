@@ -149,8 +149,10 @@ def read(path: str) -> ErrorFile:
     result = ErrorFile(path)
     if not path:
         return result
+    from tenax._io.safe_open import read_with_status
+
     try:
-        head, status = _read_head(path, result)
+        head, status = read_with_status(path, MAX_BYTES)
     except FileNotFoundError:
         return result
     except (OSError, ValueError) as error:
@@ -158,8 +160,9 @@ def read(path: str) -> ErrorFile:
         reason = "it is a symbolic link" if _is_link(path) else getattr(error, "strerror", None) or str(error)
         result.problem = f"could not read the error file: {reason}"
         return result
-    if status is None:
-        return result
+    result.found = True
+    if status.st_size > MAX_BYTES:
+        result.problem = f"the error file has {status.st_size} bytes; only the first {MAX_BYTES} were read"
     if not head.strip():
         result.problem = "the error file is empty"
         return result
@@ -183,27 +186,6 @@ def _is_link(path: str) -> bool:
         return stat.S_ISLNK(os.lstat(path).st_mode)
     except (OSError, ValueError):
         return False
-
-
-def _read_head(path: str, result: ErrorFile) -> tuple[bytes, os.stat_result | None]:
-    # O_NONBLOCK: do not wait for the writer of a FIFO. O_NOFOLLOW: a link could point anywhere.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
-    result.found = True
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            result.problem = "the error file is not a regular file"
-            return b"", None
-        parts: list[bytes] = []
-        missing = MAX_BYTES
-        while missing and (part := os.read(descriptor, missing)):
-            parts.append(part)
-            missing -= len(part)
-    finally:
-        os.close(descriptor)
-    if status.st_size > MAX_BYTES:
-        result.problem = f"the error file has {status.st_size} bytes; only the first {MAX_BYTES} were read"
-    return b"".join(parts), status
 
 
 def _decode(text: str, result: ErrorFile) -> dict[str, Any] | None:

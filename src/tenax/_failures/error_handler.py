@@ -1,20 +1,26 @@
-"""``ErrorHandler``: writes the exception that ends a process to its error file. TorchElastic's names and hooks.
+"""``record`` and ``ErrorHandler``: write the exception that ends a process to its error file. TorchElastic's names.
 
 Subclasses override ``initialize`` and ``record_exception``. Errors of this module are printed to stderr and never
-raised, so that they do not hide the user's exception. Workers import it, so it must stay cheap.
+raised, so that they do not hide the user's exception. A decorated function returns, raises and exits as before, except
+that an exit with success becomes a plain return. Workers import this module, so it must stay cheap.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 
 from tenax._failures import error_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["ErrorHandler", "get_error_handler"]
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+__all__ = ["ErrorHandler", "get_error_handler", "record"]
 
 
 class ErrorHandler:
@@ -98,6 +104,51 @@ def get_error_handler() -> ErrorHandler:
     return ErrorHandler()
 
 
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
+    """Record the exception that ends ``fn``, and re-raise it::
+
+        @record
+        def main(): ...
+
+    Use it once per process, on the outermost function. ``sys.exit()`` and ``sys.exit(0)`` become a return of None, so
+    that a script run inside another process ends only itself. A ``ChildFailedError`` copies the child's error file,
+    with the child's exit code, to this process's own. Other exceptions are written to this process's error file.
+    KeyboardInterrupt and exits with another code are not recorded.
+    """
+    handler = error_handler or get_error_handler()
+
+    @functools.wraps(fn)
+    def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.initialize()
+        try:
+            return fn(*args, **kwargs)
+        except SystemExit as error:
+            if error.code is None or error.code == 0:
+                return None
+            raise
+        except Exception as error:
+            _record(handler, error)
+            raise
+
+    return recorded
+
+
+def _record(handler: ErrorHandler, error: Exception) -> None:
+    try:
+        # Recognized by its method, not its class: workers need not import the class, and torch's own ChildFailedError
+        # works too.
+        get_first_failure: Any = getattr(error, "get_first_failure", None)
+        if get_first_failure is None:
+            handler.record_exception(error)
+            return
+        _, failure = get_first_failure()
+        if failure.error_file != "<N/A>":
+            handler.dump_error_file(failure.error_file, failure.exitcode)
+    except Exception as problem:
+        # A user's own handler may raise; the function's exception must still propagate.
+        _print(f"the error handler failed while recording an error: {_describe(problem)}")
+
+
 def _rebuilt(found: error_file.ErrorFile) -> dict[str, Any]:
     """Return what could be recovered of a damaged error file, in the usual format."""
     import time
@@ -112,7 +163,7 @@ def _traceback_of(error: BaseException) -> str:
 
     frames = error.__traceback__
     # Skip the frames of tenax's own wrapper.
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") == "tenax._failures.record":
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
         frames = frames.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, frames))

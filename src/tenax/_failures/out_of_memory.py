@@ -14,10 +14,6 @@ from __future__ import annotations
 import os
 import re
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # fixed in the kernel's sources
 # Patterns are compiled when needed, which is rare.
 _COUNTER = rb"(?m)^oom_kill (\d+)$"
@@ -85,14 +81,6 @@ class OutOfMemoryWatch:
         if self._log is not None:
             os.close(self._log)
             self._log = None
-
-    def __enter__(self) -> OutOfMemoryWatch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _read_counter(self) -> int | None:
         match = re.search(_COUNTER, _read(self._counter_file))

@@ -94,7 +94,7 @@ def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastOutput | None
 
 def _find_traceback(lines: list[str], cut: bool, max_after: int) -> tuple[int, LastOutput | None]:
     headers = _headers(lines)
-    main = [at for at in headers if not _is_secondary(lines, at)]
+    main = [at for at in headers if at == 0 or not _SECONDARY.match(lines[at - 1])]
     syntax_at = _bare_syntax_error(lines)
     if (
         syntax_at >= 0
@@ -133,10 +133,6 @@ def _is_quoted(lines: list[str], at: int, outer: int) -> bool:
     exception_at = _exception_line(lines, outer)
     between = [line for line in lines[exception_at:at] if line.strip()]
     return bool(between) and len(between) <= 2 and between[-1].rstrip().endswith(":") and between[-1] not in _CONNECTORS
-
-
-def _is_secondary(lines: list[str], header: int) -> bool:
-    return header > 0 and _SECONDARY.match(lines[header - 1]) is not None
 
 
 def _is_group(lines: list[str], header: int) -> bool:

@@ -6,18 +6,16 @@ block the agent. There are no reverse lookups.
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
-from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tenax._io.interfaces import EventLoop
+
 DEFAULT_PORT = 29400
-_BACKLOG = 4096
 
 
 class Endpoint:
@@ -70,101 +68,44 @@ def literal(host: str, port: int) -> list[Address]:
 
 
 class Lookup:
-    """Resolves an endpoint. Watched by the loop; calls ``found`` or ``failed`` once."""
+    """Resolves an endpoint. Calls ``found`` or ``failed`` once, in the loop, unless it is closed before."""
 
     def __init__(
-        self, endpoint: Endpoint, found: Callable[[list[Address]], None], failed: Callable[[str], None]
+        self,
+        loop: EventLoop,
+        endpoint: Endpoint,
+        found: Callable[[list[Address]], None],
+        failed: Callable[[str], None],
     ) -> None:
+        self._loop = loop
         self._endpoint = endpoint
         self._found = found
         self._failed = failed
-        self._answer: list[Address] | str = ""
-        self._reader = self._writer = -1
+        self._is_closed = False
 
-    def start(self) -> bool:
-        """Return True if a lookup is in progress; False if the host is an address, reported to ``found`` already."""
+    def start(self) -> None:
+        """Start the lookup in its own thread. An address needs none and is reported at once."""
         addresses = literal(self._endpoint.host, self._endpoint.port)
         if addresses:
             self._found(addresses)
-            return False
+            return
         import threading
 
-        self._reader, self._writer = os.pipe()
         threading.Thread(target=self._resolve, name="tenax lookup", daemon=True).start()
-        return True
 
     def _resolve(self) -> None:
         try:
             found = socket.getaddrinfo(self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM)
-            self._answer = [(family, address) for family, _, _, _, address in found]
         except (OSError, UnicodeError) as error:
-            self._answer = getattr(error, "strerror", None) or str(error)
-        writer, self._writer = self._writer, -1
-        os.close(writer)  # wakes the loop
-
-    def fileno(self) -> int:
-        return self._reader
-
-    @property
-    def wants_to_write(self) -> bool:
-        return False
-
-    def on_writable(self) -> None:
-        """Do nothing: this end only reads."""
-
-    def on_readable(self) -> None:
-        reader, self._reader = self._reader, -1
-        os.close(reader)
-        if isinstance(self._answer, str):
-            self._failed(self._answer)
+            reason = getattr(error, "strerror", None) or str(error)
+            self._loop.soon(lambda: None if self._is_closed else self._failed(reason))
         else:
-            self._found(self._answer)
+            addresses: list[Address] = [(family, address) for family, _, _, _, address in found]
+            self._loop.soon(lambda: None if self._is_closed else self._found(addresses))
 
     def close(self) -> None:
         """Abandon the lookup."""
-        reader, self._reader = self._reader, -1
-        if reader >= 0:
-            os.close(reader)
-
-
-def open_listeners(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
-    """Listen at those of the addresses that belong to this host.
-
-    Return no sockets if none does, or if another process listens there. A host name that resolves to loopback addresses
-    only (Debian maps the host's own name to 127.0.1.1 in /etc/hosts) stands for this host: listen on all interfaces.
-    """
-    wanted = addresses
-    if not endpoint.is_loopback and not endpoint.is_address and all(is_loopback(str(each[1][0])) for each in addresses):
-        wanted = [(socket.AF_INET, ("0.0.0.0", endpoint.port)), (socket.AF_INET6, ("::", endpoint.port))]  # noqa: S104
-    listeners: list[socket.socket] = []
-    for family, address in wanted:
-        try:
-            listeners.append(_listen_at(family, address))
-        except OSError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EAFNOSUPPORT):
-                for other in listeners:
-                    other.close()
-                raise
-            if error.errno == errno.EADDRINUSE:
-                for other in listeners:
-                    other.close()
-                return []  # another process serves this endpoint
-    return listeners
-
-
-def _listen_at(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)  # fails on a system without that address family
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            with suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+        self._is_closed = True
 
 
 def is_loopback(address: str) -> bool:

@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import suppress
 
-from tenax._io.helper_channel import Channel
+from tenax._io.helper_channel import Channel, ChannelClosed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,43 @@ _BOOTSTRAP = (
 
 class HelperUnavailable(Exception):
     """A helper process cannot be started. The message gives the cause and the next step."""
+
+
+class HelperHandle:
+    """The channel of a helper process, as a loop watches it. Subclasses handle its messages and its end."""
+
+    _channel: Channel | None = None  # None: there is no process
+
+    def _on_message(self, message: tuple[Any, ...]) -> None:
+        raise NotImplementedError
+
+    def _on_closed(self) -> None:
+        """Handle the end of the process."""
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        return -1 if self._channel is None else self._channel.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self._channel is not None and self._channel.wants_to_write
+
+    def on_writable(self) -> None:
+        if self._channel is not None:
+            with suppress(ChannelClosed):  # on_readable handles it
+                self._channel.flush()
+
+    def on_readable(self) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            for message, _ in channel.receive():
+                self._on_message(message)
+                if self._channel is not channel:  # a callback has closed or replaced it
+                    return
+        except ChannelClosed:
+            self._on_closed()
 
 
 _started_ahead: dict[str, tuple[int, Channel]] = {}

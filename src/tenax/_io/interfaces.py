@@ -30,16 +30,19 @@ if TYPE_CHECKING:
 
 
 class Watchable(Protocol):
-    """Something with a descriptor that a loop can watch."""
+    """Something with a descriptor that a loop can watch. A subclass that only reads needs just the first two."""
 
     def fileno(self) -> int: ...
 
-    @property
-    def wants_to_write(self) -> bool: ...
-
     def on_readable(self) -> None: ...
 
-    def on_writable(self) -> None: ...
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """Write what is queued."""
+        assert not self.wants_to_write
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -235,8 +238,8 @@ class Logs(Watchable, Protocol):
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the steps that the workers of the last generation have recorded."""
 
-    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
-        """Answer a request for log lines. ``generation`` is the current one."""
+    def answer(self, request: LogsRequest, reply: Reply) -> None:
+        """Answer a request for log lines."""
 
     def answer_final_requests(self) -> Callable[[], float] | None:
         """Answer all followers of log lines for the last time: the run is over. Does not wait.
@@ -247,7 +250,7 @@ class Logs(Watchable, Protocol):
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent; with ``after_output``, after all output of the workers."""
 
     def live(self, text: str) -> None: ...

@@ -1,4 +1,4 @@
-"""Listening sockets, at one address or on all interfaces."""
+"""Listening sockets, at one address, on all interfaces, or at an endpoint that may be another host's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import errno
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+
+    from tenax._io.endpoint import Address, Endpoint
 
 _BACKLOG = 4096  # the system caps it
 
@@ -35,6 +37,34 @@ def bind_listener(host: str, port: int = 0) -> _socket.socket:
         except OSError:  # the name has another address
             continue
     return _listen_at(found[-1][0], found[-1][4])
+
+
+def open_listeners(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
+    """Listen at those of the addresses that belong to this host.
+
+    Return no sockets if none does, or if another process listens there. A host name that resolves to loopback addresses
+    only (Debian maps the host's own name to 127.0.1.1 in /etc/hosts) stands for this host: listen on all interfaces.
+    """
+    import socket
+
+    from tenax._io.endpoint import is_loopback
+
+    wanted = addresses
+    if not endpoint.is_loopback and not endpoint.is_address and all(is_loopback(str(each[1][0])) for each in addresses):
+        wanted = [(socket.AF_INET, ("0.0.0.0", endpoint.port)), (socket.AF_INET6, ("::", endpoint.port))]  # noqa: S104
+    listeners: list[socket.socket] = []
+    for family, address in wanted:
+        try:
+            listeners.append(socket.socket(fileno=_listen_at(family, address).detach()))
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue
+            for other in listeners:
+                other.close()
+            if error.errno == errno.EADDRINUSE:
+                return []  # another process serves this endpoint
+            raise
+    return listeners
 
 
 def _listen_everywhere(port: int) -> _socket.socket:

@@ -6,12 +6,12 @@ The loop owns the clock: everything else takes the time as an argument. Events a
 from __future__ import annotations
 
 import os
-import selectors
+import select
 import time
+from _heapq import heappop, heappush  # `heapq` itself is a slow import
 from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
-from heapq import heappop, heappush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,16 +32,29 @@ class Timer:
         self.call = None
 
 
+NO_TIMER = Timer(0.0, None)  # nothing is scheduled
+
+
+class Selector:
+    """Waits for descriptors. Not with epoll: it drops a closed descriptor, even if a new file has reused the number."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self.register, self.unregister = self._poll.register, self._poll.unregister
+
+    def select(self, timeout: float | None) -> list[tuple[int, int]]:
+        """Return the ready descriptors and their events; None: wait without a timeout."""
+        return self._poll.poll(None if timeout is None else timeout * 1000)
+
+
 class Loop:
     """A mailbox of events, and the descriptors and timers that fill it."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, selector: selectors.BaseSelector | None = None
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, selector: Selector | None = None) -> None:
         self.now = clock
         self._mailbox: deque[AnyEvent] = deque()
-        # Not epoll: it drops a closed descriptor, even if a new file has reused the number since.
-        self._selector = selectors.PollSelector() if selector is None else selector
+        self._selector = Selector() if selector is None else selector
+        self._registered: dict[int, int] = {}  # events by descriptor, without the wake-up pipe
         self._watched: dict[int, Watchable] = {}  # by identity
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_count = 0  # orders timers with the same deadline
@@ -51,7 +64,7 @@ class Loop:
         self._wake_reader, self._wake_writer = os.pipe()
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_reader, select.POLLIN)
         _open_loops.add(self)
 
     def post(self, event: AnyEvent) -> None:
@@ -138,35 +151,36 @@ class Loop:
                 call()
 
     def _wait(self, timeout: float | None) -> None:
-        registered = self._refresh()
-        for key, mask in self._selector.select(timeout):
-            thing = registered.get(key.fd)
+        things, registered = self._refresh(), self._registered
+        for descriptor, ready in self._selector.select(timeout):
+            thing = things.get(descriptor)
             if thing is None:
                 self._drain_wakeups()
                 self.run_calls()
                 continue
-            if mask & selectors.EVENT_WRITE and id(thing) in self._watched:
+            # An error or a closed connection is both readable and writable: reading or writing reports it.
+            wants_to_write = registered[descriptor] & select.POLLOUT
+            if wants_to_write and ready & ~select.POLLIN and id(thing) in self._watched:
                 thing.on_writable()
-            if mask & selectors.EVENT_READ and id(thing) in self._watched:
+            if ready & ~select.POLLOUT and id(thing) in self._watched:
                 thing.on_readable()
 
     def _refresh(self) -> dict[int, Watchable]:
         """Register what is watched now. Descriptors change when a thing closes or reconnects."""
-        wanted: dict[int, tuple[Watchable, int]] = {}
+        things: dict[int, Watchable] = {}
+        wanted: dict[int, int] = {}
         for thing in self._watched.values():
             descriptor = thing.fileno()
             if descriptor >= 0:
-                interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if thing.wants_to_write else 0)
-                wanted[descriptor] = (thing, interest)
-        registered = {key.fd: key.events for key in self._selector.get_map().values() if key.fd != self._wake_reader}
-        for descriptor in registered.keys() - wanted.keys():
-            self._selector.unregister(descriptor)
-        for descriptor, (_, interest) in wanted.items():
-            if descriptor not in registered:
-                self._selector.register(descriptor, interest)
-            elif registered[descriptor] != interest:
-                self._selector.modify(descriptor, interest)
-        return {descriptor: thing for descriptor, (thing, _) in wanted.items()}
+                things[descriptor] = thing
+                wanted[descriptor] = select.POLLIN | (select.POLLOUT if thing.wants_to_write else 0)
+        if wanted != self._registered:
+            for descriptor in self._registered.keys() - wanted.keys():
+                self._selector.unregister(descriptor)
+            for descriptor, events in wanted.items():
+                self._selector.register(descriptor, events)  # again: changes its events
+            self._registered = wanted
+        return things
 
     def _drain_wakeups(self) -> None:
         with suppress(BlockingIOError):
@@ -177,7 +191,6 @@ class Loop:
         with self._closing:
             if self in _open_loops:
                 _open_loops.discard(self)
-                self._selector.close()
                 os.close(self._wake_reader)
                 os.close(self._wake_writer)
 

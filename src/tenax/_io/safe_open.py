@@ -10,7 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 _MAX_LINKS = 8
 
@@ -42,11 +45,30 @@ def create_safely(path: str | bytes) -> BinaryIO:
 
 def read_regular(path: str | bytes, max_bytes: int) -> bytes:
     """Return up to ``max_bytes`` of a file that another process wrote. Raises OSError, also for a link or a FIFO."""
+    return read_with_status(path, max_bytes)[0]
+
+
+def read_with_status(path: str | bytes, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Do the same, and return the file's status, too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        return file.read(max_bytes)
+        return file.read(max_bytes), status
+
+
+def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Write a file, so that readers see the old or the new content. Raises OSError."""
+    new = f"{path}.{os.urandom(8).hex()}"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
 
 
 def _follow(link: str) -> str:

@@ -1,5 +1,5 @@
 """Worker logs: where output goes, and the process that writes it.
 
-``std`` and ``specs`` hold the configuration; ``prefix`` and ``lines`` format console lines; ``writer_main`` is the log
-writer process and ``writer`` the agent's handle of it. This file imports nothing, so that the log writer starts fast.
+``specs`` holds the configuration; ``lines`` formats console lines; ``writer_main`` is the log writer process and
+``writer`` the agent's handle of it. This file imports nothing, so that the log writer starts fast.
 """

@@ -19,6 +19,7 @@ import stat
 from bisect import bisect_right
 from collections import deque
 from heapq import merge
+from typing import NamedTuple
 
 from tenax._logs.tail import TAIL_BYTES
 from tenax._logs.times import FOR_READING, TimesReader
@@ -46,23 +47,14 @@ NOT_SEARCHED = "are beyond the search limit"
 UNREADABLE = "cannot be read"
 
 
-class Query:
+class Query(NamedTuple):
     """Which lines of every stream to return."""
 
-    def __init__(
-        self,
-        *,
-        last: int = 0,
-        needle: bytes = b"",
-        since: float = 0.0,
-        unfinished: bool = False,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
-        self.last = last
-        self.needle = needle
-        self.since = since
-        self.unfinished = unfinished
-        self.max_bytes = max_bytes
+    last: int = 0
+    needle: bytes = b""
+    since: float = 0.0
+    unfinished: bool = False
+    max_bytes: int = MAX_BYTES
 
 
 class Source:
@@ -168,29 +160,23 @@ class Source:
         return self.begin
 
 
-class Line:
-    __slots__ = ("at", "end", "is_unfinished", "order", "source", "text")
-
-    def __init__(
-        self, source: int, at: float, text: bytes, end: int, *, order: float = 0.0, is_unfinished: bool = False
-    ) -> None:
-        self.source = source
-        self.at = at
-        self.text = text
-        self.end = end  # the position after it; of an unfinished line, the position before it
-        self.order = order  # the time, but monotonic within a source even if the clock is set back
-        self.is_unfinished = is_unfinished  # the stream is open, and the next query returns the line again
+class Line(NamedTuple):
+    source: int
+    at: float
+    text: bytes
+    end: int  # the position after it; of an unfinished line, the position before it
+    order: float = 0.0  # the time, but monotonic within a source even if the clock is set back
+    is_unfinished: bool = False  # the stream is open, and the next query returns the line again
 
 
-class QueryResult:
+class QueryResult(NamedTuple):
     """The result of a query."""
 
-    def __init__(self, lines: list[Line], positions: list[int], left_out: list[tuple[int, int, str]]) -> None:
-        self.lines = lines
-        self.positions = positions  # by source: where to continue
-        self.left_out = left_out  # source, bytes (0: unknown), why
-        self.is_more = False
-        self.is_over = False  # every stream has ended and was returned completely
+    lines: list[Line]
+    positions: list[int]  # by source: where to continue
+    left_out: list[tuple[int, int, str]]  # source, bytes (0: unknown), why
+    is_more: bool = False
+    is_over: bool = False  # every stream has ended and was returned completely
 
 
 def following(sources: list[Source], query: Query) -> QueryResult:
@@ -245,12 +231,10 @@ def following(sources: list[Source], query: Query) -> QueryResult:
             else:
                 taken.append(line)
         taken.sort(key=lambda line: _key(sources, line))  # stable: each stream's lines stay in order
-    answer = QueryResult(taken, positions, left_out)
-    answer.is_more = is_more
-    answer.is_over = not answer.is_more and all(
+    is_over = not is_more and all(
         position >= source.end and not source.is_open for position, source in zip(positions, sources, strict=True)
     )
-    return answer
+    return QueryResult(taken, positions, left_out, is_more, is_over)
 
 
 def last(sources: list[Source], query: Query) -> QueryResult:

@@ -1,4 +1,4 @@
-"""Log specs: the log files of each worker, and which streams are also shown on the console.
+"""Log specs: the log files of each worker, which streams are also shown on the console, and with which prefix.
 
 ``DefaultLogsSpecs`` chooses names and creates directories; it writes no output. The layout is
 ``<log_dir>/<run_id>_<8 random>/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}``.
@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
+from enum import IntFlag
 
 import msgspec
-
-from tenax._logs.std import Std, to_map
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +24,37 @@ if TYPE_CHECKING:
 _ENTRY_POINT_GROUP = "torchrun.logs_specs"
 _CONSOLE = ""  # in LogsDest: this stream is not captured in a file
 _MAX_RUN_NAME_LENGTH = 100
+_ONE_FOR_ALL = r"[0-3]\Z"
+_ONE_PER_RANK = r"[0-9]+:[0-3](?:,[0-9]+:[0-3])*\Z"
+
+
+class Std(IntFlag):
+    """Selects a worker's output streams: nothing, stdout, stderr, or both."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """Parse ``"2"``, one value for all workers, or ``"0:1,12:3"``, one value per local rank."""
+        if re.match(_ONE_FOR_ALL, vm):
+            return cls(int(vm))
+        if re.match(_ONE_PER_RANK, vm):
+            pairs = (pair.split(":") for pair in vm.split(","))
+            return {int(local_rank): cls(int(value)) for local_rank, value in pairs}
+        raise ValueError(
+            f"invalid streams {vm!r}; expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
+            "or a list of local_rank:value such as 0:3,12:1"
+        )
+
+
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+    """Return one value for every local rank; a rank missing in the map gets ``Std.NONE``."""
+    if isinstance(val_or_map, Std):
+        return dict.fromkeys(range(local_world_size), val_or_map)
+    return {local_rank: val_or_map.get(local_rank, Std.NONE) for local_rank in range(local_world_size)}
 
 
 class LogsDest(msgspec.Struct):
@@ -168,6 +198,31 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def _identity(self) -> tuple[object, ...]:
         return (self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter)
+
+
+def line_prefix(
+    template: str | None,
+    *,
+    role_name: str,
+    rank: int,
+    local_rank: int,
+    generation: int | None = None,
+    host: str | None = None,
+) -> str:
+    """Return ``[role0]:`` by default, otherwise the template with its macros (``${role_name}`` etc.) substituted.
+
+    An unknown macro stays as written, so that a typo shows in the output.
+    """
+    if template is None:
+        return f"[{role_name}{local_rank}]:"
+    from string import Template
+
+    known: dict[str, object] = {"role_name": role_name, "rank": rank, "local_rank": local_rank}
+    if generation is not None:
+        known["generation"] = generation
+    if host is not None:
+        known["host"] = host
+    return Template(template).safe_substitute(known)
 
 
 def load_logs_specs(name: str | None) -> type[LogsSpecs]:

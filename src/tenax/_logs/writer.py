@@ -1,6 +1,6 @@
 """The agent's handle of the log writer process (see ``writer_main``).
 
-1. No call here waits for a device. Only ``finish``, ``wait_for`` and the ``*_now`` methods wait; all are bounded.
+1. No call here waits for a device. Only ``finish``, ``wait_for`` and ``drain_now`` wait; all are bounded.
 2. For every stream the agent keeps a duplicate of the pipe's read end, so that a worker can always write. If the log
    writer dies, a new one gets the same pipes with everything that is in them.
 3. What a dead log writer held in memory is lost, which is reported to the user.
@@ -20,13 +20,12 @@ from contextlib import suppress
 
 import msgspec
 
-from tenax._io.helper_channel import Channel, ChannelClosed
-from tenax._io.helper_process import HelperUnavailable, spawn_helper
+from tenax._io.helper_channel import ChannelClosed
+from tenax._io.helper_process import HelperHandle, HelperUnavailable, spawn_helper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
-    from types import TracebackType
     from typing import Any
 
 _PIPE_BYTES = 1 << 18  # more is not faster, and all pipes of a user share one kernel limit
@@ -60,7 +59,7 @@ class _Stream(msgspec.Struct, frozen=True):
     message: tuple[Any, ...]
 
 
-class LogWriter:
+class LogWriter(HelperHandle):
     """One log writer process, restarted when it dies."""
 
     def __init__(
@@ -70,7 +69,6 @@ class LogWriter:
         queue_bytes: int = 8 << 20,
     ) -> None:
         self._settings = ("settings", stuck_after_s, queue_bytes)
-        self._channel: Channel | None = None
         self.pid = 0
         self._streams: dict[Any, _Stream] = {}
         self._consoles: dict[int, int] = {}  # of ``open_console``: number -> descriptor
@@ -86,15 +84,6 @@ class LogWriter:
         self._last_message_at = 0.0
         self._finish_message: tuple[Any, ...] | None = None
         self._is_finished = False
-
-    def __enter__(self) -> LogWriter:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.finish(1.0)
 
     def start(self) -> None:
         assert self._channel is None, "a log writer is started once"
@@ -183,15 +172,6 @@ class LogWriter:
         """Answer these waiting queries now, or all of them."""
         self._send(("answer_now", *requests))
 
-    def query_now(
-        self, streams: Sequence[tuple[Hashable, str, int, int]], timeout_s: float, **options: Any
-    ) -> dict[str, Any]:
-        """``query`` for users without a loop; empty when there is no answer in time."""
-        answers: list[dict[str, Any]] = []
-        self.query(streams, answers.append, **options)
-        self.wait_for(lambda: bool(answers), timeout_s)
-        return answers[0] if answers else {}
-
     def drain(
         self, timeout_s: float, callback: Callable[[Losses], None], keys: Iterable[Hashable] | None = None
     ) -> None:
@@ -222,33 +202,14 @@ class LogWriter:
             if self._channel is not None and self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
                 self._send(("live", text))
 
-    # -- the loop's handle
+    # -- the process
 
-    def fileno(self) -> int:
-        return self._channel.fileno() if self._channel is not None else -1
-
-    @property
-    def wants_to_write(self) -> bool:
-        return self._channel is not None and self._channel.wants_to_write
-
-    def on_writable(self) -> None:
-        try:
-            if self._channel is not None:
-                self._channel.flush()
-        except ChannelClosed:
+    def _on_closed(self) -> None:
+        """Restart the log writer. Raises LogWriterLost when it has died too often."""
+        if self._is_finished:
+            self._disconnect()
+        else:
             self._restart()
-
-    def on_readable(self) -> None:
-        """Process the log writer's messages. Raises LogWriterLost when it has died too often."""
-        try:
-            if self._channel is not None:
-                for message, _ in self._channel.receive():
-                    self._on_message(message)
-        except ChannelClosed:
-            if self._is_finished:
-                self._disconnect()
-            else:
-                self._restart()
 
     def wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
         """Serve the channel until the condition holds, for users without a loop. Return whether it does."""
@@ -259,13 +220,6 @@ class LogWriter:
                 return False
             self._serve(left_s)
         return True
-
-    def tail_now(self, keys: Iterable[Hashable], timeout_s: float) -> dict[Any, bytes]:
-        """``tail`` for users without a loop; empty when there is no answer in time."""
-        answers: list[dict[Any, bytes]] = []
-        self.tail(keys, answers.append)
-        self.wait_for(lambda: bool(answers), timeout_s)
-        return answers[0] if answers else {}
 
     def drain_now(self, timeout_s: float, keys: Iterable[Hashable] | None = None) -> Losses:
         """``drain`` for users without a loop."""
@@ -387,7 +341,8 @@ class LogWriter:
         for stream in self._streams.values():
             self._send((*stream.message, True), [stream.read_end])
         self._send(("live", self._live))
-        self._send(("print", self._restart_notice(), False))
+        what = f"the log writer died{self._why_it_died()} and was restarted"
+        self._send(("print", f"tenax: {what}; lines that it held in memory are lost", False))
         for number, (message, _) in list(self._requests.items()):
             if number not in self._requests:
                 continue  # answered by a nested restart
@@ -398,11 +353,6 @@ class LogWriter:
                 self._send(message)
         if self._finish_message is not None:
             self._send(self._finish_message)
-
-    def _restart_notice(self) -> str:
-        return (
-            f"tenax: the log writer died{self._why_it_died()} and was restarted; lines that it held in memory are lost"
-        )
 
     def _why_it_died(self) -> str:
         """Return the last line of its traceback, if it sent one."""

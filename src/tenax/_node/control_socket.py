@@ -21,6 +21,7 @@ from contextlib import suppress
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._io.interfaces import Watchable
 from tenax._io.private_folder import check_private, make_private, private_folder
 
 TYPE_CHECKING = False
@@ -108,7 +109,7 @@ def _notes(folder: str) -> list[str]:
     return [path for _, path in sorted(dated)]
 
 
-class ControlSocket:
+class ControlSocket(Watchable):
     """Watched by the agent's loop once it is open. ``answer`` gets each request and must reply exactly once."""
 
     def __init__(self, answer: Callable[[AnyRequest, Reply], None], warn: Callable[[str], None]) -> None:
@@ -157,13 +158,6 @@ class ControlSocket:
 
     def fileno(self) -> int:
         return self._listener.fileno() if self._listener is not None else -1
-
-    @property
-    def wants_to_write(self) -> bool:
-        return False
-
-    def on_writable(self) -> None:
-        """A listening socket is never written to."""
 
     def on_readable(self) -> None:
         assert self._listener is not None

@@ -12,6 +12,7 @@ import os
 import msgspec
 
 from tenax._core.model import AgentSettings
+from tenax._core.text import concealed_repr
 from tenax._node.signals import DEFAULT_SIGNALS
 
 TYPE_CHECKING = False
@@ -72,6 +73,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     event_log_handler: str = "null"
     metrics: str = ""  # metric handlers, by name
     live_line: bool = True  # if stderr is a terminal
+    colours: bool = False  # likewise
 
     # Observers.
     dashboard: str = ""  # HOST:PORT; empty: no dashboard
@@ -86,10 +88,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def __repr__(self) -> str:
-        from tenax._core.text import concealed_repr
-
-        return concealed_repr(self)
+    __repr__ = concealed_repr
 
     @property
     def settings(self) -> AgentSettings:

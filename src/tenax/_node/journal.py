@@ -61,7 +61,7 @@ AnyLine = Header | Step | Footer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 
@@ -151,7 +151,11 @@ class Journal:
 
 
 class JournalUnreadable(Exception):
-    """The file is not a tenax journal, or is damaged. The message says where."""
+    """The file is not a tenax journal, or is damaged. The message says where. ``beginning``: the lines before that."""
+
+    def __init__(self, message: str, beginning: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.beginning = beginning
 
 
 def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
@@ -178,15 +182,16 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
     lines: list[Any] = []
     for number, raw in enumerate(raw_lines, 1):
         try:
-            lines.append(decoder.decode(raw))
+            line = decoder.decode(raw)
         except DECODE_ERRORS as error:
-            raise JournalUnreadable(f"line {number} of {path!r} is not a line of a tenax journal: {error}") from error
+            message = f"line {number} of {path!r} is not a line of a tenax journal: {error}"
+            raise JournalUnreadable(message, lines) from error
+        if lines and isinstance(line, header):
+            raise JournalUnreadable(f"line {number} of {path!r} begins another run; expected one run per file", lines)
+        lines.append(line)
     if not lines or not isinstance(lines[0], header):
         what = "is empty" if not lines and not torn else "does not begin with a header"
         raise JournalUnreadable(f"{path!r} {what}; expected the journal.jsonl of a run")
-    for number, line in enumerate(lines[1:], 2):
-        if isinstance(line, header):
-            raise JournalUnreadable(f"line {number} of {path!r} begins another run; expected one run per file")
     return lines
 
 

@@ -113,12 +113,11 @@ class _Stream(msgspec.Struct, frozen=True):
         return LeftOut(self.rank, self.local_rank, STREAMS[self.number], self.generation, count, why)
 
 
-class _Pending:
+class _Pending(msgspec.Struct, eq=False):
     """A request without an answer yet."""
 
-    def __init__(self, is_follower: bool) -> None:
-        self.is_follower = is_follower  # will send another request
-        self.number = 0  # of the query to the log writer
+    is_follower: bool  # will send another request
+    number: int = 0  # of the query to the log writer
 
 
 class LogQueries:
@@ -176,7 +175,8 @@ class LogQueries:
         wait_s = max(0.0, min(request.wait_s, _MAX_WAIT_S)) if can_wait else 0.0
         pending = _Pending(request.wait_s > 0)
         if wait_s > 0:
-            self._answer_oldest()
+            while len(self._waiting) >= _MAX_WAITING:  # the oldest may belong to clients that disconnected
+                self._writer.answer_now(self._waiting.pop(0).number)
             self._waiting.append(pending)
         if request.cursor:
             self._remove_answered(request.cursor)
@@ -191,11 +191,6 @@ class LogQueries:
             since=request.since,
             unfinished=request.unfinished,
         )
-
-    def _answer_oldest(self) -> None:
-        """Make room for one more waiting request; the oldest may belong to clients that disconnected."""
-        while len(self._waiting) >= _MAX_WAITING:
-            self._writer.answer_now(self._waiting.pop(0).number)
 
     def _remove_answered(self, cursor: str) -> None:
         for index, (sent, _) in enumerate(self._answered):

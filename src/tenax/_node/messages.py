@@ -10,6 +10,7 @@ import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
+from tenax._core.environment import max_restarts
 from tenax._core.model import Outcome, WorkerPhase, assert_never
 from tenax._core.text import format_seconds
 from tenax._failures.exit_text import describe_exit, signal_name
@@ -27,6 +28,7 @@ _SHORT_RUN_S = 10.0
 class Line(msgspec.Struct, frozen=True):
     text: str
     important: bool = True
+    colour: str = ""  # on a terminal: "red" for what failed, "yellow" for what may need attention, "green" for success
 
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
@@ -45,14 +47,14 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case events.WorkerStarted(generation, local_rank, pid) if generation == state.generation:
             return [Line(f"{_rank(state, local_rank)} started (pid {pid})", important=False)]
         case events.WorkerStartFailed(generation, local_rank, reason) if generation == state.generation:
-            return [Line(f"{_rank(state, local_rank)} could not be started: {reason}")]
+            return [Line(f"{_rank(state, local_rank)} could not be started: {reason}", colour="red")]
         case events.WorkerExited(generation, local_rank, exit_code, fault) if generation == state.generation:
             return [_of_exit(state, local_rank, exit_code, fault)]
         case events.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
             cause = evidence.out_of_memory or evidence.message
-            return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
+            return [Line(f"{_rank(state, local_rank)}: {cause}", colour="red")] if cause else []
         case events.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
-            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {overrun(event)}")]
+            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {overrun(event)}", colour="yellow")]
         case events.StacksRefused(generation, local_rank, why) if generation == state.generation:
             worker = state.workers.get(local_rank)
             is_late = worker is not None and worker.overdue is not None
@@ -101,8 +103,8 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
 
         return Line(f"{subject} stopped ({exit_summary(exit_code)})", important=False)
     if fault:
-        return Line(f"{subject} failed: {fault}")
-    return Line(f"{subject} {describe_exit(exit_code)}", important=exit_code != 0)
+        return Line(f"{subject} failed: {fault}", colour="red")
+    return Line(f"{subject} {describe_exit(exit_code)}", important=exit_code != 0, colour="red" if exit_code else "")
 
 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
@@ -117,7 +119,9 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             others = state.assignment.group_world_size - 1
             return [Line("all workers of this node succeeded; waiting for the other nodes")] if others else []
         case commands.StartWorkers(assignment):
-            return [Line(_of_start(state, assignment))]
+            own, limit = state.settings.max_restarts, max_restarts(state.settings, assignment)
+            note = f"--max-restarts {own} of this node has no effect: the coordinator's node has {limit}"
+            return [Line(_of_start(state, assignment)), *([Line(note, colour="yellow")] if own != limit else [])]
         case commands.SignalWorkers(_, number, why):
             how = f"{signal_name(number)}, {format_seconds(state.settings.grace_s)} grace"
             hint = _AGAIN if state.leave is not None and state.leave.signal == SIGINT else ""
@@ -130,7 +134,8 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
         case commands.ReportHang(_, report):
             from tenax._core.hang_report import format_report
 
-            return [Line(line) for line in format_report(report)]
+            headline, *rest = format_report(report)
+            return [Line(headline, colour="yellow"), *(Line(line) for line in rest)]
         case commands.ReportMovement(generation, why):
             return [Line(f"generation {generation} does not hang any more{f': {why}' if why else ''}")]
         case commands.EndWorker(_, local_rank, _, number, why):
@@ -139,12 +144,12 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             reason = "" if was_shown else f" because {why}"
             return [Line(f"stopping {_rank(state, local_rank)}{reason} ({signal_name(number)})")]
         case commands.KillNode(_, why):
-            return [Line(f"killing all remaining processes: {why}")]
+            return [Line(f"killing all remaining processes: {why}", colour="yellow")]
         case commands.ClearNode():
             return [Line("ending leftover processes of the workers", important=False)]
         case commands.Finish(verdict):
             important = verdict.outcome is Outcome.SUCCEEDED  # the report shows every other outcome
-            line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important)
+            line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important, "green" if important else "")
             return [line, *_goodput(verdict)] if important else [line]
     return []
 
@@ -181,8 +186,8 @@ def live_line(state: AgentState) -> str:
             return ""
         case _:
             assert_never(state.phase)
-    left = settings.max_restarts - state.restarts_used
-    budget = f", {left} of {settings.max_restarts} restarts left" if settings.max_restarts else ""
+    limit = max_restarts(settings, state.assignment)
+    budget = f", {limit - state.restarts_used} of {limit} restarts left" if limit else ""
     return f"tenax {settings.run_id}: {what}{budget}"
 
 

@@ -17,6 +17,7 @@ from tenax._core.text import one_line
 from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused
 from tenax._io.loop import Loop
+from tenax._logs.specs import DefaultLogsSpecs
 from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
 from tenax._node.journal import Journal
 from tenax._node.live_steps import LiveSteps
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from tenax._core.model import Verdict
     from tenax._core.requests import StacksRequest
     from tenax._io.interfaces import Control, Launch, OperatorService, Reply
-    from tenax._logs.specs import LogsSpecs
     from tenax._node.job import JobSpec
     from tenax._node.journal import Step
     from tenax._node.observers import Observers
@@ -97,7 +97,7 @@ class Node(Surroundings):
         self._placements = decide_placements(job.numa_options, job.nproc_per_node, environ)
         self._watchdog = watchdog_plan(environ)
         self._health = _health_check(health_check_server, environ)
-        self._logs_specs = job.logs_specs or _default_logs_specs()
+        self._logs_specs = job.logs_specs or DefaultLogsSpecs()
         self._signals = parse_signals(job.signals_to_handle)
         self._notices = parse_signals(job.notice_signals)
         self._keeper = processes if processes is not None else self._entrypoint.keeper()
@@ -137,6 +137,7 @@ class Node(Surroundings):
                 stderr_filters=list(job.duplicate_stderr_filters or ()),
                 show_messages=self._is_command,
                 live_line=job.live_line,
+                colours=job.colours,
                 now=loop.now,
             )
             self._keeper.spawn()  # first: it starts up while the rest is prepared
@@ -324,12 +325,13 @@ class Node(Surroundings):
             raise RequestRefused(str(error)) from error
 
     def environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
-        options = self._environment_options()
+        options, sockets = self._environment_options(), self._sockets
+        first = command.assignment.first_global_rank
         return {
             rank: {
                 **worker_environment(self._settings, command.assignment, rank, self._environ, options),
                 **self._notice.env(command.assignment.generation),
-                **self._socket_env(command.assignment.first_global_rank + rank),
+                **({} if sockets is None else sockets.env(first + rank)),
                 **self._watchdog_env(),
             }
             for rank in range(self._job.nproc_per_node)
@@ -357,9 +359,6 @@ class Node(Surroundings):
             self._keeper.prepare(template, self._print)
         else:
             self._cold_reason = template
-
-    def _socket_env(self, global_rank: int) -> dict[str, str]:
-        return {} if self._sockets is None else self._sockets.env(global_rank)
 
     def _watchdog_env(self) -> dict[str, str]:
         if self.scopes is None and self._job.on_hang == "off":
@@ -409,12 +408,6 @@ def _health_check(server: Any, environ: Mapping[str, str]) -> HealthCheck | None
     from tenax._observe.health.check import health_check_of
 
     return health_check_of(server, environ)
-
-
-def _default_logs_specs() -> LogsSpecs:
-    from tenax._logs.specs import DefaultLogsSpecs
-
-    return DefaultLogsSpecs()
 
 
 def _warn_on_stderr(line: str) -> None:

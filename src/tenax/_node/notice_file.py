@@ -41,6 +41,8 @@ class NoticeFile:
             return
         import msgspec
 
+        from tenax._io.safe_open import replace_file
+
         content = {
             "version": 1,
             "generation": notice.generation,
@@ -50,13 +52,5 @@ class NoticeFile:
             # On this host's monotonic clock, which its workers share; null: unknown.
             "leaves_at": None if notice.in_s is None else time.monotonic() + notice.in_s,
         }
-        path = self._path(notice.generation)
-        try:
-            with suppress(FileNotFoundError):
-                os.unlink(f"{path}.new")  # left by an agent that was killed while writing
-            descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(content))
-            os.replace(f"{path}.new", path)
-        except OSError:
-            return  # disk full: the workers still get the stop signal itself
+        with suppress(OSError):  # disk full: the workers still get the stop signal itself
+            replace_file(self._path(notice.generation), msgspec.json.encode(content), 0o644)

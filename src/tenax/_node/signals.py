@@ -12,6 +12,7 @@ import os
 import signal
 
 from tenax._core.events import NoticeReceived, SignalReceived
+from tenax._io.interfaces import Watchable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def parse_signals(names: str) -> list[signal.Signals]:
     return chosen
 
 
-class SignalSource:
+class SignalSource(Watchable):
     """A context manager around the loop, which watches it for received signals."""
 
     def __init__(
@@ -107,13 +108,6 @@ class SignalSource:
 
     def fileno(self) -> int:
         return self._reader
-
-    @property
-    def wants_to_write(self) -> bool:
-        return False
-
-    def on_writable(self) -> None:
-        """Never called: the pipe is only read."""
 
     def on_readable(self) -> None:
         for number in self._read():

@@ -7,6 +7,9 @@ journal of an agent that died shows what it was about to do.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+
+import msgspec
 
 from tenax._core import commands, events
 from tenax._core.agent import AgentMachine, Phase, is_started, messages_on_connecting
@@ -49,21 +52,21 @@ _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
 _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 
 
-class Surroundings:
+class Surroundings(ABC):
     """What a supervisor needs of the agent around it. An agent overrides what it has."""
 
+    @abstractmethod
     def environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
         """Return the additional variables of each worker, by local rank."""
-        raise NotImplementedError
 
     def bind(self, local_rank: int, launch: Launch) -> Launch:  # noqa: ARG002
         """Return the launch bound to the worker's CPUs."""
         return launch
 
-    def forward_notice(self, notice: commands.ForwardNotice) -> None:
+    def forward_notice(self, notice: commands.ForwardNotice) -> None:  # noqa: B027
         """Inform the workers that a node will leave."""
 
-    def read_stacks(self, command: commands.ReadStacks) -> None:
+    def read_stacks(self, command: commands.ReadStacks) -> None:  # noqa: B027
         """Post the stacks that the workers have written."""
 
     def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:  # noqa: ARG002
@@ -74,14 +77,14 @@ class Surroundings:
         """Open the journal of a coordinator in this process. None: no journal."""
         return None
 
-    def observe(self, step: Step, state: AgentState) -> None:
+    def observe(self, step: Step, state: AgentState) -> None:  # noqa: B027
         """Follow a step of the agent machine, after its commands were executed."""
 
     def enable_progress(self) -> bool:
         """Read the workers' progress from now on. Return True if there is new progress."""
         return False
 
-    def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
+    def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:  # noqa: B027
         """Learn that this process starts, or with None stops, to serve the coordinator."""
 
 
@@ -196,8 +199,8 @@ class Supervisor:
     def release(self, name: str) -> None:
         self._processes.release(name)
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
-        self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output)
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
+        self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output, colour=colour)
 
     def record_run(self, settings: RunSettings) -> RecordRun:
         if self._run_journal is not None:
@@ -213,7 +216,7 @@ class Supervisor:
 
         generation = self.machine.state.generation
         if isinstance(request, LogsRequest):
-            self._logs.answer(request, generation, reply)
+            self._logs.answer(request, reply)
         else:
             self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
@@ -352,7 +355,7 @@ class Supervisor:
         is_end = any(isinstance(command, commands.Finish) for command in issued)
         for line in lines_for(event, issued, state):
             if line.important:
-                self.print_line(line.text, after_output=is_end)
+                self.print_line(line.text, after_output=is_end, colour=line.colour)
         if self._scopes is not None:
             self._scopes.on_step(event, issued)
         for command in issued:
@@ -407,7 +410,9 @@ class Supervisor:
             env = {**inherited, **own, **output.env}
             try:
                 launch = self._around.bind(rank, self._entrypoint.launch(rank, env))
-                self._processes.start(generation, rank, _with_streams(launch, output.stdout, output.stderr))
+                streams = {**inherited_stdin(), 1: output.stdout, 2: output.stderr}
+                launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, **streams})
+                self._processes.start(generation, rank, launch)
             except Exception as error:
                 # For example, the arguments cannot be pickled. The report shows the reason.
                 self._entrypoint.release(rank)
@@ -416,14 +421,6 @@ class Supervisor:
             finally:
                 os.close(output.stdout)
                 os.close(output.stderr)
-
-
-def _with_streams(launch: Launch, stdout: int, stderr: int) -> Launch:
-    import msgspec
-
-    return msgspec.structs.replace(
-        launch, descriptors={**launch.descriptors, **inherited_stdin(), 1: stdout, 2: stderr}
-    )
 
 
 def inherited_stdin() -> dict[int, int]:

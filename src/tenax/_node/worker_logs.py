@@ -14,8 +14,7 @@ import time
 from tenax._core.model import Evidence
 from tenax._core.text import one_line, without_passwords
 from tenax._io.interfaces import Output
-from tenax._logs.prefix import line_prefix
-from tenax._logs.specs import LogsDest
+from tenax._logs.specs import LogsDest, line_prefix
 from tenax._logs.writer import LogWriter
 
 TYPE_CHECKING = False
@@ -33,12 +32,14 @@ if TYPE_CHECKING:
     from tenax._node.log_queries import LogQueries
 
 _STDOUT, _STDERR = 1, 2
+_COLOURS = {"red": 31, "green": 32, "yellow": 33}
 _REPLACED = 2  # added to the number of a stream whose object in ``sys`` was replaced
 _TAIL_BYTES = 64 << 10  # what the log writer keeps of each stream
 _DRAIN_S = 5.0  # at the end: maximum time to write the last lines
 _FINISH_S = 2.0  # ... and to wait for a console that does not accept them
 _MTIME_RESOLUTION_S = 1.0  # of coarse file systems
 _MAX_GENERATIONS = 256  # whose files can be queried
+_MAX_READS = 8  # of a progress file: a read may overlap a write, but not eight times in a row
 _LAST_LINES_S = 1.0  # for waiting log queries when the run ends
 
 
@@ -56,6 +57,7 @@ class WorkerLogs:
         stderr_filters: list[str] | None = None,
         show_messages: bool = True,
         live_line: bool = True,
+        colours: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = specs
@@ -65,6 +67,8 @@ class WorkerLogs:
         self._filters = {_STDOUT: stdout_filters or [], _STDERR: stderr_filters or []}
         self._show_messages = show_messages
         self._live_line = show_messages and live_line
+        self._has_colours = colours and os.isatty(_STDERR)
+        self._has_one_console = _is_same_file(_STDOUT, _STDERR)
         self._now = now
         self._writer = LogWriter()
         self.destination = LogsDest()  # of the latest generation
@@ -107,8 +111,11 @@ class WorkerLogs:
         streams: dict[tuple[int, int], int] = {}
         try:
             for rank, env in envs.items():
-                for number in (_STDOUT, _STDERR):
-                    streams[rank, number] = self._open_stream(generation, rank, number, env, destination)
+                streams[rank, _STDOUT] = self._open_stream(generation, rank, _STDOUT, env, destination)
+                if self._is_one_stream(rank):
+                    streams[rank, _STDERR] = os.dup(streams[rank, _STDOUT])
+                else:
+                    streams[rank, _STDERR] = self._open_stream(generation, rank, _STDERR, env, destination)
         except OSError:  # too many open files; the caller reports it
             for descriptor in streams.values():
                 os.close(descriptor)
@@ -123,6 +130,12 @@ class WorkerLogs:
             )
             for rank in envs
         }
+
+    def _is_one_stream(self, rank: int) -> bool:
+        """Whether stdout and stderr of this worker only go to the same console: then one pipe keeps their order."""
+        to = self.destination
+        goes_elsewhere = (to.stdouts, to.stderrs, to.tee_stdouts, to.tee_stderrs)
+        return self._has_one_console and not any(each.get(rank) for each in goes_elsewhere)
 
     def _remember(self, generation: int, envs: dict[int, dict[str, str]]) -> None:
         ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
@@ -176,17 +189,13 @@ class WorkerLogs:
         return os.path.exists(self.destination.error_files.get(local_rank, ""))
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        """Read the progress files of workers that use ``tenax.progress``; import the reader only if there are any."""
-        files = {rank: _progress_file(path) for rank, path in self.destination.error_files.items() if path}
-        files = {rank: path for rank, path in files.items() if os.path.exists(path)}
-        if not files:
-            return ()
-        from tenax._node.progress_file import read_progress
-
-        found = (read_progress(path, rank) for rank, path in files.items())
+        """Read the progress files of workers that use ``tenax.progress``."""
+        written = self.destination.error_files.items()
+        files = {rank: os.path.join(os.path.dirname(path), "progress") for rank, path in written if path}
+        found = (read_progress(path, rank) for rank, path in files.items() if os.path.exists(path))
         return tuple(each for each in found if each is not None)
 
-    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:  # noqa: ARG002 - for other adapters
+    def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Answer a log query, see ``log_queries``."""
         if self._queries is None:
             from tenax._node.log_queries import LogQueries
@@ -211,7 +220,8 @@ class WorkerLogs:
         if command.was_stopped and not self.has_error_file(command.local_rank):
             done(self._stacks_only(command))
             return
-        key = f"{command.generation}.{command.local_rank}.{_STDERR}"
+        number = _STDOUT if self._is_one_stream(command.local_rank) else _STDERR
+        key = f"{command.generation}.{command.local_rank}.{number}"
         self._writer.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
     def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
@@ -267,12 +277,15 @@ class WorkerLogs:
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
-    def print_line(self, text: str, *, after_output: bool = False) -> None:
+    def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent. With ``after_output``, all workers are gone and their output is written first."""
         if after_output:
             self._end_streams()
         if self._show_messages:
-            self._writer.print(one_line(without_passwords(text)), after_output=after_output)
+            self._writer.print(self._coloured(one_line(without_passwords(text)), colour), after_output=after_output)
+
+    def _coloured(self, text: str, colour: str) -> str:
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colour and self._has_colours else text
 
     def _end_streams(self) -> None:
         """Close the streams after the last worker, even if another process holds one of the pipes open."""
@@ -318,6 +331,13 @@ class WorkerLogs:
         self._writer.on_writable()
 
 
+def _is_same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:  # one is closed
+        return False
+
+
 def _replaced(number: int) -> TextIO | None:
     """Return the object that replaced ``sys.stdout`` (1) or ``sys.stderr`` (2), or None."""
     stream = sys.stdout if number == _STDOUT else sys.stderr
@@ -332,8 +352,36 @@ def _replaced(number: int) -> TextIO | None:
     return stream
 
 
-def _progress_file(error_file: str) -> str:
-    return os.path.join(os.path.dirname(error_file), "progress")
+def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
+    """Return what a worker wrote with ``tenax.progress``; None if that is nothing or invalid. Never raises."""
+    from tenax._core.bounds import MAX_SECONDS
+    from tenax._core.messages import WorkerProgress
+    from tenax.progress import LAYOUT, MAGIC, MAX_STEP
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        for _ in range(_MAX_READS):
+            data = os.pread(descriptor, LAYOUT.size, 0)
+            if len(data) < LAYOUT.size:
+                return None
+            magic, first, last, first_at, last_at, count, phase = LAYOUT.unpack(data)
+            # Any process may write this file. Drop values out of bounds: a peer closes the link on such a frame.
+            in_bounds = all(-MAX_STEP <= step <= MAX_STEP for step in (first, last)) and all(
+                -MAX_SECONDS <= at <= MAX_SECONDS for at in (first_at, last_at)
+            )
+            if magic != MAGIC or not in_bounds:
+                return None
+            if os.pread(descriptor, LAYOUT.size, 0) == data:
+                name = phase.rstrip(b"\0").decode("utf-8", "replace")
+                return WorkerProgress(local_rank, first, last, first_at, last_at, name) if count or name else None
+    except OSError:  # the file system is gone
+        return None
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def _is_in_foreground() -> bool:

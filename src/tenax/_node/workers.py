@@ -66,6 +66,6 @@ def make_entrypoint(
         from tenax._failures.hook import hooked
 
         return CommandEntrypoint(argv, name, wrap_env=hooked)
-    from tenax._failures.record import record
+    from tenax._failures.error_handler import record
 
     return FunctionEntrypoint(entrypoint, args_by_rank, wrap=record, start_method=start_method)

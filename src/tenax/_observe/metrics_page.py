@@ -9,15 +9,12 @@ Prometheus would take a counter that decreases for a restarted one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tenax._core.ledger import Mean
+from tenax._view.status import FailureStatus, NodeStatus, RunStatus
 from tenax._view.text import kind_of
 from tenax.metrics._prometheus import CONTENT_TYPE, escaped, in_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tenax._core.ledger import Mean
-    from tenax._view.status import FailureStatus, NodeStatus, RunStatus
 
 __all__ = ["CONTENT_TYPE", "render"]
 

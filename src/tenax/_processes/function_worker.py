@@ -197,14 +197,6 @@ def _install_compat() -> None:
         import tenax.compat  # noqa: F401
 
 
-def _prepare_stacks() -> None:
-    """Prepare for stack dumps if the agent asked for them."""
-    if "TENAX_STACKS_SIGNAL" in os.environ:
-        from tenax._processes.stacks import prepare
-
-        prepare(os.environ)
-
-
 def deliver(
     wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], result: int, barrier: int
 ) -> None:
@@ -212,7 +204,10 @@ def deliver(
 
     ``wrap`` records errors of the function and of this module.
     """
-    _prepare_stacks()
+    if "TENAX_STACKS_SIGNAL" in os.environ:  # the agent requests stack dumps
+        from tenax._processes.stacks import prepare
+
+        prepare(os.environ)
 
     def call_and_write_result() -> None:
         value = function(*args)

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from tenax._core import events
 from tenax._io.helper_channel import Channel, ChannelClosed
-from tenax._io.helper_process import spawn_helper
+from tenax._io.helper_process import HelperHandle, spawn_helper
 from tenax._processes.descendants import is_zombie, marked_processes, wait_for_deaths
 
 TYPE_CHECKING = False
@@ -30,18 +30,23 @@ _DEATH_TIMEOUT_S = 1.0
 _NOT_FOUND, _NOT_EXECUTABLE, _CANNOT_START = 127, 126, 1
 
 
-class KeeperProcess:
+class KeeperProcess(HelperHandle):
     """Implements ``interfaces.Processes``."""
 
-    def __init__(self, module: str = _PLAIN, call: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        module: str = _PLAIN,
+        call: Callable[[dict[str, Any]], None] | None = None,
+        name: str = "tenax-keeper",
+    ) -> None:
         """``module``: the helper to start. With ``call``, the keeper is a fork of this process and workers run that."""
         self._module = module
+        self._name = name
         self._call = call
         # Every process of the job inherits this variable, so that they can be found if the keeper is lost.
         self._mark = f"{MARK}={os.urandom(8).hex()}"
         self._pid = 0
         self._pids: dict[tuple[int, int], int] = {}  # of living workers, by generation and local rank
-        self._channel: Channel | None = None
         self._emit: Emit = lambda _: None
         self._notify: Callable[[str], None] = lambda _: None
 
@@ -63,7 +68,7 @@ class KeeperProcess:
             name, _, value = self._mark.partition("=")
             isolated = self._module == _PLAIN
             self._pid, self._channel = spawn_helper(
-                self._module, "tenax-keeper", isolated=isolated, extra_environ=None if isolated else {name: value}
+                self._module, self._name, isolated=isolated, extra_environ=None if isolated else {name: value}
             )
 
     @staticmethod
@@ -136,6 +141,10 @@ class KeeperProcess:
     def hold(self, seconds: float) -> None:
         self._send(("hold", seconds))
 
+    def stop_gently(self, grace_s: float) -> None:
+        """If this process dies, stop the workers with SIGTERM and this grace period before SIGKILL."""
+        self._send(("stop_gently", grace_s))
+
     def keep(self, name: str, descriptor: int) -> None:
         self._send(("keep", name), [descriptor])
 
@@ -149,30 +158,15 @@ class KeeperProcess:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def fileno(self) -> int:
-        return self._channel.fileno() if self._channel is not None else -1
+    def _on_message(self, message: tuple[Any, ...]) -> None:
+        if message[0] in ("warm", "cold", "slow", "printed"):
+            self._notify_user(message)
+        else:
+            self._update_pids(message)
+            self._emit(_event(message))
 
-    @property
-    def wants_to_write(self) -> bool:
-        return self._channel is not None and self._channel.wants_to_write
-
-    def on_writable(self) -> None:
-        if self._channel is not None:
-            with suppress(ChannelClosed):
-                self._channel.flush()
-
-    def on_readable(self) -> None:
-        if self._channel is None:
-            return
-        try:
-            for message, _ in self._channel.receive():
-                if message[0] in ("warm", "cold", "slow", "printed"):
-                    self._notify_user(message)
-                    continue
-                self._update_pids(message)
-                self._emit(_event(message))
-        except ChannelClosed:
-            self._emit(events.KeeperLost(self._how_it_ended()))
+    def _on_closed(self) -> None:
+        self._emit(events.KeeperLost(self._how_it_ended()))
 
     def _update_pids(self, message: tuple[Any, ...]) -> None:
         match message:

@@ -21,6 +21,7 @@ Commands from the agent                                     Replies
   hold, seconds                                               fenced, generation
   keep, name  + descriptor
   release, name
+  stop_gently, seconds
 
 "template" makes the workers warm: they are forked from a process that has imported what they need (``warm_pool.py``).
 A worker that waits for a standby is started cold as soon as a command needs its process to exist.
@@ -34,6 +35,9 @@ stopped agent (SIGSTOP) cannot kill them. 0 seconds: no limit.
 "keep" gives the keeper a copy of one of the agent's connections. The peer sees it close when the last copy is closed:
 after everything that the agent started is gone, and not before.
 
+"stop_gently" is for a server as the only worker (etcd): when the agent is gone, it gets SIGTERM and that many seconds
+before everything is killed.
+
 "cleared" is proven: either ``waitpid`` reports that the keeper has no children, or every worker was reaped and the
 keeper's list of children holds only those of the warm pool. (A child leaves that list only when the keeper reaps it,
 so the list is complete.) Every descendant is below a child of the keeper or, as an orphan, is one. The exception is a
@@ -43,6 +47,7 @@ the keeper reaps it.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _socket as socket
 import ctypes
 import errno
@@ -58,7 +63,7 @@ from tenax._processes.descendants import children, descendants, parent_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from tenax._processes.warm_pool import WarmPool
@@ -101,6 +106,7 @@ class Keeper:
         self._is_lease_expired = False  # no worker may run until it is renewed
         self._is_fenced = False  # the lease expired with workers alive, and they are being killed
         self._kept: dict[str, int] = {}
+        self._grace_s = 0.0  # for the workers after the agent's death
         self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
         self._open_files: tuple[int, int] | None = None  # the workers' limit, if the keeper's was raised
         self._pid = os.getpid()
@@ -134,7 +140,8 @@ class Keeper:
         watched: set[int] = set()  # descriptors of the warm pool
         try:
             while True:
-                poll.modify(self._channel.fileno(), _interest(self._channel))
+                writes = select.POLLOUT if self._channel.wants_to_write else 0
+                poll.modify(self._channel.fileno(), select.POLLIN | writes)
                 watched = self._watch_warm_pool(poll, watched)
                 ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
                 if deaths in ready:
@@ -181,6 +188,8 @@ class Keeper:
                     self._kept[name] = descriptors[0]
                 case ("release", name):
                     self._release(name)
+                case ("stop_gently", seconds):
+                    self._grace_s = seconds
 
     def _release(self, name: str) -> None:
         descriptor = self._kept.pop(name, -1)
@@ -259,7 +268,7 @@ class Keeper:
         error_reader, error_writer = os.pipe()
         os.set_blocking(error_reader, False)
         # The keeper ignores signals that a worker must receive. Block them until the worker has restored its handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _set_signal_mask(_signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:
@@ -268,7 +277,7 @@ class Keeper:
             os.close(error_reader)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            _set_signal_mask(())
             os.close(error_writer)
         return pid, error_reader
 
@@ -337,7 +346,8 @@ class Keeper:
         why = _why_no_dump(status, number)
         if not why:
             try:
-                if _has_many_threads(status) and not _why_no_dump(status, number + 1):
+                has_many_threads = int(status.get(b"Threads", b"0")) > _MAX_THREADS_SHOWN
+                if has_many_threads and not _why_no_dump(status, number + 1):
                     # The main thread would not be among those shown, so it is dumped first. A dump that starts during
                     # another one is dropped; both signals go to one thread, so they rarely overlap.
                     _signal_main_thread(worker.pid, number + 1)
@@ -461,11 +471,17 @@ class Keeper:
         poll = select.poll()
         poll.register(deaths, select.POLLIN)
         self._channel.close()
-        for worker in self._workers.values():  # free descriptors: scanning /proc needs some
-            if worker.alive:
-                os.close(worker.error_reader)
+        alive = [worker for worker in self._workers.values() if worker.alive]
+        for worker in alive:  # free descriptors: scanning /proc needs some
+            os.close(worker.error_reader)
         self._workers.clear()  # there is no agent to report exits to
         self._warm_pool = None
+        until = time.monotonic() + self._grace_s
+        for worker in alive if self._grace_s else ():
+            _signal_group(worker.pid, signal.SIGTERM)
+            _signal_group(worker.pid, signal.SIGCONT)
+        while (left_s := until - time.monotonic()) > 0 and self._reap() and poll.poll(left_s * 1000):
+            _drain(deaths)
         while self._reap():
             self._kill_descendants(set())
             if not poll.poll(_UNKILLABLE_WAIT_S * 1000):
@@ -500,7 +516,7 @@ class Keeper:
                 _limit_open_files(self._open_files)
             if spec["argv"]:
                 trying = os.fsdecode(spec["argv"][0])
-                signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                _set_signal_mask(())
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
         except OSError as error:
             text = os.strerror(error.errno) if error.errno else str(error)
@@ -559,8 +575,9 @@ def _catchable() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 
 
-def _interest(channel: Channel) -> int:
-    return select.POLLIN | (select.POLLOUT if channel.wants_to_write else 0)
+def _set_signal_mask(numbers: Iterable[int]) -> None:
+    """Block these signals and no others. (``signal`` would make 64 enum members of the result, for every worker.)"""
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, numbers)
 
 
 def _drain(descriptor: int) -> None:
@@ -615,10 +632,6 @@ def _signal_main_thread(pid: int, number: int) -> None:
         os.kill(pid, number)
     else:
         to_thread(pid, pid, number)
-
-
-def _has_many_threads(status: dict[bytes, bytes]) -> bool:
-    return int(status.get(b"Threads", b"0")) > _MAX_THREADS_SHOWN
 
 
 def _signal_group(leader: int, number: int) -> None:

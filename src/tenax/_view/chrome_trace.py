@@ -7,16 +7,13 @@ reported is a span of the run. Times are microseconds since the start of the run
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from tenax._view.history import NodeHistory, RunHistory
+from tenax._view.status import GenerationStatus
 from tenax._view.text import cause_text, end_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tenax._view.history import NodeHistory, RunHistory
-    from tenax._view.status import GenerationStatus
 
 _RUN_PID = 1
 _MAX_S = 1e12  # a damaged journal may contain any number; JSON readers must be able to represent the microseconds

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax._core.hang_report import describe_location, format_ranks
 from tenax._core.ledger import Goodput, Mean
 from tenax._core.model import Verdict
 from tenax._core.text import format_duration
@@ -93,8 +94,6 @@ class HangSpan(Value, frozen=True):
 
 def odd_ranks(report: HangReport) -> str:
     """Return the ranks at the rarest location in the code, and that location."""
-    from tenax._core.hang_report import describe_location, format_ranks
-
     if not report.locations:
         return ""
     odd = report.locations[0]

@@ -5,8 +5,11 @@ A node is named after its host, with a number if several nodes run on one host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tenax._core import coordinator as run
 from tenax._core import messages
+from tenax._core.coordinator import AnyCoordinatorEvent, Send
 from tenax._core.events import (
     GenerationEnded,
     GenerationFormed,
@@ -22,12 +25,6 @@ from tenax._core.events import (
 from tenax._core.model import assert_never
 from tenax._core.text import format_duration, format_seconds
 from tenax._view.text import exit_summary
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenax._core.coordinator import AnyCoordinatorEvent, Send
 
 _MAX_NAMES = 4
 

@@ -6,25 +6,29 @@ update ages without a new request. Compact: a thousand nodes are a thousand shor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from tenax._core.coordinator import Ending, NodePhase, Over, Received, Running
+from tenax._core.coordinator import (
+    AnyCoordinatorEvent,
+    CoordinatorState,
+    Ending,
+    NodePhase,
+    NodeRecord,
+    Over,
+    Received,
+    Running,
+    Send,
+)
 from tenax._core.hang_suspicion import describe_hang, describe_places
-from tenax._core.ledger import Goodput, Spent
+from tenax._core.ledger import GenerationEntry, Goodput, Spent
 from tenax._core.messages import NodeDraining
-from tenax._core.model import assert_never
+from tenax._core.model import Failure, assert_never
 from tenax._view.run_messages import RunMessages
 from tenax._view.text import exit_summary
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord, Send
-    from tenax._core.ledger import GenerationEntry
-    from tenax._core.model import Failure
-
-    RecentStep = tuple[float, AnyCoordinatorEvent, list[Send]]
+RecentStep = tuple[float, AnyCoordinatorEvent, list[Send]]
 
 _MAX_EVENTS = 100
 _MAX_FAILURES = 64

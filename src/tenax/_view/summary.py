@@ -6,24 +6,18 @@ One value for the page, the terminal and JSON.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 from tenax._core.ledger import Goodput
 from tenax._core.text import format_duration, one_line
-from tenax._view.history import plus
+from tenax._view.history import RunHistory, plus
 from tenax._view.status import Value
-from tenax._view.text import cause_text, end_text, format_goodput, format_moment, kind_of, outcome_label, percent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tenax._view.history import RunHistory
+from tenax._view.text import EARLY_ENDS, cause_text, format_goodput, format_moment, kind_of, outcome_label, percent
 
 _MAX_SHOWN = 10
 _MAX_RUNS = 20  # on the terminal
 _MAX_HANGS = 3  # of one run, on the terminal
-_ENDS_OF_RUNS = frozenset({"succeeded", "failed", "cancelled", "abandoned", "broken", "success", "cancel"})
 
 
 class Count(Value, frozen=True):
@@ -154,9 +148,9 @@ def _ends_of(history: RunHistory) -> list[str]:
     found = []
     for each in history.generations:
         if each.ended_by == "failure" or (each.ended_by == "failed" and each.number in causes):
-            found.append(causes.get(each.number) or end_text("failure"))
-        elif each.ended_by and each.ended_by not in _ENDS_OF_RUNS:
-            found.append(end_text(each.ended_by))
+            found.append(causes.get(each.number) or EARLY_ENDS["failure"])
+        elif each.ended_by in EARLY_ENDS:
+            found.append(EARLY_ENDS[each.ended_by])
     return found
 
 

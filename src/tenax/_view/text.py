@@ -28,7 +28,7 @@ _MAX_NAME = 60
 _GENERAL = frozenset({"exception", "signal", "exit_code", "unknown"})  # less specific than the class or the number
 _ACRONYMS = {"cuda": "CUDA", "gpu": "GPU", "nccl": "NCCL", "cpu": "CPU", "io": "I/O"}  # in the ids of causes
 # Why generations end before their run.
-_ENDS = {
+EARLY_ENDS = {
     "failure": "a worker failed",
     "loss": "a node was lost",
     "drain": "a node was drained",
@@ -148,7 +148,7 @@ def cause_text(kind: str) -> str:
 
 def end_text(ended_by: str) -> str:
     """Return why a generation ended; if it ended with the run, how the run ended."""
-    return _ENDS.get(ended_by) or outcome_text(ended_by)
+    return EARLY_ENDS.get(ended_by) or outcome_text(ended_by)
 
 
 def outcome_label(outcome: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote, urlencode
 
@@ -17,10 +18,6 @@ from tenax.cli.command import parse_arguments
 from tenax.cli.flags import UsageError, seconds
 from tenax.cli.run import print_page, print_stderr
 from tenax.control_plane._sockets import is_socket
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ASK_USAGE = """\
 usage: tenax ask [--timeout SECONDS] SOCKET_OR_FOLDER [HANDLER] [NAME=VALUE ...]

@@ -5,16 +5,14 @@ arguments = parse_arguments(argv, switches=("--json",), values=("--why",))  # ra
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 import msgspec
 
 from tenax._engines.tcp.operator import Declined, OperatorError
 from tenax._failures.exit_codes import FAILED, WRONG_USAGE
 from tenax.cli.flags import UsageError, closest_flag
 from tenax.cli.run import print_page, print_stderr
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 
 class NoSuchJob(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -15,6 +16,7 @@ from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import Assignment
 from tenax._core.text import format_seconds, hide_passwords
 from tenax._engines.local import LOOPBACK
+from tenax._engines.tcp.linked import LinkedSettings
 from tenax._io.endpoint import Endpoint
 from tenax._node.job import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
@@ -22,26 +24,23 @@ from tenax._node.job import (
     rendezvous_parameters,
     watchdog_plan,
 )
+from tenax._node.workers import Placements
 from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.cli.flags import usage_errors
 from tenax.cli.host_checks import decide_placements, load_restart_policy
-from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, Options, split_endpoint
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.run import compat_variables
 from tenax.cli.script import entrypoint_of
 from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
+from tenax.events import handlers
+from tenax.metrics import _by_name as metrics
+from tenax.rendezvous._etcd_handler import etcd_engine_settings
+from tenax.rendezvous._tcp_handler import tcp_settings
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tenax._engines.tcp.linked import LinkedSettings
-    from tenax._node.workers import Placements
-    from tenax.cli.options import Options
-
-    Setting = tuple[str, Iterable[str]]  # a title and its lines
+Setting = tuple[str, Iterable[str]]  # a title and its lines
 
 _RANDOM_ID = "<random>"
 _FREE_PORT = "<a free port>"
@@ -165,8 +164,6 @@ def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     if options.rdzv_backend in ETCD_BACKENDS:
         yield from _etcd_rendezvous(options)
         return
-    from tenax.rendezvous._tcp_handler import tcp_settings
-
     settings = tcp_settings(rendezvous_parameters(options))
     yield f"at {Endpoint.parse(settings.endpoint)}, served by the node that can listen there"
     yield from _terms(options, settings)
@@ -175,8 +172,6 @@ def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
 
 
 def _etcd_rendezvous(options: Options) -> Iterable[str]:
-    from tenax.rendezvous._etcd_handler import etcd_engine_settings
-
     settings = etcd_engine_settings(rendezvous_parameters(options))
     members = ", ".join(settings.etcd.endpoints)
     if settings.managed is None:
@@ -280,13 +275,9 @@ def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[Setting]
     """Describe the sinks of metrics and events. Checks their names; creates no handler."""
     with usage_errors():
         if options.metrics:
-            from tenax.metrics._by_name import check_names
-
-            check_names(options.metrics, environ)
+            metrics.check_names(options.metrics, environ)
             yield "metrics", [_without_secrets(options.metrics)]
         if options.event_log_handler not in ("", "null"):
-            from tenax.events import handlers
-
             handlers.check_names(options.event_log_handler)
             yield "events", [_without_secrets(options.event_log_handler)]
 

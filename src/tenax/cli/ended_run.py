@@ -7,14 +7,11 @@ Agents belong to the same run if they had the same run id and rendezvous, and th
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tenax._node.control_socket import RunNote
+from tenax._node.control_socket import RunNote, last_runs
 
 
 class EndedRun(msgspec.Struct, frozen=True):
@@ -33,8 +30,6 @@ class _Agent(msgspec.Struct, frozen=True):
 
 def ended_run(name: str, environ: Mapping[str, str] | None = None) -> EndedRun | None:
     """Return the last run on this host with this run id or agent pid, or None. Raises OSError."""
-    from tenax._node.control_socket import last_runs
-
     notes = last_runs(environ)
     latest = next((note for note in notes if name in (note.run_id, str(note.pid))), None)
     if latest is None:

@@ -264,9 +264,10 @@ def _whole(flag: Flag, text: str, source: str) -> int:
 
 
 def _range(flag: Flag) -> str:
+    number = "a whole number of seconds" if flag.value == "SECONDS" else "a whole number"
     if flag.most is not None:
-        return f"a whole number from {flag.least} to {flag.most}"
-    return f"a whole number, at least {flag.least}" if flag.least is not None else "a whole number"
+        return f"{number} from {flag.least} to {flag.most}"
+    return f"{number}, at least {flag.least}" if flag.least is not None else number
 
 
 def seconds(text: str, source: str) -> float:

@@ -11,23 +11,24 @@ tenax: run distributed training jobs, restart them after failures, and report wh
 
 usage: tenax COMMAND ...
 
-  run       run a script in one or more worker processes, on one node or several
+  run         run a script in one or more worker processes, on one node or several
 
-  ps        list the runs on this host
-  status    show a run: nodes, workers, generation, restarts, how its time was spent (--watch)
-  logs      show the output of its workers, of any rank and generation, merged by time (--follow)
-  stacks    show where its workers are now, the odd one out first
-  restart   restart all its workers
-  drain     remove one node from it
-  stop      stop it on every node
-  ask       query running workers: their stacks, status, and handlers of your script
+  ps          list the runs on this host
+  status      show a run: nodes, workers, generation, restarts, how its time was spent (--watch)
+  logs        show the output of its workers, of any rank and generation, merged by time (--follow)
+  stacks      show where its workers are now, the odd one out first
+  restart     restart all its workers
+  drain       remove one node from it
+  stop        stop it on every node
+  ask         query running workers: their stacks, status, and handlers of your script
 
-  replay    print the history of a run from its journal, and check its decisions
-  timeline  draw the history of a run: an HTML page, and a trace for Perfetto
-  report    summarize one or more runs: causes of failure, hosts that fail often, lost time
+  replay      print the history of a run from its journal, and check its decisions
+  timeline    draw the history of a run: an HTML page, and a trace for Perfetto
+  report      summarize one or more runs: causes of failure, hosts that fail often, lost time
 
-  version   print the version
-  help      print this page; 'tenax help COMMAND' prints the page of a command
+  completion  print a script that completes commands and flags in bash, zsh or fish
+  version     print the version
+  help        print this page; 'tenax help COMMAND' prints the page of a command
 
   tenax run train.py                           one worker
   tenax run --nproc-per-node gpu train.py      one worker per GPU

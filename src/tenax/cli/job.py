@@ -18,41 +18,33 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.requests import AgentRequest, StatusRequest
+from tenax._core.requests import AgentRequest, AnyRequest, StatusRequest
 from tenax._core.text import concealed_repr, format_seconds, some_of
 from tenax._engines.tcp.operator import (
     AccessDenied,
     ConnectionLost,
+    OperatorConnection,
     OperatorError,
     Unreachable,
     connect_to_agent,
     connect_to_coordinator,
 )
-from tenax._io.endpoint import Endpoint
+from tenax._io.endpoint import Address, Endpoint
 from tenax._node.control_socket import RunNote, note_for, socket_paths
 from tenax._node.job import rendezvous_parameters
 from tenax.cli.arguments import parse
-from tenax.cli.command import NoSuchJob, parse_arguments
-from tenax.cli.ended_run import ended_run
+from tenax.cli.command import Arguments, NoSuchJob, parse_arguments
+from tenax.cli.ended_run import EndedRun, ended_run
 from tenax.cli.flags import UsageError
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
 from tenax.cli.run import print_stderr
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tenax._core.requests import AnyRequest
-    from tenax._engines.tcp.operator import OperatorConnection
-    from tenax._io.endpoint import Address
-    from tenax.cli.command import Arguments
-    from tenax.cli.ended_run import EndedRun
 
 A = TypeVar("A")
 TIMEOUT_S = 10.0  # for an answer that does not wait for anything

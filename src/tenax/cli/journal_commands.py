@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
 from tenax._io.safe_open import create_safely
 from tenax._view.chrome_trace import trace_in_text
+from tenax._view.history import RunHistory
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import timeline_page
 from tenax._view.summary import format_summary, summary_of
-from tenax.cli.command import parse_arguments, print_json
+from tenax.cli.command import Arguments, parse_arguments, print_json
 from tenax.cli.flags import UsageError
-from tenax.cli.journals import read_histories
+from tenax.cli.journals import Found, read_histories
 from tenax.cli.run import print_page, print_stderr
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._view.history import RunHistory
-    from tenax.cli.command import Arguments
-    from tenax.cli.journals import Found
 
 REPORT_USAGE = """\
 usage: tenax report [-o FILE] [--json] JOURNAL_OR_FOLDER ...

@@ -7,23 +7,16 @@ damaged line.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from tenax._core.bounds import DECODE_ERRORS
-from tenax._node.journal import FORMAT, AnyLine, Header, JournalUnreadable, Step, read_journal
-from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, is_run_journal, read_run_journal
+from tenax._node.journal import Footer, Header, JournalUnreadable, Step, read_journal
+from tenax._node.run_journal import RunHeader, RunStep, is_run_journal, read_run_journal
 from tenax._view.agent_history import history_of_node
 from tenax._view.coordinator_history import history_of_run
-from tenax._view.history import histories_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from tenax._node.journal import Footer
-    from tenax._view.history import NodePart, RunHistory, RunPart
+from tenax._view.history import NodePart, RunHistory, RunPart, histories_of
 
 _MAX_DEPTH = 6
 _MAX_FILES = 10_000
@@ -81,42 +74,23 @@ def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: l
     folder = os.path.dirname(os.path.abspath(path))
     try:
         if is_run_journal(path):
-            kinds = (AnyRunLine, RunHeader, RunStep)
-            runs.append(history_of_run(*_read(path, read_run_journal, kinds, troubles), folder))
+            runs.append(history_of_run(*_read(path, read_run_journal, RunHeader, RunStep, troubles), folder))
         else:
-            nodes.append(history_of_node(*_read(path, read_journal, (AnyLine, Header, Step), troubles), folder))
+            nodes.append(history_of_node(*_read(path, read_journal, Header, Step, troubles), folder))
     except JournalUnreadable as error:
         troubles.append(f"{error}; the journal is skipped")
 
 
 def _read(
-    path: str, read: Callable[[str], Any], kinds: tuple[Any, type, type], troubles: list[str]
+    path: str, read: Callable[[str], Any], header: type, step: type, troubles: list[str]
 ) -> tuple[Any, list[Any], Footer | None]:
-    """Return header, steps and footer. ``kinds``: of all lines, of headers and of steps. Raises JournalUnreadable."""
-    any_line, header, step = kinds
+    """Return header, steps and footer, up to the first damaged line. Raises JournalUnreadable."""
     try:
-        header, steps, footer = read(path)
-        return header, steps, footer
+        found: tuple[Any, list[Any], Footer | None] = read(path)
     except JournalUnreadable as error:
-        lines = _beginning(path, any_line)
+        lines = error.beginning
         if not lines or not isinstance(lines[0], header):
             raise
         troubles.append(f"{error}; only the lines before that are used")
-        return lines[0], [line for line in lines if isinstance(line, step)], None
-
-
-def _beginning(path: str, kinds: Any) -> list[object]:
-    """Return the lines before the first damaged one, or before the next run's header."""
-    decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kinds)
-    lines: list[object] = []
-    try:
-        with open(path, "rb") as file:
-            for raw in file:
-                line = decoder.decode(raw)
-                its_format = getattr(line, "format", None)
-                if its_format is not None and (lines or its_format != FORMAT):
-                    break
-                lines.append(line)
-    except (OSError, *DECODE_ERRORS):
-        pass  # the caller reports the error of the first attempt to read it
-    return lines
+        found = lines[0], [line for line in lines if isinstance(line, step)], None
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from heapq import merge
+from itertools import islice
 
 import msgspec
 
@@ -105,6 +106,19 @@ def follow(job: Job, choice: Choice, page: Page) -> None:
     Follower(job, choice, page).run()
 
 
+class _Followed(msgspec.Struct):
+    """A node whose lines are followed."""
+
+    node: NodeStatus
+    cursor: str = START
+    is_asked: bool = False  # a request is in flight
+    is_behind: bool = False  # it has more lines than the last answer had
+    is_over: bool = False  # without further lines
+    error: str = ""  # of the last request; empty: it was answered
+    reported: str = ""  # the last error that was printed
+    again_at: float = 0.0  # when to ask again after an error
+
+
 class Follower:
     def __init__(self, job: Job, choice: Choice, page: Page) -> None:
         self._requests = Requests(job)
@@ -112,12 +126,7 @@ class Follower:
         self._page = page
         self._status = _status(job)
         self._ask_status_at = 0.0  # _NEVER while a request is in flight
-        # By node id:
-        self._cursors: dict[str, str] = {}
-        self._asked: set[str] = set()  # with a request in flight
-        self._behind: set[str] = set()  # with more lines than the last answer had
-        self._troubles: dict[str, _Trouble] = {}
-        self._over: set[str] = set()  # without further lines
+        self._known: dict[str, _Followed] = {}  # by node id, including nodes that have left
 
     def run(self) -> None:
         choice, page = self._choice, self._page
@@ -126,8 +135,9 @@ class Follower:
             answers = _ask_all(self._requests, nodes, _request(choice), page)
             lines = list(_merged([answer.lines for answer in answers.values()]))
             page.show(lines[max(0, len(lines) - choice.last) :])
-            for node_id, answer in answers.items():
-                self._note_end(node_id, answer)
+            for each in self._followed:
+                if (answer := answers.get(each.node.node_id)) is not None:
+                    self._note_end(each, answer)
         try:
             while not self._is_over and not page.is_closed:
                 self._ask_status()
@@ -139,20 +149,22 @@ class Follower:
         if self._status.phase == "over":
             self._receive_rest()
         if self._status.phase == "over" and not page.is_closed:
-            if self._behind - self._over:
+            if any(each.is_behind and not each.is_over for each in self._known.values()):
                 page.note("the run ended before all lines were shown; the rest is in its log files, if it wrote any")
             page.note(outcome_message(self._status))
+
+    @property
+    def _followed(self) -> list[_Followed]:
+        """The nodes of the run that may have the chosen lines."""
+        nodes = _nodes(self._status, self._choice)
+        return [self._known.setdefault(node.node_id, _Followed(node)) for node in nodes]
 
     @property
     def _is_over(self) -> bool:
         if self._status.phase == "over":
             return True
-        return self._choice.generation > 0 and bool(self._over) and not self._unfinished
-
-    @property
-    def _unfinished(self) -> set[str]:
-        """The nodes that may have more lines."""
-        return {node.node_id for node in _nodes(self._status, self._choice)} - self._over
+        has_ended = any(each.is_over for each in self._known.values())
+        return self._choice.generation > 0 and has_ended and all(each.is_over for each in self._followed)
 
     def _ask_status(self) -> None:
         if time.monotonic() >= self._ask_status_at:
@@ -160,38 +172,37 @@ class Follower:
             self._requests.send(None, StatusRequest(self._status.mark, _WAIT_S))
 
     def _ask_nodes(self) -> None:
-        nodes = _nodes(self._status, self._choice)
-        if len(nodes) > _MAX_FOLLOWED:
+        followed = self._followed
+        if len(followed) > _MAX_FOLLOWED:
             raise NoSuchJob(
-                f"cannot follow {len(nodes)} nodes at once (maximum {_MAX_FOLLOWED}); select ranks with --rank"
+                f"cannot follow {len(followed)} nodes at once (maximum {_MAX_FOLLOWED}); select ranks with --rank"
             )
         now = time.monotonic()
-        for node in nodes:
-            trouble = self._troubles.get(node.node_id)
-            if node.node_id not in self._asked | self._over and (trouble is None or now >= trouble.again_at):
-                self._asked.add(node.node_id)
-                cursor = self._cursors.get(node.node_id, START)
-                self._requests.send(node, _request(self._choice, node, cursor=cursor, wait_s=_WAIT_S))
+        for each in followed:
+            if not each.is_asked and not each.is_over and now >= each.again_at:
+                each.is_asked = True
+                request = _request(self._choice, each.node, cursor=each.cursor, wait_s=_WAIT_S)
+                self._requests.send(each, request)
 
     def _receive_batch(self, until: float) -> None:
         """Wait for an answer and those that follow closely, and show their lines in order, even if the connection is
         lost meanwhile."""
         found: list[tuple[LogLine, ...]] = []
-        again_at = [each.again_at for node_id, each in self._troubles.items() if node_id not in self._asked]
+        again_at = [each.again_at for each in self._known.values() if each.error and not each.is_asked]
         until = min(until, self._ask_status_at, *again_at)
         try:
             while (received := self._requests.receive(until)) is not None:
-                node, value, error = received
-                if node is None:
+                each, value, error = received
+                if each is None:
                     self._update_status(value, error)
                     break
-                self._asked.discard(node.node_id)
-                if error:
-                    self._add_trouble(node, error)
+                each.is_asked = False
+                if error:  # reported once the next status shows whether the node has left
+                    each.error, each.again_at = error, time.monotonic() + _RETRY_S
                     break
-                self._troubles.pop(node.node_id, None)
+                each.error = each.reported = ""
                 answer = decode(value, LogAnswer)
-                self._note_end(node.node_id, answer)
+                self._note_end(each, answer)
                 self._page.leave_out(answer.left_out)
                 if not answer.lines:
                     break
@@ -201,48 +212,39 @@ class Follower:
             self._page.show(_merged(found))
             self._page.note_left_out()
 
-    def _note_end(self, node_id: str, answer: LogAnswer) -> None:
+    def _note_end(self, each: _Followed, answer: LogAnswer) -> None:
         """Store where the next answer starts, or that there will be none."""
-        self._cursors[node_id] = answer.cursor
-        (self._behind.add if answer.is_more else self._behind.discard)(node_id)
+        each.cursor, each.is_behind = answer.cursor, answer.is_more
         chosen = self._choice.generation
         # The node was not in the chosen generation, and the run is past it.
         is_too_late = answer.generation < chosen < self._status.generation and not answer.is_more
-        if answer.is_over or is_too_late:
-            self._over.add(node_id)
+        each.is_over = each.is_over or answer.is_over or is_too_late
 
     def _update_status(self, value: msgspec.Raw, error: str) -> None:
         if error:  # the agent runs, but has lost its coordinator
             self._ask_status_at = time.monotonic() + _RETRY_S
             return
         self._ask_status_at = 0.0
-        status = decode(value, RunStatus)
-        if status.phase != "over":
-            self._note_troubles({node.node_id for node in status.nodes})
-        self._status = status
+        self._status = decode(value, RunStatus)
+        if self._status.phase != "over":
+            self._note_errors({node.node_id for node in self._status.nodes})
 
-    def _add_trouble(self, node: NodeStatus, error: str) -> None:
-        """Schedule a retry. The error is reported once the next status shows whether the node has left."""
-        before = self._troubles.get(node.node_id)
-        reported = before.reported if before is not None else ""
-        self._troubles[node.node_id] = _Trouble(node, error, reported, time.monotonic() + _RETRY_S)
-
-    def _note_troubles(self, present: set[str]) -> None:
+    def _note_errors(self, present: set[str]) -> None:
         """Report each error once."""
-        for node_id, trouble in list(self._troubles.items()):
-            if node_id not in present:
-                self._page.note(f"{trouble.node.name} has left the run")
-                del self._troubles[node_id]
-            elif trouble.reported != trouble.error:
-                self._page.note(f"{trouble.node.name}: {trouble.error}")
-                trouble.reported = trouble.error
+        for node_id, each in self._known.items():
+            if each.error and node_id not in present:
+                self._page.note(f"{each.node.name} has left the run")
+                each.error = each.reported = ""
+            elif each.error != each.reported:
+                self._page.note(f"{each.node.name}: {each.error}")
+                each.reported = each.error
 
     def _receive_rest(self) -> None:
         """After the end of the run, show the lines that nodes send before they exit."""
         until = time.monotonic() + _DRAIN_S
         self._ask_status_at = _NEVER
         try:
-            while (self._unfinished | self._asked) - self._over - self._troubles.keys():
+            while any(not each.is_over and not each.error for each in (*self._followed, *self._asked)):
                 if self._page.is_closed or time.monotonic() >= until:
                     return
                 with suppress(ConnectionLost):  # answers sent before the connection was closed can still be received
@@ -251,15 +253,9 @@ class Follower:
         except ConnectionLost:
             return
 
-
-class _Trouble:
-    """A failed request to a node."""
-
-    def __init__(self, node: NodeStatus, error: str, reported: str, again_at: float) -> None:
-        self.node = node
-        self.error = error
-        self.reported = reported  # the last error that was printed
-        self.again_at = again_at
+    @property
+    def _asked(self) -> list[_Followed]:
+        return [each for each in self._known.values() if each.is_asked]
 
 
 def _status(job: Job) -> RunStatus:
@@ -343,7 +339,5 @@ def _merged(parts: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
 
 
 def _show_in_batches(lines: Iterator[LogLine], page: Page) -> None:
-    from itertools import islice
-
     while not page.is_closed and (batch := list(islice(lines, 1000))):
         page.show(batch)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from tenax._core.text import one_line
 from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
-from tenax.cli.command import NoSuchJob
+from tenax._view.log_lines import LeftOut, LogLine
+from tenax.cli.command import Arguments, NoSuchJob
 from tenax.cli.ended_run import ended_run
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, find_job, job_selector, parse_job_arguments
@@ -22,13 +24,6 @@ from tenax.cli.live_logs import follow, recent
 from tenax.cli.log_folders import lines_of
 from tenax.cli.run import allows_colour, print_page, print_stderr
 from tenax.cli.status import is_reader_gone, is_terminal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tenax._view.log_lines import LeftOut, LogLine
-    from tenax.cli.command import Arguments
 
 LOGS_USAGE = f"""\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The module of each command. It has a function with the command's name, and its help page: ``stop``, ``STOP_USAGE``.
-_SUBCOMMANDS = {
+SUBCOMMANDS = {
     "replay": "replay",
     "ask": "ask",
     "status": "status",
@@ -25,8 +25,9 @@ _SUBCOMMANDS = {
     "restart": "operator_commands",
     "timeline": "journal_commands",
     "report": "journal_commands",
+    "completion": "completion",
 }
-COMMANDS = ("run", *_SUBCOMMANDS, "version", "help")
+COMMANDS = ("run", *SUBCOMMANDS, "version", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +71,7 @@ def _dispatch(args: list[str]) -> int:
             return run_command(rest, os.environ, before_run=collector.resume)
         finally:
             collector.resume()
-    if command in _SUBCOMMANDS:
+    if command in SUBCOMMANDS:
         return _run_subcommand(command, rest)
     if command in ("version", "--version", "-V"):
         return _version()
@@ -92,7 +93,7 @@ def _run_subcommand(command: str, args: list[str]) -> int:
 
     from tenax.cli.command import run_subcommand
 
-    module = import_module(f"tenax.cli.{_SUBCOMMANDS[command]}")
+    module = import_module(f"tenax.cli.{SUBCOMMANDS[command]}")
     return run_subcommand(command, args, getattr(module, f"{command.upper()}_USAGE"), getattr(module, command))
 
 
@@ -167,11 +168,13 @@ def _import_msgspec() -> None:
     typing_extensions, which msgspec imports if it is installed (as it is with torch), is hidden. The other modules are
     imported when msgspec uses them. For other code, all of them work as usual.
     """
+    import _datetime  # type: ignore[import-not-found]
     import typing
 
     deferred = [_Deferred(name) for name in ("platform", "textwrap", "msgspec.inspect", "msgspec.toml", "msgspec.yaml")]
     deferred[0].system = lambda: os.uname().sysname  # type: ignore[attr-defined] # used by `uuid`
-    substitutes: dict[str, Any] = {"typing_extensions": None, **{module.__name__: module for module in deferred}}
+    substitutes: dict[str, Any] = {module.__name__: module for module in deferred}
+    substitutes.update(typing_extensions=None, datetime=_datetime)  # `datetime` has the classes of `_datetime`
     for name in substitutes.keys() & sys.modules.keys():
         del substitutes[name]
     sys.modules.update(substitutes)
@@ -193,7 +196,7 @@ def _version() -> int:
 
 
 def _help(args: list[str]) -> int:
-    if args and args[0] in ("run", *_SUBCOMMANDS):
+    if args and args[0] in ("run", *SUBCOMMANDS):
         return _dispatch([args[0], "--help"])
     if args and args[0] not in COMMANDS and not args[0].startswith("-"):
         return _print_usage_error(_no_command(args[0], "help "))

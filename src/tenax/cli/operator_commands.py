@@ -10,24 +10,18 @@ import os
 import pwd
 import select
 import sys
+from collections.abc import Callable, Sequence
 
-from tenax._core.requests import DrainRequest, NodeRequest, RestartRequest, StatusRequest, StopRequest
+from tenax._core.requests import AnyRequest, DrainRequest, NodeRequest, RestartRequest, StatusRequest, StopRequest
 from tenax._core.text import harmless
 from tenax._failures.exit_codes import FAILED
-from tenax._view.status import RunStatus
+from tenax._view.status import NodeStatus, RunStatus
+from tenax.cli.command import Arguments
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, Job, find_job, job_selector, parse_job_arguments
 from tenax.cli.run import print_page, print_stderr
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tenax._core.requests import AnyRequest
-    from tenax._view.status import NodeStatus
-    from tenax.cli.command import Arguments
-
-    Plan = Callable[[RunStatus], str]
+Plan = Callable[[RunStatus], str]
 
 _COMMON = f"""\
   --yes       do not ask for confirmation

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
-from tenax.cli.flags import BY_DEST, UsageError, usage_errors
+from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def decide(
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
         live_line=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
+        colours=environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
     )
     _check_signals(flags, backend)
     _check_polled(flags, backend)
@@ -519,15 +520,8 @@ def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
     if given is not None:
         return given
     text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
-    if not text:
-        return DEFAULT_SHUTDOWN_TIMEOUT_S
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT takes a whole number of seconds, at least 0, not {text!r}")
-    return value
+    flag = BY_DEST["shutdown_timeout"]
+    return int(convert(flag, text, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) if text else DEFAULT_SHUTDOWN_TIMEOUT_S
 
 
 def _note_unused_flags(flags: FlagValues, script_args: tuple[str, ...]) -> None:

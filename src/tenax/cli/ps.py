@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,10 +18,6 @@ from tenax.cli.job import LocalAgent, decode, local_agents
 from tenax.cli.run import print_page, print_stderr
 from tenax.cli.status import is_terminal, terminal_size
 from tenax.cli.terminal_table import Column, plain, table
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PS_USAGE = """\
 usage: tenax ps [--json]

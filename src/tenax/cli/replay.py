@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Sequence
 
 from tenax._core.text import format_seconds, one_line
 from tenax._failures.exit_codes import FAILED, SUCCEEDED
-from tenax._node.journal import JournalUnreadable, read_journal
+from tenax._node.journal import Footer, JournalUnreadable, read_journal
 from tenax._node.run_journal import is_run_journal, read_run_journal, replay_run
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import UsageError
 from tenax.cli.run import print_page
 from tenax.testing.replay import replay as replay_agent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tenax._node.journal import Footer
 
 REPLAY_USAGE = """\
 usage: tenax replay JOURNAL

@@ -120,7 +120,6 @@ def launch(
     before_run: Callable[[], None] = lambda: None,
 ) -> int:
     """Run with messages and a report on the console. Returns the exit code."""
-    from tenax._failures.exit_codes import exit_code_for
     from tenax._node.node import Node
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
@@ -133,6 +132,8 @@ def launch(
     before_run()
     verdict = node.run(final_text=lambda verdict: _report(verdict, node, job, report_path, colour))
     _forward_first_cause(verdict, environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    from tenax._failures.exit_codes import exit_code_for
+
     return exit_code_for(verdict)
 
 
@@ -249,7 +250,7 @@ def _restart_policy(options: Options) -> RestartPolicy | None:
 
 
 def _logs_specs(options: Options) -> Any:
-    from tenax._logs.std import Std
+    from tenax._logs.specs import Std
 
     def streams(value: int | dict[int, int]) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,17 +11,11 @@ from tenax._core.hang_report import LocalStacks, describe_location, format_ranks
 from tenax._core.link.wire import Answer
 from tenax._core.requests import StacksRequest, StatusRequest, WorkerStacks
 from tenax._core.text import harmless
-from tenax._view.status import RunStatus
+from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.command import NoSuchJob, print_json
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, TIMEOUT_S, Job, decode, find_job, job_selector, parse_job_arguments
 from tenax.cli.run import print_page
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._view.status import NodeStatus
 
 STACKS_USAGE = f"""\
 usage: tenax stacks [RUN_ID] [--rank RANK] [--json] [--endpoint HOST:PORT ...]

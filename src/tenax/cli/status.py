@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from shutil import get_terminal_size
 
 from tenax._core.requests import StatusRequest
 from tenax._engines.tcp.operator import ConnectionLost, Declined
@@ -21,10 +24,6 @@ from tenax.cli.job import (
 )
 from tenax.cli.run import allows_colour, print_page, print_stderr
 from tenax.cli.status_screen import event_lines, render
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STATUS_USAGE = f"""\
 usage: tenax status [RUN_ID] [--watch] [--json] [--endpoint HOST:PORT ...]
@@ -78,8 +77,6 @@ def is_terminal() -> bool:
 
 def is_reader_gone(within_s: float = 0.0) -> bool:
     """Return True if the reader of stdout has closed the pipe (``| head``), or closes it within this time."""
-    import select
-
     waiter = select.poll()
     if sys.stdout is not None:
         with suppress(OSError):  # an object in this process that has no descriptor
@@ -88,8 +85,6 @@ def is_reader_gone(within_s: float = 0.0) -> bool:
 
 
 def terminal_size() -> tuple[int, int]:
-    from shutil import get_terminal_size
-
     return get_terminal_size((80, 24))
 
 

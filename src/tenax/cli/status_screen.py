@@ -7,18 +7,14 @@ fit are counted. Colour never carries information on its own, and untrusted text
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from tenax._core.text import format_duration
+from tenax._view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
 from tenax._view.text import cause_text, format_goodput, outcome_label
 from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tenax._view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
 
 MIN_WIDTH = 40
 _BOLD, _RED, _GREEN, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"

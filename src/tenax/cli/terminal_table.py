@@ -7,14 +7,11 @@ turns them into one line without control characters.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 import msgspec
 
 from tenax._core.text import harmless
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _GAP = "  "
 

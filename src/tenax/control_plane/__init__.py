@@ -58,8 +58,7 @@ class _WorkerMain:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception):
-            from tenax._failures.error_handler import get_error_handler
-            from tenax._failures.record import _record
+            from tenax._failures.error_handler import _record, get_error_handler
 
             _record(get_error_handler(), error)
         if self._server is not None:
@@ -69,7 +68,7 @@ class _WorkerMain:
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
         import functools
 
-        from tenax._failures.record import record
+        from tenax._failures.error_handler import record
 
         recorded = record(fn)
 

@@ -94,9 +94,9 @@ def open_sockets(environ: Mapping[str, str]) -> WorkerSockets | None:
 class WorkerSockets:
     """The sockets of one run on this node."""
 
-    def __init__(self, folder: str, *, has_created_folder: bool = False) -> None:
+    def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._has_created_folder = has_created_folder
+        self._has_created_folder = False
         self._paths: set[str] = set()
 
     def open(self) -> None:

@@ -7,16 +7,11 @@ its values are plain, where TorchElastic wraps some of them in lists of one.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import msgspec
 
-from tenax.events.api import Event, EventSource
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenax.events.api import EventMetadataValue
+from tenax.events.api import Event, EventMetadataValue, EventSource
 
 PREFIX = "torchelastic.worker.status."
 

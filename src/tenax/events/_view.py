@@ -17,20 +17,15 @@ TorchElastic reports the ends of the last group of workers only; here every gene
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tenax._core import commands, events, messages
-from tenax._core.agent import Phase, global_rank
-from tenax._core.model import Outcome, WorkerPhase
+from tenax._core.agent import AgentState, Phase, global_rank
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Failure, Outcome, Verdict, WorkerPhase, WorkerRecord
 from tenax.events._status import Moment, Origin, WorkerOfGroup, error_as_json, status_event
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenax._core.agent import AgentState
-    from tenax._core.commands import AnyCommand
-    from tenax._core.events import AnyEvent
-    from tenax._core.model import AgentSettings, Failure, Verdict, WorkerRecord
-    from tenax.events.api import Event
+from tenax.events.api import Event
 
 _SETTLED = (Phase.JOINING, Phase.DONE, Phase.ENDED)  # no more events about the generation's workers follow
 

@@ -6,6 +6,7 @@ launcher's start does not import this module.
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar
@@ -103,8 +104,6 @@ class RdzvEvent:
 
 
 def _line(event: Event | RdzvEvent) -> str:
-    import json
-
     return json.dumps(asdict(event))
 
 
@@ -113,8 +112,6 @@ def _parse(kind: type[T], text: object, noun: str, **enums: type[Enum]) -> T:
 
     Drops unknown fields, which a later release may write.
     """
-    import json
-
     article = "an" if noun.startswith("e") else "a"
     if not isinstance(text, str):
         raise TypeError(

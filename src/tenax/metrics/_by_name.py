@@ -13,6 +13,8 @@ Installed packages can provide more, in the entry point group ``tenax.metric_han
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -21,17 +23,10 @@ from tenax._io import handler_names
 from tenax._io.handler_names import UnknownHandler
 from tenax._io.json_lines import JsonLinesFile
 from tenax.metrics._reading import number
-from tenax.metrics.api import ConsoleMetricHandler, MetricHandler, NullMetricHandler
+from tenax.metrics.api import ConsoleMetricHandler, MetricData, MetricHandler, NullMetricHandler
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import TypeVar
-
-    from tenax.metrics.api import MetricData
-
-    T = TypeVar("T")
-    Make = Callable[[str], MetricHandler]
+T = TypeVar("T")
+Make = Callable[[str], MetricHandler]
 
 GROUP = "tenax.metric_handlers"
 _KIND = "metric handler"

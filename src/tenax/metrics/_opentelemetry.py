@@ -6,17 +6,12 @@ global provider, which the program configures. Needs the extra ``otel``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from tenax._core.text import hide_passwords
-from tenax.metrics._reading import COUNTER, GAUGE, read
-from tenax.metrics.api import MetricHandler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from tenax.metrics._reading import Reading
-    from tenax.metrics.api import MetricData
+from tenax.metrics._reading import COUNTER, GAUGE, Reading, read
+from tenax.metrics.api import MetricData, MetricHandler
 
 _EXPORT_INTERVAL_S = 10.0
 _TIMEOUT_S = 2.0

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from functools import cache
 
 from tenax._io.http.message import METHOD_NOT_ALLOWED, NOT_FOUND, OK, Request, Response, text
 from tenax._io.http.server import HttpServer
 from tenax._io.listen import listen
-from tenax.metrics._reading import COUNTER, DURATION, GAUGE, read
-from tenax.metrics.api import MetricHandler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenax.metrics._reading import Reading
-    from tenax.metrics.api import MetricData
+from tenax.metrics._reading import COUNTER, DURATION, GAUGE, Reading, read
+from tenax.metrics.api import MetricData, MetricHandler
 
 DEFAULT_PORT = 9464
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

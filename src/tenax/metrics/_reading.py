@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax.metrics.api import MetricData
+from tenax.metrics.api import MetricData
 
 COUNTER, GAUGE, DURATION = "counter", "gauge", "duration"
 

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Mapping
 
 from tenax.metrics._reading import COUNTER, DURATION, GAUGE, read
-from tenax.metrics.api import MetricHandler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenax.metrics.api import MetricData
+from tenax.metrics.api import MetricData, MetricHandler
 
 DEFAULT_PORT = 8125
 _TYPES = {COUNTER: "c", GAUGE: "g", DURATION: "ms"}

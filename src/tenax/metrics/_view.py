@@ -13,19 +13,14 @@ V3  Nothing is reported after the verdict.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tenax._core import commands, messages
-from tenax._core.agent import Phase
-from tenax._core.model import Outcome, WorkerPhase, assert_never
+from tenax._core.agent import AgentState, Phase
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict, WorkerPhase, assert_never
 from tenax.metrics.api import TORCHELASTIC, MetricData
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._core.agent import AgentState
-    from tenax._core.commands import AnyCommand
-    from tenax._core.events import AnyEvent
-    from tenax._core.model import AgentSettings, Assignment, Failure, Verdict
 
 TENAX = "tenax"
 

@@ -21,9 +21,7 @@ from tenax._core.model import AgentSettings, Outcome, WorkerPhase
 from tenax._engines.local import LocalEngine
 from tenax._failures.process_failure import ProcessFailure
 from tenax._io.loop import Loop
-from tenax._logs.prefix import line_prefix
-from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from tenax._logs.std import Std, to_map
+from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, line_prefix, to_map
 from tenax._node.journal import Journal
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax._node.supervisor import Supervisor, Surroundings

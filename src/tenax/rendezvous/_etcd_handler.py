@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tenax._io.etcd.managed import ManagedSettings
+    from tenax._engines.etcd.managed import ManagedSettings
     from tenax._io.etcd.settings import EtcdSettings
     from tenax.rendezvous.api import RendezvousParameters
     from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend
@@ -104,7 +104,7 @@ def _managed(params: RendezvousParameters, etcd: EtcdSettings, secret: bytes) ->
                 "the rendezvous option 'managed_only' is given without managed=true; give both, or neither"
             )
         return None
-    from tenax._io.etcd.managed import managed_settings
+    from tenax._engines.etcd.managed import managed_settings
 
     if etcd.user:
         raise ValueError(

@@ -20,10 +20,9 @@ from tenax._core.text import format_seconds
 from tenax._io.etcd.binary import find_etcd, judge_version, server_environ
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.data_directory import last_messages
-from tenax._io.etcd.server import ServerProcess
-from tenax._io.etcd.server_guard import GRACE_S
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.loop import Loop
+from tenax._processes.server_process import GRACE_S, ServerProcess
 from tenax.utils.api import get_socket_with_port
 
 TYPE_CHECKING = False

@@ -189,15 +189,19 @@ def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socke
 
 def _resolve(host: str, port: int, deadline: float) -> list[Address]:
     """Return the addresses of a host. A name is resolved in a thread, because the resolver has no timeout."""
+    from tenax._io.loop import Loop
+
     answers: list[list[Address] | str] = []
-    lookup = Lookup(Endpoint(host, port), answers.append, answers.append)
-    if lookup.start():
-        poll = select.poll()
-        poll.register(lookup.fileno(), select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1):
-            lookup.close()
-            raise StoreTimeoutError("the host name was not resolved in time")
-        lookup.on_readable()
+    loop = Loop()
+    lookup = Lookup(loop, Endpoint(host, port), answers.append, answers.append)
+    try:
+        lookup.start()
+        loop.next_event(lambda: 0.0 if answers else deadline)
+    finally:
+        lookup.close()
+        loop.close()
+    if not answers:
+        raise StoreTimeoutError("the host name was not resolved in time")
     (answer,) = answers
     if isinstance(answer, str):
         raise StoreConnectionError(answer)

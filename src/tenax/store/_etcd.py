@@ -167,7 +167,9 @@ class EtcdStore(Store):
                     staged[new] = values.stage(new)
                 stored = b"" if new is None else staged[new]
                 operation = Delete(name) if new is None else Put(name, stored)
-                return Step((result, stored), (operation, *_part_deletes(values, kv)), (_unchanged(name, kv),))
+                is_blind = found is not None and not loads and new is not None  # right whatever the old value is
+                guards = () if is_blind else (_unchanged(name, kv),)
+                return Step((result, stored), (operation, *_part_deletes(values, kv)), guards)
 
             result, stored = self._writer.change(values.call, Range(name), plan)
             values.keep(stored)

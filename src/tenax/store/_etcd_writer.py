@@ -77,7 +77,7 @@ class EtcdWriter:
                 answer = call(self._transaction(step, token, read))
                 if not answer.succeeded:
                     marker, found = answer.answers
-                    found = msgspec.structs.replace(found, revision=answer.revision)
+                    found = msgspec.structs.replace(found, header=answer.header)
                     token = marker.kvs[0].value if marker.kvs else b""
                 # The previous token: a guard of the step failed. A token of this change: that attempt took effect.
                 # Another one: an earlier change that raised an error took effect nevertheless, or etcd was wiped.

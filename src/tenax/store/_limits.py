@@ -47,7 +47,7 @@ class Limits:
         for name in type(self).__annotations__:
             if given[name] <= 0:
                 raise ValueError(f"the limit {name} must be greater than zero, not {given[name]}")
-            vars(self)[name] = given[name]
+            object.__setattr__(self, name, given[name])
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"limits are frozen: make new ones with {name}={value!r}")

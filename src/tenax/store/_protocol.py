@@ -527,28 +527,24 @@ class Session(Waiter):
         return True
 
 
-def _handlers() -> tuple[Handler, ...]:
-    known: dict[int, Handler] = {
-        wire.SET: Session._set,
-        wire.COMPARE_SET: Session._compare_set,
-        wire.GET: Session._get,
-        wire.ADD: Session._add,
-        wire.CHECK: Session._check,
-        wire.WAIT: Session._wait,
-        wire.GETNUMKEYS: Session._count_keys,
-        wire.DELETE_KEY: Session._delete_key,
-        wire.APPEND: Session._append,
-        wire.MULTI_GET: Session._multi_get,
-        wire.MULTI_SET: Session._multi_set,
-        wire.CANCEL_WAIT: Session._cancel_wait,
-        wire.PING: Session._ping,
-        wire.QUEUE_PUSH: Session._queue_push,
-        wire.QUEUE_POP: Session._queue_pop,
-        wire.QUEUE_LEN: Session._queue_length,
-        wire.LIST_KEYS: Session._list_keys,
-        wire.BARRIER: Session._barrier,
-    }
-    return tuple(known.get(number, Session._unknown) for number in range(256))
-
-
-_HANDLERS = _handlers()
+_KNOWN: dict[int, Handler] = {
+    wire.SET: Session._set,
+    wire.COMPARE_SET: Session._compare_set,
+    wire.GET: Session._get,
+    wire.ADD: Session._add,
+    wire.CHECK: Session._check,
+    wire.WAIT: Session._wait,
+    wire.GETNUMKEYS: Session._count_keys,
+    wire.DELETE_KEY: Session._delete_key,
+    wire.APPEND: Session._append,
+    wire.MULTI_GET: Session._multi_get,
+    wire.MULTI_SET: Session._multi_set,
+    wire.CANCEL_WAIT: Session._cancel_wait,
+    wire.PING: Session._ping,
+    wire.QUEUE_PUSH: Session._queue_push,
+    wire.QUEUE_POP: Session._queue_pop,
+    wire.QUEUE_LEN: Session._queue_length,
+    wire.LIST_KEYS: Session._list_keys,
+    wire.BARRIER: Session._barrier,
+}
+_HANDLERS = tuple(_KNOWN.get(number, Session._unknown) for number in range(256))

@@ -10,7 +10,7 @@ appear to take very long.
 
 from __future__ import annotations
 
-import selectors
+from tenax._io.loop import Selector
 
 __all__ = ["FakeClock"]
 
@@ -30,19 +30,19 @@ class FakeClock:
             raise ValueError(f"cannot advance by {seconds:g} s: time does not go back")
         self._now += seconds
 
-    def selector(self) -> selectors.BaseSelector:
+    def selector(self) -> Selector:
         """Return a selector for a loop on this clock."""
         return _JumpingSelector(self)
 
 
-class _JumpingSelector(selectors.PollSelector):
+class _JumpingSelector(Selector):
     """Polls the descriptors; if none is ready, advances the clock by the timeout."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
         self._clock = clock
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float | None) -> list[tuple[int, int]]:
         if timeout is None:
             return super().select(None)  # no deadline: wait for a descriptor
         ready = super().select(0)

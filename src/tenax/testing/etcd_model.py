@@ -6,24 +6,25 @@ in the model and in a real etcd, and compares the answers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tenax._core.etcd.errors import EtcdRejected
 from tenax._core.etcd.operations import (
-    AnyAnswer,
+    Answer,
     AnyKeyAnswer,
     AnyKeyOperation,
-    AnyOperation,
     Change,
     Compare,
     Delete,
     DeleteAnswer,
     GrantLease,
+    Header,
     KeepAlive,
     KeyValue,
     LeaseAnswer,
+    Operation,
     Put,
     PutAnswer,
     Range,
@@ -49,7 +50,7 @@ class EtcdModel:
         self._watchers: list[tuple[bytes, bytes, Watcher]] = []
         self._changes: list[Change] = []  # of the operation that is being executed
 
-    def call(self, operation: AnyOperation, now: float) -> AnyAnswer:
+    def call(self, operation: Operation[Any], now: float) -> Answer:
         """Execute an operation. Raises EtcdRejected."""
         self._changes = []
         answer = self._execute(operation, now)
@@ -74,25 +75,25 @@ class EtcdModel:
         """Give every lease its full TTL, as a new leader among the members of etcd does."""
         self.leases = {lease_id: (ttl_s, now + ttl_s) for lease_id, (ttl_s, _) in self.leases.items()}
 
-    def _execute(self, operation: AnyOperation, now: float) -> AnyAnswer:
+    def _execute(self, operation: Operation[Any], now: float) -> Answer:
         match operation:
             case GrantLease(ttl_s, lease_id):
                 self.leases.setdefault(lease_id, (ttl_s, now + ttl_s))  # one that exists is the caller's own
-                return LeaseAnswer(self.revision, lease_id, ttl_s)
+                return LeaseAnswer(Header(self.revision), lease_id, ttl_s)
             case KeepAlive(lease_id):
                 ttl_s = self.leases[lease_id][0] if lease_id in self.leases else 0
                 if ttl_s:
                     self.leases[lease_id] = (ttl_s, now + ttl_s)
-                return LeaseAnswer(self.revision, lease_id, ttl_s)
+                return LeaseAnswer(Header(self.revision), lease_id, ttl_s)
             case RevokeLease(lease_id):
-                self.leases.pop(lease_id, None)
+                existed = self.leases.pop(lease_id, None) is not None
                 bound = [kv for _, kv in sorted(self.keys.items()) if lease_id and kv.lease == lease_id]
                 self._delete(bound, self.revision + 1)
-                return LeaseAnswer(self.revision, lease_id)
+                return LeaseAnswer(Header(self.revision), 0 if existed else lease_id)  # as the client reports it
             case Transaction():
                 is_met = all(map(self._holds, operation.compare))
                 answers = self._apply(operation.then if is_met else operation.otherwise)
-                return TransactionAnswer(self.revision, is_met, answers)
+                return TransactionAnswer(Header(self.revision), is_met, answers)
             case Range() | Put() | Delete():
                 return self._apply((operation,))[0]
         raise EtcdRejected(f"the model does not know {operation}")
@@ -113,11 +114,11 @@ class EtcdModel:
                 self.keys[key] = kv = KeyValue(key, value, created, revision, version, lease)
                 self.revision = revision
                 self._changes.append(Change("put", kv))
-                return PutAnswer(revision)
+                return PutAnswer(Header(revision))
             case Delete(key, end):
                 found = self._found(key, end)
                 self._delete(found, revision)
-                return DeleteAnswer(self.revision, len(found))
+                return DeleteAnswer(Header(self.revision), len(found))
             case Range():
                 return self._range(operation)
 
@@ -132,7 +133,7 @@ class EtcdModel:
         kvs = found[: operation.limit or None]
         if operation.keys_only:
             kvs = [msgspec.structs.replace(kv, value=b"") for kv in kvs]
-        return RangeAnswer(self.revision, () if operation.count_only else tuple(kvs), len(found))
+        return RangeAnswer(Header(self.revision), () if operation.count_only else tuple(kvs), len(found))
 
     def _found(self, key: bytes, end: bytes) -> list[KeyValue]:
         if not end:

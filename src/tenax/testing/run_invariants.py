@@ -299,7 +299,9 @@ class RunChecker:
                 return bool(failures)
             case messages.NodeSucceeded():
                 self._at_work.pop(node_id, None)
-                if not last.is_ended and node_id not in self._clear:
+                if node_id in self._superseded:
+                    self._go(node_id, is_loss=True)
+                elif not last.is_ended and node_id not in self._clear:
                     last.done.add(node_id)
             case messages.NodeDraining():
                 self._draining.add(node_id)

@@ -138,6 +138,7 @@ class TimerServer(ABC):
         self._daemon = daemon
         self._watchdog_thread: threading.Thread | None = None
         self._stop_signaled = False
+        self._wake_reader = self._wake_writer = -1  # a pipe that becomes readable when the server is stopped
 
     @abstractmethod
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
@@ -159,6 +160,7 @@ class TimerServer(ABC):
         if self._watchdog_thread is not None:
             raise RuntimeError(f"this {type(self).__name__} is already started; stop it first")
         self._stop_signaled = False
+        self._wake_reader, self._wake_writer = os.pipe()
         self._watchdog_thread = threading.Thread(
             target=self._watchdog_loop, name=f"tenax {type(self).__name__}", daemon=self._daemon
         )
@@ -167,13 +169,12 @@ class TimerServer(ABC):
     def stop(self) -> None:
         """Stop the thread and wait for its end."""
         self._stop_signaled = True
-        self._wake()
         thread, self._watchdog_thread = self._watchdog_thread, None
         if thread is not None:
+            os.write(self._wake_writer, b"\0")
             thread.join()
-
-    def _wake(self) -> None:  # noqa: B027 - optional
-        """Interrupt the wait for requests, if the server can."""
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
 
     def _watchdog_loop(self) -> None:
         while not self._stop_signaled:

@@ -60,23 +60,6 @@ class LocalTimerServer(TimerTable[TimerRequest], TimerServer):
         TimerServer.__init__(self, MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
         # The queue's pipe, to wait for a request and for the stop together.
         self._reader = getattr(mp_queue, "_reader", None)
-        self._wake_reader = self._wake_writer = -1
-
-    def start(self) -> None:
-        if self._wake_reader < 0:
-            self._wake_reader, self._wake_writer = os.pipe()
-        super().start()
-
-    def stop(self) -> None:
-        super().stop()
-        if self._wake_reader >= 0:
-            os.close(self._wake_reader)
-            os.close(self._wake_writer)
-            self._wake_reader = self._wake_writer = -1
-
-    def _wake(self) -> None:
-        if self._wake_writer >= 0:
-            os.write(self._wake_writer, b"\0")
 
     def _wait_for_requests(self) -> list[TimerRequest]:
         if self._reader is None:  # another kind of queue, such as a manager's

@@ -80,7 +80,8 @@ def _run(seed: Seed, runner: Runner, number: int) -> tuple[list[str], list[dict[
     if seed.fault == "scope_expired":
         env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
     flags = ["--nnodes", str(seed.nodes), "--nproc-per-node", str(seed.workers), "--rdzv-backend", "c10d"]
-    flags += ["--rdzv-endpoint", endpoint, "--rdzv-id", f"verdict-{number}", "--preload", "none"]
+    preload = "torch.distributed" if seed.fault.startswith("gloo") else "none"
+    flags += ["--rdzv-endpoint", endpoint, "--rdzv-id", f"verdict-{number}", "--preload", preload]
     flags += ["--shutdown-timeout", "1", "--max-restarts", "1" if seed.variant == "second" else "0"]
     root = "1" if seed.root is None else str(seed.root)
     arguments = [str(_HERE / "seeded.py"), seed.fault, root, seed.victims, seed.variant]

@@ -6,7 +6,8 @@
 when they lose the root: see ``VICTIMS`` below. ``VARIANT``: ``slow``, the root closes the connections to its peers and
 runs until it is stopped; ``second``, everything happens after one restart; empty: neither.
 
-The root sends its port to the victims through FIFOs in ``VERDICT_FOLDER``; then they hold TCP connections. No sleeps.
+The root sends its port and pid to the victims through FIFOs in ``VERDICT_FOLDER``; then they hold TCP connections.
+No sleeps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import socket
 import sys
@@ -24,6 +26,7 @@ RANK = int(os.environ.get("RANK", "0"))
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 UNPRIVILEGED_UID = 65534
 peers: list[socket.socket] = []
+roots: list[int] = []  # the pidfd of the root, in a victim
 
 
 # --- connecting -------------------------------------------------------------------------------------------------------
@@ -36,7 +39,7 @@ def accept_victims() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     for rank in range(WORLD):
         if rank != RANK:
-            (FOLDER / f"port.{rank}").write_text(f"{listener.getsockname()[1]}\n")
+            (FOLDER / f"port.{rank}").write_text(f"{listener.getsockname()[1]} {os.getpid()}\n")
     for _ in range(WORLD - 1):
         peer, _ = listener.accept()
         peer.recv(1, socket.MSG_PEEK)
@@ -48,16 +51,19 @@ def accept_victims() -> None:
 
 
 def connect_to_root() -> socket.socket:
-    port = int((FOLDER / f"port.{RANK}").read_text())  # blocks until the root has opened it too
+    port, pid = map(int, (FOLDER / f"port.{RANK}").read_text().split())  # blocks until the root has opened it too
+    roots.append(os.pidfd_open(pid))
     peer = socket.create_connection(("127.0.0.1", port))
     peer.sendall(b"hello")
     return peer
 
 
 def wait_until_lost(peer: socket.socket) -> None:
-    """Wait until the root is gone."""
+    """Wait until the root is gone: NCCL and stores fail long after that, unless the root exits slowly."""
     with contextlib.suppress(ConnectionResetError):
         peer.recv(1)
+    if sys.argv[4] != "slow":  # the kernel closes the connection before the process has ended
+        select.select(roots, [], [])
 
 
 # --- victims: what they do when they lose the root --------------------------------------------------------------------

@@ -18,6 +18,7 @@ def test_the_corpus_is_large_and_has_every_variant() -> None:
     assert len(CORPUS) >= 64
     assert len({seed.name for seed in CORPUS}) == len(CORPUS)
     assert {0, 1, "all", None} <= {seed.root for seed in CORPUS}
+    assert {1, 2, 3} == {seed.nodes for seed in CORPUS}
     assert {"", "slow", "second"} == {seed.variant for seed in CORPUS}
     assert {True, False} == {seed.record for seed in CORPUS}
 

@@ -22,6 +22,7 @@ from tenax._core.etcd.operations import (
     Delete,
     DeleteAnswer,
     GrantLease,
+    Header,
     KeepAlive,
     Members,
     Put,
@@ -101,7 +102,7 @@ def test_transactions_compare_and_execute(client: ClientInLoop) -> None:
     ):
         assert client.call(Transaction((compare,))).succeeded, compare
     deleted = client.call(Transaction((), (Delete(key),)))
-    assert deleted.answers == (DeleteAnswer(deleted.revision, 1),)
+    assert deleted.answers == (DeleteAnswer(Header(deleted.revision), 1),)
 
 
 def test_leases_are_granted_renewed_and_revoked(client: ClientInLoop) -> None:
@@ -120,10 +121,10 @@ def test_leases_are_granted_renewed_and_revoked(client: ClientInLoop) -> None:
 
 def test_status_and_members_are_reported(client: ClientInLoop, etcd: EtcdCluster) -> None:
     status = client.call(Status())
-    assert status.leader == status.member_id != 0
+    assert status.leader == status.header.member_id != 0
     assert status.version.startswith("3.")
     (member,) = client.call(Members()).members
-    assert (member.id, member.client_urls) == (status.member_id, (etcd.url(),))
+    assert (member.id, member.client_urls) == (status.header.member_id, (etcd.url(),))
 
 
 def test_many_concurrent_calls_are_all_answered(client: ClientInLoop) -> None:
@@ -207,13 +208,13 @@ def test_a_host_name_is_looked_up() -> None:
     with ScriptedServer(answer_to(PUT_DONE)) as server:
         endpoint = server.endpoint.replace("127.0.0.1", "localhost")
         with ClientInLoop(etcd_settings(endpoint)) as client:
-            assert client.call(Put(b"k", b"v")) == PutAnswer(7)
+            assert client.call(Put(b"k", b"v")) == PutAnswer(Header(7))
 
 
 def test_a_silent_server_is_replaced_by_the_next_endpoint() -> None:
     with ScriptedServer(silent_until_disconnect) as silent, ScriptedServer(answer_to(PUT_DONE, PUT_DONE)) as good:
         with ClientInLoop(etcd_settings(f"{silent.endpoint},{good.endpoint}", attempt_s=0.1)) as client:
-            assert client.call(Put(b"k", b"v")) == PutAnswer(7)
+            assert client.call(Put(b"k", b"v")) == PutAnswer(Header(7))
             client.call(Put(b"k", b"v"))  # starts with the endpoint that answered
         assert (len(silent.requests), len(good.requests)) == (1, 2)
 
@@ -247,7 +248,7 @@ def test_a_closed_idle_connection_is_replaced_silently() -> None:
 def test_invalid_responses_are_retried(response: bytes) -> None:
     scripted = ScriptedServer(answer_to(response), answer_to(PUT_DONE))
     with scripted as server, ClientInLoop(etcd_settings(server.endpoint)) as client:
-        assert client.call(Put(b"k", b"v")) == PutAnswer(7)
+        assert client.call(Put(b"k", b"v")) == PutAnswer(Header(7))
 
 
 def test_connections_that_the_server_closes_are_not_reused() -> None:

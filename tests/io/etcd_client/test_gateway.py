@@ -20,6 +20,7 @@ from tenax._core.etcd.operations import (
     Delete,
     DeleteAnswer,
     GrantLease,
+    Header,
     KeepAlive,
     KeyValue,
     LeaseAnswer,
@@ -76,7 +77,7 @@ def test_ranges_are_decoded_as_written(kvs: list[KeyValue], revision: int, count
     header = without_zeros({"revision": str(revision)})
     body = without_zeros({"header": header or None, "kvs": [as_gateway_json(kv) for kv in kvs], "count": str(count)})
     answer = gateway.decode(Range(b"k"), 200, json.dumps(body).encode())
-    assert answer == RangeAnswer(revision, tuple(kvs), count)
+    assert answer == RangeAnswer(Header(revision), tuple(kvs), count)
 
 
 @CALM
@@ -93,7 +94,7 @@ def test_a_put_encodes_any_bytes(key: bytes, value: bytes, lease: int) -> None:
 def test_comparisons_with_numbers_are_encoded(key: bytes, target: Any, value: int) -> None:
     (compare,) = sent(Transaction((Compare(key, target, value, "<"),)))["compare"]
     field = {"create": "create_revision", "mod": "mod_revision"}.get(target, target)
-    assert compare == {"key": b64(key), "target": target.upper(), "result": "LESS", field: str(value)}
+    assert compare == {"key": b64(key), "target": target.upper(), "result": "LESS", field: value}
 
 
 def test_a_full_transaction_is_encoded() -> None:
@@ -106,12 +107,12 @@ def test_a_full_transaction_is_encoded() -> None:
     assert sent(operation) == {
         "compare": [
             {"key": b64(b"a"), "target": "VALUE", "result": "EQUAL", "value": b64(b"v")},
-            {"key": b64(b"a"), "range_end": b64(b"b"), "target": "MOD", "result": "NOT_EQUAL", "mod_revision": "3"},
+            {"key": b64(b"a"), "range_end": b64(b"b"), "target": "MOD", "result": "NOT_EQUAL", "mod_revision": 3},
         ],
         "success": [
             {"request_put": {"key": b64(b"p"), "value": b64(b"q")}},
             {"request_delete_range": {"key": b64(b"d"), "range_end": b64(b"e")}},
-            {"request_range": {"key": b64(b"r"), "range_end": b64(b"s"), "limit": "5", "keys_only": True}},
+            {"request_range": {"key": b64(b"r"), "range_end": b64(b"s"), "limit": 5, "keys_only": True}},
         ],
         "failure": [{"request_range": {"key": b64(b"c"), "count_only": True}}],
     }
@@ -128,9 +129,9 @@ def test_the_answer_of_a_transaction_is_decoded() -> None:
         ],
     }
     answer = gateway.decode(Transaction(), 200, json.dumps(body).encode())
-    parts = (PutAnswer(9), DeleteAnswer(9, 2), RangeAnswer(9, (KeyValue(b"k"),), 1))
-    assert answer == TransactionAnswer(9, True, parts)
-    assert gateway.decode(Transaction(), 200, b'{"header":{"revision":"9"}}') == TransactionAnswer(9, False)
+    parts = (PutAnswer(Header(9)), DeleteAnswer(Header(9), 2), RangeAnswer(Header(9), (KeyValue(b"k"),), 1))
+    assert answer == TransactionAnswer(Header(9), True, parts)
+    assert gateway.decode(Transaction(), 200, b'{"header":{"revision":"9"}}') == TransactionAnswer(Header(9), False)
 
 
 def test_a_comparison_of_the_wrong_type_is_rejected_before_sending() -> None:
@@ -141,12 +142,12 @@ def test_a_comparison_of_the_wrong_type_is_rejected_before_sending() -> None:
 def test_leases_and_tokens_are_encoded_and_decoded() -> None:
     assert gateway.encode(GrantLease(5, 2**63 - 1)) == (
         "/v3/lease/grant",
-        b'{"TTL":"5","ID":"9223372036854775807"}',
+        b'{"TTL":5,"ID":9223372036854775807}',
     )
     alive = b'{"result":{"header":{"revision":"4"},"ID":"77","TTL":"5"}}\n'
-    assert gateway.decode(KeepAlive(77), 200, alive) == LeaseAnswer(4, 77, 5)
+    assert gateway.decode(KeepAlive(77), 200, alive) == LeaseAnswer(Header(4), 77, 5)
     dead = b'{"result":{"header":{"revision":"4"},"ID":"77"}}\n'
-    assert gateway.decode(KeepAlive(77), 200, dead) == LeaseAnswer(4, 77, 0)
+    assert gateway.decode(KeepAlive(77), 200, dead) == LeaseAnswer(Header(4), 77, 0)
     token = gateway.decode(Authenticate("me", "x"), 200, b'{"token":"abc.7"}')
     assert token == AuthenticateAnswer("abc.7")
 
@@ -164,7 +165,7 @@ def test_members_and_status_are_decoded() -> None:
         200,
         b'{"header":{"member_id":"18446744073709551615"},"version":"3.4.23","dbSize":"9","errors":["alarm:NOSPACE"]}',
     )
-    assert (status.member_id, status.version, status.leader) == (2**64 - 1, "3.4.23", 0)
+    assert (status.header.member_id, status.version, status.leader) == (2**64 - 1, "3.4.23", 0)
     assert (status.db_size, status.errors) == (9, ("alarm:NOSPACE",))
 
 
@@ -235,10 +236,10 @@ def test_errors_within_a_keep_alive_are_decoded() -> None:
 def test_repeating_an_executed_operation_is_a_success() -> None:
     exists, gone = shapes(9, "etcdserver: lease already exists"), shapes(5, "etcdserver: requested lease not found")
     for body in exists:
-        assert gateway.decode(GrantLease(5, 77), 400, body) == LeaseAnswer(0, 77, 5)
+        assert gateway.decode(GrantLease(5, 77), 400, body) == LeaseAnswer(Header(), 77, 5)
         assert isinstance(gateway.decode(GrantLease(5), 400, body), Fault)  # etcd chose the id, so it is another lease
     for body in gone:
-        assert gateway.decode(RevokeLease(77), 404, body) == LeaseAnswer(0, 77)
+        assert gateway.decode(RevokeLease(77), 404, body) == LeaseAnswer(Header(), 77)
         assert isinstance(gateway.decode(Put(b"k", b"v", 77), 404, body), Fault)
 
 

@@ -11,8 +11,7 @@ from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_pr
 from kit.linear import assert_linear
 from tenax._core.etcd.errors import EtcdError, EtcdRefused
 from tenax._core.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
-from tenax._io.etcd.endpoint import EtcdEndpoint
-from tenax._io.etcd.http_connection import HttpConnection
+from tenax._io.etcd.http_connection import EtcdEndpoint, HttpConnection
 from tenax._io.etcd.http_response import Head
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.etcd.subscription import Subscription
@@ -173,7 +172,7 @@ def test_a_stream_of_single_bytes_is_decoded() -> None:
             subscription.close()
         assert [(change.kind, change.kv.mod_revision) for change in changes] == [("put", 6), ("delete", 7)]
         assert b"Grpc-Metadata-hasleader: true" in server.requests[1]
-        assert b'"start_revision":"6"' in server.requests[1]
+        assert b'"start_revision":6' in server.requests[1]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"], ids=["one line", "many lines"])

@@ -15,7 +15,7 @@ from .kit import control_hosts
 
 _START_A_MEMBER = """
     import sys
-    from tenax._io.etcd.managed import ManagedMember, ManagedSettings
+    from tenax._engines.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.loop import Loop
 
     loop, messages = Loop(), []

@@ -8,11 +8,19 @@ import pytest
 
 from kit.processes import TIMEOUT_S
 from tenax._core.etcd.operations import Member
-from tenax._io.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
+from tenax._engines.etcd.managed import ManagedSettings, managed_settings
+from tenax._io.etcd.control_host import (
+    ControlHost,
+    MemberAddress,
+    addresses_here,
+    cluster_token,
+    control_hosts,
+    first_cluster,
+    member_command,
+    present_cluster,
+    split_names,
+)
 from tenax._io.etcd.data_directory import last_messages
-from tenax._io.etcd.managed import ManagedSettings, managed_settings
-from tenax._io.etcd.member_address import MemberAddress
-from tenax._io.etcd.member_command import cluster_token, first_cluster, member_command, present_cluster
 from tenax._io.loop import Loop
 from tenax._io.tls import TlsFiles
 

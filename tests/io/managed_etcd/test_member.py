@@ -15,7 +15,7 @@ import pytest
 
 from kit.processes import TIMEOUT_S, gone, leaving_nothing, on_linux
 from tenax._core.etcd.operations import AddMember, Members, Put, Range, RemoveMember
-from tenax._io.etcd.managed import member_key
+from tenax._engines.etcd.managed import member_key
 from tenax._io.tls import TlsFiles
 
 from .kit import ManagedCluster, tls_files
@@ -23,6 +23,7 @@ from .kit import ManagedCluster, tls_files
 MakeCluster = Callable[..., ManagedCluster]
 SECRET = b"the secret of the run"
 open_and_with_users = pytest.mark.parametrize("secret", [b"", SECRET], ids=["open", "with users"])
+with_users = pytest.mark.parametrize("secret", [SECRET], ids=["with users"])  # open servers do less
 
 
 @on_linux
@@ -75,7 +76,7 @@ def test_a_lost_member_is_replaced_and_the_data_survives(make_cluster: MakeClust
     assert cluster.call(Range(b"kept"), name).kvs[0].value == b"value"
 
 
-@open_and_with_users
+@with_users
 def test_a_member_with_its_data_keeps_its_identity(make_cluster: MakeCluster, secret: bytes) -> None:
     """After its agent was killed and restarted."""
     cluster = make_cluster(secret=secret)
@@ -89,7 +90,7 @@ def test_a_member_with_its_data_keeps_its_identity(make_cluster: MakeCluster, se
     assert cluster.call(Range(b"kept"), cluster.names[0]).kvs[0].value == b"value"
 
 
-@open_and_with_users
+@with_users
 def test_a_killed_server_is_restarted_with_its_data(make_cluster: MakeCluster, secret: bytes) -> None:
     """And its end is reported."""
     cluster = make_cluster(1, secret=secret)
@@ -104,7 +105,7 @@ def test_a_killed_server_is_restarted_with_its_data(make_cluster: MakeCluster, s
     assert cluster.call(Range(b"kept")).kvs[0].value == b"value"
 
 
-@open_and_with_users
+@with_users
 def test_a_leaving_member_shrinks_the_cluster_and_may_rejoin(make_cluster: MakeCluster, secret: bytes) -> None:
     """Two of three leave. The remaining one is a majority, accepts writes, and accepts one of them again (M3).
 
@@ -127,7 +128,7 @@ def test_a_leaving_member_shrinks_the_cluster_and_may_rejoin(make_cluster: MakeC
     assert cluster.call(Range(b"alone"), cluster.names[1]).kvs[0].value == b"value"
 
 
-@open_and_with_users
+@with_users
 def test_a_late_member_joins_as_an_initial_member(make_cluster: MakeCluster, secret: bytes) -> None:
     """Its name was never started."""
     cluster = make_cluster(secret=secret)
@@ -141,7 +142,7 @@ def test_a_late_member_joins_as_an_initial_member(make_cluster: MakeCluster, sec
     assert cluster.members_by_url()[url].id == expected.id
 
 
-@open_and_with_users
+@with_users
 def test_a_member_that_was_rejected_as_new_is_replaced(make_cluster: MakeCluster, secret: bytes) -> None:
     """If the others do not answer in time, its server is rejected and exits, and the member decides again (M2).
 
@@ -205,7 +206,7 @@ def test_a_member_waits_for_the_ports_of_its_predecessor(make_cluster: MakeClust
     cluster.until(lambda: member.is_serving, "the member to serve")
 
 
-@open_and_with_users
+@with_users
 def test_one_of_several_agents_on_a_host_runs_the_member(make_cluster: MakeCluster, secret: bytes) -> None:
     """M4: the other agent reports that, and changes nothing."""
     cluster = make_cluster(1, secret=secret)

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from kit.processes import Program, gone, is_alive, leaving_nothing, on_linux, until
-from tenax._io.etcd.server import ServerProcess
 from tenax._io.loop import Loop
+from tenax._processes.server_process import ServerProcess
 
 from .kit import ManagedCluster, control_hosts
 
 _HOLDS_A_MEMBER = """
     import sys
-    from tenax._io.etcd.managed import ManagedMember, ManagedSettings
+    from tenax._engines.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.loop import Loop
 
     def report(text):
@@ -51,17 +51,17 @@ def test_the_server_ends_with_its_agent(
     (name,) = control_hosts(1)
     agent = program(_HOLDS_A_MEMBER, name, tmp_path / "data")
     pid, directory = int(agent.pipe.line()), Path(agent.pipe.line())
-    guard = _parent(pid)
+    keeper = _parent(pid)
     assert is_alive(pid)
-    assert Path(f"/proc/{guard}/comm").read_text() == "tenax-etcd\n"
+    assert Path(f"/proc/{keeper}/comm").read_text() == "tenax-etcd\n"
     agent.send(number)
     agent.wait()
-    assert gone([pid, guard])
+    assert gone([pid, keeper])
     assert (directory / "data" / "member").is_dir()
 
 
 @on_linux
-def test_the_server_ends_with_its_guard(make_cluster: Callable[..., ManagedCluster]) -> None:
+def test_the_server_ends_with_its_keeper(make_cluster: Callable[..., ManagedCluster]) -> None:
     """By the kernel and by the agent. The agent starts another server."""
     cluster = make_cluster(1)
     (member,) = cluster.add_all()
@@ -111,16 +111,13 @@ def test_kill_returns_when_the_server_is_gone(tmp_path: Path) -> None:
     loop.close()
 
 
-def test_a_missing_program_exits_with_127(tmp_path: Path) -> None:
-    """The log has the reason."""
+def test_a_missing_program_is_reported(tmp_path: Path) -> None:
     ended: list[tuple[str, bool]] = []
     loop = Loop()
     server = ServerProcess(loop, lambda how, by_itself: ended.append((how, by_itself)))
-    log = tmp_path / "log"
-    server.start([str(tmp_path / "none")], {}, str(log))
+    server.start([str(tmp_path / "none")], {}, str(tmp_path / "log"))
     loop.next_event(lambda: loop.now() if ended else None)
-    assert ended == [("exited with code 127", True)]
-    assert "No such file or directory" in log.read_text()
+    assert ended == [(f"could not be started: No such file or directory: {str(tmp_path / 'none')!r}", False)]
     server.kill()
     loop.close()
 

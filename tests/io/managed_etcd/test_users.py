@@ -20,10 +20,10 @@ from tenax._core.etcd.operations import (
     SetUpUsers,
     Transaction,
 )
+from tenax._engines.etcd.managed import ManagedSettings, member_key
 from tenax._engines.etcd.operator import connect_through_etcd
 from tenax._engines.tcp.operator import Unreachable
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.managed import ManagedSettings, member_key
 from tenax._io.etcd.settings import EtcdSettings
 from tenax.rendezvous._etcd_handler import etcd_engine_settings
 from tenax.rendezvous.api import RendezvousParameters

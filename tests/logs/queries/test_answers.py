@@ -51,7 +51,7 @@ class Node:
         """Send a request without waiting. The returned list fills when the answer comes."""
         answers: list[tuple[object, str]] = []
         request = msgspec.convert({"request": "LogsRequest", "node": "here", **wanted}, LogsRequest)
-        self.logs.answer(request, 0, lambda value, error: answers.append((value, error)))
+        self.logs.answer(request, lambda value, error: answers.append((value, error)))
         return answers
 
     def until(self, condition: Callable[[], bool]) -> None:

@@ -23,7 +23,7 @@ from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment
 from tenax._io.loop import Loop
 from tenax._node.live_steps import LiveSteps
-from tenax._node.progress_file import read_progress
+from tenax._node.worker_logs import read_progress
 from tenax.progress import LAYOUT, MAGIC
 
 IMPORT = "from tenax import progress\n"

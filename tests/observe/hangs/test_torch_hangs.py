@@ -36,7 +36,14 @@ def train(model, seconds):
 def read_from_a_lost_disk():
     threading.Event().wait()
 
+def log():
+    while True:
+        time.sleep(1.0)
+        print("a line", flush=True)
+
 dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
+groups = [dist.new_group() for _ in range(2)]  # each has a thread that wakes up 100 times a second
+threading.Thread(target=log, daemon=True).start()
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 train(model, 4.0)
 if dist.get_rank() == 1:
@@ -46,7 +53,7 @@ train(model, 600.0)
 
 
 def test_the_rank_that_misses_a_collective_is_reported(job: Job) -> None:
-    """The script reports no steps; the kernel's counters are enough."""
+    """The script reports no steps; the kernel's counters are enough. Threads of gloo poll, and another logs."""
     script = job.runner.script(SCRIPT)
     agent = job.runner.start("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "2", script)
     agent.until_printed("no action is taken", LONG_TIMEOUT_S)

@@ -6,17 +6,18 @@ a ``Request`` for each call, and reports its answer by number.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from tenax._core.etcd.operations import AnyOperation
+from tenax._core.etcd.operations import Operation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import Operation
 
     A = TypeVar("A")
 
@@ -27,7 +28,7 @@ class Request(msgspec.Struct, frozen=True):
     """Call etcd: retry for at most ``patience_s``, then report ``answered`` or ``failed`` with the number."""
 
     number: int
-    operation: AnyOperation
+    operation: Operation[Any]
     patience_s: float = PATIENCE_S
 
 
@@ -112,7 +113,7 @@ class Calls:
         """Request something. ``done`` or ``failed`` is called once; neither after ``cancel``."""
         self._count += 1
         call = self._pending[self._count] = Call(self, self._count, done, failed)
-        self._output(Request(self._count, operation, patience_s))  # type: ignore[arg-type]
+        self._output(Request(self._count, operation, patience_s))
         return call
 
     def answered(self, number: int, answer: Any, sent_at: float) -> None:

@@ -3,7 +3,7 @@
     leader          the leader, the address of its links and their secret; bound to its short lease
     record          what was decided, and the current or last leader; bound to a lease of a day
     nodes/<id>      the nodes; for people and tools
-    members/<name>  hosts that had an etcd member before (managed mode, ``tenax._io.etcd.managed``)
+    members/<name>  hosts that had an etcd member before (managed mode, ``tenax._engines.etcd.managed``)
 
 The *term* of a leader is the revision at which its key was created. It guards every write of the leader, so a deposed
 leader cannot change anything.

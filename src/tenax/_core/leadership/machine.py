@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tenax._core.authority import AuthorityTerms
     from tenax._core.coordinator import CoordinatorState, Send
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import AnyAnswer, Change, RangeAnswer
+    from tenax._core.etcd.operations import Answer, Change, RangeAnswer
     from tenax._core.leadership.calls import Timer
     from tenax._core.leadership.keys import LeaderAddress
     from tenax._core.link.client import LinkClient
@@ -169,7 +169,7 @@ class Leadership:
     def tick(self, now: float) -> list[Output]:
         return self._at(now, self._calls.loop.fire)
 
-    def answered(self, number: int, answer: AnyAnswer, sent_at: float, now: float) -> list[Output]:
+    def answered(self, number: int, answer: Answer, sent_at: float, now: float) -> list[Output]:
         """``sent_at``: when the attempt was sent that etcd answered."""
         return self._at(now, lambda: self._calls.answered(number, answer, sent_at))
 

@@ -8,7 +8,8 @@ returns, in order, and calls ``tick`` at ``next_deadline``. It also finds the co
 K1  Nothing is accepted before the coordinator has proved the secret; each frame is accepted only in its phase.
 K2  Every link starts with a beat and the node's complete state (``announce``). Nothing is queued between links.
 K3  A coordinator that is *silent* may have declared this node lost: the node is fenced when the lease ends
-    (``lease.py``), and the keeper holds a copy of that deadline (``Hold``) for when this process is stopped.
+    (``lease.py``), and the keeper holds a copy of that deadline (``Hold``) for when this process is stopped. A node
+    that hosts the coordinator needs no lease; if it was refused, it is fenced when its link is lost.
 K4  A generation is accepted only under a lease with a recently answered beat, after this node was ready, and once.
 K5  A refused connection proves that there is no coordinator, and renews the lease from when the attempt began.
 K6  A node that has not been linked for ``join_timeout_s`` gives up with a reason.
@@ -137,6 +138,7 @@ class LinkClient:
         self._hello: wire.Hello
         self._nonce = b""
         self._is_run_over = False
+        self._is_refused_host = False  # it hosts the coordinator, which has refused it, so it does not connect again
         self._cancel_reason = ""  # why the run is to be cancelled; empty: it is not
         self._has_offered = False  # NodeReady was sent since the last generation
         self._attempted_at = now  # when the last attempt to connect began, or the proof was sent
@@ -351,6 +353,7 @@ class LinkClient:
             case RunEnded() | JoinRefused():
                 self.is_finished = True
                 self._is_run_over = isinstance(event, RunEnded)
+                self._is_refused_host = self.is_sole_host and isinstance(event, JoinRefused)
                 return [*self._hold(now), Emit(event)]
         return [Emit(event)]
 
@@ -371,7 +374,7 @@ class LinkClient:
         self.phase = LinkPhase.UNLINKED
         self._handshake_until = self._beat_at = None
         if self.is_finished:
-            return []
+            return self._fence(f"lost {self.where} after it had refused this node") if self._is_refused_host else []
         outputs: list[Output] = []
         if was_linked:
             self._lost_since = now

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from tenax._core.etcd.operations import Operation, RangeAnswer
     from tenax._core.leadership.candidacy import Elected
     from tenax._core.leadership.keys import Leader
+    from tenax._engines.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.endpoint import Address
-    from tenax._io.etcd.client import EtcdCall
-    from tenax._io.etcd.managed import ManagedMember, ManagedSettings
+    from tenax._io.etcd.call import EtcdCall
     from tenax._io.interfaces import Cancellable
 
 _LEAVE_TIMEOUT_S = 4.0
@@ -149,7 +149,8 @@ class EtcdEngine(LinkedEngine):
         for probe in (self._connecting, self._probing):
             if probe is not None:
                 probe.close()
-        self._end_lookup()
+        if self._lookup is not None:
+            self._lookup.close()
         if self._wake is not None:
             self._wake.cancel()
         super().close()
@@ -175,7 +176,7 @@ class EtcdEngine(LinkedEngine):
             refusal_hint=hint,
         )
         if self._etcd.managed is not None:
-            from tenax._io.etcd.managed import ManagedMember
+            from tenax._engines.etcd.managed import ManagedMember
 
             self._member = ManagedMember(self._loop, self._etcd.managed, self._node.print_line, self._refused)
             self._member.start()
@@ -206,25 +207,17 @@ class EtcdEngine(LinkedEngine):
         """Resolve --local-addr, which may be a name: a leader announces its address."""
 
         def found(addresses: list[Address]) -> None:
-            self._end_lookup()
+            self._lookup = None
             self._local_address = str(addresses[0][1][0])
             if self._is_listen_wanted:
                 self._open_listener()
 
         def failed(why: str) -> None:
-            self._end_lookup()
+            self._lookup = None
             self._refused(f"cannot resolve --local-addr {self._settings.local_addr!r}: {why}")
 
-        lookup = Lookup(Endpoint(self._settings.local_addr, 1), found, failed)
-        if lookup.start():
-            self._lookup = lookup
-            self._loop.watch(lookup)
-
-    def _end_lookup(self) -> None:
-        if self._lookup is not None:
-            self._loop.unwatch(self._lookup)
-            self._lookup.close()
-            self._lookup = None
+        self._lookup = Lookup(self._loop, Endpoint(self._settings.local_addr, 1), found, failed)
+        self._lookup.start()
 
     def _on_followed(self, answer: RangeAnswer) -> None:
         if not self._has_followed and self._client.token.is_without_users:

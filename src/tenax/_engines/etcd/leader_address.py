@@ -55,15 +55,14 @@ class LeaderProbe:
         elif not addresses:
             self._end_soon(f"{leader.addr!r} is not an IP address that this host can use")
         else:
-            family, address = addresses[0]
-            self._connecting = ConnectAttempt(self._loop, family, address, self._opened, self._failed)
+            self._connecting = ConnectAttempt(self._loop, addresses[:1], self._opened, self._failed)
             self._connecting.start()
 
-    def _failed(self, number: int) -> None:
-        if number == errno.ECONNREFUSED:
+    def _failed(self, errors: list[int]) -> None:
+        if errors[0] == errno.ECONNREFUSED:
             self._dead()
         else:
-            self._away(os.strerror(number))
+            self._away(os.strerror(errors[0]))
 
     def _end_soon(self, why: str) -> None:
         self._timer = self._loop.at(self._loop.now(), lambda: self._away(why))

@@ -22,7 +22,8 @@ from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
 from tenax._engines.tcp.marker import Marker
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.connect import ConnectAttempt
-from tenax._io.endpoint import Endpoint, Lookup, is_loopback, open_listeners
+from tenax._io.endpoint import Endpoint, Lookup, is_loopback
+from tenax._io.listen import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ class TcpEngine(LinkedEngine):
     def close(self) -> None:
         if self._lookup is not None:
             self._lookup.close()
-            self._end_lookup()
         if self._connecting is not None:
             self._connecting.close()
         was_serving = self._server is not None
@@ -145,16 +145,12 @@ class TcpEngine(LinkedEngine):
         self._start_lookup(found, lambda _: self._end_lookup())
 
     def _start_lookup(self, found: Callable[[list[Address]], None], failed: Callable[[str], None]) -> None:
-        lookup = Lookup(self._endpoint, found, failed)
-        if lookup.start():
-            self._lookup = lookup
-            self._loop.watch(lookup)
+        self._lookup = Lookup(self._loop, self._endpoint, found, failed)
+        self._lookup.start()
 
     def _end_lookup(self) -> None:
         self._looked_up_at = self._loop.now()
-        if self._lookup is not None:
-            self._loop.unwatch(self._lookup)
-            self._lookup = None
+        self._lookup = None
 
     def _serve_if_local(self) -> bool:
         """Serve the endpoint if it is an address of this host and its port is free."""
@@ -219,26 +215,20 @@ class TcpEngine(LinkedEngine):
                 "every node the same one with --rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN"
             )
 
-    def _connect(self, index: int = 0, was_refused: bool = False) -> None:
+    def _connect(self) -> None:
         if self._machine.is_finished:
             return
-        family, address = self._addresses[index]
-        if index == 0:
-            self._machine.connecting(self._loop.now())
+        self._machine.connecting(self._loop.now())
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
             self._start_handshake(sock)
 
-        def failed(number: int) -> None:
+        def failed(errors: list[int]) -> None:
             self._connecting = None
-            refused = was_refused or number == errno.ECONNREFUSED
-            if index + 1 < len(self._addresses):
-                self._connect(index + 1, refused)
-            else:
-                self._on_unreachable(refused, os.strerror(number))
+            self._on_unreachable(errno.ECONNREFUSED in errors, os.strerror(errors[-1]))
 
-        self._connecting = ConnectAttempt(self._loop, family, address, connected, failed)
+        self._connecting = ConnectAttempt(self._loop, self._addresses, connected, failed)
         self._connecting.start()
 
     def _on_unreachable(self, was_refused: bool, why: str) -> None:

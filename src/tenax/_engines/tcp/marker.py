@@ -9,7 +9,6 @@ an earlier run with the same name.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from contextlib import suppress
 
@@ -17,6 +16,7 @@ import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.link.client import Note
+from tenax._io.safe_open import read_with_status, replace_file
 
 _VALID_S = 60.0
 _VERDICT_VALID_S = 10.0  # shorter: the user may start the same command again
@@ -37,37 +37,19 @@ class Marker:
     def read(self) -> Note | None:
         """Return the note of a coordinator that died recently, or None."""
         try:
-            # Nonblocking: the folder is shared, and opening a FIFO of another user would block.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            about = os.fstat(descriptor)
-            age_s = time.time() - about.st_mtime
-            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or age_s >= _VALID_S:
-                return None
-            note = msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=Note)
-            if not 0 <= note.generation <= _MAX_COUNT or not 0 <= note.restarts_used <= _MAX_COUNT:
-                return None
-            if note.verdict is not None and age_s >= _VERDICT_VALID_S:
-                return None
-            return note
+            data, about = read_with_status(self._path, _MAX_BYTES)
+            note = msgspec.json.decode(data, type=Note)
         except (OSError, *DECODE_ERRORS):
             return None
-        finally:
-            os.close(descriptor)
+        age_s = time.time() - about.st_mtime
+        if about.st_uid != os.geteuid() or age_s >= (_VALID_S if note.verdict is None else _VERDICT_VALID_S):
+            return None
+        is_in_bounds = 0 <= note.generation <= _MAX_COUNT and 0 <= note.restarts_used <= _MAX_COUNT
+        return note if is_in_bounds else None
 
     def write(self, note: Note) -> None:
-        new = f"{self._path}.{os.urandom(8).hex()}"
         with suppress(OSError, UnicodeEncodeError):
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(msgspec.json.encode(note))
-                os.replace(new, self._path)
-            except BaseException:
-                os.unlink(new)
-                raise
+            replace_file(self._path, msgspec.json.encode(note))
 
     def touch(self) -> None:
         """Mark the file as current: the coordinator is running."""

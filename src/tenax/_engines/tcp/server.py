@@ -13,12 +13,15 @@ import os
 import selectors
 import socket
 
+import msgspec
+
 from tenax._core.coordinator import Ending, Opened, Recovering, Running
 from tenax._core.link import server as links
 from tenax._core.link import wire
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.operator_api import OperatorApi
 from tenax._engines.tcp.link import Link
+from tenax._io.interfaces import Watchable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,26 +45,24 @@ _REQUEST_TIMEOUT_S = 60.0  # longer than any request may wait on a node
 _RESERVED_DESCRIPTORS = 32  # not available to links: for starting workers and opening files
 
 
-class _Connection:
+class _Connection(msgspec.Struct, eq=False):
     """The link of a peer, as the selector knows it."""
 
-    def __init__(self, peer: links.Peer, link: Link, descriptor: int) -> None:
-        self.peer = peer
-        self.link = link
-        self.descriptor = descriptor  # also after the link has closed it
-        self.interest = selectors.EVENT_READ
+    peer: links.Peer
+    link: Link
+    descriptor: int  # also after the link has closed it
+    interest: int = selectors.EVENT_READ
 
 
-class _PendingRequest:
+class _PendingRequest(msgspec.Struct, eq=False):
     """A request that a node has not answered."""
 
-    def __init__(self, node_id: str, reply: Reply, at: float) -> None:
-        self.node_id = node_id
-        self.reply = reply
-        self.at = at
+    node_id: str
+    reply: Reply
+    at: float
 
 
-class CoordinatorServer:
+class CoordinatorServer(Watchable):
     """Watched by the agent's loop. ``on_node_gone`` is called when the link of a node has closed."""
 
     def __init__(
@@ -163,13 +164,6 @@ class CoordinatorServer:
     def _is_open(self) -> bool:
         return self._timer is not None
 
-    @property
-    def wants_to_write(self) -> bool:
-        return False
-
-    def on_writable(self) -> None:
-        """The selector handles writable links."""
-
     def on_readable(self) -> None:
         self._serve()
 
@@ -260,7 +254,8 @@ class CoordinatorServer:
                 case links.Deposed(frame):
                     self._on_deposed(frame)
                 case links.Unlinked(node_id):
-                    self._fail_requests_to(node_id)
+                    why = "lost the link to that node before it answered"
+                    self._fail_requests(why, lambda each, node_id=node_id: each.node_id == node_id)  # type: ignore[misc]
                     self._on_node_gone()
                 case links.Print(text):
                     self._print_line(text)
@@ -333,9 +328,6 @@ class CoordinatorServer:
         self._request_count += 1
         self._pending[self._request_count] = _PendingRequest(node_id, reply, self._loop.now())
         self._send(peer, data)
-
-    def _fail_requests_to(self, node_id: str) -> None:
-        self._fail_requests("lost the link to that node before it answered", lambda each: each.node_id == node_id)
 
     def _fail_requests(self, why: str, which: Callable[[_PendingRequest], bool] = lambda _: True) -> None:
         for number, pending in list(self._pending.items()):

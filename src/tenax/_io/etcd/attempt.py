@@ -9,14 +9,15 @@ from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.etcd import gateway
 from tenax._io.etcd.gateway import Fault
 from tenax._io.etcd.http_response import Head
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-    from tenax._core.etcd.operations import AnyAnswer, AnyOperation
-    from tenax._io.etcd.endpoint import EtcdEndpoint
-    from tenax._io.etcd.http_connection import Breakage, HttpConnection
+    from tenax._core.etcd.operations import Operation
+    from tenax._io.etcd.http_connection import Breakage, EtcdEndpoint, HttpConnection
     from tenax._io.etcd.http_response import Part
     from tenax._io.etcd.pool import Pool
     from tenax._io.interfaces import Cancellable, EventLoop
@@ -43,9 +44,9 @@ class Attempt:
         loop: EventLoop,
         pool: Pool,
         endpoint: EtcdEndpoint,
-        operation: AnyOperation,
+        operation: Operation[Any],
         token: str,
-        answered: Callable[[AnyAnswer], None],
+        answered: Callable[[Any], None],
         failed: Callable[[Fault], None],
     ) -> None:
         self.endpoint = endpoint
@@ -58,7 +59,7 @@ class Attempt:
         self._answered = answered
         self._failed = failed
         self._connection: HttpConnection | None = None
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._request = b""
         self._is_sent = False  # so it may be executed
         self._status = 0
@@ -139,7 +140,7 @@ class Attempt:
         self._pool.forget(self.endpoint)
         self._end(Fault("again", trouble, not self._is_sent, was_answered=False))
 
-    def _end(self, found: AnyAnswer | Fault) -> None:
+    def _end(self, found: Any) -> None:
         self.cancel()
         if isinstance(found, Fault):
             self._failed(found)
@@ -148,9 +149,7 @@ class Attempt:
 
     def cancel(self) -> None:
         """Stop without a callback. A request that was sent may still be executed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         if self._connection is not None:
             self._pool.drop(self._connection)
             self._connection = None

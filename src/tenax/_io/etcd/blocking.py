@@ -15,7 +15,7 @@ from tenax._core.etcd.errors import EtcdError
 from tenax._core.etcd.operations import Change
 from tenax._io.etcd.client import PATIENCE_S, EtcdClient
 from tenax._io.etcd.watch_stream import WatchStream
-from tenax._io.loop import Loop
+from tenax._io.loop import NO_TIMER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ class _ChangeWait:
         self._timeout_s = timeout_s
         self._result = result
         self._stream: WatchStream | None = None
-        self._limit: Cancellable | None = None
-        self._pause: Cancellable | None = None
+        self._limit: Cancellable = NO_TIMER
+        self._pause: Cancellable = NO_TIMER
         self._pause_s = _FIRST_PAUSE_S
         self._refusals = 0
         self._trouble: EtcdError | None = None
@@ -190,7 +190,6 @@ class _ChangeWait:
         self._watch()
 
     def _watch(self) -> None:
-        self._pause = None
         self._stream = WatchStream(
             self._client, self._client.preferred_endpoint, *self._range, self._changed, self._ended, self._opened
         )
@@ -227,9 +226,8 @@ class _ChangeWait:
             self._result.fail(self._trouble)
 
     def close(self) -> None:
-        for timer in (self._limit, self._pause):
-            if timer is not None:
-                timer.cancel()
+        self._limit.cancel()
+        self._pause.cancel()
         if self._stream is not None:
             self._stream.close()
             self._stream = None

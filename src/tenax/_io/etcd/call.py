@@ -17,6 +17,7 @@ from tenax._core.etcd.operations import Authenticate
 from tenax._core.text import format_seconds
 from tenax._io.etcd import gateway
 from tenax._io.etcd.attempt import Attempt
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import AnyAnswer, AnyOperation
-    from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.endpoint import EtcdEndpoint
+    from tenax._core.etcd.operations import Operation
+    from tenax._io.etcd.client import EtcdClient, TokenWait
     from tenax._io.etcd.gateway import Fault
-    from tenax._io.etcd.token import TokenWait
+    from tenax._io.etcd.http_connection import EtcdEndpoint
     from tenax._io.interfaces import Cancellable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
@@ -42,7 +42,7 @@ class EtcdCall:
     def __init__(
         self,
         client: EtcdClient,
-        operation: AnyOperation,
+        operation: Operation[Any],
         done: Callable[[Any], None],
         failed: Callable[[EtcdError], None],
         patience_s: float,
@@ -64,7 +64,7 @@ class EtcdCall:
         self._troubles: dict[str, str] = {}
         self._attempt: Attempt | None = None
         self._wait: TokenWait | None = None
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._is_over = False
 
     def start(self) -> None:
@@ -76,7 +76,6 @@ class EtcdCall:
         self._continue()
 
     def _continue(self) -> None:
-        self._timer = None
         if self._client.loop.now() >= self._until and self._troubles:
             self._give_up()
         elif isinstance(self._operation, Authenticate):
@@ -88,7 +87,7 @@ class EtcdCall:
 
     def _send(self, token: str) -> None:
         self._wait = None
-        self._cancel_timer()
+        self._timer.cancel()
         client = self._client
         left_s = max(0.001, self._until - client.loop.now())
         limit_s = client.settings.attempt_s * 2**self._round
@@ -101,7 +100,7 @@ class EtcdCall:
 
     # --- results of an attempt ----------------------------------------------------------------------------------------
 
-    def _answered(self, answer: AnyAnswer) -> None:
+    def _answered(self, answer: Any) -> None:
         assert self._attempt is not None
         self.sent_at = self._attempt.sent_at
         self._client.note_success(self._endpoint, self._attempt.local_address)
@@ -144,7 +143,7 @@ class EtcdCall:
 
     def _no_token(self, error: EtcdError) -> None:
         self._wait = None
-        self._cancel_timer()
+        self._timer.cancel()
         if isinstance(error, EtcdUnavailable) and self._client.loop.now() < self._until:
             self._troubles.setdefault(self._endpoint.name, "no auth token")
             self._timer = self._client.loop.at(self._client.loop.now() + _FIRST_PAUSE_S, self._continue)
@@ -152,7 +151,6 @@ class EtcdCall:
             self._fail(error)
 
     def _give_up(self) -> None:
-        self._timer = None
         troubles = format_troubles(self._troubles) or self._client.trouble or "no auth token"
         why = f"etcd did not answer within {format_seconds(self._patience_s)}: {troubles}"
         self._fail(EtcdUnavailable(why, self._is_certain))
@@ -173,18 +171,13 @@ class EtcdCall:
         if self._is_over:
             return
         self._is_over = True
-        self._cancel_timer()
+        self._timer.cancel()
         if self._wait is not None:
             self._wait.cancel()
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
-        self._client.remove_call(self)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._client.calls.discard(self)
 
 
 def format_troubles(troubles: dict[str, str]) -> str:

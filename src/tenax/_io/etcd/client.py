@@ -6,25 +6,97 @@ than once, and after ``EtcdUnavailable`` with ``is_certain`` False it may still 
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import TypeVar
 
+import msgspec
+
+from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import Authenticate, AuthenticateAnswer
 from tenax._io.etcd.call import EtcdCall, format_troubles
-from tenax._io.etcd.endpoint import EtcdEndpoint
+from tenax._io.etcd.http_connection import EtcdEndpoint
 from tenax._io.etcd.pool import Pool
-from tenax._io.etcd.token import Token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import AnyOperation, Authenticate, AuthenticateAnswer, Operation
+    from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.etcd.watch_stream import WatchStream
     from tenax._io.interfaces import EventLoop
 
+    Ready = Callable[[str], None]
+    Failed = Callable[[EtcdError], None]
+    Authenticator = Callable[[Authenticate, Callable[[AuthenticateAnswer], None], Failed], object]
+
 A = TypeVar("A")
 PATIENCE_S = 5.0
+
+
+class TokenWait(msgspec.Struct, eq=False):
+    """One call's wait for a token."""
+
+    ready: Ready
+    failed: Failed
+    is_active: bool = True
+
+    def cancel(self) -> None:
+        self.is_active = False
+
+
+class Token:
+    """The auth token of one client; empty without a user. All calls that need a new one share one authentication."""
+
+    def __init__(self, user: str, password: str, authenticate: Authenticator, waits_for_users: bool = False) -> None:
+        self._user = user
+        self._password = password
+        self._authenticate = authenticate
+        self._waits_for_users = waits_for_users
+        self.is_without_users = False  # etcd has no users, so the user and the password were ignored
+        self._token: str | None = None if user else ""
+        self._waits: list[TokenWait] = []
+
+    @property
+    def has_user(self) -> bool:
+        return bool(self._user)
+
+    def get(self, ready: Ready, failed: Failed) -> TokenWait | None:
+        """Call ``ready`` now if the token is known; otherwise return a wait for it."""
+        if self._token is not None:
+            ready(self._token)
+            return None
+        wait = TokenWait(ready, failed)
+        self._waits.append(wait)
+        if len(self._waits) == 1:
+            self._authenticate(Authenticate(self._user, self._password), self._arrived, self._refused)
+        return wait
+
+    def was_refused(self, token: str) -> None:
+        """Discard the token if it is this one."""
+        if self._user and token == self._token:
+            self._token = None
+
+    def _arrived(self, answer: AuthenticateAnswer) -> None:
+        self._token = answer.token
+        for wait in self._take_waits():
+            if wait.is_active:
+                wait.ready(answer.token)
+
+    def _refused(self, error: EtcdError) -> None:
+        if isinstance(error, EtcdRejected) and "not enabled" in error.message:
+            if not self._waits_for_users:
+                self.is_without_users = True
+                self._arrived(AuthenticateAnswer(""))  # without users etcd serves every client
+                return
+            error = EtcdUnavailable("etcd has no users yet", is_certain=True)
+        for wait in self._take_waits():
+            if wait.is_active:
+                wait.failed(error)
+
+    def _take_waits(self) -> list[TokenWait]:
+        waits, self._waits = self._waits, []
+        return waits
 
 
 class EtcdClient:
@@ -34,11 +106,11 @@ class EtcdClient:
         self.loop = loop
         self.settings = settings
         self.pool = Pool(loop, settings.tls)
-        self.token = Token(settings.user, settings.password, self._authenticate, settings.waits_for_users)
+        self.token = Token(settings.user, settings.password, self.call, settings.waits_for_users)
         self._endpoints = [EtcdEndpoint(index, text) for index, text in enumerate(settings.endpoints)]
         self.preferred_endpoint = self._endpoints[0]
-        self._calls: set[EtcdCall] = set()
-        self._streams: set[WatchStream] = set()
+        self.calls: set[EtcdCall] = set()
+        self.streams: set[WatchStream] = set()
         self._troubles: dict[str, str] = {}
         self._local_address = ""
         self._is_closed = False
@@ -47,24 +119,16 @@ class EtcdClient:
         self,
         operation: Operation[A],
         done: Callable[[A], None],
-        failed: Callable[[EtcdError], None],
+        failed: Failed,
         *,
         patience_s: float = PATIENCE_S,
     ) -> EtcdCall:
         """Start a call. ``done`` or ``failed`` is called once, never within this method; neither if closed."""
-        call = EtcdCall(self, cast("AnyOperation", operation), done, failed, patience_s)
+        call = EtcdCall(self, operation, done, failed, patience_s)
         if not self._is_closed:
-            self._calls.add(call)
+            self.calls.add(call)
             call.start()
         return call
-
-    def _authenticate(
-        self,
-        operation: Authenticate,
-        done: Callable[[AuthenticateAnswer], None],
-        failed: Callable[[EtcdError], None],
-    ) -> EtcdCall:
-        return self.call(operation, done, failed)
 
     def local_address(self) -> str:
         """Return this host's address on the last connection that worked, or ""."""
@@ -78,9 +142,9 @@ class EtcdClient:
     def close(self) -> None:
         """Cancel all calls and close all streams and connections, without callbacks."""
         self._is_closed = True
-        for call in list(self._calls):
+        for call in list(self.calls):
             call.cancel()
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.close()
         self.pool.close()
 
@@ -104,15 +168,3 @@ class EtcdClient:
 
     def note_failure(self, troubles: dict[str, str]) -> None:
         self._troubles = {**self._troubles, **troubles}
-
-    def remove_call(self, call: EtcdCall) -> None:
-        self._calls.discard(call)
-
-    def add_stream(self, stream: WatchStream) -> None:
-        self._streams.add(stream)
-
-    def remove_stream(self, stream: WatchStream) -> None:
-        self._streams.discard(stream)
-
-
-__all__ = ["PATIENCE_S", "EtcdCall", "EtcdClient"]

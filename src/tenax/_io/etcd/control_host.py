@@ -1,19 +1,32 @@
-"""Control hosts: the hosts that the user chose to run the members of a managed etcd, and their addresses."""
+"""Control hosts: the hosts that the user chose to run the members of a managed etcd.
+
+Which of them is this host, if any (``MemberAddress``), and the command line of a member's server (``member_command``).
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import socket
 
 import msgspec
 
-from tenax._io.endpoint import Endpoint, is_loopback
+from tenax._io.endpoint import Endpoint, Lookup, is_loopback
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Literal
+
+    from tenax._core.etcd.operations import Member
     from tenax._io.endpoint import Address
+    from tenax._io.interfaces import Cancellable, EventLoop
+    from tenax._io.tls import TlsFiles
 
 DEFAULT_PORT = 2379
+_RESOLVE_PAUSE_S = 1.0
+_RESOLVE_PATIENCE_S = 120.0
 _MAX_HOSTS = 7  # etcd's own limit: more members make every write slower
 
 
@@ -117,3 +130,128 @@ def taken_port(addresses: list[str], ports: tuple[int, ...]) -> int:
                         raise
                     return port
     return 0
+
+
+class MemberAddress:
+    """Finds out which of the control hosts is this host.
+
+    Calls once, from the loop: ``found`` with the host and the addresses to listen at, or ``nowhere``. Names are
+    resolved off the loop. A name is this host's if one of its addresses can be bound here; host names are never
+    compared. A name that cannot be resolved yet is retried by a timer for a while, because no event announces it.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        hosts: tuple[ControlHost, ...],
+        found: Callable[[ControlHost, list[str]], None],
+        nowhere: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._hosts = hosts
+        self._found = found
+        self._nowhere = nowhere
+        self._until = loop.now() + _RESOLVE_PATIENCE_S
+        self._lookups: list[Lookup] = []
+        self._timer: Cancellable = NO_TIMER
+        self._answers: dict[str, list[Address] | None] = {}
+
+    def start(self) -> None:
+        self._timer = self._loop.at(self._loop.now(), self._resolve)
+
+    def _resolve(self) -> None:
+        self._answers.clear()
+        self._lookups = [
+            Lookup(
+                self._loop,
+                host.endpoint,
+                found=lambda addresses, host=host: self._resolved(host, addresses),  # type: ignore[misc]
+                failed=lambda _, host=host: self._resolved(host, None),  # type: ignore[misc]
+            )
+            for host in self._hosts
+        ]
+        for lookup in self._lookups:
+            lookup.start()
+
+    def _resolved(self, host: ControlHost, addresses: list[Address] | None) -> None:
+        """Choose the first name, in the user's order, that is this host's. Waits until all are resolved."""
+        self._answers[host.name] = addresses
+        if len(self._answers) < len(self._hosts):
+            return
+        for each in self._hosts:
+            here = addresses_here(each, self._answers[each.name] or [])
+            if here:
+                self._found(each, here)
+                return
+        if None in self._answers.values() and self._loop.now() < self._until:
+            self._timer = self._loop.at(self._loop.now() + _RESOLVE_PAUSE_S, self._resolve)
+        else:
+            self._nowhere()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        for lookup in self._lookups:
+            lookup.close()
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def member_command(
+    program: str,
+    host: ControlHost,
+    addresses: list[str],
+    data: str,
+    run_id: str,
+    initial_cluster: dict[str, str],
+    state: Literal["new", "existing"],
+    tls: TlsFiles | None,
+) -> list[str]:
+    """Return the command. ``initial_cluster`` maps names to peer URLs. A server with data ignores it and ``state``."""
+    return [
+        program,
+        *("--name", host.name),
+        *("--data-dir", data),
+        *("--listen-client-urls", host.listen_urls(addresses, host.client_port)),
+        *("--advertise-client-urls", host.client_url),
+        *("--listen-peer-urls", host.listen_urls(addresses, host.peer_port)),
+        *("--initial-advertise-peer-urls", host.peer_url),
+        *("--initial-cluster", ",".join(f"{name}={url}" for name, url in initial_cluster.items())),
+        *("--initial-cluster-state", state),
+        *("--initial-cluster-token", cluster_token(run_id)),
+        # An hour of history is plenty: writes are few, and readers can start over. Leave the memory to the workers.
+        *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),
+        *("--snapshot-count", "10000"),
+        *("--bcrypt-cost", "4"),  # the password is a digest: a slow hash only delays logins
+        *("--logger", "zap", "--log-level", "warn"),
+        *(_tls_flags(tls) if tls is not None else ()),
+    ]
+
+
+def cluster_token(run_id: str) -> str:
+    """Return a token that is unique to the run, so that two runs on the same hosts never mix their members."""
+    return f"tenax-{hashlib.sha256(run_id.encode()).hexdigest()[:16]}"
+
+
+def first_cluster(hosts: Iterable[ControlHost]) -> dict[str, str]:
+    """Return the initial cluster: all control hosts, the same for every member."""
+    return {host.name: host.peer_url for host in hosts}
+
+
+def present_cluster(members: Iterable[Member], hosts: Iterable[ControlHost]) -> dict[str, str]:
+    """Return the current members. A member that has not started yet has no name; its URL identifies it."""
+    names = {host.peer_url: host.name for host in hosts}
+    cluster = {}
+    for member in members:
+        for url in member.peer_urls:
+            cluster[names.get(url) or member.name or f"{member.id:x}"] = url
+    return cluster
+
+
+def _tls_flags(tls: TlsFiles) -> list[str]:
+    flags = []
+    for prefix in ("", "peer-"):
+        flags += [f"--{prefix}cert-file", tls.cert, f"--{prefix}key-file", tls.key or tls.cert]
+        if tls.ca:
+            flags += [f"--{prefix}trusted-ca-file", tls.ca, f"--{prefix}client-cert-auth"]
+    return flags

@@ -3,7 +3,7 @@
     <root>/tenax_etcd_<user id>/<run>-<member>-<digest>/   data/  served  lock  etcd.log
 
 There is one per run, cluster and name, so that a restarted agent finds its member's data. Only its user can read it.
-The agent that uses it holds its lock; so does the server's guard, so that the lock is free only when the server is
+The agent that uses it holds its lock; so does the server's keeper, so that the lock is free only when the server is
 gone, even if the agent died first.
 """
 

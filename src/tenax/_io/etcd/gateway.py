@@ -1,62 +1,55 @@
 """The encoding of etcd's JSON gateway, and the meaning of its errors. Pure.
 
-Keys and values are base64; 64-bit integers are strings; false, zero and empty fields are omitted; the messages of a
-stream are lines with ``result`` or ``error``. Error bodies differ between versions: ``{"error","message","code"}`` in
-3.4, ``{"code","message"}`` in 3.5; in streams they are objects with ``grpc_code`` or ``code``. The error texts are the
-same in all versions and more precise than the codes.
+Keys and values are base64; answers have 64-bit integers as strings; false, zero and empty fields are omitted; the
+messages of a stream are lines with ``result`` or ``error``. Error bodies differ between versions:
+``{"error","message","code"}`` in 3.4, ``{"code","message"}`` in 3.5; in streams they are objects with ``grpc_code`` or
+``code``. The error texts are the same in all versions and more precise than the codes.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import (
-    AddMember,
-    AnyAnswer,
     AnyKeyAnswer,
     AnyKeyOperation,
-    AnyOperation,
     Authenticate,
-    AuthenticateAnswer,
     Change,
-    Compact,
-    CompactAnswer,
     Compare,
     Delete,
     DeleteAnswer,
     GrantLease,
+    Header,
     KeepAlive,
     KeyValue,
     LeaseAnswer,
-    Member,
     Members,
-    MembersAnswer,
-    Origin,
-    PromoteMember,
+    Operation,
     Put,
     PutAnswer,
     Range,
     RangeAnswer,
-    RemoveMember,
     RevokeLease,
     SetUpUsers,
     Status,
-    StatusAnswer,
     Transaction,
     TransactionAnswer,
     UsersAnswer,
+    UserStep,
 )
 from tenax._core.model import assert_never
-from tenax._core.text import concealed_repr
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 WATCH_PATH = "/v3/watch"
 ROOT = "root"  # the user and the role that etcd requires before authentication can be enabled
+_IN_TRANSACTION = {Range: "request_range", Put: "request_put", Delete: "request_delete_range"}
 _RESULTS = {"=": "EQUAL", "!=": "NOT_EQUAL", ">": "GREATER", "<": "LESS"}
 _TARGETS = {
     "create": "create_revision",
@@ -65,95 +58,41 @@ _TARGETS = {
     "value": "value",
     "lease": "lease",
 }
+_USER_REQUESTS: dict[UserStep, tuple[str, dict[str, str]]] = {
+    "add user": ("/v3/auth/user/add", {"name": ROOT}),
+    "add role": ("/v3/auth/role/add", {"name": ROOT}),
+    "grant role": ("/v3/auth/user/grant", {"user": ROOT, "role": ROOT}),
+    "enable": ("/v3/auth/enable", {}),
+    "list users": ("/v3/auth/user/list", {}),
+}
 
 
-def encode(operation: AnyOperation) -> tuple[str, bytes]:
-    """Return the path and the body of the request."""
-    path, body = _request(operation)
-    return path, msgspec.json.encode(body)
+def encode(operation: Operation[Any]) -> tuple[str, bytes]:
+    """Return the path and the body of the request. Raises EtcdRejected."""
+    if isinstance(operation, Transaction):
+        body = {
+            "compare": [_comparison(each) for each in operation.compare],
+            "success": _in_transaction(operation.then),
+            "failure": _in_transaction(operation.otherwise),
+        }
+        return operation.path, msgspec.json.encode(body)
+    if isinstance(operation, SetUpUsers):
+        path, request = _USER_REQUESTS[operation.step]
+        password = {"password": operation.password} if operation.step == "add user" else {}
+        return path, msgspec.json.encode({**request, **password})
+    return operation.path, msgspec.json.encode(operation)
 
 
 def encode_watch(key: bytes, end: bytes, from_revision: int) -> bytes:
     """Return the body of the request that opens a watch."""
-    request: dict[str, Any] = {"key": key, "start_revision": str(from_revision), "progress_notify": True}
+    request: dict[str, Any] = {"key": key, "start_revision": from_revision, "progress_notify": True}
     if end:
         request["range_end"] = end
     return msgspec.json.encode({"create_request": request})
 
 
-def _request(operation: AnyOperation) -> tuple[str, dict[str, Any]]:
-    match operation:
-        case Range():
-            return "/v3/kv/range", _key_request(operation)[1]
-        case Put():
-            return "/v3/kv/put", _key_request(operation)[1]
-        case Delete():
-            return "/v3/kv/deleterange", _key_request(operation)[1]
-        case Transaction():
-            return "/v3/kv/txn", {
-                "compare": [_comparison(each) for each in operation.compare],
-                "success": [dict([_key_request(each)]) for each in operation.then],
-                "failure": [dict([_key_request(each)]) for each in operation.otherwise],
-            }
-        case GrantLease():
-            return "/v3/lease/grant", {"TTL": str(operation.ttl_s), "ID": str(operation.id)}
-        case KeepAlive():
-            return "/v3/lease/keepalive", {"ID": str(operation.id)}
-        case RevokeLease():
-            return "/v3/lease/revoke", {"ID": str(operation.id)}
-        case Compact():
-            return "/v3/kv/compaction", {"revision": str(operation.revision)}
-        case Status():
-            return "/v3/maintenance/status", {}
-        case Members():
-            return "/v3/cluster/member/list", {"linearizable": True} if operation.is_linearizable else {}
-        case AddMember():
-            return "/v3/cluster/member/add", {"peerURLs": operation.peer_urls, "isLearner": operation.is_learner}
-        case RemoveMember():
-            return "/v3/cluster/member/remove", {"ID": str(operation.id)}
-        case PromoteMember():
-            return "/v3/cluster/member/promote", {"ID": str(operation.id)}
-        case Authenticate():
-            return "/v3/auth/authenticate", {"name": operation.user, "password": operation.password}
-        case SetUpUsers("add user"):
-            return "/v3/auth/user/add", {"name": ROOT, "password": operation.password}
-        case SetUpUsers("add role"):
-            return "/v3/auth/role/add", {"name": ROOT}
-        case SetUpUsers("grant role"):
-            return "/v3/auth/user/grant", {"user": ROOT, "role": ROOT}
-        case SetUpUsers("enable"):
-            return "/v3/auth/enable", {}
-        case SetUpUsers():
-            return "/v3/auth/user/list", {}
-        case _:
-            return assert_never(operation)
-
-
-def _key_request(operation: AnyKeyOperation) -> tuple[str, dict[str, Any]]:
-    """Return the operation's field name within a transaction, and its fields."""
-    request: dict[str, Any] = {"key": operation.key}
-    match operation:
-        case Range():
-            if operation.end:
-                request["range_end"] = operation.end
-            if operation.limit:
-                request["limit"] = str(operation.limit)
-            if operation.keys_only:
-                request["keys_only"] = True
-            if operation.count_only:
-                request["count_only"] = True
-            return "request_range", request
-        case Put():
-            request["value"] = operation.value
-            if operation.lease:
-                request["lease"] = str(operation.lease)
-            return "request_put", request
-        case Delete():
-            if operation.end:
-                request["range_end"] = operation.end
-            return "request_delete_range", request
-        case _:
-            return assert_never(operation)
+def _in_transaction(operations: tuple[AnyKeyOperation, ...]) -> list[dict[str, AnyKeyOperation]]:
+    return [{_IN_TRANSACTION[type(each)]: each} for each in operations]
 
 
 def _comparison(compare: Compare) -> dict[str, Any]:
@@ -165,11 +104,11 @@ def _comparison(compare: Compare) -> dict[str, Any]:
         **({"range_end": compare.end} if compare.end else {}),
         "target": compare.target.upper(),
         "result": _RESULTS[compare.result],
-        _TARGETS[compare.target]: value if isinstance(value, bytes) else str(value),
+        _TARGETS[compare.target]: value,
     }
 
 
-def has_side_effects(operation: AnyOperation) -> bool:
+def has_side_effects(operation: Operation[Any]) -> bool:
     """Return True if executing the operation without an answer makes a difference."""
     if isinstance(operation, Transaction):
         return not all(isinstance(each, Range) for each in (*operation.then, *operation.otherwise))
@@ -179,39 +118,22 @@ def has_side_effects(operation: AnyOperation) -> bool:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-class _Header(msgspec.Struct, frozen=True):
-    cluster_id: int = 0
-    member_id: int = 0
-    revision: int = 0
-    raft_term: int = 0
-
-
-_NO_HEADER = _Header()
-
-
-class _Answer(msgspec.Struct):
-    """The fields of all answers in one type: etcd omits those that an answer does not have."""
-
-    header: _Header = _NO_HEADER
-    kvs: tuple[KeyValue, ...] = ()
-    count: int = 0
-    deleted: int = 0
-    succeeded: bool = False
-    responses: tuple[_Response, ...] = ()
-    lease_id: int = msgspec.field(default=0, name="ID")
-    ttl_s: int = msgspec.field(default=0, name="TTL")
-    token: str = ""
-    users: tuple[str, ...] = ()
-
-    __repr__ = concealed_repr
-
-
 class _Response(msgspec.Struct):
     """One response within a transaction."""
 
-    response_range: _Answer | None = None
-    response_put: _Answer | None = None
-    response_delete_range: _Answer | None = None
+    response_range: RangeAnswer | None = None
+    response_put: PutAnswer | None = None
+    response_delete_range: DeleteAnswer | None = None
+
+    @property
+    def answer(self) -> AnyKeyAnswer:
+        return self.response_range or self.response_delete_range or self.response_put or PutAnswer()
+
+
+class _Transaction(msgspec.Struct):
+    header: Header = Header()
+    succeeded: bool = False
+    responses: tuple[_Response, ...] = ()
 
 
 class _Fault(msgspec.Struct):
@@ -222,31 +144,8 @@ class _Fault(msgspec.Struct):
 
 
 class _LeaseLine(msgspec.Struct):
-    result: _Answer | None = None
+    result: LeaseAnswer | None = None
     error: _Fault | None = None
-
-
-class _Status(msgspec.Struct):
-    header: _Header = _NO_HEADER
-    version: str = ""
-    db_size: int = msgspec.field(default=0, name="dbSize")
-    leader: int = 0
-    errors: tuple[str, ...] = ()
-    is_learner: bool = msgspec.field(default=False, name="isLearner")
-    term: int = msgspec.field(default=0, name="raftTerm")
-
-
-class _Member(msgspec.Struct):
-    id: int = msgspec.field(default=0, name="ID")
-    name: str = ""
-    peer_urls: tuple[str, ...] = msgspec.field(default=(), name="peerURLs")
-    client_urls: tuple[str, ...] = msgspec.field(default=(), name="clientURLs")
-    is_learner: bool = msgspec.field(default=False, name="isLearner")
-
-
-class _Members(msgspec.Struct):
-    members: tuple[_Member, ...] = ()
-    member: _Member | None = None
 
 
 class _Event(msgspec.Struct):
@@ -255,7 +154,7 @@ class _Event(msgspec.Struct):
 
 
 class _WatchResult(msgspec.Struct):
-    header: _Header = _NO_HEADER
+    header: Header = Header()
     created: bool = False
     canceled: bool = False
     compact_revision: int = 0
@@ -275,119 +174,48 @@ class _UnaryFault(msgspec.Struct):
     grpc_code: int = 0
 
 
-# Not strict: etcd sends integers as strings.
-_answer_decoder = msgspec.json.Decoder(_Answer, strict=False)
-_lease_decoder = msgspec.json.Decoder(_LeaseLine, strict=False)
-_status_decoder = msgspec.json.Decoder(_Status, strict=False)
-_members_decoder = msgspec.json.Decoder(_Members, strict=False)
-_watch_decoder = msgspec.json.Decoder(_WatchLine, strict=False)
-_fault_decoder = msgspec.json.Decoder(_UnaryFault, strict=False)
-
-
-# What a decoder raises for a body that is malformed or nested too deeply.
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
 class InvalidResponse(Exception):
     """The body is not a valid response of etcd."""
 
 
-def decode(operation: AnyOperation, status: int, body: bytes) -> AnyAnswer | Fault:
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=False)  # not strict: etcd sends integers as strings
+
+
+def _decode(kind: Any, body: bytes) -> Any:
+    try:
+        return _decoder(kind).decode(body)
+    except DECODE_ERRORS as error:  # malformed, or nested too deeply
+        raise InvalidResponse(f"not etcd's format ({error})") from error
+
+
+def decode(operation: Operation[Any], status: int, body: bytes) -> Any:
     """Return the answer, or the fault. Raises InvalidResponse."""
     if status != 200:
         fault = decode_fault(status, body)
         success = _as_success(operation, fault)
         return fault if success is None else success
-    try:
-        return _decode(operation, body)
-    except _UNREADABLE as error:
-        raise InvalidResponse(f"not etcd's format ({error})") from error
-
-
-def _decode(operation: AnyOperation, body: bytes) -> AnyAnswer | Fault:
     match operation:
+        case Transaction():
+            found = _decode(_Transaction, body)
+            return TransactionAnswer(found.header, found.succeeded, tuple(each.answer for each in found.responses))
         case KeepAlive():
-            line = _lease_decoder.decode(body.partition(b"\n")[0])
+            line = _decode(_LeaseLine, body.partition(b"\n")[0])
             if line.error is not None:
                 return _fault_of(line.error)
-            if line.result is None:
-                return Fault("again", "the keep-alive ended without an answer")
-            return LeaseAnswer(line.result.header.revision, operation.id, line.result.ttl_s)
-        case Status():
-            return _status(_status_decoder.decode(body))
-        case Members() | AddMember() | RemoveMember() | PromoteMember():
-            found = _members_decoder.decode(body)
-            added = None if found.member is None else _member(found.member)
-            return MembersAnswer(tuple(map(_member, found.members)), added)
+            return line.result or Fault("again", "the keep-alive ended without an answer")
         case _:
-            return _plain_answer(operation, _answer_decoder.decode(body))
+            (answer_type,) = get_args(operation.__orig_bases__[0])  # type: ignore[attr-defined]
+            return _decode(answer_type, body)
 
 
-def _plain_answer(operation: AnyOperation, answer: _Answer) -> AnyAnswer:
-    revision = answer.header.revision
-    match operation:
-        case Range():
-            return _range(answer)
-        case Put():
-            return PutAnswer(revision)
-        case Delete():
-            return DeleteAnswer(revision, answer.deleted)
-        case Transaction():
-            return TransactionAnswer(revision, answer.succeeded, tuple(map(_key_answer, answer.responses)))
-        case GrantLease():
-            return LeaseAnswer(revision, answer.lease_id, answer.ttl_s)
-        case RevokeLease():
-            return LeaseAnswer(revision, operation.id)
-        case Compact():
-            return CompactAnswer(revision)
-        case Authenticate():
-            return AuthenticateAnswer(answer.token)
-        case SetUpUsers():
-            return UsersAnswer(answer.users)
-        case _:
-            raise AssertionError(operation)
-
-
-def _range(answer: _Answer) -> RangeAnswer:
-    header = answer.header
-    origin = Origin(header.cluster_id, header.member_id, header.raft_term)
-    return RangeAnswer(header.revision, answer.kvs, answer.count, origin)
-
-
-def _key_answer(response: _Response) -> AnyKeyAnswer:
-    if response.response_range is not None:
-        return _range(response.response_range)
-    if response.response_delete_range is not None:
-        deleted = response.response_delete_range
-        return DeleteAnswer(deleted.header.revision, deleted.deleted)
-    return PutAnswer(0 if response.response_put is None else response.response_put.header.revision)
-
-
-def _status(status: _Status) -> StatusAnswer:
-    header = status.header
-    return StatusAnswer(
-        header.revision,
-        header.member_id,
-        status.version,
-        status.leader,
-        status.db_size,
-        status.errors,
-        status.is_learner,
-        header.cluster_id,
-        status.term,
-    )
-
-
-def _member(member: _Member) -> Member:
-    return Member(member.id, member.name, member.peer_urls, member.client_urls, member.is_learner)
-
-
-def _as_success(operation: AnyOperation, fault: Fault) -> AnyAnswer | None:
+def _as_success(operation: Operation[Any], fault: Fault) -> Any:
     """Return the answer for an error that means that the operation had been executed before."""
     if isinstance(operation, GrantLease) and operation.id and "lease already exists" in fault.message:
-        return LeaseAnswer(0, operation.id, operation.ttl_s)
+        return LeaseAnswer(Header(), operation.id, operation.ttl_s)
     if isinstance(operation, RevokeLease) and "requested lease not found" in fault.message:
-        return LeaseAnswer(0, operation.id)
+        return LeaseAnswer(Header(), operation.id)
     if isinstance(operation, SetUpUsers) and "name already exists" in fault.message:
         return UsersAnswer()
     return None
@@ -407,10 +235,7 @@ class WatchMessage(msgspec.Struct, frozen=True):
 
 def decode_watch(line: bytes) -> WatchMessage:
     """Decode one line of the stream. Raises InvalidResponse."""
-    try:
-        message = _watch_decoder.decode(line)
-    except _UNREADABLE as error:
-        raise InvalidResponse(f"not etcd's format ({error})") from error
+    message: _WatchLine = _decode(_WatchLine, line)
     result = message.result
     if message.error is not None:
         return WatchMessage(fault=_fault_of(message.error))
@@ -500,8 +325,8 @@ _OF_STATUS: dict[int, FaultKind] = {401: "token", 403: "refused", 407: "refused"
 def decode_fault(status: int, body: bytes) -> Fault:
     """Decode the body of a response with a status other than 200, of any version of etcd."""
     try:
-        found = _fault_decoder.decode(body)
-    except _UNREADABLE:
+        found: _UnaryFault = _decode(_UnaryFault, body)
+    except InvalidResponse:
         return _fault_from_status(status, body)
     if isinstance(found.error, _Fault):
         return _fault_of(found.error)
@@ -520,17 +345,13 @@ def judge(code: int, text: str) -> Fault:
     if code == 0 and (named := re.search(r"code = (\w+)", text)):
         code = _CODES.get(named[1], 0)
     is_certain = _CERTAINLY_NOT_DONE.search(message) is not None
-    if known := _meaning(message):
+    if known := next((kind for kind, pattern in _MEANINGS if pattern.search(message)), None):
         return Fault(known, message, is_certain)
     if code == 16:
         return Fault("token", message)
     if code == 7:
         return Fault("refused", message)
     return Fault("rejected" if code in _REJECTING_CODES else "again", message, is_certain)
-
-
-def _meaning(message: str) -> FaultKind | None:
-    return next((kind for kind, pattern in _MEANINGS if pattern.search(message)), None)
 
 
 _CODES = {

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from tenax._io.connect import ConnectAttempt
-from tenax._io.endpoint import Lookup
+from tenax._io.endpoint import Endpoint, Lookup
 from tenax._io.etcd.http_response import End, HttpError, Part, ResponseReader
 
 TYPE_CHECKING = False
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import ssl
 
     from tenax._io.endpoint import Address
-    from tenax._io.etcd.endpoint import EtcdEndpoint
     from tenax._io.interfaces import EventLoop
     from tenax._io.tls import TlsFailure, TlsStream
 
@@ -32,6 +31,24 @@ _READ_BYTES = 256 << 10
 # A host that vanished sends nothing: TCP keep-alive and the user timeout end such connections.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_COUNT = 2, 1, 3
 _USER_TIMEOUT_MS = 5000
+
+
+class EtcdEndpoint:
+    """One of the endpoints that the user gave. A host name may resolve to several addresses; they take turns."""
+
+    def __init__(self, index: int, text: str) -> None:
+        self.index = index
+        self.name = text
+        self.target = Endpoint.parse(text)
+        self._failures = 0
+
+    def in_order(self, addresses: list[Address]) -> list[Address]:
+        """Return the addresses, starting with one that did not fail last."""
+        first = self._failures % len(addresses)
+        return addresses[first:] + addresses[:first]
+
+    def address_failed(self) -> None:
+        self._failures += 1
 
 
 class Breakage(msgspec.Struct, frozen=True):
@@ -58,15 +75,16 @@ class HttpConnection:
         self, loop: EventLoop, endpoint: EtcdEndpoint, user: ConnectionUser, tls: ssl.SSLContext | None
     ) -> None:
         self.endpoint = endpoint
-        self.user = user
+        self.user: ConnectionUser | None = user  # None while it is idle
         self.is_open = False
         self.answered = 0  # completed exchanges
         self.idle_since = 0.0
         self._loop = loop
         self._context = tls
-        self._lookup: Lookup | None = None
+        self._lookup = Lookup(
+            loop, endpoint.target, self._connect, lambda why: self._break(f"host name lookup failed: {why}")
+        )
         self._connecting: ConnectAttempt | None = None
-        self._addresses: list[Address] = []
         self._sock: socket.socket | None = None
         self._unsent = bytearray()
         self._reader: ResponseReader | None = None
@@ -76,38 +94,17 @@ class HttpConnection:
     # --- opening ------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        lookup = Lookup(self.endpoint.target, self._found, self._not_found)
-        if lookup.start():  # False for an address, which needs no lookup
-            self._lookup = lookup
-            self._loop.watch(lookup)
+        self._lookup.start()
 
-    def _found(self, addresses: list[Address]) -> None:
-        self._end_lookup()
-        self._addresses = self.endpoint.in_order(addresses)
-        self._try_next_address()
-
-    def _not_found(self, why: str) -> None:
-        self._end_lookup()
-        self._break(f"host name lookup failed: {why}")
-
-    def _end_lookup(self) -> None:
-        if self._lookup is not None:
-            self._loop.unwatch(self._lookup)
-            self._lookup.close()
-            self._lookup = None
-
-    def _try_next_address(self) -> None:
-        family, address = self._addresses.pop(0)
-        self._connecting = ConnectAttempt(self._loop, family, address, self._connected, self._not_connected)
+    def _connect(self, addresses: list[Address]) -> None:
+        in_order = self.endpoint.in_order(addresses)
+        self._connecting = ConnectAttempt(self._loop, in_order, self._connected, self._not_connected)
         self._connecting.start()
 
-    def _not_connected(self, number: int) -> None:
+    def _not_connected(self, errors: list[int]) -> None:
         self._connecting = None
-        if self._addresses:
-            self._try_next_address()
-        else:
-            self.endpoint.address_failed()
-            self._break(os.strerror(number).lower())
+        self.endpoint.address_failed()
+        self._break(os.strerror(errors[-1]).lower())
 
     def _connected(self, sock: socket.socket) -> None:
         self._connecting = None
@@ -124,7 +121,8 @@ class HttpConnection:
 
     def _opened(self) -> None:
         self.is_open = True
-        self.user.on_open(self)
+        if self.user is not None:
+            self.user.on_open(self)
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -228,7 +226,8 @@ class HttpConnection:
             if isinstance(part, End):
                 self._reader = None
                 self.answered += 1
-            self.user.on_part(self, part)
+            if self.user is not None:
+                self.user.on_part(self, part)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +258,8 @@ class HttpConnection:
     def _break(self, message: str, is_about_tls: bool = False) -> None:
         if not self._is_closed:
             self.close()
-            self.user.on_broken(self, Breakage(message, is_about_tls))
+            if self.user is not None:
+                self.user.on_broken(self, Breakage(message, is_about_tls))
 
     def close(self) -> None:
         """Close without a callback."""
@@ -267,7 +267,7 @@ class HttpConnection:
             return
         self._is_closed = True
         self.is_open = False
-        self._end_lookup()
+        self._lookup.close()
         if self._connecting is not None:
             self.endpoint.address_failed()
             self._connecting.close()

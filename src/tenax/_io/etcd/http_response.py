@@ -12,7 +12,7 @@ from __future__ import annotations
 import h11
 import msgspec
 
-from tenax._io.http.h11_guard import H11Guard
+from tenax._io.http.request_reader import H11Guard
 
 _MAX_HEAD_BYTES = 16 << 10
 _PIECE_BYTES = 16 << 10  # h11 checks its limits between pieces

@@ -20,6 +20,7 @@ from tenax._core.etcd.operations import Member, Members, Range
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Lookup
 from tenax._io.etcd.client import EtcdClient
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,14 +72,13 @@ class MemberProbe:
         self._until = loop.now() + patience_s
         self._client = EtcdClient(loop, settings) if others else None
         self._probes: list[_PortProbe] = []
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._is_querying = False
 
     def start(self) -> None:
         self._timer = self._loop.at(self._loop.now(), self._probe_ports if self._others else lambda: self._answer(None))
 
     def _probe_ports(self) -> None:
-        self._timer = None
         self._probes = [_PortProbe(self._loop, host, self._port_known) for host in self._others]
         for probe in self._probes:
             probe.start()
@@ -128,8 +128,7 @@ class MemberProbe:
         self._probes = []
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._close_probes()
         if self._client is not None:
             self._client.close()
@@ -142,52 +141,30 @@ class _PortProbe:
     def __init__(self, loop: EventLoop, host: ControlHost, known: Callable[[], None]) -> None:
         self._loop = loop
         self._known = known
-        self._lookup = Lookup(host.endpoint, self._connect, lambda _: self._end("silent"))
-        self._is_watched = False
-        self._addresses: list[Address] = []
-        self._is_refused = True
+        self._lookup = Lookup(loop, host.endpoint, self._connect, lambda _: self._end("silent"))
         self._connecting: ConnectAttempt | None = None
         self.result = ""
 
     def start(self) -> None:
-        if self._lookup.start():
-            self._is_watched = True
-            self._loop.watch(self._lookup)
+        self._lookup.start()
 
     def _connect(self, addresses: list[Address]) -> None:
-        self._unwatch()
-        self._addresses = addresses
-        self._try_next()
-
-    def _try_next(self) -> None:
-        family, address = self._addresses.pop(0)
-        self._connecting = ConnectAttempt(self._loop, family, address, self._connected, self._refused)
+        self._connecting = ConnectAttempt(self._loop, addresses, self._connected, self._failed)
         self._connecting.start()
 
     def _connected(self, sock: socket.socket) -> None:
         sock.close()
         self._end("open")
 
-    def _refused(self, number: int) -> None:
-        self._is_refused = self._is_refused and number == errno.ECONNREFUSED
-        if self._addresses:
-            self._try_next()
-        else:
-            self._end("refused" if self._is_refused else "silent")
+    def _failed(self, errors: list[int]) -> None:
+        self._end("refused" if set(errors) == {errno.ECONNREFUSED} else "silent")
 
     def _end(self, result: str) -> None:
-        self._unwatch()
         self._connecting = None
         self.result = result
         self._known()
 
-    def _unwatch(self) -> None:
-        if self._is_watched:
-            self._is_watched = False
-            self._loop.unwatch(self._lookup)
-
     def close(self) -> None:
-        self._unwatch()
         self._lookup.close()
         if self._connecting is not None:
             self._connecting.close()

@@ -9,9 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
-    from tenax._io.etcd.endpoint import EtcdEndpoint
-    from tenax._io.etcd.http_connection import Breakage, ConnectionUser
-    from tenax._io.etcd.http_response import Part
+    from tenax._io.etcd.http_connection import ConnectionUser, EtcdEndpoint
     from tenax._io.interfaces import EventLoop
     from tenax._io.tls import TlsFiles
 
@@ -68,7 +66,7 @@ class Pool:
         if len(idle) >= _MAX_IDLE:
             connection.close()
             return
-        connection.user = self
+        connection.user = None
         connection.idle_since = self._loop.now()
         idle.append(connection)
 
@@ -88,16 +86,3 @@ class Pool:
                 connection.close()
         self._idle.clear()
         self._used.clear()
-
-    # --- as the user of idle connections ------------------------------------------------------------------------------
-
-    def on_open(self, connection: HttpConnection) -> None:
-        """Never called: idle connections are open."""
-
-    def on_part(self, connection: HttpConnection, part: Part) -> None:
-        """Never called: the connection breaks on unsolicited data."""
-
-    def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None:  # noqa: ARG002
-        idle = self._idle.get(connection.endpoint.index, [])
-        if connection in idle:
-            idle.remove(connection)

@@ -15,13 +15,14 @@ from __future__ import annotations
 from tenax._core.etcd.errors import EtcdRefused, EtcdRejected
 from tenax._core.etcd.operations import Change, Range
 from tenax._io.etcd.watch_stream import SILENT_S, WatchStream
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import Origin, RangeAnswer
+    from tenax._core.etcd.operations import Header, RangeAnswer
     from tenax._io.etcd.call import EtcdCall
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.gateway import Fault
@@ -54,9 +55,9 @@ class Subscription:
         self._silent_s = silent_s
         self._call: EtcdCall | None = None
         self._stream: WatchStream | None = None
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._next_revision = 0
-        self._origin: Origin | None = None
+        self._origin: Header | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._refusals = 0  # in a row
         self._is_closed = False
@@ -70,13 +71,12 @@ class Subscription:
         return self._stream.endpoint.name if self._stream is not None and self._stream.is_open else ""
 
     def _list(self) -> None:
-        self._timer = None
         self._call = self._client.call(Range(self._key, self._end), self._listed, self._call_failed)
 
     def _listed(self, answer: RangeAnswer) -> None:
         self._call = None
         self._next_revision = answer.revision + 1
-        self._origin = answer.origin
+        self._origin = answer.header
         self._begun(answer)
         if not self._is_closed:
             self._watch()
@@ -142,7 +142,6 @@ class Subscription:
 
     def _resume(self) -> None:
         """Check first that etcd has not been wiped or restored."""
-        self._timer = None
         if self._next_revision == 0:
             self._list()
         else:
@@ -155,24 +154,21 @@ class Subscription:
         assert was is not None
         has_changed = (
             answer.revision < self._next_revision - 1
-            or answer.origin.cluster_id != was.cluster_id
-            or answer.origin.term < was.term
+            or answer.header.cluster_id != was.cluster_id
+            or answer.header.raft_term < was.raft_term
         )
         if has_changed:
             self._list()
         else:
-            self._origin = answer.origin
+            self._origin = answer.header
             self._watch()
 
     def close(self) -> None:
         """Close without a callback."""
         self._is_closed = True
-        for thing in (self._timer, self._call):
-            if thing is not None:
-                thing.cancel()
+        self._timer.cancel()
+        if self._call is not None:
+            self._call.cancel()
         if self._stream is not None:
             self._stream.close()
-        self._timer = self._call = self._stream = None
-
-
-__all__ = ["Change", "Subscription"]
+        self._call = self._stream = None

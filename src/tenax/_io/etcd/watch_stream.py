@@ -12,18 +12,17 @@ from tenax._io.etcd import gateway
 from tenax._io.etcd.attempt import Attempt, http_request
 from tenax._io.etcd.gateway import Fault
 from tenax._io.etcd.http_response import End, Head
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import AnyAnswer, Change
-    from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.endpoint import EtcdEndpoint
-    from tenax._io.etcd.http_connection import Breakage, HttpConnection
+    from tenax._core.etcd.operations import Change
+    from tenax._io.etcd.client import EtcdClient, TokenWait
+    from tenax._io.etcd.http_connection import Breakage, EtcdEndpoint, HttpConnection
     from tenax._io.etcd.http_response import Part
-    from tenax._io.etcd.token import TokenWait
     from tenax._io.interfaces import Cancellable
 
 _OPEN_S = 3.0  # the timeout for opening the watch
@@ -59,7 +58,7 @@ class WatchStream:
         self._token = ""
         self._wait: TokenWait | None = None
         self._connection: HttpConnection | None = None
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._received_at = 0.0
         self._liveness_check: Attempt | None = None
         self._status = 0
@@ -68,7 +67,7 @@ class WatchStream:
 
     def start(self) -> None:
         loop = self._client.loop
-        self._client.add_stream(self)
+        self._client.streams.add(self)
         self._timer = loop.at(loop.now() + _OPEN_S, lambda: self._fail("did not answer in time"))
         self._wait = self._client.token.get(self._connect, self._no_token)
 
@@ -161,13 +160,12 @@ class WatchStream:
         if silent_s < self._silent_s:
             self._set_timer(self._silent_s - silent_s, self._check_liveness)
             return
-        self._timer = None
         self._liveness_check = Attempt(
             loop, self._client.pool, self.endpoint, Status(), self._token, self._is_alive, self._liveness_failed
         )
         self._liveness_check.start(_LIVENESS_S, _LIVENESS_S)
 
-    def _is_alive(self, _: AnyAnswer) -> None:
+    def _is_alive(self, _: object) -> None:
         self._liveness_check = None
         self._set_timer(self._silent_s, self._check_liveness)
 
@@ -181,8 +179,7 @@ class WatchStream:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _set_timer(self, after_s: float, call: Callable[[], None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._timer = self._client.loop.at(self._client.loop.now() + after_s, call)
 
     def _fail(self, why: str) -> None:
@@ -199,10 +196,8 @@ class WatchStream:
     def close(self) -> None:
         """Close without a callback."""
         self._is_over = True
-        self._client.remove_stream(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._client.streams.discard(self)
+        self._timer.cancel()
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None

@@ -13,6 +13,7 @@ OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED = 200, 400, 403, 404, 
 TIMED_OUT, CONFLICT, TOO_LARGE = 408, 409, 413
 HEADERS_TOO_LARGE, INTERNAL_ERROR, NOT_IMPLEMENTED, UNAVAILABLE = 431, 500, 501, 503
 PLAIN, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
+EVENTS = "text/event-stream"
 
 _PHRASES = {
     OK: "OK",
@@ -90,9 +91,9 @@ def render(response: Response, *, with_body: bool = True) -> bytes:
     return head + response.body if with_body else head
 
 
-def render_head(content_type: str, headers: Mapping[str, str]) -> bytes:
-    """Return the head of a response whose end is the end of the connection."""
-    return _head(OK, content_type, headers)
+def render_head(headers: Mapping[str, str]) -> bytes:
+    """Return the head of a stream of events, whose end is the end of the connection."""
+    return _head(OK, EVENTS, headers)
 
 
 def _head(status: int, content_type: str, headers: Mapping[str, str]) -> bytes:

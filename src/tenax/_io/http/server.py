@@ -25,7 +25,6 @@ from weakref import WeakSet
 import msgspec
 
 from tenax._core.text import format_duration, format_seconds
-from tenax._io.http.deferred import DeferredResponse
 from tenax._io.http.message import (
     INTERNAL_ERROR,
     TIMED_OUT,
@@ -37,8 +36,8 @@ from tenax._io.http.message import (
     render_head,
     text,
 )
+from tenax._io.http.pending import DeferredResponse, Stream
 from tenax._io.http.request_reader import RequestReader
-from tenax._io.http.stream import Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,20 +66,19 @@ class ClientLimits(msgspec.Struct, frozen=True):
     heartbeat_s: float = 15.0  # the longest silence on a stream
 
 
-class _Connection:
-    def __init__(self, sock: socket.socket, peer: str, until: float) -> None:
-        self.sock = sock
-        self.peer = peer  # its address without the port; empty for a Unix socket
-        self.until: float | None = until  # None: no deadline
-        self.reader: RequestReader | None = None  # None until the first byte arrives
-        self.outgoing = bytearray()
-        self.has_request = False
-        self.sends_body = True  # False after a HEAD request
-        self.is_answered = False  # the response is sent; input is discarded until the client closes
-        self.discarded = 0  # bytes
-        self.deferred: DeferredResponse | None = None  # the pending deferred response
-        self.stream: Stream | None = None
-        self.heartbeat_at = 0.0
+class _Connection(msgspec.Struct, eq=False):
+    sock: socket.socket
+    peer: str  # its address without the port; empty for a Unix socket
+    until: float | None  # None: no deadline
+    reader: RequestReader | None = None  # None until the first byte arrives
+    outgoing: bytearray = msgspec.field(default_factory=bytearray)
+    has_request: bool = False
+    sends_body: bool = True  # False after a HEAD request
+    is_answered: bool = False  # the response is sent; input is discarded until the client closes
+    discarded: int = 0  # bytes
+    deferred: DeferredResponse | None = None  # the pending deferred response
+    stream: Stream | None = None
+    heartbeat_at: float = 0.0
 
     @property
     def is_attached(self) -> bool:
@@ -295,7 +293,7 @@ class HttpServer:
             self._respond(connection, text(UNAVAILABLE, message))
             stream.on_end(stream)
             return
-        head = render_head(stream.content_type, stream.headers)
+        head = render_head(stream.headers)
         if not connection.sends_body:
             stream.on_end(stream)
             self._send_last(connection, head)

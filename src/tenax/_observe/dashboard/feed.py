@@ -9,16 +9,13 @@ F3  Passing time is not a change. The page updates ages and durations itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from tenax._core.ledger import Goodput, Spent
 from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Times differ slightly between statuses, because the wall clock may be adjusted meanwhile.
 _SAME_TIME_S = 0.25

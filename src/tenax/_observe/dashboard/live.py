@@ -18,15 +18,17 @@ from __future__ import annotations
 import errno
 import hmac
 import os
+import socket
 import time
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.requests import DrainRequest, LogsRequest, RestartRequest, StatusRequest, StopRequest
-from tenax._io.http.deferred import DeferredResponse
+from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartRequest, StatusRequest, StopRequest
 from tenax._io.http.message import (
     BAD_REQUEST,
     CONFLICT,
@@ -43,20 +45,13 @@ from tenax._io.http.message import (
     json,
     text,
 )
+from tenax._io.http.pending import DeferredResponse, Stream, event
 from tenax._io.http.server import ClientLimits, HttpServer
-from tenax._io.http.stream import Stream, event
+from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
 from tenax._io.listen import listen
 from tenax._observe.dashboard.feed import change
 from tenax._observe.metrics_page import CONTENT_TYPE, render
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, NoReturn
-
-    from tenax._core.requests import AnyRequest
-    from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
-    from tenax._view.status import RunStatus
+from tenax._view.status import RunStatus
 
 _COALESCE_S = 0.03  # wait this long for further changes
 _MIN_PAUSE_S = 0.1  # between two statuses
@@ -391,8 +386,6 @@ def _internal_error(error: Exception) -> Response:
 def _for_people(host: str) -> str:
     """Return the host for a link. A wildcard address becomes the host's name."""
     if host in ("", "0.0.0.0", "::"):  # noqa: S104 - the user chose it
-        import socket
-
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
 

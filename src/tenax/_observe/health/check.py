@@ -6,16 +6,12 @@ starts. A server that raises affects only the health checks, never the run.
 
 from __future__ import annotations
 
-from tenax._io.interfaces import RequestRefused
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tenax._core.agent import AgentState
+from tenax._io.interfaces import Cancellable, EventLoop, RequestRefused
 from tenax._observe.health.liveness import AgentLiveness, has_running_workers
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from tenax._core.agent import AgentState
-    from tenax._io.interfaces import Cancellable, EventLoop
 
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 _MAX_PORT = 65535

@@ -10,19 +10,14 @@ on a monotonic clock.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from tenax._core.agent import Phase
+from tenax._core.agent import AgentState, Phase
 from tenax._core.model import WorkerPhase
 from tenax._core.text import format_duration, format_seconds
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from tenax._core.agent import AgentState
 
 _OVER = (Phase.CLOSING, Phase.DONE, Phase.ENDED)
 

@@ -7,18 +7,14 @@ with a message, or with details for ``Accept: application/json`` or ``?format=js
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from tenax._io.http.message import METHOD_NOT_ALLOWED, OK, UNAVAILABLE, Request, Response, json, text
+from tenax._io.http.server import HttpServer
 from tenax._observe.health.liveness import AgentLiveness, Signs, details, liveness, readiness
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from tenax._io.http.server import HttpServer
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 

@@ -20,24 +20,20 @@ T3  A span is sent once, after it has ended.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
 from tenax._core.text import hide_passwords
 from tenax._io.background_queue import BackgroundQueue
+from tenax._io.interfaces import OperatorService
+from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
 from tenax._view.text import kind_of
 from tenax.metrics._opentelemetry import otlp_address
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from tenax._io.interfaces import OperatorService
-    from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
-
-    Value = str | int | float | bool
+Value = str | int | float | bool
 
 _CLOSE_TIMEOUT_S = 2.0  # to send the last spans
 _REST_PER_WORK = 20  # pause after reading the status, as a multiple of the time that took

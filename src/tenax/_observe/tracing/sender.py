@@ -6,16 +6,12 @@ Used by one thread only. Errors are raised.
 from __future__ import annotations
 
 import logging
+import re
 import threading
+from typing import Any
 
-from tenax._observe.tracing.run_trace import span_id, trace_id
+from tenax._observe.tracing.run_trace import Part, span_id, trace_id
 from tenax.metrics._opentelemetry import own_resource
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tenax._observe.tracing.run_trace import Part
 
 _EXPORT_TIMEOUT_S = 1.5  # for one request
 _MAX_REASON = 120
@@ -83,8 +79,6 @@ class SpanSender:
 
 def _short(reason: str) -> str:
     """Return the system's error message, if there is one, without what libraries wrap around it."""
-    import re
-
     found = re.search(r"\[Errno -?\d+\] ([\w ]+)", reason)
     return found[1] if found else reason[:_MAX_REASON]
 

@@ -6,15 +6,12 @@ scripts are read from this package.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
 from tenax._core.text import harmless
 from tenax._view.text import outcome_label
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _FOLDER = Path(__file__).parent
 _POLICY = (

@@ -6,18 +6,14 @@ Each plot has a text alternative, and colour never carries information on its ow
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from tenax._core.ledger import Spent
 from tenax._core.text import format_duration
 from tenax._view.chrome_trace import phases_of
+from tenax._view.history import RunHistory
 from tenax._view.html.page import text
 from tenax._view.text import percent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._core.ledger import Spent
-    from tenax._view.history import RunHistory
 
 KINDS = ("training", "starting", "waiting", "stopping", "lost")
 _MEANINGS = {"lost": "lost: done again, or hung"}

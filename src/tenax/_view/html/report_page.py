@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tenax._core.text import format_duration
+from tenax._view.history import RunHistory
 from tenax._view.html import page as html
 from tenax._view.html import plots
+from tenax._view.summary import Count, RunLine, Summary
 from tenax._view.text import format_goodput, format_moment, outcome_label, percent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._view.history import RunHistory
-    from tenax._view.summary import Count, RunLine, Summary
 
 _STYLE = """
 tbody tr:nth-child(odd) > * { border-bottom: 0; padding-bottom: 0; } tbody th { color: var(--fg); }

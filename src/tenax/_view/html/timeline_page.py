@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from tenax._core.text import format_duration
 from tenax._view.chrome_trace import phases_of
+from tenax._view.history import NodeHistory, RunHistory, WorkerSpan
 from tenax._view.html import page as html
 from tenax._view.html import plots
+from tenax._view.status import FailureStatus, GenerationStatus
 from tenax._view.text import cause_text, end_text, exit_summary, format_goodput, format_moment, percent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tenax._view.history import NodeHistory, RunHistory, WorkerSpan
-    from tenax._view.status import FailureStatus, GenerationStatus
 
 # Colours of the states of nodes and workers. The state is also shown as text.
 _COLOURS = {

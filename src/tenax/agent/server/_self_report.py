@@ -200,9 +200,6 @@ class SelfReport:
 
         self._record(make)
 
-    def _record_start(self, worker: Worker) -> None:
-        self._record(lambda: self._construct_event("START", "WORKER", worker))
-
     def _backend_name(self) -> str:
         """Return the backend's name; a third-party handler may have none."""
         get_backend = getattr(self._worker_group.spec.rdzv_handler, "get_backend", None)

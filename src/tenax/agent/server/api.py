@@ -32,7 +32,7 @@ from tenax._core.policy import (
     ask_policy,
     first_cause_first,
 )
-from tenax._logs.std import Std
+from tenax._logs.specs import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.agent.server._self_report import SelfReport, measured
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
@@ -396,7 +396,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         for local_rank, worker_id in ids.items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            self._record_start(worker)
+            self._record(partial(self._construct_event, "START", "WORKER", worker))
         worker_group.state = WorkerState.HEALTHY
 
     @measured
@@ -409,15 +409,14 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     def _exit_barrier(self) -> None:
         """Wait for the other nodes before leaving, so that a store in use stays up."""
         group = self._worker_group
-        if self._store is None or (group.group_world_size or 1) == 1:
+        if self._store is None or group.group_world_size in (None, 1):
             return
-        prefix = "torchelastic/agent/terminal_state"
-        try:
-            from datetime import timedelta
+        from tenax.utils.store import barrier
 
-            if int(self._store.add(f"{prefix}/num_members", 1)) == group.group_world_size:
-                self._store.set(f"{prefix}/last_member", b"1")
-            self._store.wait([f"{prefix}/last_member"], timedelta(seconds=self._exit_barrier_timeout))
+        try:
+            barrier(
+                self._store, group.group_world_size, "torchelastic/agent/terminal_state", self._exit_barrier_timeout
+            )
         except SignalException:
             raise
         except Exception as error:  # a missing peer is not a failure of this node

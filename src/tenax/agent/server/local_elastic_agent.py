@@ -156,10 +156,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._health is not None:
             self._health.open(warn=self._warn)
         try:
-            if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
-                from tenax.control_plane._sockets import open_sockets
+            from tenax.control_plane._sockets import open_sockets
 
-                self._sockets = open_sockets(os.environ)
+            self._sockets = open_sockets(os.environ)
             return super().run(role)
         finally:
             if self._sockets is not None:
@@ -281,7 +280,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         scopes = self._watch_scopes(envs)
         prefixes = None
         if self._log_line_prefix_template is not None:
-            from tenax._logs.prefix import line_prefix
+            from tenax._logs.specs import line_prefix
 
             prefixes = {
                 rank: line_prefix(

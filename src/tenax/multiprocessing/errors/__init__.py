@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from tenax._failures.error_handler import ErrorHandler, get_error_handler
-from tenax._failures.record import record
+from tenax._failures.error_handler import ErrorHandler, get_error_handler, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
 
 
+_HOMES = {"ChildFailedError": "child_failed", "ProcessFailure": "process_failure"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "ChildFailedError":
-        from tenax._failures.child_failed import ChildFailedError
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        return ChildFailedError
-    if name == "ProcessFailure":
-        from tenax._failures.process_failure import ProcessFailure
-
-        return ProcessFailure
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"tenax._failures.{_HOMES[name]}"), name)

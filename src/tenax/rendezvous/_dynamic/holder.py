@@ -143,12 +143,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self,
-        holder: StateHolder,
-        node_id: str,
-        interval_s: float,
-        timeout_s: float,
-        recorder: EventRecorder | None = None,
+        self, holder: StateHolder, node_id: str, interval_s: float, timeout_s: float, recorder: EventRecorder
     ) -> None:
         self.error: BaseException | None = None
         self._holder = holder
@@ -193,7 +188,7 @@ class Heartbeat:
             )
 
     def _record(self, text: str, *values: object, state: str = "RUNNING") -> None:
-        if self._recorder is not None and not self._stop_requested.is_set():
+        if not self._stop_requested.is_set():
             self._recorder.record(_WHERE, text, *values, state=state)
 
     def _beat(self, state: State) -> State | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
-from tenax._core.etcd.operations import AnyAnswer, AnyOperation, Change, RangeAnswer
+from tenax._core.etcd.operations import Answer, Change, RangeAnswer
 from tenax._core.leadership.keys import Keys, Written
 from tenax.testing.etcd_model import EtcdModel
 from tenax.testing.simulator.network import End, Host, Stream
@@ -92,7 +92,7 @@ class EtcdClientModel:
         self._end = agent.cluster.etcd.connect(agent, self._on_payload)
         self.on_followed: Callable[[RangeAnswer], None]
         self.on_changed: Callable[[list[Change]], None]
-        self.on_answered: Callable[[int, AnyAnswer, float], None]
+        self.on_answered: Callable[[int, Answer, float], None]
         self.on_failed: Callable[[int, EtcdError], None]
         self._key = key
 
@@ -100,10 +100,9 @@ class EtcdClientModel:
         self._end.send(("watch", self._key))
 
     def request(self, request: Request) -> None:
-        operation: AnyOperation = request.operation
         timeout = self._agent.later(request.patience_s, self._time_out, request.number)
         self._calls[request.number] = (self._agent.clock(), timeout)
-        self._end.send(("call", request.number, operation))
+        self._end.send(("call", request.number, request.operation))
 
     def cancel(self, number: int) -> None:
         if number in self._calls:

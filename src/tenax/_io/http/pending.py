@@ -1,17 +1,49 @@
-"""A response without an end, for pages that update themselves (server-sent events).
+"""Responses that take time: one that is produced after the handler has returned, and one without an end.
 
-All methods are called in the server's thread. Data that the client does not read is buffered up to a limit. A client
-that stops reading is disconnected and may reconnect.
+Neither blocks the server. The methods of a stream, for pages that update themselves (server-sent events), are called in
+the server's thread. Data that its client does not read is buffered up to a limit. A client that stops reading is
+disconnected and may reconnect.
 """
 
 from __future__ import annotations
+
+import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-EVENTS = "text/event-stream"
+    from tenax._io.http.message import Response
+
 _HEARTBEAT = b":\n\n"  # a comment; it lets each side detect that the other is gone
+
+
+class DeferredResponse:
+    """Returned instead of a response. ``respond`` may be called from any thread; the first response counts.
+
+    Without one the client gets an error response after ``within_s``.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self._lock = threading.Lock()
+        self._response: Response | None = None
+        self._deliver: Callable[[Response], None] | None = None
+
+    def respond(self, response: Response) -> None:
+        with self._lock:
+            if self._response is not None:
+                return
+            self._response, deliver = response, self._deliver
+        if deliver is not None:
+            deliver(response)
+
+    def deliver_to(self, deliver: Callable[[Response], None]) -> None:
+        """Set the receiver, for the server. A response that was set before is delivered at once."""
+        with self._lock:
+            self._deliver, response = deliver, self._response
+        if response is not None:
+            deliver(response)
 
 
 class Stream:
@@ -21,12 +53,10 @@ class Stream:
         self,
         on_end: Callable[[Stream], None] = lambda _: None,
         *,
-        content_type: str = EVENTS,
         headers: Mapping[str, str] = {},
         heartbeat: bytes = _HEARTBEAT,
     ) -> None:
         self.on_end = on_end
-        self.content_type = content_type
         self.headers = headers
         self.heartbeat = heartbeat
         self._early = b""  # data from before ``open``

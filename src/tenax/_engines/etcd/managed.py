@@ -11,7 +11,7 @@
     serving      until ``leave`` or ``close``
 
 Invariants:
- M1  The server ends with the agent, however the agent ends (``server_guard``).
+ M1  The server ends with the agent, however the agent ends (``ServerProcess``).
  M2  Data is discarded only if the cluster does not rely on it: the server exited by itself before it ever served with
      the data, or the cluster has removed this member. Then the decision is made again from the start.
  M3  A member that was removed, or whose data is lost, never comes back as itself: it is added with a new identity.
@@ -42,19 +42,27 @@ from tenax._core.etcd.operations import (
     key_part,
     run_prefix,
 )
+from tenax._core.text import concealed_repr
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.control_host import DEFAULT_PORT, control_hosts, split_names, taken_port
+from tenax._io.etcd.control_host import (
+    DEFAULT_PORT,
+    MemberAddress,
+    control_hosts,
+    first_cluster,
+    member_command,
+    present_cluster,
+    split_names,
+    taken_port,
+)
 from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_messages
 from tenax._io.etcd.gateway import ROOT
-from tenax._io.etcd.member_address import MemberAddress
-from tenax._io.etcd.member_command import first_cluster, member_command, present_cluster
 from tenax._io.etcd.member_probe import MemberProbe
-from tenax._io.etcd.server import ServerProcess
-from tenax._io.etcd.server_guard import GRACE_S
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.helper_process import HelperUnavailable
+from tenax._io.loop import NO_TIMER
 from tenax._io.tls import TlsFiles
+from tenax._processes.server_process import GRACE_S, ServerProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,10 +112,7 @@ class ManagedSettings(msgspec.Struct, frozen=True):
     program: str = ""
     secret: bytes = b""
 
-    def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "secret"}
-        fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        return f"ManagedSettings({fields}, secret={'...' if self.secret else b''!r})"
+    __repr__ = concealed_repr
 
     @property
     def password(self) -> str:
@@ -203,7 +208,7 @@ class ManagedMember:
         self._own_host: MemberAddress | None = None
         self._probe: MemberProbe | None = None
         self._client: EtcdClient | None = None  # for the current step
-        self._timer: Cancellable | None = None  # for the next step
+        self._timer: Cancellable = NO_TIMER  # for the next step
         self._claim_until = 0.0
         self._probe_s = _PROBE_S
         self._is_member = False  # the cluster has, or may have, a member with this host's URL
@@ -624,14 +629,11 @@ class ManagedMember:
         self._timer = self._loop.at(self._loop.now() + after_s, step)
 
     def _cancel_timer(self) -> None:
-        if self._timer is not None and self._left is None:  # while leaving, the timer is the deadline
+        if self._left is None:  # while leaving, the timer is the deadline
             self._timer.cancel()
-            self._timer = None
 
     def _cancel_pending(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         if self._own_host is not None:
             self._own_host.close()
             self._own_host = None
