@@ -21,7 +21,8 @@ from tenax._core.lease import LeaseTerms
 from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._engines.tcp.server import CoordinatorServer
-from tenax._io.endpoint import Endpoint, open_listeners
+from tenax._io.endpoint import Endpoint
+from tenax._io.listen import open_listeners
 from tenax._io.loop import Loop
 from tenax._node.run_journal import NAME, RunJournal
 

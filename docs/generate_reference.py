@@ -36,6 +36,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.agent.server.health_check_server": (),
     "tenax.launcher": (),
     "tenax.policy": (),
+    "tenax.scheduler": (),
     "tenax.multiprocessing": (),
     "tenax.multiprocessing.errors": (),
     "tenax.multiprocessing.subprocess_handler": (),

@@ -221,7 +221,7 @@ def deadline(seconds: float) -> AbstractContextManager[None]:
 
 def save(folder: Path, training: Training) -> None:
     """Save atomically, under a name that no other generation uses. Call it on rank 0."""
-    path = folder / f"generation-{preemption.generation():06d}-step-{training.step:09d}.pt"
+    path = folder / f"generation-{preemption.generation():012d}-step-{training.step:09d}.pt"
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         torch.save(training.state(), file)

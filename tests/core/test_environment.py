@@ -172,3 +172,17 @@ def test_a_null_byte_in_the_reason_is_replaced() -> None:
     """The reason may come from another host; a null byte in it must not prevent a worker's start."""
     environment = worker_environment(AGENT, Assignment(1, why="a\0b was lost"), 0, {})
     assert environment["TENAX_GENERATION_REASON"] == "a b was lost"
+
+
+def test_the_fencing_token_grows_when_the_scheduler_restarts_the_job() -> None:
+    """The first generation of a restarted job has a greater token than any generation before."""
+    tokens = [
+        int(
+            worker_environment(AGENT, Assignment(generation), 0, {}, WorkerEnvironment(job_restarts=restarts))[
+                "TENAX_GENERATION"
+            ]
+        )
+        for restarts, generation in ((0, 1), (0, 999_999), (1, 1), (1, 2), (12, 1))
+    ]
+    assert tokens == sorted(set(tokens))
+    assert tokens[:3] == [1, 999_999, 1_000_001]

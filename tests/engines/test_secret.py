@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import needs_root
-from tenax._engines.secret import MIN_BYTES, configured_secret, user_secret
+from tenax._engines.secret import MIN_BYTES, configured_secret, make_shared_secret, user_secret
 from tenax.rendezvous import (
     c10d_rendezvous_backend,
     etcd_rendezvous,
@@ -43,6 +43,19 @@ def private(path: Path, content: str | bytes = f" {GOOD}\n") -> str:
 def test_whitespace_around_a_secret_in_a_file_is_stripped(tmp_path: Path) -> None:
     """Editors and echo end a file with a newline."""
     assert configured_secret(parameters(token_file=private(tmp_path / "token"))) == GOOD.encode()
+
+
+def test_a_shared_secret_is_created_once(tmp_path: Path) -> None:
+    """In folders that only this user can enter, for use as a token file."""
+    path = tmp_path / "a" / "secret"
+    make_shared_secret(str(path))
+    secret = configured_secret(parameters(token_file=str(path)))
+    assert len(secret) == 64
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    make_shared_secret(str(path))
+    assert configured_secret(parameters(token_file=str(path))) == secret
+    assert os.listdir(path.parent) == ["secret"]
 
 
 def test_without_a_configured_secret_there_is_none() -> None:

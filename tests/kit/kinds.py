@@ -61,6 +61,7 @@ FOLDERS = {
     "observe/hangs": "machine",
     "processes": "process",
     "rendezvous": "unit",
+    "schedulers": "unit",
     "store": "unit",
     "testing/model_checking": "process",
     "testing/simulator": "machine",

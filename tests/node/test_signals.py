@@ -78,6 +78,17 @@ def test_chosen_signals_become_events(loop: Loop, handlers: list[int]) -> None:
     assert handlers == []
 
 
+@pytest.mark.parametrize(("notice_s", "expected"), [(None, 41.5), (60.0, 60.0)])
+def test_the_scheduler_is_asked_for_a_time_that_is_not_given(
+    loop: Loop, notice_s: float | None, expected: float
+) -> None:
+    with SignalSource(loop, [USR2], notices=[USR1], notice_s=notice_s, ask_notice_s=lambda: 41.5) as source:
+        os.kill(os.getpid(), USR1)
+        source.on_readable()
+        event = loop.next_event(lambda: loop.now() + 10)
+        assert event == NoticeReceived("its agent received SIGUSR1", expected)
+
+
 @pytest.mark.parametrize("notice_s", [None, 60.0])
 def test_a_notice_signal_becomes_a_notice_event(loop: Loop, handlers: list[int], notice_s: float | None) -> None:
     """With the time until the node must leave, if known; other signals are unaffected."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tenax._processes import devices
-from tenax._processes.devices import count_cpus, count_gpus, count_with_torch, cpu_quota, gpu_pci_bus_ids, parse_nproc
+from tenax._processes.devices import Roots, count_cpus, count_with_torch, cpu_quota, gpu_pci_bus_ids, parse_nproc
 
 UUIDS = [f"GPU-{digit * 8}-44b4-5091-6060-ffd3b086b3a1" for digit in "abcd"]
 BUS_IDS = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0", "0001:03:00.0"]
@@ -23,7 +23,7 @@ class Host:
         self.root = root
         for name in ("dev", "proc", "sys"):
             (root / name).mkdir()
-        self.roots = (str(root / "dev"), str(root / "proc"), str(root / "sys"))
+        self.roots = Roots(str(root / "dev"), str(root / "proc"), str(root / "sys"))
 
     def write(self, name: str, text: str = "") -> Path:
         path = self.root / name
@@ -50,12 +50,10 @@ class Host:
             self.write(f"dev/dri/renderD{render_minor}")
 
     def gpus(self, **environ: str) -> tuple[str | None, ...]:
-        found = gpu_pci_bus_ids(environ, *self.roots)
-        assert count_gpus(environ, *self.roots) == len(found)
-        return found
+        return gpu_pci_bus_ids(environ, self.roots)
 
     def nproc(self, value: str, **environ: str) -> int:
-        return parse_nproc(value, environ, *self.roots)
+        return parse_nproc(value, environ, self.roots)
 
 
 @pytest.fixture
@@ -245,7 +243,7 @@ def test_the_message_for_hidden_gpus_names_the_variable(server: Host) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux lets a process be bound to CPUs")
 def test_only_cpus_of_this_process_are_counted(host: Host) -> None:
     """A process bound to some CPUs counts only these."""
-    assert count_cpus(*host.roots[1:]) == len(os.sched_getaffinity(0))
+    assert count_cpus(host.roots) == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
@@ -288,8 +286,8 @@ def test_the_quota_is_the_tightest_of_the_cgroup_and_its_ancestors(
     """For both cgroup versions, from the process's cgroup up to the root visible in the container."""
     for name, text in files.items():
         host.write(name, text)
-    assert cpu_quota(*host.roots[1:]) == quota
-    assert 1 <= count_cpus(*host.roots[1:]) <= max(1, quota or 10_000)
+    assert cpu_quota(host.roots) == quota
+    assert 1 <= count_cpus(host.roots) <= max(1, quota or 10_000)
 
 
 def fake_torch(root: Path, source: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import pytest
 
+from kit.addresses import own_address
 from kit.processes import TIMEOUT_S, forks_with_threads, leaving_nothing
 from store.servers import our_server
 from tenax._io.listen import listen
@@ -249,7 +250,8 @@ def test_a_forked_process_has_its_own_connection() -> None:
 @pytest.mark.process
 @forks_with_threads
 def test_a_forked_process_does_not_keep_a_connection_or_a_server_open() -> None:
-    with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
+    # An address of its own: after the server is closed, another test may get its port.
+    with StoreServer.in_thread(own_address()) as server, TCPStore(server.host, server.port, timeout=60) as store:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:

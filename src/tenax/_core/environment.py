@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+GENERATIONS_PER_JOB_START = 1_000_000  # the fencing token of a restarted job is greater than all of its earlier ones
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True):
@@ -21,6 +22,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True):
 
     virtual_local_rank: bool = False
     omp_num_threads: tuple[int, ...] = ()  # by local rank; empty: leave the variable unchanged
+    job_restarts: int = 0  # how often the scheduler has restarted the job
 
 
 def worker_environment(
@@ -48,7 +50,7 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": settings.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(assignment.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "TENAX_GENERATION": str(assignment.generation),
+        "TENAX_GENERATION": str(options.job_restarts * GENERATIONS_PER_JOB_START + assignment.generation),
         "TENAX_GENERATION_REASON": assignment.why.replace("\0", " "),  # a variable cannot contain NUL
     }
     # A crash in native code then writes its Python stack to stderr, where the failure report finds it.

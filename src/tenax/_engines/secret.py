@@ -102,7 +102,7 @@ def user_secret(environ: Mapping[str, str] = os.environ, *, create: bool = True)
         except FileNotFoundError:
             if not create:
                 return b""
-        _create(path)
+        _create(path, os.urandom(_USER_SECRET_BYTES))
         return _read(path)
     except OSError as error:
         raise OSError(
@@ -112,13 +112,20 @@ def user_secret(environ: Mapping[str, str] = os.environ, *, create: bool = True)
         ) from error
 
 
-def _create(path: str) -> None:
+def make_shared_secret(path: str) -> None:
+    """Create a secret of this user for all hosts that share this file, unless it exists. Raises OSError."""
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    if not os.path.lexists(path):
+        _create(path, os.urandom(_USER_SECRET_BYTES).hex().encode())
+
+
+def _create(path: str, secret: bytes) -> None:
     """Create the file atomically: it is linked once it is complete, and only the first of several agents succeeds."""
     new = f"{path}.{os.urandom(8).hex()}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as file:
-            file.write(os.urandom(_USER_SECRET_BYTES))
+            file.write(secret)
         with suppress(FileExistsError):
             os.link(new, path)
     finally:

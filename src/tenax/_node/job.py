@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tenax._logs.specs import LogsSpecs
     from tenax.numa.binding import NumaOptions
     from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
+    from tenax.scheduler import Allocation
 
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
@@ -84,6 +85,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     # Placement.
     virtual_local_rank: bool = False
     numa_options: NumaOptions | None = None
+    allocation: Allocation | None = None  # of the scheduler that started this process; None: there is none
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -91,6 +91,7 @@ class Node(Surroundings):
         self._environ = environ
         self._backend = backend
         self._is_command = is_command
+        self.shares_console = job.allocation is not None and job.allocation.is_step and job.max_nodes > 1
         self._records_end = records_end
         args = dict.fromkeys(range(job.nproc_per_node), job.args)
         self._entrypoint = make_entrypoint(job.entrypoint, args, job.start_method, job.entrypoint_name)
@@ -149,6 +150,7 @@ class Node(Surroundings):
                     self._signals,
                     notices=self._notices,
                     notice_s=job.notice_s,
+                    ask_notice_s=self._ask_notice_s if job.allocation is not None else None,
                     exits_afterwards=self._is_command,
                 )
             )
@@ -176,6 +178,13 @@ class Node(Surroundings):
             verdict = supervisor.run()
             self._final_text = final_text(verdict)
         return verdict
+
+    def _ask_notice_s(self) -> float | None:
+        """Return the seconds until the scheduler stops the job; None: unknown. May take seconds."""
+        from tenax.scheduler import find_scheduler
+
+        allocation, scheduler = self._job.allocation, find_scheduler(self._environ)
+        return scheduler.seconds_left(allocation.job) if allocation is not None and scheduler is not None else None
 
     def _close_console(self, signals: SignalSource) -> None:
         """Print the last lines and the final text. A second Ctrl-C cannot lose them."""
@@ -338,7 +347,9 @@ class Node(Surroundings):
         }
 
     def _environment_options(self) -> WorkerEnvironment:
-        return WorkerEnvironment(self._job.virtual_local_rank, self._placements.omp_num_threads)
+        allocation = self._job.allocation
+        job_restarts = allocation.restarts if allocation is not None else 0
+        return WorkerEnvironment(self._job.virtual_local_rank, self._placements.omp_num_threads, job_restarts)
 
     def _prepare_warm_pool(self) -> None:
         """Start the template before workers are needed, also on a spare node."""

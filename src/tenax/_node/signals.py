@@ -16,6 +16,7 @@ from tenax._io.interfaces import Watchable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from tenax._io.loop import Loop
@@ -47,9 +48,12 @@ class SignalSource(Watchable):
         *,
         notices: list[signal.Signals] | None = None,
         notice_s: float | None = None,
+        ask_notice_s: Callable[[], float | None] | None = None,
         exits_afterwards: bool = False,
     ) -> None:
         """``notices``: signals after which the node must leave in ``notice_s`` seconds (None: unknown).
+
+        ``ask_notice_s``: returns them if they are not given. Called in a thread, because it may wait for a scheduler.
 
         ``exits_afterwards``: ignore the signals after the run, so that a late one cannot change the exit code.
         """
@@ -57,6 +61,7 @@ class SignalSource(Watchable):
         self._notices = frozenset(notices or ())
         self._numbers = [*numbers, *self._notices]
         self._notice_s = notice_s
+        self._ask_notice_s = ask_notice_s
         self._exits_afterwards = exits_afterwards
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
@@ -112,6 +117,20 @@ class SignalSource(Watchable):
     def on_readable(self) -> None:
         for number in self._read():
             if number in self._notices and number in self._before:
-                self._loop.post(NoticeReceived(f"its agent received {signal.Signals(number).name}", self._notice_s))
+                self._post_notice(f"its agent received {signal.Signals(number).name}")
             elif number in self._before:
                 self._loop.post(SignalReceived(number))
+
+    def _post_notice(self, why: str) -> None:
+        ask = self._ask_notice_s
+        if self._notice_s is not None or ask is None:
+            self._loop.post(NoticeReceived(why, self._notice_s))
+            return
+
+        def post_answer() -> None:
+            notice = NoticeReceived(why, ask())
+            self._loop.soon(lambda: self._loop.post(notice))
+
+        import threading
+
+        threading.Thread(target=post_answer, daemon=True).start()

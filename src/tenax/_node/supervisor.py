@@ -55,6 +55,8 @@ _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 class Surroundings(ABC):
     """What a supervisor needs of the agent around it. An agent overrides what it has."""
 
+    shares_console = False  # other agents of the run print to the same console, so each prints only what it does
+
     @abstractmethod
     def environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
         """Return the additional variables of each worker, by local rank."""
@@ -354,7 +356,7 @@ class Supervisor:
         # Print before executing: the console shows a command before the workers' reaction to it.
         is_end = any(isinstance(command, commands.Finish) for command in issued)
         for line in lines_for(event, issued, state):
-            if line.important:
+            if line.important and not (self._around.shares_console and isinstance(event, events.LeaveNoticed)):
                 self.print_line(line.text, after_output=is_end, colour=line.colour)
         if self._scopes is not None:
             self._scopes.on_step(event, issued)

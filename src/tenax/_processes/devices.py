@@ -35,32 +35,33 @@ class Gpu(NamedTuple):
     uuid: str | None  # GPU-…
 
 
-def visible_gpus(
-    environ: Mapping[str, str], dev_root: str = "/dev", proc_root: str = "/proc", sys_root: str = "/sys"
-) -> tuple[Gpu, ...]:
+class Roots(NamedTuple):
+    """Where the kernel's files are."""
+
+    dev: str = "/dev"
+    proc: str = "/proc"
+    sys: str = "/sys"
+
+
+_HOST = Roots()
+
+
+def visible_gpus(environ: Mapping[str, str], roots: Roots = _HOST) -> tuple[Gpu, ...]:
     """Return the GPUs visible to a worker with ``environ``, by device number as far as the files show it.
 
     CUDA numbers the fastest GPU first, unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and the kernel does not show speed. GPUs
     of one model, the usual case in training, are numbered by PCI bus id, as here. HIP uses the kernel's order.
     """
-    nvidia = _select(environ.get("CUDA_VISIBLE_DEVICES"), _nvidia_gpus(dev_root, proc_root))
+    nvidia = _select(environ.get("CUDA_VISIBLE_DEVICES"), _nvidia_gpus(roots))
     if nvidia:
         return nvidia
-    amd = _select(environ.get("ROCR_VISIBLE_DEVICES"), _amd_gpus(dev_root, sys_root))
+    amd = _select(environ.get("ROCR_VISIBLE_DEVICES"), _amd_gpus(roots))
     return _select(environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")), amd)
 
 
-def count_gpus(
-    environ: Mapping[str, str], dev_root: str = "/dev", proc_root: str = "/proc", sys_root: str = "/sys"
-) -> int:
-    return len(visible_gpus(environ, dev_root, proc_root, sys_root))
-
-
-def gpu_pci_bus_ids(
-    environ: Mapping[str, str], dev_root: str = "/dev", proc_root: str = "/proc", sys_root: str = "/sys"
-) -> tuple[str | None, ...]:
+def gpu_pci_bus_ids(environ: Mapping[str, str], roots: Roots = _HOST) -> tuple[str | None, ...]:
     """Return the PCI bus id of each visible GPU, by device number; None where it is unknown (a MIG slice)."""
-    return tuple(gpu.pci_bus_id for gpu in visible_gpus(environ, dev_root, proc_root, sys_root))
+    return tuple(gpu.pci_bus_id for gpu in visible_gpus(environ, roots))
 
 
 def allowed_cpus() -> frozenset[int]:
@@ -70,15 +71,16 @@ def allowed_cpus() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def cpu_quota(proc_root: str = "/proc", sys_root: str = "/sys") -> float | None:
+def cpu_quota(roots: Roots = _HOST) -> float | None:
     """Return the CPU time this process's cgroups may use, in CPUs: the tightest limit; None if there is none."""
     quotas = []
-    for line in (sysfs.read(proc_root, "self/cgroup") or "").splitlines():
+    cgroups = f"{roots.sys}/fs/cgroup"
+    for line in (sysfs.read(roots.proc, "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            folders, read_quota = [f"{sys_root}/fs/cgroup", f"{sys_root}/fs/cgroup/unified"], _quota_v2
+            folders, read_quota = [cgroups, f"{cgroups}/unified"], _quota_v2
         elif "cpu" in controllers.split(","):
-            folders, read_quota = [f"{sys_root}/fs/cgroup/{controllers}", f"{sys_root}/fs/cgroup/cpu"], _quota_v1
+            folders, read_quota = [f"{cgroups}/{controllers}", f"{cgroups}/cpu"], _quota_v1
         else:
             continue
         # In a container the path may be the host's: missing folders are skipped, and the mount's root has the limit.
@@ -88,20 +90,14 @@ def cpu_quota(proc_root: str = "/proc", sys_root: str = "/sys") -> float | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def count_cpus(proc_root: str = "/proc", sys_root: str = "/sys") -> int:
+def count_cpus(roots: Roots = _HOST) -> int:
     """Return how many CPUs this process may use, within its container's quota, at least one."""
     cpus = len(allowed_cpus())
-    quota = cpu_quota(proc_root, sys_root)
+    quota = cpu_quota(roots)
     return cpus if quota is None else max(1, min(cpus, int(quota)))
 
 
-def parse_nproc(
-    value: str,
-    environ: Mapping[str, str],
-    dev_root: str = "/dev",
-    proc_root: str = "/proc",
-    sys_root: str = "/sys",
-) -> int:
+def parse_nproc(value: str, environ: Mapping[str, str], roots: Roots = _HOST) -> int:
     """Return the number of workers for ``--nproc-per-node``: N, ``auto``, ``cpu``, ``gpu``, ``xpu``, a torch backend.
 
     Raises ValueError with a message for the user.
@@ -112,15 +108,15 @@ def parse_nproc(
             raise ValueError(f"--nproc-per-node={word}: must be at least 1.")
         return int(word)
     if word == "cpu":
-        return count_cpus(proc_root, sys_root)
+        return count_cpus(roots)
     if word in {"auto", "gpu"}:
-        count = count_gpus(environ, dev_root, proc_root, sys_root)
-        if not count and any(os.path.exists(f"{dev_root}/{node}") for node in _UNCOUNTED_NODES):
+        count = len(visible_gpus(environ, roots))
+        if not count and any(os.path.exists(f"{roots.dev}/{node}") for node in _UNCOUNTED_NODES):
             count = count_with_torch("cuda", environ)
         if not count and word == "auto":
-            return count_cpus(proc_root, sys_root)
+            return count_cpus(roots)
         if not count:
-            raise ValueError(_no_gpu(environ, dev_root, proc_root, sys_root))
+            raise ValueError(_no_gpu(environ, roots))
         return count
     if not word.isidentifier():
         raise ValueError(
@@ -186,27 +182,27 @@ else:
 """
 
 
-def _no_gpu(environ: Mapping[str, str], dev_root: str, proc_root: str, sys_root: str) -> str:
-    hidden = visible_gpus({}, dev_root, proc_root, sys_root)
+def _no_gpu(environ: Mapping[str, str], roots: Roots) -> str:
+    hidden = visible_gpus({}, roots)
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     settings = ", ".join(f"{name}={environ[name]!r}" for name in names if name in environ)
     if hidden and settings:
         count = "1 GPU" if len(hidden) == 1 else f"{len(hidden)} GPUs"
         return f"--nproc-per-node=gpu: found {count}, but {settings} hides all of them; change it or pass a number."
     return (
-        f"--nproc-per-node=gpu: no GPU found (looked for NVIDIA devices such as {dev_root}/nvidia0, and for AMD "
-        f"GPUs in {sys_root}/class/kfd); pass a number or 'cpu'."
+        f"--nproc-per-node=gpu: no GPU found (looked for NVIDIA devices such as {roots.dev}/nvidia0, and for AMD "
+        f"GPUs in {roots.sys}/class/kfd); pass a number or 'cpu'."
     )
 
 
-def _nvidia_gpus(dev_root: str, proc_root: str) -> tuple[Gpu, ...]:
+def _nvidia_gpus(roots: Roots) -> tuple[Gpu, ...]:
     minors = set()
-    for name in sysfs.names(dev_root):
+    for name in sysfs.names(roots.dev):
         node = re.fullmatch(r"nvidia([0-9]+)", name)
-        if node and os.access(f"{dev_root}/{name}", os.R_OK | os.W_OK):
+        if node and os.access(f"{roots.dev}/{name}", os.R_OK | os.W_OK):
             minors.add(int(node[1]))
     gpus = []
-    listed = f"{proc_root}/driver/nvidia/gpus"
+    listed = f"{roots.proc}/driver/nvidia/gpus"
     for bus_id in sorted(sysfs.names(listed) if minors else (), key=_pci_order):
         information = sysfs.read(listed, bus_id, "information") or ""
         minor = re.search(r"^Device Minor:\s*([0-9]+)", information, re.MULTILINE)
@@ -225,13 +221,13 @@ def _pci_order(bus_id: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", bus_id))
 
 
-def _amd_gpus(dev_root: str, sys_root: str) -> tuple[Gpu, ...]:
+def _amd_gpus(roots: Roots) -> tuple[Gpu, ...]:
     gpus = []
-    nodes = f"{sys_root}/class/kfd/kfd/topology/nodes"
+    nodes = f"{roots.sys}/class/kfd/kfd/topology/nodes"
     for node in sorted((name for name in sysfs.names(nodes) if name.isdigit()), key=int):
         words = (sysfs.read(nodes, node, "properties") or "").split()
         properties = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False) if value.isdigit()}
-        render_node = f"{dev_root}/dri/renderD{properties.get('drm_render_minor', 0)}"
+        render_node = f"{roots.dev}/dri/renderD{properties.get('drm_render_minor', 0)}"
         if properties.get("simd_count", 0) > 0 and os.access(render_node, os.R_OK | os.W_OK):
             location = properties.get("location_id", 0) & 0xFFFF
             bus, device, function = location >> 8, location >> 3 & 0x1F, location & 7

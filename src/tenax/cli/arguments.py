@@ -14,13 +14,21 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, convert
+from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, convert, usage_errors
 from tenax.cli.options import Options, decide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
+
+# One of these is set where a scheduler may have started this process: those of ``tenax.scheduler``.
+_SCHEDULER_VARIABLES = frozenset(
+    {
+        *("TENAX_SCHEDULER", "SLURM_JOB_ID", "LWS_LEADER_ADDRESS", "JOB_COMPLETION_INDEX", "LSB_JOBID", "PBS_NODEFILE"),
+        "MASTER_ADDR",
+    }
+)
 
 
 class HelpRequested(Exception):
@@ -39,7 +47,17 @@ class Reading(msgspec.Struct):
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse and check the arguments of ``tenax run``. Raises ``UsageError`` and ``HelpRequested``."""
     reading = read(argv, environ)
-    return decide(reading.script, reading.script_args, reading.values, reading.sources, environ)
+    allocation = None
+    if not _SCHEDULER_VARIABLES.isdisjoint(environ):
+        from tenax.scheduler import find_scheduler
+
+        with usage_errors():
+            scheduler = find_scheduler(environ)
+        if scheduler is not None:
+            from tenax.cli.scheduler_options import find_allocation
+
+            allocation = find_allocation(scheduler, reading.values, reading.sources, environ)
+    return decide(reading.script, reading.script_args, reading.values, reading.sources, environ, allocation)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Reading:

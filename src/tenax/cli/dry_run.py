@@ -37,7 +37,6 @@ from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
 from tenax.events import handlers
 from tenax.metrics import _by_name as metrics
-from tenax.rendezvous._etcd_handler import etcd_engine_settings
 from tenax.rendezvous._tcp_handler import tcp_settings
 
 Setting = tuple[str, Iterable[str]]  # a title and its lines
@@ -172,6 +171,8 @@ def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
 
 
 def _etcd_rendezvous(options: Options) -> Iterable[str]:
+    from tenax.rendezvous._etcd_handler import etcd_engine_settings  # it imports h11
+
     settings = etcd_engine_settings(rendezvous_parameters(options))
     members = ", ".join(settings.etcd.endpoints)
     if settings.managed is None:

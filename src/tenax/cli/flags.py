@@ -34,6 +34,8 @@ GROUPS = (WHAT, MANY, STOPPING, LOGS, OBSERVING, PLACEMENT, NODES)
 class UsageError(ValueError):
     """The command line cannot be executed as written. The message is for the user."""
 
+    hint = "\ntry: tenax run --help"
+
 
 class OutOfRange(UsageError):
     """A number outside the range of its flag."""

@@ -2,6 +2,7 @@
 
     tenax COMMAND                              the only run of this user on this host
     tenax COMMAND RUN_ID                       a run by its id, or by the pid of one of its agents here
+    tenax COMMAND JOB_ID                       a run on other hosts, by the id of its Slurm job
     tenax COMMAND RUN_ID --endpoint HOST:PORT  a run on other hosts, by its rendezvous endpoint and the job's secret
 
 On this host every agent has a control socket (``_node/control_socket.py``) and forwards requests over its own link, so
@@ -55,8 +56,9 @@ _MAX_SILENT = 3  # silent agents in one message
 _STOPPED, _TRACED = "T", "t"  # process states in /proc/PID/stat
 
 SELECTOR_HELP = """\
-RUN_ID is the run's id or the pid of its agent on this host. It can be omitted if this host has only one run. For a run
-without a node on this host, give its id, its endpoint and its secret as 'tenax run' got them:
+RUN_ID is the run's id or the pid of its agent on this host. It can be omitted if this host has only one run. A run of
+several nodes under Slurm is found by the id of its job, from any host. For another run without a node on this host,
+give its id, its endpoint and its secret as 'tenax run' got them:
 
   --endpoint HOST:PORT             the endpoint (--rdzv-endpoint of 'tenax run')
   --rdzv-backend tcp|etcd          the backend (default: tcp; c10d and static are the same)
@@ -163,10 +165,23 @@ def find_job(selector: JobSelector) -> Job:
     selected = [agent for agent in agents if selector.run_id in ("", agent.run_id, str(agent.pid))]
     runs = {agent.which_run for agent in selected}
     if not selected:
-        raise NoSuchJob(_nothing_found(selector.run_id, agents))
+        return _scheduled_job(selector, agents)
     if len(runs) > 1:
         raise NoSuchJob(_several_found(selector.run_id, selected))
     return _job_of(selected)
+
+
+def _scheduled_job(selector: JobSelector, agents: list[LocalAgent]) -> Job:
+    """Connect to a job on other hosts by the scheduler's id. Raises ``NoSuchJob``."""
+    from tenax.cli.scheduled_job import scheduled_runs
+
+    why = ""
+    for each in scheduled_runs(selector.run_id):
+        try:
+            return _job_at_endpoint(each)
+        except NoSuchJob as error:
+            why = f"{why}; {error}" if why else f"the run {each.run_id!r} of the Slurm job does not respond: {error}"
+    raise NoSuchJob(why or _nothing_found(selector.run_id, agents))
 
 
 def _job_of(agents: list[LocalAgent]) -> Job:

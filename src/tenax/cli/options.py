@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax.numa.binding import NumaOptions
+    from tenax.scheduler import Allocation
 
 # One node needs no rendezvous, so these names of torchrun and tenax all mean the same there.
 _STANDALONE_BACKENDS = frozenset({"static", "c10d", "tcp", "local"})
@@ -85,6 +86,7 @@ def decide(
     values: Mapping[str, Any],
     sources: Mapping[str, str],
     environ: Mapping[str, str],
+    allocation: Allocation | None = None,
 ) -> Options:
     """Check the flags and return the options. Raises ``UsageError``.
 
@@ -97,6 +99,10 @@ def decide(
         from tenax.cli.rendezvous_options import many_node_rendezvous
 
         backend, endpoint, configs = many_node_rendezvous(flags, least, most, _settings(flags), environ)
+        if allocation is not None:
+            from tenax.cli.scheduler_options import add_settings
+
+            configs = add_settings(flags, allocation, configs, environ)
     else:
         backend, endpoint, configs = _one_node_rendezvous(flags)
     workers = _workers(flags, environ)
@@ -135,11 +141,16 @@ def decide(
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
         live_line=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
+        allocation=allocation,
         colours=environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
     )
     _check_signals(flags, backend)
     _check_polled(flags, backend)
     _note_unused_flags(flags, script_args)
+    if allocation is not None:
+        from tenax.cli.scheduler_options import notes
+
+        flags.notes += notes(flags, allocation, workers)
     # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
     copied = {dest: value for dest, value in values.items() if dest in Options.__struct_fields__ and value is not None}
     return Options(script=script, script_args=script_args, **{**copied, **decided}, notes=tuple(flags.notes))
@@ -164,7 +175,8 @@ class FlagValues:
         return dest in self.sources and not self.from_environment(dest)
 
     def from_environment(self, dest: str) -> bool:
-        return self.sources.get(dest, "").startswith("PET_")
+        """Return True if a ``PET_*`` variable or the scheduler gave it."""
+        return not self.sources.get(dest, "-").startswith("-")
 
     def name(self, dest: str) -> str:
         return self.sources.get(dest, BY_DEST[dest].name)

@@ -47,6 +47,10 @@ def run_command(
     """Execute ``tenax run ARGV`` and return the exit code. ``before_run`` is called once the node is assembled."""
     try:
         options = parse(argv, environ)
+        if options.allocation is not None:
+            from tenax.cli.scheduled_run import with_secret
+
+            options = with_secret(options, environ)
         enable_compat(options)
         check_host(options, current_folder(), environ)
         print_notes(options)
@@ -130,11 +134,21 @@ def launch(
         return _launch_with_polling(job, handler, sinks)
     node = Node(job, handler.engine(), environ, backend=handler.get_backend(), sinks=sinks, is_command=True)
     before_run()
-    verdict = node.run(final_text=lambda verdict: _report(verdict, node, job, report_path, colour))
-    _forward_first_cause(verdict, environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    from tenax._failures.exit_codes import exit_code_for
 
-    return exit_code_for(verdict)
+    def report(verdict: Verdict) -> str:
+        return _report(verdict, node, job, report_path, colour)
+
+    if job.allocation is not None:
+        from tenax.cli.scheduled_run import run_scheduled
+
+        verdict, code = run_scheduled(node, job.allocation, environ, report)
+    else:
+        verdict = node.run(final_text=report)
+        from tenax._failures.exit_codes import exit_code_for
+
+        code = exit_code_for(verdict)
+    _forward_first_cause(verdict, environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    return code
 
 
 def _forward_first_cause(verdict: Verdict, path: str) -> None:
@@ -235,7 +249,8 @@ def print_usage_error(error: UsageError) -> int:
     """Print what is wrong with the command line and return the exit code for it."""
     from tenax._failures.exit_codes import WRONG_USAGE
 
-    print_stderr(f"tenax run: {error}\ntry: tenax run --help")
+    if str(error):  # empty if another process of the scheduler's step prints it
+        print_stderr(f"tenax run: {error}{error.hint}")
     return WRONG_USAGE
 
 

@@ -18,6 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tenax._core import events
+from tenax._io.interfaces import Watchable
 
 if TYPE_CHECKING:
     from tenax._io.interfaces import Emit, Launch
@@ -54,7 +55,7 @@ class FakeChild:
         self.ignores_term = ignores_term
 
 
-class FakeProcesses:
+class FakeProcesses(Watchable):
     """Implements ``interfaces.Processes``. ``workers`` holds every worker ever started, by (generation, local rank)."""
 
     def __init__(self) -> None:
@@ -197,13 +198,6 @@ class FakeProcesses:
 
     def fileno(self) -> int:
         return self._reader
-
-    @property
-    def wants_to_write(self) -> bool:
-        return False
-
-    def on_writable(self) -> None:
-        """Do nothing: there is nothing to write."""
 
     def on_readable(self) -> None:
         if self._reader < 0:

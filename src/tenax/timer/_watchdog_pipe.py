@@ -18,6 +18,7 @@ from contextlib import suppress
 from tenax._core import commands as command_types
 from tenax._core import events
 from tenax._core.watchdog import Watchdog
+from tenax._io.interfaces import Watchable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _PAUSE_EVERY_S = 10.0  # so that continuous input does not delay expiry further
 _NAME = "timers"
 
 
-class WatchdogPipe:
+class WatchdogPipe(Watchable):
     """The pipe at ``path``; empty: in a new private folder.
 
     ``on_event``: called with TorchElastic's name of each event and its subject, for agents without a journal.
@@ -147,13 +148,6 @@ class WatchdogPipe:
 
     def fileno(self) -> int:
         return self._reader
-
-    @property
-    def wants_to_write(self) -> bool:
-        return False
-
-    def on_writable(self) -> None:
-        """There is nothing to write."""
 
     def on_readable(self) -> None:
         data = self._read()

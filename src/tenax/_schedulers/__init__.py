@@ -1,0 +1,1 @@
+"""The schedulers that tenax knows. ``tenax.scheduler`` chooses one."""
