@@ -34,6 +34,7 @@ HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
 _REPORT_EVERY_S = 10.0
 _NO_HANDSHAKE = "no answer to the handshake"
+_TOO_LATE = "its message arrived too late"
 
 
 class SendFrame(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class Lost(msgspec.Struct, frozen=True):
     """The link, or an attempt to open one, has failed: find the coordinator again."""
 
     reason: str
-    was_linked: bool
+    was_linked: bool  # retry at once, and otherwise soon
 
 
 class Emit(msgspec.Struct, frozen=True):
@@ -342,7 +343,7 @@ class LinkClient:
         match event:
             case GenerationFormed(part):
                 if not self._is_recent(now):  # the others may have formed a later generation
-                    return self._close("its message arrived too late", now)
+                    return self._close(_TOO_LATE, now)
                 if part == self.assignment:
                     return []  # sent again by a coordinator that did not know whether it had arrived
                 if not self._has_offered:
@@ -390,7 +391,8 @@ class LinkClient:
             )
         if is_mismatch and self.assignment is None and self.is_refusal_final:
             return self.refuse(f"{reason}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
-        return [*outputs, Lost(reason, was_linked)]
+        # A coordinator whose answers do not count would send the same again at once.
+        return [*outputs, Lost(reason, was_linked and why != _TOO_LATE)]
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 
