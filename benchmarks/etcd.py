@@ -31,11 +31,11 @@ from benchmarks.report import NOTHING, OURS, Row, compared, limited, seconds
 from benchmarks.samples import Samples
 from tenax._core import events
 from tenax._core.authority import AuthorityTerms
+from tenax._core.etcd.errors import EtcdError
+from tenax._core.etcd.operations import Range
 from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, server_environ
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.errors import EtcdError
-from tenax._io.etcd.operations import Range
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.loop import Loop
 

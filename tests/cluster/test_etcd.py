@@ -18,7 +18,7 @@ from kit.etcd import EtcdCluster, needs_etcd
 from kit.jobs import Running
 from kit.processes import is_alive, until
 from network.etcd_members import records_of
-from tenax._engines.etcd.keys import Keys, Written
+from tenax._core.leadership.keys import Keys, Written
 
 pytestmark = needs_etcd
 

@@ -18,7 +18,7 @@ from kit.cluster import Agent, Cluster
 from kit.etcd import EtcdCluster, needs_etcd
 from kit.processes import until
 from network.etcd_members import records_of
-from tenax._engines.etcd.keys import Keys, Leader
+from tenax._core.leadership.keys import Keys, Leader
 
 pytestmark = needs_etcd
 

@@ -80,6 +80,14 @@ def test_a_host_of_the_coordinator_that_was_refused_is_fenced_with_its_link() ->
     assert event.generation == PART.generation
 
 
+def test_after_a_generation_that_came_too_late_the_next_attempt_waits() -> None:
+    """K4: a coordinator whose answers do not count would send it again at once, thousands of times a second."""
+    machine = make()
+    link(machine)
+    lost = [output for output in machine.received(wire.Event(GenerationFormed(PART)), 60.0) if isinstance(output, Lost)]
+    assert [output.was_linked for output in lost] == [False]
+
+
 # --- the handshake (K1, K2) -------------------------------------------------------------------------------------------
 
 

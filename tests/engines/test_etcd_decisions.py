@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,18 +12,17 @@ import pytest
 from kit.etcd import EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorState, Over, RunSettings, Send
+from tenax._core.etcd.errors import EtcdError
+from tenax._core.etcd.operations import Delete, Put, Range
 from tenax._core.events import GenerationEnded, GenerationFormed, Waiting
+from tenax._core.leadership.candidacy import Candidacy, Elected
+from tenax._core.leadership.decisions import Decisions
+from tenax._core.leadership.keys import Keys, Leader, LeaderAddress, LeaderAndRecord, Written
 from tenax._core.lease import LeaseTerms
 from tenax._core.model import Assignment, Failure, Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 from tenax._core.run_state import Generation
-from tenax._engines.etcd.candidacy import Candidacy, Elected
-from tenax._engines.etcd.decisions import Decisions
-from tenax._engines.etcd.keys import Keys, Leader, LeaderAndRecord, Written
-from tenax._engines.etcd.leader_address import LeaderAddress
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.errors import EtcdError
-from tenax._io.etcd.operations import Delete, Put, Range
 from tenax._io.loop import Loop
 
 pytestmark = [needs_etcd, pytest.mark.process]
@@ -65,6 +65,7 @@ class Harness:
             self.keys,
             Leader(LeaderAddress(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
             options.get("terms", TERMS),
+            (int.from_bytes(os.urandom(7), "big"), int.from_bytes(os.urandom(7), "big")),
             fit=options.get("fit", "nodes and secret"),
             must_fit=options.get("must_fit", True),
             known=known,
@@ -159,7 +160,8 @@ def test_times_are_recorded_on_the_wall_clock(harness: Harness) -> None:
     harness.elect("x")
     decisions = harness.decisions("x")
     now = harness.loop.now()
-    decisions.submit(formed(1), state(1, formed_at=now, earlier=[Failure(1, 0, 0, 9, 1, now - 3600)]))
+    earlier = [Failure(1, 0, 0, 9, 1, now - 3600)]
+    decisions.submit(formed(1), state(1, formed_at=now, earlier=earlier), time.time() - now)
     harness.until(lambda: harness.delivered)
     record = harness.recorded().record
     assert abs(record.formed_at - time.time()) < TIMEOUT_S

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tenax._engines.etcd.leader_address import LeaderAddress, LeaderProbe, address_towards, this_machine
+from tenax._core.leadership.keys import LeaderAddress
+from tenax._engines.etcd.leader_address import LeaderProbe, address_towards, this_machine
 from tenax._io.endpoint import Endpoint
 from tenax._io.loop import Loop
 

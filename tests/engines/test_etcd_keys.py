@@ -12,13 +12,28 @@ from hypothesis import strategies as st
 
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorMachine, Opened, RunSettings
+from tenax._core.etcd.errors import EtcdRejected
+from tenax._core.etcd.operations import (
+    Header,
+    KeyValue,
+    PutAnswer,
+    RangeAnswer,
+    TransactionAnswer,
+    key_part,
+    run_prefix,
+)
+from tenax._core.leadership.keys import (
+    MAX_VALUE_BYTES,
+    Keys,
+    Leader,
+    LeaderAddress,
+    LeaderAndRecord,
+    Written,
+    read_leader,
+)
 from tenax._core.lease import LeaseTerms
 from tenax._core.record import RecordedMember, RunRecord
-from tenax._engines.etcd.keys import MAX_VALUE_BYTES, Keys, Leader, LeaderAndRecord, Written, read_leader
-from tenax._engines.etcd.leader_address import LeaderAddress
 from tenax._engines.etcd.managed import member_key
-from tenax._io.etcd.errors import EtcdRejected
-from tenax._io.etcd.operations import Header, KeyValue, PutAnswer, RangeAnswer, TransactionAnswer, key_part, run_prefix
 
 NASTY = (
     "",

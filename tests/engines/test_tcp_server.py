@@ -237,7 +237,7 @@ def test_a_node_whose_link_was_reset_may_reconnect() -> None:
         stays.until(GenerationFormed)
         part = cut.until(GenerationFormed).assignment
         reset(cut)
-        until(lambda: "cut" in server.thread.call(lambda: server.server._links.absent), "the reset")
+        until(lambda: "cut" in server.thread.call(lambda: server.server.links.absent), "the reset")
         assert server.thread.call(lambda: server.server.others("stays")) == 1, "the serving node must stay for it"
         with server.client("cut") as back:
             back.greet()
@@ -296,7 +296,7 @@ def test_a_pause_of_the_server_neither_shortens_nor_removes_the_lease_after_a_re
             reset(cut)
 
         server.thread.call(sleep_and_wake)
-        until(lambda: server.thread.call(lambda: server.server._links.next_deadline()) > ahead, "a tick")
+        until(lambda: server.thread.call(lambda: server.server.links.next_deadline()) > ahead, "a tick")
         assert not server.events(NodeLost)
         assert server.until_event(NodeLost)
 
@@ -351,7 +351,7 @@ def test_a_handshake_continues_after_a_pause_of_the_server() -> None:
     with run_server(clock=lambda: time.monotonic() + ahead) as server, server.client("newcomer") as newcomer:
         challenge = newcomer.challenge()
         ahead = 100_000.0
-        until(lambda: server.thread.call(lambda: server.server._links.next_deadline()) > ahead, "a tick")
+        until(lambda: server.thread.call(lambda: server.server.links.next_deadline()) > ahead, "a tick")
         newcomer.send(newcomer.proof(challenge))
         newcomer.until(wire.Accepted)
 
@@ -494,7 +494,7 @@ def test_a_thousand_silent_peers_do_not_affect_members() -> None:
             assert beats.answered
             newcomer.close()
         assert server.thread.call(lambda: server.server.refused) == 1000
-        assert server.thread.call(lambda: len(server.server._links._admission)) == 0, "their slots are free again"
+        assert server.thread.call(lambda: len(server.server.links._admission)) == 0, "their slots are free again"
         assert not [lost for lost in server.events(NodeLost) if lost.node_id == "honest"][1:]
 
 
@@ -556,7 +556,7 @@ def test_a_listener_that_is_always_ready_does_not_block_the_loop() -> None:
 def test_the_limit_for_unauthenticated_peers_does_not_count_members() -> None:
     with run_server(nodes=(1, 400), terms=LeaseTerms(beat_s=1.0, lease_s=3600.0)) as server:  # they send no beats
         members = [server.member(str(number), nodes=(1, 400)) for number in range(300)]
-        assert server.thread.call(lambda: len(server.server._links._admission)) == 0
+        assert server.thread.call(lambda: len(server.server.links._admission)) == 0
         assert server.thread.call(lambda: server.server.others("")) == 300
         for member in members:
             member.close()

@@ -13,17 +13,17 @@ import pytest
 import tenax
 from kit.jobs import TIMEOUT_S
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.etcd.errors import EtcdRejected
+from tenax._core.etcd.operations import KeyValue
 from tenax._core.events import AnyEvent
+from tenax._core.leadership.keys import read_leader
 from tenax._core.link import wire
 from tenax._core.watchdog import MAX_LINE, RequestLines
-from tenax._engines.etcd.keys import read_leader
 from tenax._engines.tcp.marker import Marker
 from tenax._failures import error_file
 from tenax._failures.error_handler import ErrorHandler
 from tenax._failures.wall_clock import wall_clock_of
 from tenax._io.etcd.data_directory import last_messages
-from tenax._io.etcd.errors import EtcdRejected
-from tenax._io.etcd.operations import KeyValue
 from tenax._node.control_socket import note_for
 from view.test_history import agent_of_two_generations, run_of_two_nodes
 

@@ -1,6 +1,7 @@
-"""The search for mistakes: each deliberate bug in the link machines must be found by a simulation within many seeds.
+"""The search for mistakes: each deliberate bug in the machines of links and leadership must be found by a simulation.
 
-The test run uses one known seed for each (``testing/simulator/broken_links.py``); this lane finds new ones.
+The test run uses one known seed for each (``broken_links.py`` and ``broken_leadership.py`` in ``testing/simulator``);
+this lane finds new ones.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import sys
 
 from tenax.testing.simulator import draw, simulate
-from testing.simulator.broken_links import MISTAKES
+from testing.simulator import broken_leadership, broken_links
 from testing.simulator.broken_parts import parts_with
 
 
@@ -17,23 +18,24 @@ def main(argv: list[str] | None = None) -> int:
     """Returns 1 if a mistake was not found."""
     parser = argparse.ArgumentParser(prog="./dev mistakes", description="Find deliberate bugs by simulation.")
     parser.add_argument("names", nargs="*", help="which mistakes (default: all)")
-    parser.add_argument("--seeds", type=int, default=4000, help="maximum number of seeds for each (default: 4000)")
+    parser.add_argument("--seeds", type=int, default=20_000, help="maximum number of seeds for each (default: 20000)")
     parser.add_argument("--start", type=int, default=1, help="first seed (default: 1)")
     options = parser.parse_args(argv)
     missed = 0
-    for part in MISTAKES:
+    engines = {**dict.fromkeys(broken_links.MISTAKES, "tcp"), **dict.fromkeys(broken_leadership.MISTAKES, "etcd")}
+    for part, engine in engines.items():
         if not options.names or part.__name__ in options.names:
-            found = _find(part, range(options.start, options.start + options.seeds))
+            found = _find(part, engine, range(options.start, options.start + options.seeds))
             sys.stdout.write(f"{part.__name__}: {found or 'not found'}\n")
             sys.stdout.flush()
             missed += not found
     return 1 if missed else 0
 
 
-def _find(part: type, seeds: range) -> str:
+def _find(part: type, engine: str, seeds: range) -> str:
     for seed in seeds:
-        outcome = simulate(draw(seed), parts_with(part))
-        if outcome.broken:
+        outcome = simulate(draw(seed, engine=engine), parts_with(part))
+        if outcome.broken and not simulate(draw(seed, engine=engine)).broken:
             return f"seed {seed}, {outcome.broken}"
     return ""
 

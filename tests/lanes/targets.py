@@ -19,6 +19,8 @@ from tenax._core import coordinator as run
 from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.bounds import MAX_TEXT
+from tenax._core.etcd.errors import EtcdRejected
+from tenax._core.etcd.operations import KeyValue
 from tenax._core.events import AnyEvent, FromCoordinator
 from tenax._core.lease import LeaseTerms
 from tenax._core.link import wire
@@ -31,8 +33,6 @@ from tenax._engines.etcd import keys
 from tenax._failures import python_traceback
 from tenax._failures.evidence import gather
 from tenax._failures.report import Report, render, to_json
-from tenax._io.etcd.errors import EtcdRejected
-from tenax._io.etcd.operations import KeyValue
 from tenax._io.http.message import Response
 from tenax._io.http.server import HttpServer
 from tenax._io.listen import listen

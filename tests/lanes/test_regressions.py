@@ -27,19 +27,19 @@ from tenax._core.coordinator import (
     RunSettings,
     Send,
 )
+from tenax._core.etcd.operations import Header, Put, TransactionAnswer
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed
+from tenax._core.leadership.candidacy import Elected
+from tenax._core.leadership.decisions import Decisions
+from tenax._core.leadership.keys import Keys, Leader, LeaderAddress, Written
 from tenax._core.link import wire
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._core.model import AgentSettings, Assignment
 from tenax._core.record import RunRecord
-from tenax._engines.etcd.candidacy import Elected
-from tenax._engines.etcd.decisions import Decisions
 from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
-from tenax._engines.etcd.keys import Keys, Leader, Written
-from tenax._engines.etcd.leader_address import LeaderAddress, this_machine
+from tenax._engines.etcd.leader_address import this_machine
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.operations import Header, Put, TransactionAnswer
 from tenax._io.loop import Loop
 
 

@@ -10,10 +10,10 @@ import time
 
 import msgspec
 
-from tenax._engines.etcd.keys import Keys, Written, read_leader
+from tenax._core.etcd.errors import EtcdError
+from tenax._core.etcd.operations import Change, KeyValue, RangeAnswer, prefix_end
+from tenax._core.leadership.keys import Keys, Written, read_leader
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.errors import EtcdError
-from tenax._io.etcd.operations import Change, KeyValue, RangeAnswer, prefix_end
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.etcd.subscription import Subscription
 from tenax._io.loop import Loop

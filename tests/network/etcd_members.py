@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 from kit.etcd import find_etcd
-from tenax._engines.etcd.keys import Keys, Written
+from tenax._core.leadership.keys import Keys, Written
 
 from .file_watch import TIMEOUT_S
 from .lab import Host

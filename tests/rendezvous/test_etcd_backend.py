@@ -13,8 +13,8 @@ import pytest
 
 from kit.addresses import own_address
 from kit.etcd import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
+from tenax._core.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
 from tenax.rendezvous._options import PASSWORD_VARIABLE
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
@@ -128,7 +128,7 @@ def test_a_value_that_is_too_large_is_rejected(client: BlockingEtcd, prefix: str
             return
 
         def call(self, operation: Operation[Any], patience_s: float | None = None) -> Any:
-            from tenax._io.etcd.operations import Header, KeyValue, RangeAnswer
+            from tenax._core.etcd.operations import Header, KeyValue, RangeAnswer
 
             return RangeAnswer(Header(1), (KeyValue(f"{prefix}run".encode(), b"x" * (5 << 20), 1, 1, 1),), 1)
 

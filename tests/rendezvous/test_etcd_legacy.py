@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kit.etcd import EtcdCluster, unique_prefix
+from tenax._core.etcd.operations import Range, prefix_end
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.operations import Range, prefix_end
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousParameters
 from tenax.rendezvous.etcd_rendezvous import (
     EtcdRendezvous,

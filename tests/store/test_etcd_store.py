@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kit.etcd import EtcdCluster, unique_prefix
+from tenax._core.etcd.errors import EtcdUnavailable
+from tenax._core.etcd.operations import Compact, Delete, Operation, Put, Range, Transaction, prefix_end
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.errors import EtcdUnavailable
-from tenax._io.etcd.operations import Compact, Delete, Operation, Put, Range, Transaction, prefix_end
 from tenax.store import (
     EtcdStore,
     PrefixStore,

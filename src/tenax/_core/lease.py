@@ -63,6 +63,10 @@ class Lease:
             self.answered_at = max(self.answered_at, sent_at)
             self._sent = {each: at for each, at in self._sent.items() if each > number}
 
+    def received(self, number: int) -> None:
+        """The coordinator received this beat and all earlier ones, but its answers do not count."""
+        self._sent = {each: at for each, at in self._sent.items() if each > number}
+
     def all_has_arrived(self) -> None:
         """The peer's host acknowledged every byte that was sent."""
         self.proven_at = max(self.proven_at, self._last_sent_at)

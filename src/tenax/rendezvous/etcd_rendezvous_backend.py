@@ -11,8 +11,8 @@ import random
 import time
 from contextlib import ExitStack
 
-from tenax._io.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
+from tenax._core.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
 from tenax.rendezvous._dynamic.event_recorder import recorder_of
 from tenax.rendezvous._dynamic.state import MAX_BYTES
 from tenax.rendezvous.api import (
@@ -27,8 +27,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
+    from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.blocking import BlockingEtcd
-    from tenax._io.etcd.operations import Operation
     from tenax.store._etcd import EtcdStore
 
     A = TypeVar("A")

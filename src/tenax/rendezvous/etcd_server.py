@@ -14,12 +14,12 @@ import subprocess as processes
 import tempfile
 from contextlib import suppress
 
+from tenax._core.etcd.errors import EtcdError
+from tenax._core.etcd.operations import Status
 from tenax._core.text import format_seconds
 from tenax._io.etcd.binary import find_etcd, judge_version, server_environ
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.data_directory import last_messages
-from tenax._io.etcd.errors import EtcdError
-from tenax._io.etcd.operations import Status
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.loop import Loop
 from tenax._processes.server_process import GRACE_S, ServerProcess

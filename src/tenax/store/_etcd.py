@@ -23,8 +23,8 @@ import time
 from binascii import hexlify
 from functools import partial
 
-from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
-from tenax._io.etcd.operations import Compare, Delete, Put, Range, Transaction
+from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
+from tenax._core.etcd.operations import Compare, Delete, Put, Range, Transaction
 from tenax.store._api import (
     DEFAULT_TIMEOUT_S,
     QueueEmptyError,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any, TypeVar
 
+    from tenax._core.etcd.operations import KeyValue, Operation, RangeAnswer
     from tenax._io.etcd.blocking import BlockingEtcd
-    from tenax._io.etcd.operations import KeyValue, Operation, RangeAnswer
     from tenax.store._api import Timeout
 
     A = TypeVar("A")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from binascii import hexlify
 from os import urandom
 
-from tenax._io.etcd.operations import Delete, Put, Range, prefix_end
+from tenax._core.etcd.operations import Delete, Put, Range, prefix_end
 from tenax.store._api import StoreError, as_bytes, as_text
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax._io.etcd.operations import KeyValue
+    from tenax._core.etcd.operations import KeyValue
 
 PART_BYTES = 256 << 10
 _QUEUE = b"\0q"

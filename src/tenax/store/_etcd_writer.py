@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tenax._io.etcd.operations import Compare, Delete, Put, Range, RangeAnswer, Transaction
+from tenax._core.etcd.operations import Compare, Delete, Put, Range, RangeAnswer, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tenax._core.etcd.errors import EtcdError
+from tenax._core.etcd.operations import Operation
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.errors import EtcdError
-from tenax._io.etcd.operations import Operation
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.loop import Loop
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kit.etcd import ALONE, EtcdCluster, unique_prefix
+from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import Change, Compact, Delete, Put, Range, Status, prefix_end
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import Change, Compact, Delete, Put, Range, Status, prefix_end
 
 from .kit import TIMEOUT_S, raised
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.etcd import ALLOWED, ALONE, ROOT, ROOT_PASSWORD, USER, USER_PASSWORD, EtcdCluster, unique_prefix
-from tenax._io.etcd.errors import EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import (
+from tenax._core.etcd.errors import EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import (
     Compact,
     Compare,
     Delete,
@@ -291,7 +291,7 @@ def test_a_login_is_ignored_if_etcd_has_no_users(etcd: EtcdCluster) -> None:
 def test_the_client_imports_little() -> None:
     unwanted = "ssl asyncio http.client urllib urllib.request threading"
     program = (
-        "import sys, tenax._io.etcd.client, tenax._io.etcd.subscription, tenax._io.etcd.held_lease\n"
+        "import sys, tenax._io.etcd.client, tenax._io.etcd.subscription, tenax._core.leadership.held_lease\n"
         f"print([name for name in {unwanted.split()} if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenax._io.etcd import gateway
-from tenax._io.etcd.errors import EtcdCompacted, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.gateway import Fault
-from tenax._io.etcd.operations import (
+from tenax._core.etcd.errors import EtcdCompacted, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import (
     AddMember,
     Authenticate,
     AuthenticateAnswer,
@@ -38,6 +36,8 @@ from tenax._io.etcd.operations import (
     TransactionAnswer,
     UsersAnswer,
 )
+from tenax._io.etcd import gateway
+from tenax._io.etcd.gateway import Fault
 
 CALM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 numbers = st.integers(0, 2**63 - 1)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from kit.etcd import ALONE, EtcdCluster, unique_prefix
-from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
-from tenax._io.etcd.held_lease import HeldLease
-from tenax._io.etcd.operations import KeepAlive, Put, Range, RevokeLease
+from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
+from tenax._core.etcd.operations import KeepAlive, Put, Range, RevokeLease
+from tenax._core.leadership.held_lease import HeldLease
 from tenax._io.etcd.settings import etcd_settings
 
 from .kit import ClientInLoop, ScriptedServer, answer_to, http, silent_until_disconnect
@@ -24,6 +25,7 @@ class Holder:
         self.proofs: list[float] = []
         self.lease = HeldLease(
             client.etcd,
+            int.from_bytes(os.urandom(7), "big"),
             ttl_s,
             held=lambda: self.reported.append("held"),
             lost=self.reported.append,

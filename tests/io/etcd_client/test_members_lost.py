@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from kit.etcd import EtcdCluster
-from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
-from tenax._io.etcd.held_lease import HeldLease
-from tenax._io.etcd.operations import Change, Compare, Put, Range, RangeAnswer, Transaction
+from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
+from tenax._core.etcd.operations import Change, Compare, Put, Range, RangeAnswer, Transaction
+from tenax._core.leadership.held_lease import HeldLease
 from tenax._io.etcd.subscription import Subscription
 
 from .kit import ClientInLoop, raised
@@ -59,7 +59,9 @@ def test_calls_watches_and_leases_leave_a_stopped_member(make_etcd: Callable[...
             client.etcd, b"k", b"l", begun.append, changes.extend, troubles.append, silent_s=0.5
         )
         subscription.start()
-        lease = HeldLease(client.etcd, 60, held=lambda: None, lost=lost.append, troubled=troubles.append, every_s=0.3)
+        lease = HeldLease(
+            client.etcd, 7, 60, held=lambda: None, lost=lost.append, troubled=troubles.append, every_s=0.3
+        )
         lease.start()
         client.until(lambda: lease.is_held and subscription.endpoint)
         stopped = index_of(cluster, subscription.endpoint)
@@ -116,7 +118,7 @@ def test_a_lease_survives_a_change_of_leaders(make_etcd: Callable[..., EtcdClust
     cluster = make_etcd(3, **QUICK)
     lost: list[str] = []
     with ClientInLoop(cluster.settings()) as client:
-        lease = HeldLease(client.etcd, 6, held=lambda: None, lost=lost.append, troubled=lambda _: None, every_s=0.3)
+        lease = HeldLease(client.etcd, 7, 6, held=lambda: None, lost=lost.append, troubled=lambda _: None, every_s=0.3)
         lease.start()
         client.until(lambda: lease.is_held)
         client.call(Put(b"k", b"v", lease.id))

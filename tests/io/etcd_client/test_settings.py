@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenax._io.etcd.operations import Authenticate, AuthenticateAnswer, prefix_end
+from tenax._core.etcd.operations import Authenticate, AuthenticateAnswer, prefix_end
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.tls import TlsFiles
 

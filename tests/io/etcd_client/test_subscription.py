@@ -9,10 +9,10 @@ import pytest
 
 from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from kit.linear import assert_linear
-from tenax._io.etcd.errors import EtcdError, EtcdRefused
+from tenax._core.etcd.errors import EtcdError, EtcdRefused
+from tenax._core.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
 from tenax._io.etcd.http_connection import EtcdEndpoint, HttpConnection
 from tenax._io.etcd.http_response import Head
-from tenax._io.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.etcd.subscription import Subscription
 from tenax._io.etcd.watch_stream import WatchStream

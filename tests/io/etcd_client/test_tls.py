@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from kit.etcd import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
+from tenax._core.etcd.errors import EtcdError, EtcdRefused
+from tenax._core.etcd.operations import Put, Range
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.errors import EtcdError, EtcdRefused
-from tenax._io.etcd.operations import Put, Range
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.tls import TlsFiles
 

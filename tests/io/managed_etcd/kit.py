@@ -10,10 +10,10 @@ import trustme
 
 from kit.addresses import own_address
 from kit.processes import TIMEOUT_S
+from tenax._core.etcd.errors import EtcdError
+from tenax._core.etcd.operations import Member, Members, Operation
 from tenax._engines.etcd.managed import ManagedMember, ManagedSettings
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.errors import EtcdError
-from tenax._io.etcd.operations import Member, Members, Operation
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.loop import Loop
 from tenax._io.tls import TlsFiles

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from kit.processes import TIMEOUT_S
+from tenax._core.etcd.operations import Member
 from tenax._engines.etcd.managed import ManagedSettings, managed_settings
 from tenax._io.etcd.control_host import (
     ControlHost,
@@ -20,7 +21,6 @@ from tenax._io.etcd.control_host import (
     split_names,
 )
 from tenax._io.etcd.data_directory import last_messages
-from tenax._io.etcd.operations import Member
 from tenax._io.loop import Loop
 from tenax._io.tls import TlsFiles
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kit.processes import Program, gone, leaving_nothing, on_linux
+from tenax._core.etcd.operations import Put, Range
 from tenax._io.etcd.binary import EtcdUnusable
-from tenax._io.etcd.operations import Put, Range
 from tenax.rendezvous.etcd_server import EtcdServer, find_free_port, stop_etcd
 
 _HOLDS_A_SERVER = """

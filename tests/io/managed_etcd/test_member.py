@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kit.processes import TIMEOUT_S, gone, leaving_nothing, on_linux
+from tenax._core.etcd.operations import AddMember, Members, Put, Range, RemoveMember
 from tenax._engines.etcd.managed import member_key
-from tenax._io.etcd.operations import AddMember, Members, Put, Range, RemoveMember
 from tenax._io.tls import TlsFiles
 
 from .kit import ManagedCluster, tls_files

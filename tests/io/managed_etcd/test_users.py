@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from kit.processes import TIMEOUT_S, on_linux
-from tenax._engines.etcd.managed import ManagedSettings, member_key
-from tenax._engines.etcd.operator import connect_through_etcd
-from tenax._engines.tcp.operator import Unreachable
-from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.errors import EtcdError, EtcdRefused
-from tenax._io.etcd.operations import (
+from tenax._core.etcd.errors import EtcdError, EtcdRefused
+from tenax._core.etcd.operations import (
     Delete,
     Members,
     Operation,
@@ -24,6 +20,10 @@ from tenax._io.etcd.operations import (
     SetUpUsers,
     Transaction,
 )
+from tenax._engines.etcd.managed import ManagedSettings, member_key
+from tenax._engines.etcd.operator import connect_through_etcd
+from tenax._engines.tcp.operator import Unreachable
+from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.settings import EtcdSettings
 from tenax.rendezvous._etcd_handler import etcd_engine_settings
 from tenax.rendezvous.api import RendezvousParameters

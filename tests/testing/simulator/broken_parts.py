@@ -10,6 +10,7 @@ import msgspec
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, Phase
 from tenax._core.coordinator import CoordinatorMachine, EndCause, Ending, NodeLost, Over, Recovering, Send, Step
+from tenax._core.leadership.machine import Leadership
 from tenax._core.link.client import LinkClient
 from tenax._core.link.server import LinkServer
 from tenax._core.model import failure_began_at
@@ -23,6 +24,8 @@ def parts_with(part: type) -> Parts:
         return Parts(make_agent=part, are_checked_inside=False)
     if issubclass(part, LinkClient):
         return Parts(make_client=part, are_checked_inside=False)
+    if issubclass(part, Leadership):
+        return Parts(make_leadership=part, are_checked_inside=False)
     if issubclass(part, LinkServer):
         return Parts(make_server=part, are_checked_inside=False)
     return Parts(make_coordinator=part, are_checked_inside=False)

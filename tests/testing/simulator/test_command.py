@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tenax.testing.simulator import draw
 from tenax.testing.simulator.__main__ import main
 
 
@@ -36,10 +37,16 @@ def test_several_processes_simulate_the_same_seeds(capsys: pytest.CaptureFixture
 
 
 def test_history_prints_the_history_of_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "3", "--history"]) == 0
+    assert main(["--engine", "tcp", "--seed", "3", "--history"]) == 0
     out = capsys.readouterr().out
     assert "host0/coord   Opened() -> " in out
     assert "seed 3: every property holds\n" in out
+
+
+def test_the_engine_can_be_chosen_and_is_drawn_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--engine", "etcd", "--seed", "3", "--history"]) == 0
+    assert "elected through etcd" in capsys.readouterr().out
+    assert {draw(seed, engine="").has_etcd for seed in range(20)} == {False, True}
 
 
 def test_nodes_hours_and_mode_replace_what_the_seed_draws(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenax._core.agent import AgentMachine
 from tenax.testing.simulator import Fault, NodePlan, Setup, draw, simulate
-from tenax.testing.simulator.draw import KINDS
+from tenax.testing.simulator.draw import ETCD_KINDS, KINDS
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import WorkerBehaviour
 
@@ -46,6 +46,32 @@ def test_every_situation_fault_and_disturbance_is_reached() -> None:
         if not missing:
             break
         history = simulate(draw(seed), record_history=True).history
+        missing = {text for text in missing if text not in history}
+    assert not missing
+
+
+ETCD_SITUATIONS = [
+    "elected through etcd",
+    "this node takes over the coordinator",
+    "this node no longer serves the coordinator: its key in etcd is gone",
+    "this node no longer serves the coordinator: it is leaving the run",
+    "EarlierCoordinatorGone(",
+    "may have been replaced",
+    "StopConnecting()",
+    "Troubled()",
+    "etcd has no record of the run",
+    "[recovering > running]",
+    "[recovering > ending]",
+    "RunEnded(verdict=succeeded",
+]
+
+
+def test_every_situation_of_elected_leaders_is_reached() -> None:
+    missing = {*ETCD_SITUATIONS, *(f"FAULT         {kind} " for kind in ETCD_KINDS)}
+    for seed in (*range(1, 20), *range(130, 140)):
+        if not missing:
+            break
+        history = simulate(draw(seed, engine="etcd"), record_history=True).history
         missing = {text for text in missing if text not in history}
     assert not missing
 
@@ -101,10 +127,11 @@ def test_a_generation_survives_reset_connections() -> None:
 
 def test_the_machines_under_test_are_the_real_ones() -> None:
     from tenax._core.coordinator import CoordinatorMachine
+    from tenax._core.leadership.machine import Leadership
     from tenax._core.link.client import LinkClient
     from tenax._core.link.server import LinkServer
     from tenax.testing.simulator import Parts
 
     parts = Parts()
     assert (parts.make_agent, parts.make_coordinator) == (AgentMachine, CoordinatorMachine)
-    assert (parts.make_client, parts.make_server) == (LinkClient, LinkServer)
+    assert (parts.make_client, parts.make_server, parts.make_leadership) == (LinkClient, LinkServer, Leadership)

@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 from tenax.testing.simulator import draw, simulate
 for seed in range(1, 81):
-    sys.stdout.write(simulate(draw(seed), record_history=True).history)
+    sys.stdout.write(simulate(draw(seed, engine=""), record_history=True).history)
 """
 
 

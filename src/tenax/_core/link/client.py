@@ -34,6 +34,7 @@ HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_SOON_S, RETRY_LATER_S = 0.1, 1.0
 _REPORT_EVERY_S = 10.0
 _NO_HANDSHAKE = "no answer to the handshake"
+_TOO_LATE = "its message arrived too late"
 
 
 class SendFrame(msgspec.Struct, frozen=True):
@@ -41,7 +42,9 @@ class SendFrame(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Reset the connection. The machine regards it as closed."""
+    """Reset the connection, or close it once what was sent is on its way. The machine regards it as closed."""
+
+    is_finished: bool = False
 
 
 class Linked(msgspec.Struct, frozen=True):
@@ -52,7 +55,7 @@ class Lost(msgspec.Struct, frozen=True):
     """The link, or an attempt to open one, has failed: find the coordinator again."""
 
     reason: str
-    was_linked: bool
+    was_linked: bool  # retry at once, and otherwise soon
 
 
 class Emit(msgspec.Struct, frozen=True):
@@ -153,6 +156,10 @@ class LinkClient:
     @property
     def is_linked(self) -> bool:
         return self.phase is LinkPhase.LINKED
+
+    @property
+    def is_unlinked(self) -> bool:
+        return self.phase is LinkPhase.UNLINKED
 
     @property
     def where(self) -> str:
@@ -266,6 +273,7 @@ class LinkClient:
                 if counts:
                     self.lease.answered(number)
                     return self._hold(now)
+                self.lease.received(number)
                 return []
             case wire.Challenge(nonce) if self.phase is LinkPhase.GREETING and len(nonce) == wire.NONCE_BYTES:
                 self.phase = LinkPhase.PROVING
@@ -335,7 +343,7 @@ class LinkClient:
         match event:
             case GenerationFormed(part):
                 if not self._is_recent(now):  # the others may have formed a later generation
-                    return self._close("its message arrived too late", now)
+                    return self._close(_TOO_LATE, now)
                 if part == self.assignment:
                     return []  # sent again by a coordinator that did not know whether it had arrived
                 if not self._has_offered:
@@ -356,6 +364,10 @@ class LinkClient:
 
     def _close(self, why: str, now: float, *, by_peer: bool = False) -> list[Output]:
         return [Close(), *self.closed(why, now, by_peer=by_peer)]
+
+    def drop(self, why: str, now: float, *, is_finished: bool = False) -> list[Output]:
+        """Close the connection, if there is one."""
+        return [] if self.is_unlinked else [Close(is_finished), *self.closed(why, now)]
 
     def closed(self, why: str, now: float, *, by_peer: bool = False, is_mismatch: bool = False) -> list[Output]:
         """The connection is closed, or could not be used. ``is_mismatch``: the TLS settings differ."""
@@ -379,7 +391,8 @@ class LinkClient:
             )
         if is_mismatch and self.assignment is None and self.is_refusal_final:
             return self.refuse(f"{reason}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
-        return [*outputs, Lost(reason, was_linked)]
+        # A coordinator whose answers do not count would send the same again at once.
+        return [*outputs, Lost(reason, was_linked and why != _TOO_LATE)]
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 

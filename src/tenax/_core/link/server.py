@@ -121,6 +121,12 @@ class Forward(msgspec.Struct, frozen=True):
     frame: wire.Ask | wire.Answer
 
 
+class Deposed(msgspec.Struct, frozen=True):
+    """A node follows another leader."""
+
+    frame: wire.Replaced
+
+
 class Unlinked(msgspec.Struct, frozen=True):
     """The link of a node is closed: it does not answer requests that were sent over it."""
 
@@ -131,7 +137,7 @@ class Print(msgspec.Struct, frozen=True):
     text: str
 
 
-Output = SendFrame | Trust | Close | Step | Forward | Unlinked | Print
+Output = SendFrame | Trust | Close | Step | Forward | Deposed | Unlinked | Print
 
 
 class LinkServer:
@@ -278,6 +284,9 @@ class LinkServer:
                 return [Step(Received(peer.node_id, self._checked(peer, message, now)))]
             case wire.Cancel(why):
                 return [Step(CancelRequested(why))]
+            case wire.Replaced():
+                peer.has_joined = False  # it closes the link in good order, and is not clear
+                return [Deposed(frame)]
         raise wire.WireError("unexpected frame")
 
     def _checked(self, peer: Peer, message: FromNode, now: float) -> FromNode:

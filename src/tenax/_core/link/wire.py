@@ -23,6 +23,8 @@ executed or unpickled.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS, MAX_LONG_TEXT, MAX_TEXT, Interval, LongText, Number, Reason, Time
@@ -83,6 +85,13 @@ class Cancel(Frame, frozen=True):
     why: Reason
 
 
+class Replaced(Frame, frozen=True):
+    """Another node leads: the value of the leader key in etcd, which this leader perhaps cannot read, and its term."""
+
+    leader: Annotated[bytes, msgspec.Meta(max_length=4096)]
+    term: Number
+
+
 class Challenge(Frame, frozen=True):
     nonce: bytes
 
@@ -128,7 +137,7 @@ class Answer(Frame, frozen=True):
     error: LongText = ""  # the reason if there is no value
 
 
-FromAgent = Hello | Proof | Message | Beat | Cancel | Ask | Answer
+FromAgent = Hello | Proof | Message | Beat | Cancel | Replaced | Ask | Answer
 FromServer = Challenge | Accepted | Refused | Event | BeatAnswer | Ask | Answer
 
 _encoder = msgspec.json.Encoder()

@@ -1,17 +1,12 @@
 """The etcd engine: etcd elects the agent that hosts the coordinator, and the other agents link to it.
 
-    follow the leader key -> none: stand for election -> won: host the coordinator, from the record in etcd
-                          -> one: link to it              lost: link to the winner
+What follows from an answer of etcd, a connection or a deadline is decided by ``_core/leadership/machine.py``; here are
+the client of etcd, sockets, TLS, timers and the coordinator's server. Invariants:
 
-Invariants:
-
-- Messages and beats go over links. etcd only holds the leader and what was decided (``decisions.py``). So agents must
-  reach each other, and the speed of etcd does not limit a run.
-- A deposed leader cannot write (``keys.py``), and its answers do not keep workers alive for longer than its successor
-  waits (``_core/authority.py``). Nodes that are linked keep running while etcd is down.
-- A refused connection at a leader's address proves that its agent and everything it started are dead: the agent keeps
-  the listening socket open even after its term, and its keeper, which outlives the last worker, holds a copy.
-- A leader that leaves deletes its key, so that another takes over at once.
+- Messages and beats go over links. etcd only holds the leader and what was decided. So agents must reach each other,
+  and the speed of etcd does not limit a run. Nodes that are linked keep running while etcd is down.
+- The agent keeps a leader's listening socket open even after its term, and its keeper, which outlives the last worker,
+  holds a copy: a refused connection proves that all of them are dead.
 - With TLS, a node links only to a leader that shows the certificate announced in etcd (``link_tls.py``).
 - With a fixed port, the agent opens its listening socket once and uses it in every term.
 """
@@ -22,50 +17,47 @@ import errno
 import os
 import socket
 import time
-
-import msgspec
+from collections import deque
 
 from tenax._core.authority import AuthorityTerms
-from tenax._core.coordinator import Opened
 from tenax._core.events import Tick
-from tenax._core.link.client import RETRY_LATER_S, RETRY_SOON_S
-from tenax._core.text import format_seconds
-from tenax._engines.etcd.candidacy import Candidacy
-from tenax._engines.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
+from tenax._core.leadership import machine
+from tenax._core.leadership.calls import Cancel, Request
+from tenax._core.leadership.keys import Keys, LeaderAddress
+from tenax._core.leadership.machine import Leadership
+from tenax._core.leadership.term import Deliver, Probe, StepCoordinator, StopServing
 from tenax._engines.etcd.leader_address import (
-    LeaderAddress,
     LeaderProbe,
     address_outwards,
     address_towards,
     listen_at,
     this_machine,
 )
-from tenax._engines.etcd.leadership import Leadership
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
+from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.held_lease import HeldLease
-from tenax._io.etcd.operations import Delete, Put, Range, Transaction
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.etcd.subscription import Subscription
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
+    from typing import Any
 
-    from tenax._core.record import RunRecord
-    from tenax._engines.etcd.candidacy import Elected
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Send, Step
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import Operation, RangeAnswer
+    from tenax._core.leadership.candidacy import Elected
+    from tenax._core.leadership.keys import Leader
     from tenax._engines.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.endpoint import Address
-    from tenax._io.etcd.errors import EtcdError
-    from tenax._io.etcd.operations import Change, KeyValue, RangeAnswer
+    from tenax._io.etcd.call import EtcdCall
+    from tenax._io.interfaces import Cancellable
 
 _LEAVE_TIMEOUT_S = 4.0
 _HANDOVER_S = 5.0  # how long a leaving leader may take to end the current generation
 _TROUBLE_S, _REPORT_TROUBLE_EVERY_S = 3.0, 10.0
-_PORT_TAKEN_S = 10.0  # how long an earlier agent on this host may still hold the fixed port
-_SPREAD_S, _MAX_SPREAD_S = 0.0005, 0.5  # delay per other node, so that not all stand for election at once
 
 
 class EtcdEngineSettings(LinkedSettings, frozen=True):
@@ -94,29 +86,25 @@ class EtcdEngine(LinkedEngine):
     def __init__(self, settings: EtcdEngineSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._etcd = settings
-        self._keys = Keys(settings.run_id)
+        self._leadership: Leadership
         self._client: EtcdClient
         self._following: Subscription
-        self._node_lease: HeldLease | None = None
+        self._calls: dict[int, EtcdCall] = {}
         self._member: ManagedMember | None = None
-        # The leader as last read from etcd; the term is 0 without a leader.
-        self._leader: Leader | None = None
-        self._term = 0
         self._connecting: LeaderProbe | None = None
+        self._probing: LeaderProbe | None = None
         self._lookup: Lookup | None = None
         self._local_address = ""  # resolved from --local-addr
-        self._is_querying = False
-        # While this node stands for election or leads.
-        self._candidacy: Candidacy | None = None
-        self._candidate: Leader | None = None
-        self._listener: socket.socket | None = None
+        self._is_listen_wanted = False
+        self._listener: socket.socket | None = None  # until this node is elected
         self._own_tls: ssl.SSLContext | None = None
-        self._port_taken_at: float | None = None  # when the fixed port was first found taken
-        self._leadership: Leadership | None = None
         self._kept_listeners: list[socket.socket] = []  # of earlier terms: this agent never refuses a connection
-        self._last_record: RunRecord | None = None  # that this node has written
+        self._queue: deque[machine.Output] = deque()
+        self._is_acting = False
+        self._wake_at: float | None = None  # deadline of the machine, for which a timer is set
+        self._wake: Cancellable | None = None
+        self._has_followed = False
         self._is_troubled = self._was_trouble_reported = False
-        self._report_refusal_at = 0.0
         self._is_leaving = False
         self._has_left = False
 
@@ -124,38 +112,33 @@ class EtcdEngine(LinkedEngine):
 
     @property
     def _what_to_check(self) -> str:
-        if self._leader is not None:
-            return "check that this host can reach it"
-        return "check that etcd is running and reachable"
+        return self._leadership.what_to_check
 
     @property
     def _secret(self) -> bytes:
         """The configured secret plus the leader's, which only readers of etcd have."""
-        return self._settings.secret + (self._leader.secret if self._leader is not None else b"")
+        return self._settings.secret + (self._leadership.leader.secret if self._leadership.leader is not None else b"")
 
     def _link_tls(self) -> ssl.SSLContext | None:
         files = self._settings.tls
-        if files is None or self._leader is None:
+        if files is None or self._leadership.leader is None:
             return None
         from tenax._engines.etcd.link_tls import follower_context
 
-        return follower_context(files, self._leader.certificate)
+        return follower_context(files, self._leadership.leader.certificate)
 
     @property
     def _host_for_tls(self) -> str:
         """Required by TLS, but not compared with the certificate."""
-        return self._leader.address.addr if self._leader is not None else "leader"
-
-    def _holds_lease(self) -> bool:
-        return self._machine.holds_lease(self._loop.now())
+        return self._leadership.leader.address.addr if self._leadership.leader is not None else "leader"
 
     def _stays_while_others_run(self) -> bool:
         """Stay while this leader decides what its own departure means: it knows the reason, a successor does not."""
         if self._linger_until is None:
             self._linger_until = self._loop.now() + _HANDOVER_S
             self._set_timer("handover", _HANDOVER_S, lambda: self._emit(Tick()))
-        is_deciding = self._leadership is not None and self._leadership.is_deciding()
-        return is_deciding and self._loop.now() < self._linger_until
+        term = self._leadership.leading
+        return term is not None and term.is_deciding() and self._loop.now() < self._linger_until
 
     def stays_for_others(self) -> bool:
         server = self._server
@@ -163,12 +146,14 @@ class EtcdEngine(LinkedEngine):
         return is_needed or super().stays_for_others() or self._is_leaving_etcd()
 
     def close(self) -> None:
-        self._end_connecting()
+        for probe in (self._connecting, self._probing):
+            if probe is not None:
+                probe.close()
         if self._lookup is not None:
             self._lookup.close()
+        if self._wake is not None:
+            self._wake.cancel()
         super().close()
-        if self._leadership is not None:
-            self._leadership.close()
         self._following.close()
         self._client.close()
         if self._member is not None:
@@ -176,17 +161,20 @@ class EtcdEngine(LinkedEngine):
         for sock in (*self._kept_listeners, *([self._listener] if self._listener is not None else [])):
             sock.close()
 
-    # --- following the leader key -------------------------------------------------------------------------------------
-
     def _find_coordinator(self) -> None:
-        if self._etcd.unused:
-            self._node.print_line(f"note: rendezvous options without effect with etcd: {', '.join(self._etcd.unused)}")
-        if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
-            self._node.print_line(
-                "the links between agents are not encrypted, because TLS needs a certificate on every node; add "
-                "ssl_cert, ssl_cert_key and ca_cert to --rdzv-conf on every node (link_tls=false hides this "
-                "message)"
-            )
+        self._print_notes()
+        hint = "; give every node of the run the same secret (token_file)" if self._etcd.managed is not None else ""
+        self._leadership = Leadership(
+            self._machine,
+            self._settings.run_id,
+            self._etcd.authority,
+            self._loop.now(),
+            lease_id=int.from_bytes(os.urandom(8), "big") >> 1 or 1,
+            fit=self._settings_digest(),
+            has_tls=self._settings.tls is not None,
+            join_timeout_s=self._settings.join_timeout_s,
+            refusal_hint=hint,
+        )
         if self._etcd.managed is not None:
             from tenax._engines.etcd.managed import ManagedMember
 
@@ -196,9 +184,24 @@ class EtcdEngine(LinkedEngine):
         if self._settings.local_addr:
             self._resolve_local_addr()
         self._following = Subscription(
-            self._client, self._keys.leader, b"", self._on_followed, self._on_changed, self._on_trouble
+            self._client,
+            Keys(self._settings.run_id).leader,
+            b"",
+            self._on_followed,
+            lambda changes: self._act(self._leadership.changed(changes, self._loop.now())),
+            lambda error: self._act(self._leadership.troubled(error, self._loop.now())),
         )
         self._following.start()
+
+    def _print_notes(self) -> None:
+        if self._etcd.unused:
+            self._node.print_line(f"note: rendezvous options without effect with etcd: {', '.join(self._etcd.unused)}")
+        if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
+            self._node.print_line(
+                "the links between agents are not encrypted, because TLS needs a certificate on every node; add "
+                "ssl_cert, ssl_cert_key and ca_cert to --rdzv-conf on every node (link_tls=false hides this "
+                "message)"
+            )
 
     def _resolve_local_addr(self) -> None:
         """Resolve --local-addr, which may be a name: a leader announces its address."""
@@ -206,6 +209,8 @@ class EtcdEngine(LinkedEngine):
         def found(addresses: list[Address]) -> None:
             self._lookup = None
             self._local_address = str(addresses[0][1][0])
+            if self._is_listen_wanted:
+                self._open_listener()
 
         def failed(why: str) -> None:
             self._lookup = None
@@ -214,26 +219,105 @@ class EtcdEngine(LinkedEngine):
         self._lookup = Lookup(self._loop, Endpoint(self._settings.local_addr, 1), found, failed)
         self._lookup.start()
 
-    def _reconnect(self, why: str, *, was_linked: bool) -> None:
-        if self._leader is not None:
-            self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect_and_query)
+    def _on_followed(self, answer: RangeAnswer) -> None:
+        if not self._has_followed and self._client.token.is_without_users:
+            self._node.print_line(
+                f"user={self._etcd.etcd.user} has no effect, because authentication is not enabled in etcd: "
+                "every client can read and write; enable it with: etcdctl auth enable"
+            )
+        self._has_followed = True
+        self._act(self._leadership.followed(answer, self._loop.now()))
 
-    def _on_trouble(self, error: EtcdError) -> None:
-        if self._machine.is_finished:
+    def _reconnect(self, why: str, *, was_linked: bool) -> None:
+        self._act(self._leadership.link_lost(why, self._loop.now(), was_linked=was_linked))
+
+    # --- the machine's outputs ----------------------------------------------------------------------------------------
+
+    def _act(self, outputs: list[machine.Output]) -> None:
+        """Carry out outputs one at a time. Those that follow from carrying out one of them wait for the others."""
+        self._queue.extend(outputs)
+        if self._is_acting:
             return
-        if not isinstance(error, EtcdUnavailable) and not self._machine.was_ever_linked:
-            is_secret = isinstance(error, EtcdRefused) and self._etcd.managed is not None
-            hint = "; give every node of the run the same secret (token_file)" if is_secret else ""
-            self._refused(error.message + hint)
-        elif not self._machine.is_linked:
-            self._may_retry(error.message)
-        elif not isinstance(error, EtcdUnavailable):
-            if self._loop.now() >= self._report_refusal_at:
-                self._report_refusal_at = self._loop.now() + _REPORT_TROUBLE_EVERY_S
-                self._node.print_line(f"no generation can start: {error.message}")
-        elif not self._is_troubled:
-            self._is_troubled = True
-            self._set_timer("trouble", _TROUBLE_S, self._report_trouble)
+        self._is_acting = True
+        try:
+            while self._queue:
+                self._carry_out(self._queue.popleft())
+        finally:
+            self._is_acting = False
+        self._set_wake()
+        self._on_node_gone()
+
+    def _carry_out(self, output: machine.Output) -> None:
+        match output:
+            case Request():
+                self._request(output)
+            case Cancel(number):
+                if number in self._calls:
+                    self._calls.pop(number).cancel()
+            case machine.Listen():
+                self._is_listen_wanted = True
+                if self._lookup is None:
+                    self._open_listener()
+            case machine.StopListening():
+                self._is_listen_wanted = False
+                if self._listener is not None:
+                    self._listener.close()
+                    self._listener = None
+            case machine.Connect(leader):
+                self._connect(leader)
+            case machine.StopConnecting():
+                if self._connecting is not None:
+                    self._connecting.close()
+                    self._connecting = None
+            case machine.Serve(elected):
+                self._serve(elected)
+            case Deliver(send):
+                if self._server is not None:
+                    self._server.deliver(send)
+            case StepCoordinator(event):
+                if self._server is not None:
+                    self._server.coordinator.step(event)
+            case Probe(address):
+                self._probe(address)
+            case StopServing():
+                self._stop_serving()
+            case machine.Troubled():
+                if not self._is_troubled:
+                    self._is_troubled = True
+                    self._set_timer("trouble", _TROUBLE_S, self._report_trouble)
+            case machine.Unregistered():
+                if self._member is not None and self._member.is_here:
+                    self._member.leave(self._left)
+                else:
+                    self._left()
+            case _:
+                self._do([output])
+
+    def _set_wake(self) -> None:
+        deadline = self._leadership.next_deadline()
+        if deadline != self._wake_at:
+            if self._wake is not None:
+                self._wake.cancel()
+            self._wake_at = deadline
+            self._wake = self._loop.at(deadline, self._on_wake) if deadline is not None else None
+
+    def _on_wake(self) -> None:
+        self._wake_at = None
+        self._act(self._leadership.tick(self._loop.now()))
+
+    def _request(self, request: Request) -> None:
+        number = request.number
+
+        def done(answer: Any) -> None:
+            call = self._calls.pop(number)
+            self._act(self._leadership.answered(number, answer, call.sent_at, self._loop.now()))
+
+        def failed(error: EtcdError) -> None:
+            del self._calls[number]
+            self._act(self._leadership.failed(number, error, self._loop.now()))
+
+        operation: Operation[Any] = request.operation
+        self._calls[number] = self._client.call(operation, done, failed, patience_s=request.patience_s)
 
     def _report_trouble(self) -> None:
         """Report that no etcd member answers, and when that is over. One lost member is not reported."""
@@ -241,160 +325,49 @@ class EtcdEngine(LinkedEngine):
         self._is_troubled = self._was_trouble_reported = bool(trouble)
         if trouble:
             self._set_timer("trouble", _REPORT_TROUBLE_EVERY_S if was_reported else _TROUBLE_S, self._report_trouble)
-            goes_on = (
-                "workers keep running, but " if self._machine.assignment is not None and self._holds_lease() else ""
-            )
+            is_at_work = self._machine.assignment is not None and self._machine.holds_lease(self._loop.now())
+            goes_on = "workers keep running, but " if is_at_work else ""
             self._node.print_line(f"cannot reach etcd ({trouble}); {goes_on}no generation can start until it is back")
         elif was_reported:
             self._node.print_line("etcd can be reached again")
 
-    def _on_followed(self, answer: RangeAnswer) -> None:
-        if self._node_lease is None:
-            if self._client.token.is_without_users:
-                self._node.print_line(
-                    f"user={self._etcd.etcd.user} has no effect, because authentication is not enabled in etcd: "
-                    "every client can read and write; enable it with: etcdctl auth enable"
-                )
-            self._register_node()
-        self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
+    # --- connections --------------------------------------------------------------------------------------------------
 
-    def _on_changed(self, changes: list[Change]) -> None:
-        last = changes[-1]
-        self._on_leader(last.kv if last.kind == "put" else None, last.kv.mod_revision)
-
-    def _on_leader(self, kv: KeyValue | None, revision: int) -> None:
-        """Handle the leader key as it was at that revision; None: it did not exist."""
-        if self._machine.is_finished or self._is_leaving:
-            return
-        try:
-            leader = read_leader(kv) if kv is not None else None
-        except EtcdRejected as error:
-            self._on_trouble(error)
-            return
-        if leader is not None and leader == self._leader:
-            return
-        if self._leadership is not None:
-            if revision < self._leadership.elected.term:
-                return  # from before this node's term
-            self._step_down("another node is the leader" if kv is not None else "its key in etcd is gone")
-        self._leader, self._term = None, 0
-        self._end_connecting()
-        self._drop_link("it is no longer the leader")
-        if kv is None:
-            self._stand_for_election()
-            return
-        self._leader, self._term = leader, kv.create_revision
-        self._port_taken_at = None
-        if self._candidacy is None or self._leader != self._candidate:  # else this node has won: _on_won follows
-            self._connect()
-
-    def _drop_link(self, why: str) -> None:
-        if self._link is not None:
-            self._link.close(why)
-
-    def _register_node(self) -> None:
-        def held() -> None:
-            put = Put(self._keys.node(self._info.node_id), msgspec.json.encode(self._info), lease.id)
-            self._client.call(put, lambda _: None, self._on_trouble)
-
-        def lost(_: str) -> None:
-            self._register_node()
-
-        self._node_lease = lease = HeldLease(self._client, NODE_TTL_S, held=held, lost=lost, troubled=lambda _: None)
-        lease.start()
-
-    # --- connecting to the leader -------------------------------------------------------------------------------------
-
-    def _connect(self) -> None:
-        leader = self._leader
-        if self._machine.is_finished or leader is None or self._link is not None or self._connecting is not None:
-            return
-        term = self._term
-        self._machine.location = f"on {leader.address.host}"
-        if why := self._tls_mismatch(leader):
-            if self._machine.is_refusal_final:
-                self._refused(why)
-            else:
-                self._retry(why, RETRY_LATER_S, self._connect_and_query)
-            return
-        self._machine.connecting(self._loop.now())
-
+    def _connect(self, leader: Leader) -> None:
         def connected(sock: socket.socket) -> None:
             self._connecting = None
+            self._leadership.connected()
             self._start_handshake(sock)
 
         def dead() -> None:
-            self._depose(leader, term)
-            away("its agent is not running")
+            self._connecting = None
+            self._act(self._leadership.refused(self._jitter(), self._loop.now()))
 
         def away(why: str) -> None:
             self._connecting = None
-            self._retry(f"cannot reach {self._machine.where}: {why}", self._backoff_s(), self._connect_and_query)
+            self._act(self._leadership.unreachable(why, self._jitter(), self._loop.now()))
 
         self._connecting = LeaderProbe(self._loop, leader.address, connected, dead, away)
         self._connecting.start()
 
-    def _tls_mismatch(self, leader: Leader) -> str:
-        """Return why this node's TLS settings do not match the leader's; empty if they do."""
-        where = self._machine.where
-        if bool(leader.certificate) == (self._settings.tls is not None):
-            return ""
-        if leader.certificate:
-            return (
-                f"{where} requires TLS, and this node has no certificate for it; add ssl_cert, ssl_cert_key "
-                "and ca_cert to --rdzv-conf on this node"
-            )
-        return (
-            f"{where} does not use TLS, and this node requires it; add ssl_cert, ssl_cert_key and ca_cert to "
-            "--rdzv-conf on that node"
+    def _probe(self, address: LeaderAddress) -> None:
+        def probed(*, is_dead: bool) -> None:
+            self._probing = None
+            self._act(self._leadership.probed(self._loop.now(), is_dead=is_dead))
+
+        def opened(sock: socket.socket) -> None:
+            sock.close()
+            probed(is_dead=False)
+
+        self._probing = LeaderProbe(
+            self._loop, address, opened, lambda: probed(is_dead=True), lambda _: probed(is_dead=False)
         )
-
-    def _connect_and_query(self) -> None:
-        self._connect()
-        self._query_leader()
-
-    def _query_leader(self) -> None:
-        """Read the leader key. A watch does not report it if etcd has lost its data."""
-        if self._is_querying or self._machine.is_finished:
-            return
-        self._is_querying = True
-
-        def seen(answer: RangeAnswer) -> None:
-            self._is_querying = False
-            if self._leadership is None:
-                self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
-
-        def unseen(_: EtcdError) -> None:
-            self._is_querying = False
-            if self._leader is None:
-                self._set_timer("stand", RETRY_LATER_S, self._query_leader)
-
-        self._client.call(Range(self._keys.leader), seen, unseen)
-
-    def _end_connecting(self) -> None:
-        if self._connecting is not None:
-            self._connecting.close()
-            self._connecting = None
-
-    def _depose(self, leader: Leader, term: int) -> None:
-        """Delete the key of a dead leader instead of waiting for its lease to expire."""
-        delete = Transaction(self._keys.is_led_by(leader, term), (Delete(self._keys.leader),))
-        self._client.call(delete, lambda _: None, lambda _: None)
+        self._probing.start()
 
     # --- standing for election ----------------------------------------------------------------------------------------
 
-    def _stand_for_election(self) -> None:
-        if self._candidacy is None and not self._machine.is_finished:
-            others = self._machine.assignment.group_world_size - 1 if self._machine.assignment is not None else 0
-            spread_s = min(_MAX_SPREAD_S, _SPREAD_S * others)
-            self._set_timer("stand", spread_s * os.urandom(1)[0] / 255, self._stand_for_election_now)
-
-    def _stand_for_election_now(self) -> None:
-        if self._candidacy is not None or self._leader is not None or self._machine.is_finished or self._is_leaving:
-            return
-        if self._lookup is not None:
-            self._set_timer("stand", RETRY_SOON_S, self._stand_for_election_now)
-            return
+    def _open_listener(self) -> None:
+        self._is_listen_wanted = False
         addr = self._address_for_others()
         digest = b""
         try:
@@ -405,27 +378,11 @@ class EtcdEngine(LinkedEngine):
                 self._own_tls, digest = own.context, own.digest
             self._listener = self._listen(addr)
         except (OSError, ValueError) as error:
-            self._cannot_stand(addr, error)
+            self._cannot_listen(addr, error)
             return
-        self._port_taken_at = None
         port = self._listener.getsockname()[1]
         address = LeaderAddress(self._info.node_id, self._info.host, addr, port, this_machine())
-        self._candidate = Leader(address, os.urandom(16), digest)
-        self._candidacy = Candidacy(
-            self._client,
-            self._keys,
-            self._candidate,
-            self._etcd.authority,
-            fit=self._settings_digest(),
-            must_fit=not self._machine.was_ever_linked,
-            known=self._last_record if self._holds_lease() else None,
-            won=self._on_won,
-            lost=self._on_lost,
-            failed=self._on_failed,
-            troubled=self._on_trouble,
-            deposed=self._on_lease_lost,
-        )
-        self._candidacy.start()
+        self._act(self._leadership.listening(address, digest, os.urandom(machine.SEED_BYTES), self._loop.now()))
 
     def _listen(self, addr: str) -> socket.socket:
         """Return a listening socket. With a fixed port, reuse the socket of an earlier term, which is still open."""
@@ -435,7 +392,7 @@ class EtcdEngine(LinkedEngine):
                 return sock.dup()
         return listen_at(addr, port)
 
-    def _cannot_stand(self, addr: str, error: OSError | ValueError) -> None:
+    def _cannot_listen(self, addr: str, error: OSError | ValueError) -> None:
         why = str(error)
         is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         if isinstance(error, OSError):
@@ -446,15 +403,7 @@ class EtcdEngine(LinkedEngine):
             if is_taken:
                 remedy = f"stop the process that listens there, or {remedy}"
             why = f"cannot listen at {addr} for connections from other nodes: {error.strerror or error}; {remedy}"
-        patience_s = min(_PORT_TAKEN_S, self._settings.join_timeout_s)
-        if is_taken and self._port_taken_at is None:
-            self._port_taken_at = self._loop.now()
-            self._node.print_line(f"{why}; retrying for {format_seconds(patience_s)}")
-        may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
-        if not self._machine.was_ever_linked and not may_wait:
-            self._refused(why)
-        elif may_wait or self._may_retry(why):
-            self._set_timer("stand", RETRY_LATER_S, self._stand_for_election_now)
+        self._act(self._leadership.cannot_listen(why, self._loop.now(), is_taken=is_taken))
 
     def _address_for_others(self) -> str:
         """Return the address at which other nodes reach this one: the local address of the connection to etcd."""
@@ -477,86 +426,43 @@ class EtcdEngine(LinkedEngine):
         text = f"{settings.run_id}\0{settings.min_nodes}:{settings.max_nodes}{tls}"
         return hmac.digest(settings.secret or b"none", text.encode(), "sha256").hex()[:32]
 
-    def _on_lost(self) -> None:
-        """Withdraw, and query the leader soon, in case the winner has already left again."""
-        self._withdraw()
-        self._set_timer("stand", RETRY_SOON_S, self._query_leader)
-
-    def _on_failed(self, error: EtcdError) -> None:
-        if self._leadership is None:
-            self._withdraw()
-            self._set_timer("stand", RETRY_LATER_S, self._stand_for_election_now)
-        self._on_trouble(error)
-
-    def _on_lease_lost(self, why: str) -> None:
-        if self._leadership is not None:
-            self._step_down(why)
-            self._drop_link("it is no longer the leader")
-        else:
-            self._withdraw()
-        if self._leader is None:
-            self._stand_for_election()
-
-    def _withdraw(self) -> None:
-        candidacy, self._candidacy = self._candidacy, None
-        if candidacy is not None:
-            candidacy.end(lambda: None)
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
     # --- leading ------------------------------------------------------------------------------------------------------
 
-    def _on_won(self, elected: Elected) -> None:
-        candidacy, listener = self._candidacy, self._listener
-        assert candidacy is not None
+    def _serve(self, elected: Elected) -> None:
+        listener, self._listener = self._listener, None
         assert listener is not None
-        if self._machine.is_finished or self._is_leaving:
-            self._withdraw()
-            return
-        if self._machine.was_ever_linked and not elected.was_recorded and not self._holds_lease():
-            candidacy.holds_record = False
-            self._withdraw()
-            self._refused(
-                f"etcd has no record of the run {self._settings.run_id!r}: it ended, or etcd lost its data, while "
-                "this node was disconnected; start this node again to continue the run"
-            )
-            return
-        record = elected.written.record
-        if record.verdict is not None and not self._machine.was_ever_linked:
-            self._withdraw()
-            self._refused(
-                f"the run {self._settings.run_id!r} is over: {record.verdict.why}; to use its --rdzv-id again, "
-                f"wait {format_seconds(VERDICT_TTL_S)}"
-            )
-            return
-        self._listener, self._candidacy = None, None
-        self._leader, self._term = elected.leader, elected.term
-        leadership = self._leadership = Leadership(
+        run = self._run_settings()
+        record_run = self._node.record_run(run)
+
+        def after_step(now: float, event: AnyCoordinatorEvent, step: Step, state: CoordinatorState) -> None:
+            record_run(now, event, step, state)
+            self._act(self._leadership.stepped(state, now, time.time() - now))
+
+        def hold_back(send: Send, state: CoordinatorState) -> None:
+            now = self._loop.now()
+            self._act(self._leadership.submit(send, state, now, time.time() - now))
+
+        server = self._server = CoordinatorServer(
+            [listener],
+            run,
+            self._etcd.terms,
+            self._secret,
             self._loop,
-            self._client,
-            self._keys,
-            candidacy,
-            elected,
-            node_id=self._info.node_id,
-            node=self._node,
-            listener=listener,
-            secret=self._secret,
+            policy=self._node.policy,
             tls=self._own_tls,
+            record=after_step,
+            on_node_gone=self._on_node_gone,
+            counts=self._leadership.counts,
+            hold_back=hold_back,
+            on_deposed=lambda frame: self._act(self._leadership.replaced(frame, self._loop.now())),
             accepts_operators=self._has_configured_secret,
-            run=self._run_settings(),
-            terms=self._etcd.authority,
-            deposed=self._step_down,  # the watch on the key reports the new leader
-            troubled=self._on_trouble,
-            on_change=self._on_node_gone,
         )
-        self._server = leadership.server
         if listener.getsockname() not in [sock.getsockname() for sock in self._kept_listeners]:
             self._kept_listeners.append(listener.dup())
         self._node.keep(f"endpoint {elected.term}", listener.fileno())
-        self._node.print_line(self._leading_message(elected))
-        leadership.open(self._opened(elected))
-        self._connect()
+        self._node.set_operator_api(lambda: server.operator_api)
+        server.open(self._leadership.opened(elected, time.time() - self._loop.now()))
+        self._act(self._leadership.served(server.links, lambda: server.coordinator.state, self._loop.now()))
 
     @property
     def _has_configured_secret(self) -> bool:
@@ -564,83 +470,25 @@ class EtcdEngine(LinkedEngine):
         etcd = self._etcd.etcd
         return bool(self._settings.secret or etcd.user or (etcd.tls is not None and etcd.tls.cert))
 
-    def _leading_message(self, elected: Elected) -> str:
-        run = f"the coordinator of the run {self._settings.run_id!r}"
-        if not elected.written.record.is_at_work:
-            return f"this node serves {run} (elected through etcd)"
-        return f"this node takes over {run} and waits for the nodes of the last generation to reconnect"
-
-    def _opened(self, elected: Elected) -> Opened:
-        """Return what is known of the run: the record, or if etcd has lost it, this node's assignment."""
-        record, assignment = elected.written.record.shifted(self._loop.now() - time.time()), self._machine.assignment
-        terms = elected.written.longest.longest(self._etcd.authority)  # of any leader that may still answer nodes
-        if record.generation == 0 and record.verdict is None:
-            if assignment is not None:
-                return Opened(
-                    terms.return_s,
-                    generation=assignment.generation,
-                    restarts_used=assignment.restarts_used,
-                    store=assignment.store,
-                )
-            if self._machine.was_ever_linked and not elected.was_recorded:
-                return Opened(terms.return_s)
-        return Opened(
-            terms.lease.lease_s,
-            generation=record.generation,
-            restarts_used=record.restarts_used,
-            store=record.store,
-            verdict=record.verdict,
-            record=record,
-            return_s=terms.return_s,
-            alone_s=terms.alone_s,
-        )
-
-    def _step_down(self, why: str) -> None:
-        leadership, self._leadership, self._server = self._leadership, None, None
-        if leadership is None:
-            return
-        self._leader, self._term = None, 0
-        self._last_record = leadership.last_record or self._last_record
-        leadership.close()
-        self._node.print_line(f"this node no longer serves the coordinator: {why}")
+    def _stop_serving(self) -> None:
+        if self._probing is not None:
+            self._probing.close()
+            self._probing = None
+        server, self._server = self._server, None
+        if server is not None:
+            self._node.set_operator_api(None)
+            server.close()
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 
     def _is_leaving_etcd(self) -> bool:
-        """Start deleting this node's keys in etcd, so that no node waits for them to expire.
-
-        Return whether that is still in progress; a timeout bounds it.
-        """
+        """Start deleting this node's keys in etcd. Return whether that is still in progress; a timeout bounds it."""
         if not self._is_leaving:
-            self._is_leaving = self._machine.is_finished = True
+            self._is_leaving = True
             self._set_timer("goodbye", _LEAVE_TIMEOUT_S, self._left)
-            self._resign()
+            self._following.close()
+            self._act(self._leadership.leave(self._loop.now()))
         return not self._has_left
-
-    def _resign(self) -> None:
-        self._following.close()
-        leadership, candidacy = self._leadership, self._candidacy
-        if leadership is not None:
-            if not leadership.server.is_over:
-                self._node.print_line("this node no longer serves the coordinator: it is leaving the run")
-                self._leadership, self._server = None, None
-            leadership.resign(self._unregister_node)
-        elif candidacy is not None:
-            candidacy.end(self._unregister_node)
-        else:
-            self._unregister_node()
-
-    def _unregister_node(self) -> None:
-        if self._node_lease is not None:
-            self._node_lease.end(self._leave_etcd_cluster)
-        else:
-            self._leave_etcd_cluster()
-
-    def _leave_etcd_cluster(self) -> None:
-        if self._member is not None and self._member.is_here:
-            self._member.leave(self._left)
-        else:
-            self._left()
 
     def _left(self) -> None:
         if not self._has_left:

@@ -1,4 +1,4 @@
-"""The address of a leader, and a probe of whether the leader is dead.
+"""A probe of whether a leader is dead, and the addresses of this host.
 
 A leader listens for as long as its agent lives, and its keeper holds the same socket until the last worker is gone. So
 a refused connection proves that all of them are dead, provided that the leader's own machine refused it: a loopback
@@ -10,9 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import Annotated
-
-import msgspec
 
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import is_loopback, literal
@@ -21,22 +18,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax._core.leadership.keys import LeaderAddress
     from tenax._io.endpoint import Endpoint
     from tenax._io.interfaces import Cancellable, EventLoop
 
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # documentation addresses: the route to them is the default route
-
-
-# Without line breaks and control characters: these are printed.
-_Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
-
-
-class LeaderAddress(msgspec.Struct, frozen=True):
-    node_id: _Text
-    host: _Text  # for people
-    addr: _Text
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    machine: _Text = ""  # see this_machine(); to compare loopback addresses
 
 
 class LeaderProbe:

@@ -29,6 +29,19 @@ import tempfile
 
 import msgspec
 
+from tenax._core.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
+from tenax._core.etcd.operations import (
+    AddMember,
+    Members,
+    PromoteMember,
+    Put,
+    Range,
+    RemoveMember,
+    SetUpUsers,
+    UsersAnswer,
+    key_part,
+    run_prefix,
+)
 from tenax._core.text import concealed_repr
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
 from tenax._io.etcd.client import EtcdClient
@@ -43,21 +56,8 @@ from tenax._io.etcd.control_host import (
     taken_port,
 )
 from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_messages
-from tenax._io.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
 from tenax._io.etcd.gateway import ROOT
 from tenax._io.etcd.member_probe import MemberProbe
-from tenax._io.etcd.operations import (
-    AddMember,
-    Members,
-    PromoteMember,
-    Put,
-    Range,
-    RemoveMember,
-    SetUpUsers,
-    UsersAnswer,
-    key_part,
-    run_prefix,
-)
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.helper_process import HelperUnavailable
 from tenax._io.loop import NO_TIMER
@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Literal
 
+    from tenax._core.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer, UserStep
     from tenax._io.etcd.control_host import ControlHost
     from tenax._io.etcd.member_probe import Standing
-    from tenax._io.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer, UserStep
     from tenax._io.interfaces import Cancellable, EventLoop
 
 __all__ = ["ManagedMember", "ManagedSettings", "managed_settings", "member_key"]

@@ -5,20 +5,20 @@ An operator needs read access to the run's keys, and the run's own secret if the
 
 from __future__ import annotations
 
-from tenax._engines.etcd.keys import Keys, read_leader
+from tenax._core.etcd.errors import EtcdError, EtcdRefused
+from tenax._core.etcd.operations import Range
+from tenax._core.leadership.keys import Keys, read_leader
 from tenax._engines.etcd.leader_address import this_machine
 from tenax._engines.tcp.operator import AccessDenied, OperatorConnection, Unreachable, connect_to_coordinator
 from tenax._io.endpoint import is_loopback, literal
 from tenax._io.etcd.blocking import BlockingEtcd
-from tenax._io.etcd.errors import EtcdError, EtcdRefused
-from tenax._io.etcd.operations import Range
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
+    from tenax._core.leadership.keys import Leader
     from tenax._engines.etcd.engine import EtcdEngineSettings
-    from tenax._engines.etcd.keys import Leader
 
 _ETCD_S = 10.0
 

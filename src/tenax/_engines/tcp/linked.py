@@ -264,8 +264,12 @@ class LinkedEngine(ABC):
             hang_after_s=self._node.settings.hang_after_s,
         )
 
+    @staticmethod
+    def _jitter() -> float:
+        return int.from_bytes(os.urandom(2), "big") / 65536
+
     def _backoff_s(self) -> float:
-        return self._machine.backoff_s(int.from_bytes(os.urandom(2), "big") / 65536)
+        return self._machine.backoff_s(self._jitter())
 
     def _retry(self, why: str, after_s: float, call: Callable[[], None]) -> None:
         if self._may_retry(why):
@@ -309,10 +313,12 @@ class LinkedEngine(ABC):
         self._forget_link()
         self._do(self._machine.closed(why, self._loop.now(), by_peer=by_peer, is_mismatch=is_mismatch))
 
-    def _forget_link(self) -> None:
+    def _forget_link(self, *, is_finished: bool = False) -> None:
         link, self._link = self._link, None
         if link is not None:
             self._loop.unwatch(link)
+            if is_finished:
+                link.finish(0.0)
             link.close()
         self._node.release("link")
         self._fail_requests(f"lost the link to {self._machine.where} before it answered")
@@ -323,8 +329,8 @@ class LinkedEngine(ABC):
                 case client.SendFrame(frame):
                     if self._link is not None:
                         self._link.send(wire.encode(frame))
-                case client.Close():
-                    self._forget_link()
+                case client.Close(is_finished):
+                    self._forget_link(is_finished=is_finished)
                 case client.Linked():
                     self._on_linked()
                 case client.Lost(reason, was_linked):

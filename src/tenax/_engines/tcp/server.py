@@ -81,6 +81,7 @@ class CoordinatorServer(Watchable):
         on_tick: Callable[[], None] = lambda: None,
         counts: Callable[[float], bool] = lambda _: True,
         hold_back: HoldBack | None = None,
+        on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
         handshake_timeout_s: float = links.HANDSHAKE_TIMEOUT_S,
         accepts_operators: bool = True,
         print_line: Callable[[str], None] = lambda _: None,
@@ -89,6 +90,7 @@ class CoordinatorServer(Watchable):
 
         ``counts``: whether answers to beats renew the nodes' leases at that time.
         ``hold_back``: gets each message, and calls ``deliver`` later.
+        ``on_deposed``: called when a node reports that another node leads.
         ``on_change``: called before a new generation or the verdict is sent.
         ``print_line``: prints a line on this node's console.
         """
@@ -99,6 +101,7 @@ class CoordinatorServer(Watchable):
         self._on_change = on_change
         self._on_every_tick = on_tick
         self._hold_back = hold_back
+        self._on_deposed = on_deposed
         self._print_line = print_line
         self._noted = (0, False)  # generation and whether the run is over, at the last call of on_change
         self._selector = selectors.DefaultSelector()
@@ -113,7 +116,7 @@ class CoordinatorServer(Watchable):
         self._timer: Cancellable | None = None
         self._is_listening = False
         self._max_links = _max_links()
-        self._links = links.LinkServer(
+        self.links = links.LinkServer(
             settings.run_id,
             terms,
             secret,
@@ -124,8 +127,8 @@ class CoordinatorServer(Watchable):
             handshake_timeout_s=handshake_timeout_s,
             max_unauthenticated=max(8, min(links.MAX_UNAUTHENTICATED, self._max_links // 2)),
         )
-        self.others = self._links.others
-        self.members_proven_at = self._links.members_proven_at
+        self.others = self.links.others
+        self.members_proven_at = self.links.members_proven_at
 
     @property
     def coordinator(self) -> CoordinatorHost:
@@ -142,11 +145,11 @@ class CoordinatorServer(Watchable):
     @property
     def refused(self) -> int:
         """Connections that were closed because of what they sent, or did not send."""
-        return self._links.refused
+        return self.links.refused
 
     @property
     def is_over(self) -> bool:
-        return self._links.is_over
+        return self.links.is_over
 
     @property
     def is_at_work(self) -> bool:
@@ -222,16 +225,16 @@ class CoordinatorServer(Watchable):
         peer = links.Peer(self._loop.now(), os.urandom(wire.NONCE_BYTES), address)
 
         def on_body(body: bytes) -> None:
-            self._do(self._links.received(peer, wire.decode_from_agent(body), self._loop.now()))
+            self._do(self.links.received(peer, wire.decode_from_agent(body), self._loop.now()))
 
         def on_closed(why: str, by_peer: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
-            self._do(self._links.closed(peer, why, was_finished=connection.link.was_finished))
+            self._do(self.links.closed(peer, why, was_finished=connection.link.was_finished))
 
         descriptor = sock.fileno()
         connection = _Connection(peer, Link(sock, on_body, on_closed, self._tls, is_server=True), descriptor)
         self._connections[peer] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
-        self._do(self._links.opened(peer))
+        self._do(self.links.opened(peer))
 
     def _do(self, outputs: list[links.Output]) -> None:
         for output in outputs:
@@ -248,6 +251,8 @@ class CoordinatorServer(Watchable):
                     self._coordinator.step(event)
                 case links.Forward(peer, frame):
                     self._on_request(peer, frame)
+                case links.Deposed(frame):
+                    self._on_deposed(frame)
                 case links.Unlinked(node_id):
                     why = "lost the link to that node before it answered"
                     self._fail_requests(why, lambda each, node_id=node_id: each.node_id == node_id)  # type: ignore[misc]
@@ -288,7 +293,7 @@ class CoordinatorServer(Watchable):
             self._hold_back(send, self._coordinator.state)
 
     def deliver(self, send: Send) -> None:
-        self._do(self._links.deliver(send))
+        self._do(self.links.deliver(send))
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
@@ -311,7 +316,7 @@ class CoordinatorServer(Watchable):
         self._send(peer, wire.encode_answer(number, value, error))
 
     def _forward(self, node_id: str, request: OfNode, reply: Reply) -> None:
-        peer = self._links.nodes.get(node_id)
+        peer = self.links.nodes.get(node_id)
         if peer is None or len(self._pending) >= _MAX_PENDING_REQUESTS:
             reply(None, "that node is not connected" if peer is None else "too many pending requests")
             return
@@ -332,14 +337,14 @@ class CoordinatorServer(Watchable):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _tick_later(self) -> None:
-        self._timer = self._loop.at(self._links.next_deadline(), self._on_tick)
+        self._timer = self._loop.at(self.links.next_deadline(), self._on_tick)
 
     def _on_tick(self) -> None:
         for _ in range(_MAX_READ_ROUNDS):  # bounded: unauthenticated peers may send without end
             if not self._serve():
                 break
         now = self._loop.now()
-        self._do(self._links.tick(now))
+        self._do(self.links.tick(now))
         self._fail_requests("that node did not answer in time", lambda pending: now - pending.at > _REQUEST_TIMEOUT_S)
         if len(self._connections) < self._max_links:
             self._listen()

@@ -5,8 +5,8 @@ If an idle connection turns out to be closed, it is replaced once; that is not a
 
 from __future__ import annotations
 
+from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.etcd import gateway
-from tenax._io.etcd.errors import EtcdRefused
 from tenax._io.etcd.gateway import Fault
 from tenax._io.etcd.http_response import Head
 from tenax._io.loop import NO_TIMER
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.http_connection import Breakage, EtcdEndpoint, HttpConnection
     from tenax._io.etcd.http_response import Part
-    from tenax._io.etcd.operations import Operation
     from tenax._io.etcd.pool import Pool
     from tenax._io.interfaces import Cancellable, EventLoop
 

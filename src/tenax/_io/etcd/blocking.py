@@ -11,9 +11,9 @@ import os
 from threading import Condition
 from typing import Generic, TypeVar
 
+from tenax._core.etcd.errors import EtcdError
+from tenax._core.etcd.operations import Change
 from tenax._io.etcd.client import PATIENCE_S, EtcdClient
-from tenax._io.etcd.errors import EtcdError
-from tenax._io.etcd.operations import Change
 from tenax._io.etcd.watch_stream import WatchStream
 from tenax._io.loop import NO_TIMER, Loop
 
@@ -21,8 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.gateway import Fault
-    from tenax._io.etcd.operations import Operation
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.interfaces import Cancellable
 

@@ -12,11 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
+from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import Authenticate
 from tenax._core.text import format_seconds
 from tenax._io.etcd import gateway
 from tenax._io.etcd.attempt import Attempt
-from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import Authenticate
 from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.client import EtcdClient, TokenWait
-    from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.gateway import Fault
     from tenax._io.etcd.http_connection import EtcdEndpoint
-    from tenax._io.etcd.operations import Operation
     from tenax._io.interfaces import Cancellable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0

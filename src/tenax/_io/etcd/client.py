@@ -10,18 +10,18 @@ from typing import TypeVar
 
 import msgspec
 
+from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import Authenticate, AuthenticateAnswer
 from tenax._io.etcd.call import EtcdCall, format_troubles
-from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.http_connection import EtcdEndpoint
-from tenax._io.etcd.operations import Authenticate, AuthenticateAnswer
 from tenax._io.etcd.pool import Pool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.etcd.errors import EtcdError
-    from tenax._io.etcd.operations import Operation
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.etcd.watch_stream import WatchStream
     from tenax._io.interfaces import EventLoop

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Literal
 
+    from tenax._core.etcd.operations import Member
     from tenax._io.endpoint import Address
-    from tenax._io.etcd.operations import Member
     from tenax._io.interfaces import Cancellable, EventLoop
     from tenax._io.tls import TlsFiles
 

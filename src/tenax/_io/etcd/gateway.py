@@ -15,9 +15,8 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.model import assert_never
-from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import (
+from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import (
     AnyKeyAnswer,
     AnyKeyOperation,
     Authenticate,
@@ -44,6 +43,7 @@ from tenax._io.etcd.operations import (
     UsersAnswer,
     UserStep,
 )
+from tenax._core.model import assert_never
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ import errno
 
 import msgspec
 
+from tenax._core.etcd.operations import Member, Members, Range
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Lookup
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.operations import Member, Members, Range
 from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import MembersAnswer, RangeAnswer
     from tenax._io.endpoint import Address
     from tenax._io.etcd.control_host import ControlHost
-    from tenax._io.etcd.errors import EtcdError
-    from tenax._io.etcd.operations import MembersAnswer, RangeAnswer
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.interfaces import Cancellable, EventLoop
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax._io.etcd.errors import EtcdRefused
+from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.etcd.http_connection import HttpConnection
 
 TYPE_CHECKING = False

@@ -12,8 +12,8 @@ Invariants:
 
 from __future__ import annotations
 
-from tenax._io.etcd.errors import EtcdRefused, EtcdRejected
-from tenax._io.etcd.operations import Change, Range
+from tenax._core.etcd.errors import EtcdRefused, EtcdRejected
+from tenax._core.etcd.operations import Change, Range
 from tenax._io.etcd.watch_stream import SILENT_S, WatchStream
 from tenax._io.loop import NO_TIMER
 
@@ -21,11 +21,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import Header, RangeAnswer
     from tenax._io.etcd.call import EtcdCall
     from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.gateway import Fault
-    from tenax._io.etcd.operations import Header, RangeAnswer
     from tenax._io.interfaces import Cancellable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0

@@ -6,23 +6,23 @@ keeps its connections open.
 
 from __future__ import annotations
 
+from tenax._core.etcd.errors import EtcdRefused
+from tenax._core.etcd.operations import Status
 from tenax._io.etcd import gateway
 from tenax._io.etcd.attempt import Attempt, http_request
-from tenax._io.etcd.errors import EtcdRefused
 from tenax._io.etcd.gateway import Fault
 from tenax._io.etcd.http_response import End, Head
-from tenax._io.etcd.operations import Status
 from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import Change
     from tenax._io.etcd.client import EtcdClient, TokenWait
-    from tenax._io.etcd.errors import EtcdError
     from tenax._io.etcd.http_connection import Breakage, EtcdEndpoint, HttpConnection
     from tenax._io.etcd.http_response import Part
-    from tenax._io.etcd.operations import Change
     from tenax._io.interfaces import Cancellable
 
 _OPEN_S = 3.0  # the timeout for opening the watch

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _draw(seed: int, options: argparse.Namespace) -> Setup:
     liveness = {"": None, "safety": False, "liveness": True}[options.mode]
-    return draw(seed, nodes=options.nodes, seconds=options.hours * 3600, liveness=liveness)
+    return draw(seed, nodes=options.nodes, seconds=options.hours * 3600, liveness=liveness, engine=options.engine)
 
 
 def _one(options: argparse.Namespace) -> int:
@@ -150,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--nodes", type=int, default=0, help="number of nodes (default: drawn)")
     parser.add_argument("--hours", type=float, default=0.0, help="simulated hours with faults (default: drawn)")
+    parser.add_argument(
+        "--engine", choices=("", "tcp", "etcd"), default="", help="which engine the agents use (default: drawn)"
+    )
     parser.add_argument(
         "--mode",
         choices=("", "safety", "liveness"),

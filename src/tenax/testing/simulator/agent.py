@@ -40,6 +40,8 @@ _LINGER_S = 5.0  # see ``_engines/tcp/linked.py``
 class AgentProcess(Process):
     """One agent process. A restarted agent is another one, with another ``node_id``."""
 
+    is_elected = False  # whether etcd elects the coordinator
+
     def __init__(self, cluster: Cluster, host: Host, plan: NodePlan, serial: int) -> None:
         super().__init__(cluster, host)
         self.plan = plan
@@ -72,7 +74,8 @@ class AgentProcess(Process):
             setup.terms,
             self.clock(),
             join_timeout_s=setup.engine.give_up_s,
-            location="at host0",
+            location="" if self.is_elected else "at host0",
+            is_elected=self.is_elected,
         )
         self.keeper = Keeper(self)
         self.last_event_at = 0.0
@@ -86,6 +89,10 @@ class AgentProcess(Process):
         self._stores: list[int] = []  # ports that were offered since the last generation
         self._alarm = Alarm(self, self._next_deadline, lambda at: self.step(events.Tick(), at))
         self._link_alarm = Alarm(self, self.client.next_deadline, self._on_link_deadline)
+
+    @property
+    def secret(self) -> bytes:
+        return SECRET
 
     @property
     def state(self) -> AgentState:
@@ -103,8 +110,7 @@ class AgentProcess(Process):
     def begin(self) -> None:
         self._note("starts")
         self.step(events.RunRequested())
-        self._serve_if_local()
-        self._connect()
+        self._find_coordinator()
 
     def step(self, event: AnyEvent, at: float = 0.0) -> None:
         if self.has_left:
@@ -164,7 +170,9 @@ class AgentProcess(Process):
                 case client.SendFrame(frame):
                     if self.connection is not None:
                         self.connection.send(frame)
-                case client.Close():
+                case client.Close(is_finished):
+                    if is_finished and self.connection is not None:
+                        self.connection.close()
                     self._drop_connection()
                 case client.Linked():
                     self._note("is linked")
@@ -172,7 +180,7 @@ class AgentProcess(Process):
                     offered = map(self._with_offer, messages_on_connecting(self.state, self.info, self.clock()))
                     self._do(self.client.announce(list(offered), self.clock()))
                 case client.Lost(reason, was_linked):
-                    self._retry(reason, 0.0 if was_linked else RETRY_SOON_S)
+                    self._reconnect(reason, was_linked=was_linked)
                 case client.Emit(event):
                     self._on_event(event)
                 case client.Hold(seconds):
@@ -236,6 +244,13 @@ class AgentProcess(Process):
     def _wants_connection(self) -> bool:
         return self.is_alive and not self.client.is_finished and self.connection is None
 
+    def _find_coordinator(self) -> None:
+        self._serve_if_local()
+        self._connect()
+
+    def _reconnect(self, reason: str, *, was_linked: bool) -> None:
+        self._retry(reason, 0.0 if was_linked else RETRY_SOON_S)
+
     def _connect(self) -> None:
         if self._wants_connection:
             self._attempt += 1
@@ -270,7 +285,7 @@ class AgentProcess(Process):
             return
         self.connection = end
         self._note(f"is connected (attempt {attempt})")
-        self._do(self.client.opened(self.cluster.new_nonce(), SECRET, self.clock()))
+        self._do(self.client.opened(self.cluster.new_nonce(), self.secret, self.clock()))
 
     def _drop_connection(self) -> None:
         if self.connection is not None:
@@ -294,7 +309,9 @@ class AgentProcess(Process):
             return False
         note = host.note if host.note is None or engine.marker_remembers else Note()
         self.client.is_sole_host = True
-        self.server = host.server = Server(self, self.client.takeover(note, self.cluster.setup.terms.lease_s))
+        opened = self.client.takeover(note, self.cluster.setup.terms.lease_s)
+        self.server = host.server = Server(self, opened)
+        self.server.open(opened)
         return True
 
     # --- exit ---------------------------------------------------------------------------------------------------------

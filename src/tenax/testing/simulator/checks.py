@@ -39,7 +39,8 @@ from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT
 
 if TYPE_CHECKING:
-    from tenax._core.coordinator import AnyCoordinatorEvent, Step
+    from tenax._core.coordinator import AnyCoordinatorEvent, Send, Step
+    from tenax._core.leadership.keys import Written
     from tenax._core.model import Assignment, Failure, Verdict
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
@@ -87,7 +88,10 @@ class Checks:
         self.has_lost_memory = False  # the endpoint's host has lost power ...
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
+        self.may_begin_anew = False  # the last node has left a run that was gathering
         self._disturbed_at = 0.0
+        self._servers: dict[str, Server] = {}  # the last one of each node
+        self._recorded = 0  # with etcd: the generation in the record
         self._alive: dict[int, Formation] = {}  # generations with live workers, by ordinal
         self._stores: dict[tuple[str, int], Formation] = {}
 
@@ -95,15 +99,31 @@ class Checks:
 
     def opened(self, server: Server) -> None:
         """Check that the coordinator is at the endpoint, where only one process can listen."""
-        if server.agent.host.index != ENDPOINT:
+        if server.agent.host.index != ENDPOINT and not self.cluster.setup.has_etcd:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, not at the endpoint")
 
     def stepped(self, server: Server, event: AnyCoordinatorEvent, step: Step, now: float) -> None:
         if isinstance(event, RestartRequested):
             self.on_disturbance()  # not when it was sent: a suspended coordinator handles it later
+        self._servers[server.agent.info.node_id] = server
+        for send in step.sends:
+            if isinstance(send.event, events.GenerationFormed):
+                part = send.event.assignment
+                if any(each.generation != part.generation for each in server.formed.values()):
+                    server.formed = {}
+                server.formed.update(dict.fromkeys(send.to, part))
+        if not self.cluster.setup.has_etcd:
+            self.sent(server, step.sends)
+        self._check_ledger(server)
+        self._check_bounds(server)
+        if self.cluster.parts.are_checked_inside:
+            server.checker.check(server.state, event, step, now)
+
+    def sent(self, server: Server, sends: list[Send]) -> None:
+        """Check what nodes are sent: at once, or when the decision behind it is stored."""
         parts: dict[str, Assignment] = {}
         last = self.formations[-1].parts if self.formations else {}
-        for send in step.sends:
+        for send in sends:
             match send.event:
                 case events.GenerationFormed(assignment):
                     for node_id in send.to:
@@ -113,14 +133,24 @@ class Checks:
                             raise PropertyBroken("S1", f"{node_id} is sent generation {assignment.generation} twice")
                         parts[node_id] = assignment
                 case events.RunEnded(verdict, _):
-                    self._check_verdict(server, verdict)
+                    if not self.cluster.setup.has_etcd:
+                        self._check_verdict(server, verdict)
                     self._outcomes_sent.update(dict.fromkeys(send.to, verdict.outcome))
-        if parts:
+        if parts and not self.cluster.setup.has_etcd:
             self._check_formed(server, parts)
-        self._check_ledger(server)
-        self._check_bounds(server)
-        if self.cluster.parts.are_checked_inside:
-            server.checker.check(server.state, event, step, now)
+
+    def recorded(self, written: Written, *, is_first: bool) -> None:
+        """Check a decision when etcd has it. ``is_first``: there was no record."""
+        record, server = written.record, self._servers.get(written.by.node_id)
+        if is_first:
+            self._on_run_begun_anew()
+        elif server is not None and record.generation > self._recorded:
+            formed = {node_id: part for node_id, part in server.formed.items() if part.generation == record.generation}
+            if formed:  # else the coordinator has adopted the number that a node of an earlier run reported
+                self._check_formed(server, formed)
+        if record.verdict is not None and server is not None:
+            self._check_verdict(server, record.verdict)
+        self._recorded = record.generation
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation
@@ -159,6 +189,17 @@ class Checks:
     def on_disturbance(self) -> None:
         """Record an event that may make a generation uncharged."""
         self._disturbed_at = self.cluster.schedule.now
+
+    def _on_run_begun_anew(self) -> None:
+        """etcd has no record of the run: it has never begun, or has ended, and workers of it must be gone."""
+        if self._alive:
+            raise PropertyBroken("S1", f"a run begins anew while {self.alive[0]} is alive")
+        if len(self.formations) > self._floor and self.verdict is None and not self.may_begin_anew:
+            raise PropertyBroken("S10", "the record of a run is gone that has not ended")
+        self.verdict = None
+        self.may_begin_anew = False
+        self._floor = len(self.formations)
+        self._restarts_floor = 0
 
     def on_memory_lost(self) -> None:
         """The endpoint's host lost power, and with it the marker."""

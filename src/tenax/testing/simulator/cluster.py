@@ -15,6 +15,7 @@ import msgspec
 
 from tenax._core.agent import AgentMachine
 from tenax._core.coordinator import CoordinatorMachine
+from tenax._core.leadership.machine import Leadership
 from tenax._core.link.client import LinkClient
 from tenax._core.link.server import LinkServer
 from tenax._core.link.wire import NONCE_BYTES
@@ -22,6 +23,8 @@ from tenax._core.policy import BudgetPolicy, Restart, Wait
 from tenax.testing.simulator.agent import AgentProcess
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.checks import Checks
+from tenax.testing.simulator.elected import ElectedAgent
+from tenax.testing.simulator.etcd import EtcdProcess
 from tenax.testing.simulator.faults import Faults
 from tenax.testing.simulator.history import History
 from tenax.testing.simulator.liveness import Liveness
@@ -43,6 +46,7 @@ class Parts(msgspec.Struct, frozen=True):
     make_coordinator: Callable[..., CoordinatorMachine] = CoordinatorMachine
     make_client: Callable[..., LinkClient] = LinkClient
     make_server: Callable[..., LinkServer] = LinkServer
+    make_leadership: Callable[..., Leadership] = Leadership
     are_checked_inside: bool = True  # also by their own checkers
 
 
@@ -92,6 +96,7 @@ class Cluster:
         self.counts: Counter[str] = Counter()
         self.network = Network(self.schedule, self.rng, setup.delays)
         self.hosts = [Host(index, self.rng.randint(0, 10**6) / 8) for index in range(setup.hosts)]
+        self.etcd = EtcdProcess(self)
         self.policy: RestartPolicy = Pausing(setup.pause_s) if setup.pause_s else BudgetPolicy()
         self.checks = Checks(self)
         self.has_faults = True  # faults are still being injected
@@ -118,6 +123,9 @@ class Cluster:
         self._nonce += 1
         return self._nonce.to_bytes(NONCE_BYTES, "big")
 
+    def new_lease_id(self) -> int:
+        return 2 * self.new_port()
+
     def draw_success(self) -> float:
         """Draw when the workers of a generation formed now will succeed."""
         return self.schedule.now + self.behaviour.generation_s * (0.5 + self.rng.random())
@@ -140,7 +148,14 @@ class Cluster:
 
     @property
     def server(self) -> Server | None:
-        return self.hosts[0].server
+        if not self.setup.has_etcd:
+            return self.hosts[0].server
+        serving = (agent.server for node in self.nodes if (agent := node.agent) is not None and agent.is_alive)
+        is_open = [server for server in serving if server is not None and server.is_open]
+        return max(is_open, key=lambda server: server.term, default=None)
+
+    def host_named(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
 
     def add(self, plan: NodePlan) -> Node:
         while plan.host >= len(self.hosts):
@@ -167,7 +182,8 @@ class Cluster:
         node.is_starting = False
         self.checks.on_disturbance()
         self._serial += 1
-        agent = node.agent = AgentProcess(self, host, node.plan, self._serial)
+        make_agent = ElectedAgent if self.setup.has_etcd else AgentProcess
+        agent = node.agent = make_agent(self, host, node.plan, self._serial)
         self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
 

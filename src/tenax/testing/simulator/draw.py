@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
+from tenax._core.authority import AuthorityTerms
 from tenax._core.lease import LeaseTerms
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import ENDPOINT, Delays, Engine, Fault, NodePlan, Setup, WorkerBehaviour
@@ -35,8 +38,14 @@ KINDS: dict[str, tuple[float, float, float]] = {
 }
 
 
-def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | None = None) -> Setup:
-    """Return the setup of a seed. Parameters that are not given are drawn."""
+# Only with etcd.
+ETCD_KINDS: dict[str, tuple[float, float, float]] = {"etcd_cut": (2.0, 0.5, 40.0), "etcd_down": (0.7, 0.5, 40.0)}
+
+
+def draw(
+    seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | None = None, engine: str = "tcp"
+) -> Setup:
+    """Return the setup of a seed. Parameters that are not given are drawn; ``engine`` is "tcp", "etcd" or ""."""
     rng = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
     rare = random.Random(f"rare {seed}")  # noqa: S311 - what it draws leaves the other draws as they are
     has_long_grace = rare.random() < 0.15
@@ -47,7 +56,7 @@ def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | No
     min_nodes = rng.choice((1, 1, 2, count, max(1, count - 1)))
     are_ranked = any(plan.rank >= 0 for plan in plans)
     max_nodes = count if are_ranked else max(min_nodes, rng.choice((count, count, count - 1, 2)))
-    return Setup(
+    setup = Setup(
         seed=seed,
         nodes=plans,
         seconds=faults_s + ((120.0, 400.0)[has_long_grace] if is_calm else 0.0),
@@ -64,9 +73,20 @@ def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | No
         delays=Delays(jitter_s=rng.choice((0.0005, 0.002, 0.02)), slow_s=rng.choice((0.02, 0.1, 0.4))),
         behaviour=_behaviour(rng),
         engine=Engine(give_up_s=60.0),
-        faults=_faults(rng, faults_s, any(plan.name for plan in plans)),
+        faults=_faults(rng, faults_s, KINDS, any(plan.name for plan in plans)),
         calm_at=faults_s if is_calm else 0.0,
         disturbance=rng.choice(DISTURBANCES) if is_calm else "",
+    )
+    rng = random.Random(f"etcd {seed}")  # noqa: S311 - as above
+    if engine == "tcp" or (not engine and rng.random() < 0.5):
+        return setup
+    faults = (*setup.faults, *_faults(rng, faults_s, ETCD_KINDS, has_names=False))
+    return msgspec.structs.replace(
+        setup,
+        has_etcd=True,
+        terms=AuthorityTerms().lease,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        seconds=setup.seconds + (60.0 if is_calm else 0.0),
     )
 
 
@@ -104,12 +124,14 @@ def _behaviour(rng: random.Random) -> WorkerBehaviour:
     )
 
 
-def _faults(rng: random.Random, seconds: float, has_names: bool) -> tuple[Fault, ...]:
-    kinds = [kind for kind in KINDS if rng.random() < 0.3 and (has_names or kind != "replace")]
+def _faults(
+    rng: random.Random, seconds: float, rates: dict[str, tuple[float, float, float]], has_names: bool
+) -> tuple[Fault, ...]:
+    kinds = [kind for kind in rates if rng.random() < 0.3 and (has_names or kind != "replace")]
     often = rng.choice((0.5, 1.0, 1.0, 3.0))
     faults: list[Fault] = []
     for kind in kinds:
-        per_minute, min_s, max_s = KINDS[kind]
+        per_minute, min_s, max_s = rates[kind]
         per_minute *= often if kind != "cancel" else 1.0
         at = rng.expovariate(per_minute / 60)
         while at < seconds:

@@ -19,6 +19,8 @@ there are at that moment, so that a shortened plan stays valid.
     notice            agent a is notified that it will be drained
     join              a new node on host a (modulo one more than there are)
     replace           an agent with the name of agent a is started on another host, while the old one keeps running
+    etcd_cut          host a from etcd alone (b = 0: the leader's host): both directions (b % 3 = 0), or one (1, 2)
+    etcd_down         etcd is suspended
     cancel            an operator ends the run
     restart_request   an operator requests a restart
     drain_request     an operator drains agent a
@@ -36,6 +38,7 @@ import msgspec
 from tenax._core import events
 from tenax._core.agent import SIGINT, SIGTERM
 from tenax._core.coordinator import CancelRequested, DrainRequested, RestartRequested
+from tenax.testing.simulator.etcd import ETCD
 from tenax.testing.simulator.network import MAX_SLOWNESS
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
@@ -115,8 +118,24 @@ class Faults:
 
     def _split(self, fault: Fault) -> None:
         side = {host.index for host in self.cluster.hosts if fault.a >> host.index & 1}
-        count = len(self.cluster.hosts)
-        self._cut([(a, b) for a in range(count) for b in range(count) if (a in side) != (b in side)], fault.seconds)
+        everywhere = [host.index for host in self.cluster.hosts]
+        if self.cluster.setup.has_etcd:
+            everywhere.append(ETCD)
+            side |= {ETCD} if fault.b % 2 else set()
+        self._cut([(a, b) for a in everywhere for b in everywhere if (a in side) != (b in side)], fault.seconds)
+
+    def _etcd_cut(self, fault: Fault) -> None:
+        host = self._host(fault.a).index
+        if fault.b == 0 and self.cluster.server is not None:
+            host = self.cluster.server.agent.host.index
+        ways = [(host, ETCD)] if fault.b % 3 != 2 else []
+        self._cut(ways + ([(ETCD, host)] if fault.b % 3 != 1 else []), fault.seconds)
+
+    def _etcd_down(self, fault: Fault) -> None:
+        etcd = self.cluster.etcd
+        if not etcd.is_paused:
+            etcd.pause()
+            self._later(fault.seconds, etcd.resume)
 
     def _flap(self, fault: Fault) -> None:
         ways = self.ways(self._host(fault.a).index, 0)
@@ -126,6 +145,8 @@ class Faults:
 
     def ways(self, host: int, which: int) -> list[Way]:
         others = [other.index for other in self.cluster.hosts if other.index != host]
+        if self.cluster.setup.has_etcd:
+            others.append(ETCD)
         out = [(host, other) for other in others] if which != 2 else []
         return out + ([(other, host) for other in others] if which != 1 else [])
 
@@ -194,16 +215,20 @@ class Faults:
         for dead in host.clearing.values():
             dead.keeper.vanish()
         host.clearing.clear()
-        if host.index == ENDPOINT:
+        host.listeners.clear()
+        if self._has_marker(host):
             self.cluster.checks.on_memory_lost()
         for node in self.cluster.nodes:
             if node.plan.host == host.index and node.agent is not None and node.agent.is_alive:
                 node.agent.vanish()
         self._later(fault.seconds, self.power_on_soon, host)
 
+    def _has_marker(self, host: Host) -> bool:
+        return host.index == ENDPOINT and not self.cluster.setup.has_etcd
+
     def power_on_soon(self, host: Host) -> None:
         """Power a host on. The endpoint's host has lost its marker, so it stays off for longer than a lease."""
-        at_least_s = self.cluster.setup.terms.lease_s + 1 if host.index == ENDPOINT else 0.0
+        at_least_s = self.cluster.setup.terms.lease_s + 1 if self._has_marker(host) else 0.0
         self.cluster.schedule.at(host.off_since + at_least_s, self._power_on, host)
 
     def _power_on(self, host: Host) -> None:

@@ -66,6 +66,7 @@ class Liveness:
         self._note("the faults stop")
         cluster.has_faults = False
         cluster.network.calm()
+        cluster.etcd.resume()
         if cluster.server is not None:
             cluster.server.sends_left = -1
         for host in cluster.hosts:
@@ -78,13 +79,15 @@ class Liveness:
         self._fill_up()
         # One lease to detect lost nodes, one to recover, and the time to stop workers.
         limit = 2 * setup.terms.lease_s + 2 * self._stopping_s + setup.pause_s + setup.last_call_s + 10
+        if setup.has_etcd:  # a successor waits for the only member of a generation
+            limit += setup.authority.alone_s + setup.authority.ttl_s
         self._expect("L3", limit, self.has_settled, self._disturb)
 
     def _fill_up(self) -> None:
         """Add nodes until there are enough."""
         cluster = self.cluster
         wanted = [node for node in cluster.nodes if node.is_wanted and not (node.agent and node.agent.has_left)]
-        if not any(node.plan.host == ENDPOINT for node in wanted):
+        if not cluster.setup.has_etcd and not any(node.plan.host == ENDPOINT for node in wanted):
             wanted.append(cluster.add(NodePlan(ENDPOINT)))
         is_over = cluster.checks.verdict is not None and not cluster.checks.has_lost_memory
         for _ in range(0 if is_over else max(0, cluster.setup.min_nodes - len(wanted))):
@@ -179,6 +182,10 @@ class Liveness:
         numbers = [number for number, agent in enumerate(self.cluster.agents) if wanted(agent)]
         return self.cluster.rng.choice(numbers) if numbers else -1
 
+    def _serves(self, agent: AgentProcess) -> bool:
+        server = self.cluster.server
+        return agent.host.index == (server.agent.host.index if server is not None else ENDPOINT)
+
     def _pick_member(self) -> int:
         return self._pick_agent(lambda agent: agent.state.phase is Phase.RUNNING)
 
@@ -225,14 +232,14 @@ class Liveness:
         self._expect("L2", 10 + self._stopping_s, self.has_settled, self._finish)
 
     def _leave(self) -> None:
-        number = self._pick_agent(lambda agent: agent.host.index != ENDPOINT)
+        number = self._pick_agent(lambda agent: not self._serves(agent))
         if number < 0 or len(self.cluster.agents) <= self.cluster.setup.min_nodes:
             return self._finish()
         self._inject("drain", number)
         return self._expect("L2", 10 + 2 * self._stopping_s, self.has_settled, self._finish)
 
     def _partition(self) -> None:
-        number = self._pick_agent(lambda agent: agent.host.index != ENDPOINT)
+        number = self._pick_agent(lambda agent: not self._serves(agent))
         if number < 0:
             return self._finish()
         seconds = self.cluster.rng.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.rng.random()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tenax._core.link.client import Note
     from tenax._core.link.server import Peer
     from tenax.testing.simulator.agent import AgentProcess
+    from tenax.testing.simulator.elected import Listener, Prober
     from tenax.testing.simulator.process import Process
     from tenax.testing.simulator.scheduler import Scheduler
     from tenax.testing.simulator.server import Server
@@ -46,6 +47,7 @@ class Host:
         self.boots = 1
         self.server: Server | None = None  # listening on this host
         self.note: Note | None = None  # for the next coordinator; lost with the power
+        self.listeners: dict[int, Listener] = {}  # sockets of elected leaders, by port
         self.clearing: dict[int, AgentProcess] = {}  # dead agents with live processes
 
 
@@ -244,28 +246,36 @@ class Network:
 
     # --- opening a connection -----------------------------------------------------------------------------------------
 
-    def connect(self, agent: AgentProcess, endpoint: Host, attempt: int) -> None:
-        """Connect. One of the agent's ``on_established``, ``on_refused`` and ``on_unanswered`` is called later."""
+    def connect(self, agent: AgentProcess | Prober, endpoint: Host, attempt: int, port: int = 0) -> None:
+        """Connect to the coordinator's port, or another.
+
+        One of the agent's ``on_established``, ``on_refused`` and ``on_unanswered`` is called later.
+        """
         timeout = agent.later(_CONNECT_TIMEOUT_S, agent.on_unanswered, attempt)
         if self.is_open(agent.host, endpoint):
             way = (agent.host.index, endpoint.index)
-            self.schedule.after(self.delay(way), self._on_connect_request, agent, endpoint, attempt, timeout)
+            self.schedule.after(self.delay(way), self._on_connect_request, agent, endpoint, attempt, port, timeout)
 
-    def _on_connect_request(self, agent: AgentProcess, endpoint: Host, attempt: int, timeout: Any) -> None:
+    def _on_connect_request(
+        self, agent: AgentProcess | Prober, endpoint: Host, attempt: int, port: int, timeout: Any
+    ) -> None:
         if not endpoint.is_up or not self.is_open(endpoint, agent.host):
             return
         back = self.delay((endpoint.index, agent.host.index))
-        if endpoint.server is None:
+        listener = endpoint.listeners.get(port) if port else endpoint.server
+        if listener is None:
             self.schedule.after(back, self._finish_connect, agent, timeout, agent.on_refused, attempt)
             return
-        theirs = End(endpoint, endpoint.server.agent, endpoint.server.on_payload)
-        ours = End(agent.host, agent, agent.on_payload)
+        theirs = End(endpoint, listener.agent, listener.on_payload)
+        ours = End(agent.host, agent, agent.on_payload)  # type: ignore[arg-type]
         Stream(self, ours, theirs)
         Stream(self, theirs, ours)
-        endpoint.server.accept(theirs)
+        listener.accept(theirs)
         self.schedule.after(back, self._finish_connect, agent, timeout, agent.on_established, attempt, ours)
 
     @staticmethod
-    def _finish_connect(agent: AgentProcess, timeout: Any, call: Callable[..., None], *arguments: object) -> None:
+    def _finish_connect(
+        agent: AgentProcess | Prober, timeout: Any, call: Callable[..., None], *arguments: object
+    ) -> None:
         cancel(timeout)
         agent.do(call, *arguments)

@@ -23,7 +23,8 @@ from tenax.testing.simulator.process import Alarm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, Send
+    from tenax._core.model import Assignment
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.network import End, Payload
 
@@ -31,9 +32,18 @@ SECRET = b"secret"
 
 
 class Server:
-    """One coordinator, in the process of an agent at the endpoint."""
+    """One coordinator, in the process of an agent: at the endpoint, or of the leader."""
 
-    def __init__(self, agent: AgentProcess, opened: Opened) -> None:
+    def __init__(
+        self,
+        agent: AgentProcess,
+        opened: Opened,
+        counts: Callable[[float], bool] = lambda _: True,
+        after_step: Callable[[CoordinatorState], None] = lambda _: None,
+        hold_back: Callable[[Send, CoordinatorState], None] | None = None,
+        on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
+    ) -> None:
+        """``hold_back`` gets each message, and calls ``deliver`` later."""
         self.agent = agent
         self.cluster = agent.cluster
         setup = self.cluster.setup
@@ -48,11 +58,18 @@ class Server:
             serving_node=agent.info.node_id,
         )
         self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
-        self.links = self.cluster.parts.make_server("run", setup.terms, SECRET, lambda: self.state, agent.clock())
+        self.links = self.cluster.parts.make_server(
+            "run", setup.terms, agent.secret, lambda: self.state, agent.clock(), counts=counts
+        )
         self.checker = RunChecker(settings)
         self.is_open = True
+        self.term = 0  # of the leader in etcd
+        self._after_step = after_step
+        self._hold_back = hold_back
+        self._on_deposed = on_deposed
         self.known_generation = opened.generation  # the greatest that a node has reported
         self.known_restarts = opened.restarts_used
+        self.formed: dict[str, Assignment] = {}  # the last generation that was formed, perhaps not sent yet
         self.causes_seen = 0
         self.sends_left = -1  # the process dies after this many messages; negative: never
         self.on_killed: Callable[[], None] = lambda: None
@@ -65,6 +82,8 @@ class Server:
         self._alarm = Alarm(agent, lambda: self.state.next_deadline() if self.is_open else None, self._on_deadline)
         self._link_alarm = Alarm(agent, lambda: self.links.next_deadline() if self.is_open else None, self._on_tick)
         self.cluster.checks.opened(self)
+
+    def open(self, opened: Opened) -> None:
         self.step(opened)
         self._link_alarm.plan()
 
@@ -109,7 +128,17 @@ class Server:
                 self.known_restarts = max(self.known_restarts, joined.restarts_used)
         self.cluster.checks.stepped(self, event, step, now)
         self._write_note()
+        self._after_step(self.state)
         for send in step.sends:
+            if self._hold_back is None:
+                self._do(self.links.deliver(send))
+            else:
+                self._hold_back(send, self.state)
+
+    def deliver(self, send: Send) -> None:
+        """Send what was held back."""
+        if self.is_open:
+            self.cluster.checks.sent(self, [send])
             self._do(self.links.deliver(send))
 
     def _write_note(self) -> None:
@@ -176,6 +205,8 @@ class Server:
                     self._close(peer, is_reset=is_reset)
                 case links.Step(event):
                     self.step(event)
+                case links.Deposed(frame):
+                    self._on_deposed(frame)
                 case links.Unlinked():
                     self.agent.exit_if_unneeded()
                 case links.Print(text):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax._core.authority import AuthorityTerms
 from tenax._core.lease import LeaseTerms
 
 
@@ -58,7 +59,7 @@ class WorkerBehaviour(msgspec.Struct, frozen=True):
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """The behaviour of the tcp engine and the keeper. Each default is required: tests show what breaks without it."""
+    """The behaviour of the engine and the keeper. Each default is required: tests show what breaks without it."""
 
     # The keeper holds the node's connection too, and it is closed when the node is clear: FIN means that the agent and
     # all its workers are dead.
@@ -96,10 +97,16 @@ class Setup(msgspec.Struct, frozen=True):
     delays: Delays = Delays()
     behaviour: WorkerBehaviour = WorkerBehaviour()
     engine: Engine = Engine()
+    has_etcd: bool = False  # etcd elects the coordinator; else it is at the endpoint
+    outage_s: float = 20.0  # with etcd: how long a generation of one node continues without it
     faults: tuple[Fault, ...] = ()
     # When faults stop, after which liveness is checked; 0: never.
     calm_at: float = 0.0
     disturbance: str = ""  # a single fault once the cluster has settled, with its own time limit (``liveness.py``)
+
+    @property
+    def authority(self) -> AuthorityTerms:
+        return AuthorityTerms(self.terms, self.outage_s)
 
     @property
     def hosts(self) -> int:

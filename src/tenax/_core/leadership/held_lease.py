@@ -12,24 +12,20 @@ Invariants:
 
 from __future__ import annotations
 
-import os
-
-from tenax._io.etcd.errors import EtcdUnavailable
-from tenax._io.etcd.operations import GrantLease, KeepAlive, LeaseAnswer, RevokeLease
-from tenax._io.loop import NO_TIMER
+from tenax._core.etcd.errors import EtcdUnavailable
+from tenax._core.etcd.operations import GrantLease, KeepAlive, LeaseAnswer, RevokeLease
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._io.etcd.call import EtcdCall
-    from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.errors import EtcdError
-    from tenax._io.interfaces import Cancellable
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.leadership.calls import Call, Calls, Timer
 
 _REVOKE_S = 1.0
 _MAX_PATIENCE_S = 10.0  # for long leases, too, so that trouble is reported soon
 _CHECK_AGAIN_S = 0.2
+_MAX_RETRY_S = 1.0  # after a failed call
 
 
 class HeldLease:
@@ -37,26 +33,29 @@ class HeldLease:
 
     def __init__(
         self,
-        client: EtcdClient,
+        client: Calls,
+        lease_id: int,
         ttl_s: int,
         *,
         held: Callable[[], None],
         lost: Callable[[str], None],
         troubled: Callable[[EtcdError], None],
         every_s: float | None = None,
+        on_proven: Callable[[], None] | None = None,
     ) -> None:
-        self.id = int.from_bytes(os.urandom(8), "big") >> 1 or 1
+        """``lease_id`` is random, because it must be unique in etcd."""
+        self.id = lease_id
         self.ttl_s = ttl_s
         self.proven_at = 0.0
         self.is_held = False
-        self.on_proven: Callable[[], None] | None = None
+        self.on_proven = on_proven
         self._client = client
         self._every_s = ttl_s / 4 if every_s is None else every_s
         self._held = held
         self._lost = lost
         self._troubled = troubled
-        self._call: EtcdCall | None = None
-        self._timer: Cancellable = NO_TIMER
+        self._call: Call | None = None
+        self._timer: Timer | None = None
         self._first_sent_at: float | None = None
         self._is_doubted = False
         self._is_over = False
@@ -67,6 +66,7 @@ class HeldLease:
     # --- the grant ----------------------------------------------------------------------------------------------------
 
     def _grant(self) -> None:
+        self._timer = None
         grant = GrantLease(self.ttl_s, self.id)
         self._call = self._client.call(
             grant, self._granted, self._not_granted, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
@@ -86,7 +86,7 @@ class HeldLease:
         self._call = None
         if not isinstance(error, EtcdUnavailable) or error.is_certain:
             self._first_sent_at = None
-        self._set_timer(self._client.loop.now() + self._every_s, self._grant)
+        self._retry(self._grant)
         self._troubled(error)
 
     def _prove(self, when: float) -> None:
@@ -101,6 +101,7 @@ class HeldLease:
     # --- keeping it alive ---------------------------------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
+        self._timer = None
         self._call = self._client.call(
             KeepAlive(self.id), self._kept, self._not_kept, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
         )
@@ -123,8 +124,11 @@ class HeldLease:
 
     def _not_kept(self, error: EtcdError) -> None:
         self._call = None
-        self._set_timer(self._client.loop.now() + self._every_s, self._keep_alive)
+        self._retry(self._keep_alive)
         self._troubled(error)
+
+    def _retry(self, call: Callable[[], None]) -> None:
+        self._set_timer(self._client.loop.now() + min(self._every_s, _MAX_RETRY_S), call)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -142,10 +146,10 @@ class HeldLease:
         """Stop without callbacks. The lease expires by itself."""
         self._is_over = True
         self.is_held = False
-        self._timer.cancel()
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        for thing in (self._call, self._timer):
+            if thing is not None:
+                thing.cancel()
+        self._call = self._timer = None
 
     def _set_timer(self, when: float, call: Callable[[], None]) -> None:
         if not self._is_over:

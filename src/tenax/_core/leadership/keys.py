@@ -16,15 +16,14 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from tenax._core.authority import AuthorityTerms
+from tenax._core.etcd.errors import EtcdRejected
+from tenax._core.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
 from tenax._core.record import RunRecord
 from tenax._core.text import concealed_repr
-from tenax._engines.etcd.leader_address import LeaderAddress
-from tenax._io.etcd.errors import EtcdRejected
-from tenax._io.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax._io.etcd.operations import TransactionAnswer
+    from tenax._core.etcd.operations import TransactionAnswer
 
 T = TypeVar("T")
 RECORD_TTL_S = 86_400  # after this time without a leader the run id is free again
@@ -33,6 +32,18 @@ VERDICT_TTL_S = 10  # after the end of the run
 NODE_TTL_S = 30
 MAX_VALUE_BYTES = 2 << 20  # etcd's default limit is 1.5 MiB
 MAX_TERM_S = 1e9
+
+
+# Without line breaks and control characters: these are printed.
+_Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
+
+
+class LeaderAddress(msgspec.Struct, frozen=True):
+    node_id: _Text
+    host: _Text  # for people
+    addr: _Text
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    machine: _Text = ""  # processes with the same one have the same loopback interface
 
 
 class Leader(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
+from tenax._core.leadership.held_lease import HeldLease
+from tenax._core.leadership.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, LeaderAndRecord, Written
 from tenax._core.record import RunRecord
-from tenax._engines.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, LeaderAndRecord, Written
-from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.held_lease import HeldLease
-from tenax._io.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.authority import AuthorityTerms
-    from tenax._engines.etcd.keys import Keys
-    from tenax._engines.etcd.leader_address import LeaderAddress
-    from tenax._io.etcd.call import EtcdCall
-    from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.errors import EtcdError
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.leadership.calls import Call, Calls
+    from tenax._core.leadership.keys import Keys, LeaderAddress
 
 _MISFIT = (
     "--nnodes, the secret (token, token_file, TENAX_RDZV_TOKEN) or the TLS settings of this node differ from "
@@ -51,10 +49,11 @@ class Candidacy:
 
     def __init__(
         self,
-        client: EtcdClient,
+        client: Calls,
         keys: Keys,
         leader: Leader,
         terms: AuthorityTerms,
+        lease_ids: tuple[int, int],
         *,
         fit: str,
         must_fit: bool,
@@ -65,8 +64,9 @@ class Candidacy:
         troubled: Callable[[EtcdError], None],
         deposed: Callable[[str], None],
     ) -> None:
-        """``fit`` is the digest of this node's settings; with ``must_fit`` the record must have the same.
+        """``lease_ids``: random ones, of the leader key and of the record.
 
+        ``fit`` is the digest of this node's settings; with ``must_fit`` the record must have the same.
         ``known`` is the record to use if etcd has lost it. ``troubled`` is called while etcd does not answer,
         ``deposed`` when a lease is lost, also after the election.
         """
@@ -81,12 +81,20 @@ class Candidacy:
         self._won = won
         self._lost = lost
         self._failed = failed
-        self._call: EtcdCall | None = None
+        self._call: Call | None = None
         self._was_recorded = True
         self.holds_record = False  # the record is, or may be, bound to record_lease
-        self.lease = HeldLease(client, terms.ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
+        self.lease = HeldLease(
+            client, lease_ids[0], terms.ttl_s, held=self._granted, lost=deposed, troubled=self._troubled
+        )
         self.record_lease = HeldLease(
-            client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_KEPT_EVERY_S
+            client,
+            lease_ids[1],
+            RECORD_TTL_S,
+            held=self._granted,
+            lost=deposed,
+            troubled=self._troubled,
+            every_s=RECORD_KEPT_EVERY_S,
         )
 
     def start(self) -> None:

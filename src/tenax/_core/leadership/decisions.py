@@ -14,18 +14,17 @@ the record. Invariants:
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 import msgspec
 
 from tenax._core.coordinator import Send
+from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._core.etcd.operations import GrantLease, Put, Transaction
 from tenax._core.events import GenerationFormed
+from tenax._core.leadership.keys import VERDICT_TTL_S, LeaderAndRecord, Written
 from tenax._core.record import mark_of, record_of
 from tenax._core.text import encodable
-from tenax._engines.etcd.keys import VERDICT_TTL_S, LeaderAndRecord, Written
-from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
-from tenax._io.etcd.operations import GrantLease, Put, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,14 +32,12 @@ if TYPE_CHECKING:
 
     from tenax._core.authority import AuthorityTerms
     from tenax._core.coordinator import CoordinatorState
+    from tenax._core.etcd.errors import EtcdError
+    from tenax._core.etcd.operations import TransactionAnswer
+    from tenax._core.leadership.calls import Call, Calls, Timer
+    from tenax._core.leadership.candidacy import Elected
+    from tenax._core.leadership.keys import Keys
     from tenax._core.record import Mark, RunRecord
-    from tenax._engines.etcd.candidacy import Elected
-    from tenax._engines.etcd.keys import Keys
-    from tenax._io.etcd.call import EtcdCall
-    from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.errors import EtcdError
-    from tenax._io.etcd.operations import TransactionAnswer
-    from tenax._io.interfaces import Cancellable
 
 _AGAIN_S = 0.25
 _MAX_RECORD_BYTES = 1 << 20  # etcd's default limit is 1.5 MiB
@@ -72,7 +69,7 @@ class Decisions:
 
     def __init__(
         self,
-        client: EtcdClient,
+        client: Calls,
         keys: Keys,
         elected: Elected,
         lease_id: int,
@@ -98,20 +95,23 @@ class Decisions:
         self._recorded_at = elected.recorded_at
         self._waiting: deque[_Decision] = deque()
         self._held_assignments: dict[tuple[str, ...], _Held] = {}  # the last one per node
-        self._call: EtcdCall | None = None
-        self._timer: Cancellable | None = None
+        self._call: Call | None = None
+        self._timer: Timer | None = None
         self._is_closed = False
 
     @property
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
-    def submit(self, send: Send, state: CoordinatorState) -> None:
-        """Deliver the message now, or once all decisions up to ``state`` are stored."""
+    def submit(self, send: Send, state: CoordinatorState, wall_ahead_s: float = 0.0) -> None:
+        """Deliver the message now, or once all decisions up to ``state`` are stored.
+
+        ``wall_ahead_s``: how far the wall clock is ahead of this machine's; a successor on another host has another.
+        """
         mark = mark_of(state)
         if mark != self._mark:
             self._mark = mark
-            self._decide(state)
+            self._decide(state, wall_ahead_s)
         if not self._waiting:
             self._deliver(send)
         elif not self._is_held(send):
@@ -125,16 +125,15 @@ class Decisions:
         held = self._held_assignments.get(send.to)
         return held is not None and held.send == send and held.for_same_nodes() == send
 
-    def forget_earlier(self, state: CoordinatorState) -> None:
+    def forget_earlier(self, state: CoordinatorState, wall_ahead_s: float = 0.0) -> None:
         """Remove the earlier leaders from the record: all members have returned or stopped."""
         if self._before and not self._is_closed:
             self._before = ()
             self._mark = mark_of(state)
-            self._decide(state)
+            self._decide(state, wall_ahead_s)
 
-    def _decide(self, state: CoordinatorState) -> None:
-        to_wall_clock = time.time() - self._client.loop.now()  # a successor on another host has another clock
-        self._waiting.append(_Decision(record_of(state).shifted(to_wall_clock)))
+    def _decide(self, state: CoordinatorState, wall_ahead_s: float) -> None:
+        self._waiting.append(_Decision(record_of(state).shifted(wall_ahead_s)))
         if len(self._waiting) == 1:
             self._write()
 

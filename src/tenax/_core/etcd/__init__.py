@@ -1,0 +1,1 @@
+"""The operations of etcd and its errors, as values."""
