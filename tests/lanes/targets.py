@@ -22,6 +22,7 @@ from tenax._core.bounds import MAX_TEXT
 from tenax._core.etcd.errors import EtcdRejected
 from tenax._core.etcd.operations import KeyValue
 from tenax._core.events import AnyEvent, FromCoordinator
+from tenax._core.leadership import keys
 from tenax._core.lease import LeaseTerms
 from tenax._core.link import wire
 from tenax._core.messages import FailureSeen, FromNode, NodeInfo
@@ -29,7 +30,6 @@ from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdi
 from tenax._core.run_state import AnyCoordinatorEvent, RunSettings
 from tenax._core.text import shortened_texts
 from tenax._core.watchdog import Request, Watchdog
-from tenax._engines.etcd import keys
 from tenax._failures import python_traceback
 from tenax._failures.evidence import gather
 from tenax._failures.report import Report, render, to_json
