@@ -17,7 +17,7 @@ from kit.jobs import TIMEOUT_S, Runner, Running
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)
 # On a busy machine the detector learns gaps of a second, and then waits thirty or sixty times as long.
-LONG_TIMEOUT_S = 110.0
+LONG_TIMEOUT_S = 300.0
 
 
 class Member:

@@ -81,6 +81,7 @@ def test_a_hang_without_a_restart_left_is_a_failure_with_a_reason(job: Job) -> N
     assert "in wait_for_nothing" in done.report
 
 
+@pytest.mark.timeout(2 * LONG_TIMEOUT_S)
 def test_a_spinning_job_is_detected(job: Job) -> None:
     """As in a collective that polls: every worker uses a full CPU without progress."""
     (agent,) = job.start(*REPORT)
@@ -98,6 +99,7 @@ def test_a_spinning_job_is_detected(job: Job) -> None:
     assert agent.wait().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.timeout(2 * LONG_TIMEOUT_S)
 def test_a_thread_that_logs_does_not_hide_a_hang(job: Job) -> None:
     """The main threads are blocked, so its lines are not progress."""
     script = job.runner.script(

@@ -52,6 +52,7 @@ train(model, 600.0)
 """
 
 
+@pytest.mark.timeout(2 * LONG_TIMEOUT_S)
 def test_the_rank_that_misses_a_collective_is_reported(job: Job) -> None:
     """The script reports no steps; the kernel's counters are enough. Threads of gloo poll, and another logs."""
     script = job.runner.script(SCRIPT)
