@@ -31,7 +31,7 @@ from .random_run import MAX_STEPS, OUTCOMES, RandomRun, format_steps
 
 CORE = settings.get_profile("core")
 # Their runs had every event in every phase when they were chosen. The search continues where they no longer do.
-COVERING_SEEDS = (419, 872, 1677, 1466, 3185, 3454, 291, 858, 3382, 1931, 384, 54, 93, 345, 1361)
+COVERING_SEEDS = (54, 93, 291, 384, 419, 492, 775, 858, 912, 1160, 1188, 1466, 1572, 1633, 1965)
 
 
 @functools.cache  # several tests look at the same runs
