@@ -212,7 +212,7 @@ LEAVING = """
         if RANK == 0:
             DAEMON
     else:
-        left = int((NOTES / "daemon.0.0").read_text())
+        left = int(open(f"{NOTES}/daemon.0.0").read())
         note("daemon_is_there", is_there(left))
     note("imported_in", marked_kit.IMPORTED_IN)
     ready()
