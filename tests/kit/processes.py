@@ -217,12 +217,12 @@ def leaving_nothing() -> Iterator[None]:
     tracker_before = getattr(resource_tracker._resource_tracker, "_fd", None)
     before, threads, alive = descriptors(), set(threading.enumerate()), children()
     yield
+    # A thread may hand over its result a moment before it ends and closes its descriptors.
+    until(lambda: not set(threading.enumerate()) - threads, f"threads to end: {set(threading.enumerate()) - threads}")
     tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
     expected = set(before) | ({tracker} if tracker is not None and tracker != tracker_before else set())
     left = {number: what for number, what in descriptors().items() if number not in expected}
     assert not left, f"descriptors were left open: {left}"
-    # A thread may hand over its result a moment before it ends.
-    until(lambda: not set(threading.enumerate()) - threads, f"threads to end: {set(threading.enumerate()) - threads}")
     assert not children() - alive, f"children were left: {children() - alive}"
 
 

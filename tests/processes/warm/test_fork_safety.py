@@ -382,7 +382,7 @@ def test_a_folder_created_later_on_the_path_is_searched(runner: Runner) -> None:
         """
         import os, sys
         import good_kit
-        from worker_kit import ATTEMPT, NOTES, RANK, note, ready
+        from worker_kit import ATTEMPT, RANK, note, ready
         folder = os.environ["PYTHONPATH"]
         if ATTEMPT == 0:
             if RANK == 0:
