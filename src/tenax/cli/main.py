@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # The module of each command. It has a function with the command's name, and its help page: ``stop``, ``STOP_USAGE``.
 SUBCOMMANDS = {
+    "start": "start",
     "replay": "replay",
     "ask": "ask",
     "status": "status",
