@@ -148,8 +148,6 @@ class Term:
 
     def _on_written(self, record: RunRecord) -> None:
         self.last_record = record
-        if record.verdict is not None:
-            self._candidacy.holds_record = False  # a verdict has its own lease
         self._authority.lapse()
 
     def is_deciding(self) -> bool:
@@ -170,12 +168,13 @@ class Term:
             self._output(Probe(self._probing))
 
     def probed(self, *, is_dead: bool) -> None:
-        """``is_dead``: the connection was refused."""
+        """``is_dead``: the connection was refused. A node that is linked to this leader has ended its own term."""
         before, self._probing = self._probing, None
         if before is None:
             return
-        if is_dead:
-            self._output(StepCoordinator(EarlierCoordinatorGone(before.node_id, len(self._unconfirmed))))
+        if is_dead or before.node_id in self._state().nodes:
+            gone = EarlierCoordinatorGone(before.node_id if is_dead else "", len(self._unconfirmed))
+            self._output(StepCoordinator(gone))
             self._probe()
         else:
             self._unconfirmed.insert(0, before)
