@@ -18,7 +18,8 @@ from kit.etcd import EtcdCluster, needs_etcd
 from kit.jobs import Running
 from kit.processes import is_alive, until
 from network.etcd_members import records_of
-from tenax._core.leadership.keys import RECORD_TTL_S, Keys, Written
+from tenax._core.authority import AuthorityTerms
+from tenax._core.leadership.keys import Keys, Written
 
 pytestmark = needs_etcd
 
@@ -263,7 +264,9 @@ def test_the_id_of_a_finished_run_can_soon_be_used_again(cluster: Cluster, etcd:
     assert all(int(each["TTL"]) <= int(each["grantedTTL"]) and len(each["keys"]) == 1 for each in left)
     short, long = sorted(left, key=lambda each: int(each["grantedTTL"]))
     assert int(short["grantedTTL"]) == 10, "it expires by itself; the test does not wait for that"
-    assert int(long["grantedTTL"]) == RECORD_TTL_S, "of the verdict, for nodes of the run that come back later"
+    assert int(long["grantedTTL"]) == AuthorityTerms().record_s, (
+        "of the verdict, for nodes of the run that come back later"
+    )
     etcd.ask(0, "/v3/lease/revoke", {"ID": short["ID"]})
     agents = cluster.start(2)
     workers = [worker for worker in cluster.hub.all(4) if cluster.agent_of(worker) in agents]

@@ -108,6 +108,11 @@ class Harness:
         assert written is not None
         return written
 
+    def record_lease(self) -> int:
+        kv = self.read_keys().record_kv
+        assert kv is not None
+        return kv.lease
+
     def close(self) -> None:
         for candidacy in self.candidacies.values():
             candidacy.close()
@@ -237,10 +242,12 @@ def test_a_successor_continues_the_record_and_knows_the_earlier_leaders(harness:
         assert elected.written.record.generation == 1
         assert [address.node_id for address in elected.written.before] == before
         assert elected.written.by.node_id == name
+        assert harness.record_lease() == harness.candidacies["first"].record_lease.id, "it expires if no member returns"
     harness.decisions("third").forget_earlier(state(1))
     harness.until(lambda: len(harness.written) == 2)
     assert harness.recorded().before == ()
     assert harness.recorded().by.node_id == "third"
+    assert harness.record_lease() == harness.candidacies["third"].record_lease.id
 
 
 def test_a_successor_uses_the_longest_terms_of_all_earlier_leaders(harness: Harness) -> None:
@@ -282,9 +289,7 @@ def test_after_the_verdict_the_record_gets_a_short_lease_and_nodes_of_the_run_fi
     decisions = harness.decisions("x")
     decisions.submit(WAITING, state(1, settled=1, phase=Over(verdict)))
     harness.until(lambda: harness.delivered)
-    kv = harness.read_keys().record_kv
-    assert kv is not None
-    assert kv.lease not in (0, harness.candidacies["x"].record_lease.id)
+    assert harness.record_lease() not in (0, harness.candidacies["x"].record_lease.id)
     harness.ask(Delete(harness.keys.leader))
     harness.start_candidacy("new")
     harness.until(lambda: harness.failed)

@@ -6,7 +6,9 @@
 
 The record is written in the same transaction as the leader key: it names the new leader, so that a successor knows
 whose answers may still keep workers alive. The transaction is guarded by what was read, so pending writes of an earlier
-leader fail. An attempt with an unknown outcome is settled by reading the leader key.
+leader fail. An attempt with an unknown outcome is settled by reading the leader key. While a generation may be running,
+the record keeps its lease until the winner decides something: if all its members are lost, it expires, however often
+other nodes wait for them.
 """
 
 from __future__ import annotations
@@ -16,14 +18,7 @@ import msgspec
 from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
 from tenax._core.leadership.held_lease import HeldLease
-from tenax._core.leadership.keys import (
-    RECORD_KEPT_EVERY_S,
-    RECORD_TTL_S,
-    VERDICT_TTL_S,
-    Leader,
-    LeaderAndRecord,
-    Written,
-)
+from tenax._core.leadership.keys import VERDICT_TTL_S, Leader, LeaderAndRecord, Written
 from tenax._core.record import RunRecord
 from tenax._core.text import format_seconds
 
@@ -100,18 +95,18 @@ class Candidacy:
         self._failed = failed
         self._call: Call | None = None
         self._was_recorded = True
-        self.holds_record = False  # the record is, or may be, bound to record_lease
+        self.holds_record = False  # the record, or the verdict, is or may be bound to record_lease
         self.lease = HeldLease(
             client, lease_ids[0], terms.ttl_s, held=self._granted, lost=deposed, troubled=self._troubled
         )
         self.record_lease = HeldLease(
             client,
             lease_ids[1],
-            RECORD_TTL_S,
+            terms.record_s,
             held=self._granted,
             lost=deposed,
             troubled=self._troubled,
-            every_s=RECORD_KEPT_EVERY_S,
+            every_s=terms.record_s / 24,
         )
 
     def start(self) -> None:
@@ -140,7 +135,7 @@ class Candidacy:
             return
         if leader is not None:
             if msgspec.structs.replace(leader, run=0) == self._leader and past is not None:
-                self.holds_record = True
+                self.holds_record = state.record_kv is not None and state.record_kv.lease == self.record_lease.id
                 self._won(Elected(state.term, state.recorded_at, past, leader, None, self._was_recorded))
             else:
                 self._lost()
@@ -160,15 +155,16 @@ class Candidacy:
             return
         record = (past.record if past is not None else self._known) or RunRecord()
         before: tuple[LeaderAddress, ...] = ()
-        longest = self._terms
-        if past is not None and record.is_at_work:
+        longest, lease_id = self._terms, self.record_lease.id
+        if past is not None and state.record_kv is not None and record.is_at_work:
+            lease_id = state.record_kv.lease
             before, longest = (*past.before, past.by), past.longest.longest(self._terms)
         fit = past.fit if past is not None else self._fit
         run = past.run if past is not None else self._run or self.record_lease.id
         leader = msgspec.structs.replace(self._leader, run=run)
         written = Written(record, leader.address, before, longest, fit, run)
         put_leader = Put(self._keys.leader, msgspec.json.encode(leader), self.lease.id)
-        put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
+        put_record = Put(self._keys.record, msgspec.json.encode(written), lease_id)
         guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(state.recorded_at))
 
         def on_written(answer: TransactionAnswer) -> None:
@@ -180,7 +176,7 @@ class Candidacy:
                 self._read()
 
         self._was_recorded = past is not None
-        self.holds_record = True
+        self.holds_record = lease_id == self.record_lease.id
         self._call = self._client.call(Transaction(guards, (put_leader, put_record)), on_written, self._on_failed)
 
     def _on_failed(self, error: EtcdError) -> None:

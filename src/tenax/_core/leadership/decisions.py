@@ -23,7 +23,7 @@ from tenax._core.coordinator import Send
 from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import GrantLease, Put, Transaction
 from tenax._core.events import GenerationFormed
-from tenax._core.leadership.keys import RECORD_TTL_S, VERDICT_TTL_S, LeaderAndRecord, Written
+from tenax._core.leadership.keys import VERDICT_TTL_S, LeaderAndRecord, Written
 from tenax._core.model import Outcome
 from tenax._core.record import mark_of, record_of
 from tenax._core.text import encodable
@@ -151,7 +151,7 @@ class Decisions:
         # The run id is soon free again: this record has a short lease. Nodes of this run find the verdict for a day.
         lease_id = self._lease_id ^ 1
         if record.verdict.outcome is Outcome.CANCELLED:  # workers are still running
-            ttl_s += ceil(min(RECORD_TTL_S, self._terms.lease.lease_s + self._waiting[0].grace_s))
+            ttl_s += ceil(min(self._terms.record_s, self._terms.lease.lease_s + self._waiting[0].grace_s))
 
         def granted(_: object) -> None:
             self._put(record, lease_id)

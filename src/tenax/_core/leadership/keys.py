@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tenax._core.etcd.operations import TransactionAnswer
 
 T = TypeVar("T")
-RECORD_TTL_S = 86_400  # after this time without a leader the run id is free again
-RECORD_KEPT_EVERY_S = 3600.0
 VERDICT_TTL_S = 10  # after the end of the run
 NODE_TTL_S = 30
 MAX_VALUE_BYTES = 2 << 20  # etcd's default limit is 1.5 MiB
