@@ -32,6 +32,7 @@ FOLDERS = {
     "agent": "process",
     "benchmarks": "unit",
     "cli": "unit",
+    "cli/start": "cluster",
     "cluster": "cluster",
     "compat": "process",
     "control_plane": "process",

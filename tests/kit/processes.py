@@ -235,13 +235,13 @@ def interpreter_for(user: int) -> str:
     for candidate in (sys.executable, f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"):
         check = [candidate, "-c", "import msgspec, pytest, tenax"]
         with suppress(OSError):
-            if subprocess.run(check, user=user, group=user, extra_groups=[], env=_ENV, cwd="/").returncode == 0:
+            if subprocess.run(check, user=user, group=user, extra_groups=[], env=ENV, cwd="/").returncode == 0:
                 return candidate
     pytest.skip("no Python with the required packages can be run by another user")
 
 
 # The import path of this process, for other interpreters of the same version.
-_ENV = {
+ENV = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
         [str(Path(__file__).parents[1]), *(str(Path(module.__path__[0]).parent) for module in (tenax, msgspec))]
@@ -259,7 +259,7 @@ class Program:
     def __init__(self, code: str, folder: Path, *args: object, user: int | None = None, **options: Any) -> None:
         self.pipe = Pipe()
         self._errors = folder / f"stderr-{os.urandom(4).hex()}"
-        env = {**_ENV, "TMPDIR": str(folder), **options.pop("env", {})}
+        env = {**ENV, "TMPDIR": str(folder), **options.pop("env", {})}
         interpreter = sys.executable
         if user is None:
             source = folder / f"program_{os.urandom(4).hex()}.py"

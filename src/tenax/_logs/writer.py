@@ -107,18 +107,25 @@ class LogWriter(HelperHandle):
         filters: Sequence[str] = (),
         filter_path: str | None = None,
         whole_lines: bool = True,
+        as_terminal: bool = False,
     ) -> int:
         """Open a pipe for one worker's stdout or stderr. Return the write end, which the caller closes.
 
         ``path`` is the log file; ``console`` is 1 or 2 to show the lines there (0: not shown; from 3 on: one of
         ``open_console``). Lines that contain one of the ``filters`` are also written to ``filter_path``. Without
         ``whole_lines``, for a worker that has the console to itself, partial lines such as prompts are shown at once.
-        The key must be a marshal value.
+        With ``as_terminal``, the worker gets a pseudo-terminal of the size of the console instead of a pipe. The key
+        must be a marshal value.
         """
         assert console in (0, 1, 2, *self._consoles)
         assert key not in self._streams, f"stream {key!r} is already open"
-        read_end, write_end = os.pipe()
-        _enlarge(read_end)
+        if as_terminal:
+            from tenax._logs.pseudo_terminal import open_pseudo_terminal
+
+            read_end, write_end = open_pseudo_terminal(console)
+        else:
+            read_end, write_end = os.pipe()
+            _enlarge(read_end)
         needles = [needle.encode("utf-8", "surrogateescape") for needle in filters]
         message = (
             "open",
@@ -129,6 +136,7 @@ class LogWriter(HelperHandle):
             needles,
             _file_or_none(filter_path) if needles else None,
             whole_lines,
+            as_terminal,
         )
         self._streams[key] = _Stream(read_end, message)
         self._send((*message, False), [read_end])

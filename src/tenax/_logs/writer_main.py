@@ -66,6 +66,7 @@ class Stream:
         needles: list[bytes],
         filtered: LogFile | None,
         whole_lines: bool,
+        is_terminal: bool = False,
         is_resumed: bool = False,
     ) -> None:
         self.key = key
@@ -78,6 +79,7 @@ class Stream:
         self.whole_lines = whole_lines
         self.cutter = LineCutter()
         self.tail = Tail()
+        self.is_terminal = is_terminal  # a pseudo-terminal, not a pipe
         self.is_resumed = is_resumed  # an earlier log writer, which has died, read the first part
         self.is_watched = False
 
@@ -213,11 +215,23 @@ class LogWriterProcess:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
             return 0
+        except OSError:
+            if not stream.is_terminal:
+                raise
+            data = b""  # EIO: all writers of a pseudo-terminal are gone
         if data:
+            if stream.is_terminal:
+                self._copy_size(stream)
             self._deliver(stream, data)
         else:
             self._end_stream(stream)
         return len(data)
+
+    def _copy_size(self, stream: Stream) -> None:
+        """Keep the size of a worker's pseudo-terminal up to date. The worker reads it whenever it draws."""
+        from tenax._logs.pseudo_terminal import copy_size
+
+        copy_size(1, stream.descriptor)
 
     def _read_available(self, stream: Stream) -> None:
         """Read what is in the pipe now, and not much more if the worker keeps writing."""
@@ -429,12 +443,13 @@ class LogWriterProcess:
         needles: list[bytes],
         filter_path: bytes | None,
         whole_lines: bool,
+        is_terminal: bool,
         is_resumed: bool,
     ) -> None:
         os.set_blocking(descriptor, False)
         shown = self._by_number[console]
         file, filtered = self._use(path), self._use(filter_path)
-        stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_resumed)
+        stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_terminal, is_resumed)
         if shown is not None:
             shown.sources += 1
         if is_resumed and path is not None:
