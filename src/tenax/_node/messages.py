@@ -33,9 +33,9 @@ class Line(msgspec.Struct, frozen=True):
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
     """Return the lines for one step: the event first, then the commands. ``state`` is the state after the step."""
-    lines = _of_event(event, state)
-    for command in issued:
-        lines += _of_command(command, state)
+    lines = [line for command in issued for line in _of_command(command, state)]
+    if not lines or not isinstance(event, events.SignalReceived):  # what follows a signal names it
+        lines = [*_of_event(event, state), *lines]
     if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.last.stop.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are already being stopped{hint}"))
