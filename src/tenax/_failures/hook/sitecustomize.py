@@ -66,7 +66,8 @@ def _show_interrupt(trace: "TracebackType | None") -> None:
     if trace is not None:
         code = trace.tb_frame.f_code
         where = f" in {code.co_name} ({code.co_filename}, line {trace.tb_lineno})"
-    print(f"rank {os.environ.get('RANK', '?')}: KeyboardInterrupt{where}", file=sys.stderr)
+    if sys.stderr is not None:
+        sys.stderr.write(f"rank {os.environ.get('RANK', '?')}: KeyboardInterrupt{where}\n")
 
 
 def _dump_stacks_at_signal(mark: str, path: str) -> None:
