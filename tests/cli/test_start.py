@@ -73,6 +73,7 @@ def test_what_is_not_a_host(text: str) -> None:
         ("--hosts h0 --host-restarts x -- train.py", "--host-restarts takes a whole number, at least 0"),
         ("--hosts h0 -- --nproc 4 train.py", "unknown flag '--nproc'"),
         ("--hosts h[0-2] -- --nnodes 4 train.py", "--nnodes 4 needs 4 hosts, but 3 are given"),
+        ("--hosts h0 -- --node-rank 1 train.py", "--node-rank 1 is not for several hosts; remove it"),
         ("--discover ./x -- train.py", "--discover needs the number of nodes"),
     ],
 )

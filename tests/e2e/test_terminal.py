@@ -21,7 +21,9 @@ FAILS_ONCE = """
     from worker_kit import *
     ready()
     print("hello from", RANK, flush=True)
+    note("printed")
     if RANK == 1 and ATTEMPT == 0:
+        wait_for("printed", rank=0)
         sys.exit(3)
     wait_for("go", rank=0)
 """
@@ -43,6 +45,17 @@ def test_the_live_line_shows_phase_generation_workers_and_restarts(runner: Runne
     runner.leave_note("go", attempt=1)
     assert terminal.wait() == 0
     assert "tenax: the run succeeded" in terminal.seen
+
+
+def test_the_live_line_counts_the_time_and_the_seconds_before_sigkill(runner: Runner) -> None:
+    script = runner.script(IGNORES_SIGNALS)
+    terminal = runner.terminal("--rdzv-id", "job7", script)
+    runner.pids(1)
+    terminal.until("tenax job7: generation 1 running, 1 of 1 workers, 0:01")
+    terminal.type(b"\x03")
+    terminal.until("waiting for local rank 0, SIGKILL in 29 s")
+    terminal.type(b"\x03")
+    assert terminal.wait() == 130
 
 
 def test_stdout_and_stderr_of_a_worker_keep_their_order(runner: Runner) -> None:
@@ -165,7 +178,8 @@ def test_a_real_screen_shows_output_above_one_live_line(runner: Runner) -> None:
     screen = Screen(runner, ["sh", "-c", command], columns=240)
     try:
         rows = screen.until("generation 2 running, 2 of 2 workers")
-        assert rows[-1] == "tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left"
+        live = r"tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left, \d:\d\d"
+        assert re.fullmatch(live, rows[-1])
         assert sum("tenax job7:" in row for row in rows) == 1, "one live line, the last row"
         runner.pids(2, attempt=1)
         runner.leave_note("go", attempt=1)

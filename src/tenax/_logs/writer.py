@@ -75,7 +75,7 @@ class LogWriter(HelperHandle):
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
         self._resent: set[int] = set()  # requests sent again after a restart
-        self._live = ""
+        self._live: tuple[Any, ...] = ("live", "", None, None)
         self._dropped_lines = 0
         self._restarts = 0
         self._crash = ""
@@ -203,12 +203,14 @@ class LogWriter(HelperHandle):
             self._dropped_lines = 0
         self._send(("print", text, after_output))
 
-    def live(self, text: str) -> None:
-        """Set the live line at the bottom of a terminal; empty for none."""
-        if text != self._live:
-            self._live = text
+    def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
+        """Set the live line at the bottom of a terminal; empty for none. It ends with the time since then, or until
+        SIGKILL (``time.monotonic``), which the log writer keeps up to date."""
+        message = ("live", text, since, until)
+        if message != self._live:
+            self._live = message
             if self._channel is not None and self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
-                self._send(("live", text))
+                self._send(message)
 
     # -- the process
 
@@ -246,7 +248,7 @@ class LogWriter(HelperHandle):
         """
         interrupted = False
         if self._channel is not None:
-            self._live = ""
+            self._live = ("live", "", None, None)
             if self._dropped_lines:
                 self.print("")
             self._finish_message = ("finish", timeout_s)
@@ -348,7 +350,7 @@ class LogWriter(HelperHandle):
             self._send(("console", number), [descriptor])
         for stream in self._streams.values():
             self._send((*stream.message, True), [stream.read_end])
-        self._send(("live", self._live))
+        self._send(self._live)
         what = f"the log writer died{self._why_it_died()} and was restarted"
         self._send(("print", f"tenax: {what}; lines that it held in memory are lost", False))
         for number, (message, _) in list(self._requests.items()):

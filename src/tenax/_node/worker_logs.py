@@ -299,9 +299,9 @@ class WorkerLogs:
         """Close the streams after the last worker, even if another process holds one of the pipes open."""
         self._writer.close_stream_duplicates(self._open_keys)
 
-    def live(self, text: str) -> None:
+    def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
         if self._live_line:
-            self._writer.live(one_line(text) if _is_in_foreground() else "")
+            self._writer.live(*((one_line(text), since, until) if text and _is_in_foreground() else ("",)))
 
     def close(self, final_text: str = "", interrupt_descriptor: int = -1) -> None:
         """Write all pending output, then ``final_text``, and end the log writer.

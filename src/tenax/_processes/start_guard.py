@@ -2,13 +2,13 @@
 
 It runs over a connection of ssh or srun, whose two sides are its standard input and output. It reads lines of JSON:
 
-1. ``{"marker", "folder", "endpoint"}``: answered with the marker and what was found on this host.
+1. ``{"marker", "folder", "endpoint", "silence_s"}``: answered with the marker and what was found on this host.
 2. ``{"argv", "folder", "env"}``: starts the agent, which shares the standard output and error.
 3. A number: sent to the agent as a signal. An empty line: the starter still runs.
 
-When the agent has exited, it writes the marker and the exit code. When the input ends, or nothing arrives for 20 s, the
-agent gets SIGTERM and a second later SIGKILL, after which the keeper kills the workers. If this process is killed, the
-kernel kills the agent. Standard library only.
+When the agent has exited, it writes the marker and the exit code. When the input ends, or nothing arrives for
+``silence_s``, the agent gets SIGTERM and a second later SIGKILL, after which the keeper kills the workers. If this
+process is killed, the kernel kills the agent. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SILENCE_S = 20.0
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -43,7 +42,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     lines = _Lines(reader)
     if request := lines.next_request():
-        marker = request["marker"]
+        marker, lines.silence_s = request["marker"], request["silence_s"]
         _write(f"{marker} {json.dumps(_examine(request['folder'], request['endpoint']))}\n")
         if start := lines.next_request():
             _write(f"{marker} {_serve(start, lines)}\n")
@@ -71,9 +70,10 @@ def _serve(start: dict[str, Any], lines: _Lines) -> int:
             return os.waitstatus_to_exitcode(status)
         if kill_at is not None and time.monotonic() >= kill_at:
             os.kill(agent, signal.SIGKILL)
-            kill_at = float("inf")
+            _, status = os.waitpid(agent, 0)
+            return os.waitstatus_to_exitcode(status)
         if kill_at is not None:
-            lines.wait(max(0.0, min(kill_at - time.monotonic(), SILENCE_S)))
+            lines.wait(kill_at - time.monotonic())
             continue
         line = lines.next()
         if line is None:
@@ -111,6 +111,7 @@ class _Lines:
     """The lines of standard input. Waiting for one also ends when a signal arrives at ``wakeup``."""
 
     def __init__(self, wakeup: int) -> None:
+        self.silence_s: float | None = None  # None: unlimited
         self._wakeup = wakeup
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
@@ -124,13 +125,16 @@ class _Lines:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a signal."""
-        if select.select([self._wakeup], [], [], timeout_s)[0]:
+        if select.select([self._wakeup], [], [], max(0.0, timeout_s))[0]:
             os.read(self._wakeup, 4096)
 
     def next(self) -> bytes | None:
         """Return the next line; empty if a signal came first; None at the end of the input or after a long silence."""
         while b"\n" not in self._data:
-            ready = [descriptor for descriptor, _ in self._poll.poll(SILENCE_S * 1000)]
+            ready = [
+                descriptor
+                for descriptor, _ in self._poll.poll(None if self.silence_s is None else self.silence_s * 1000)
+            ]
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 return b""

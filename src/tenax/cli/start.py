@@ -27,7 +27,6 @@ from tenax._io.loop import Loop
 from tenax._logs.device_thread import DeviceThread
 from tenax._node.job import new_run_id
 from tenax._node.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
-from tenax._processes.start_guard import SILENCE_S
 from tenax._schedulers.started import VARIABLE, describe, host_name, parse_file, parse_list
 from tenax.cli.arguments import read
 from tenax.cli.command import parse_arguments
@@ -76,8 +75,8 @@ wrong usage.
 
 _VALUES = ("--hosts", "--hostfile", "--discover", "--via", "--ssh", "--env", "--host-restarts")
 _SOURCES = ("--hosts", "--hostfile", "--discover")
-_DISCOVER_EVERY_S = 10.0
-_HEARTBEAT_S = SILENCE_S / 4
+_SILENCE_S = 20.0  # then the other side ends
+_HEARTBEAT_S = _SILENCE_S / 4
 _MAX_CLOCK_DIFFERENCE_S = 5.0
 _MAX_LINE = 1 << 16
 _OUTPUT_BYTES = 1 << 20
@@ -101,6 +100,7 @@ class Plan(msgspec.Struct, frozen=True):
     env: dict[str, str] = {}
     connect: tuple[str, ...] = ("ssh", *_SSH_OPTIONS)
     discover: str = ""
+    discover_every_s: float = 10.0
     folder: str = ""
     python: str = sys.executable
     run_id: str = ""
@@ -123,7 +123,11 @@ class Plan(msgspec.Struct, frozen=True):
 
 def start(argv: Sequence[str]) -> int:
     """Execute ``tenax start ARGV`` and return the exit code."""
-    plan = make_plan(argv, os.environ, os.getcwd(), _read)
+    return start_all(make_plan(argv, os.environ, os.getcwd(), _read))
+
+
+def start_all(plan: Plan) -> int:
+    """Start what is planned, and return the exit code when all of it has ended."""
     if shutil.which(plan.connect[0]) is None:
         raise UsageError(f"no program {plan.connect[0]!r} on PATH, with which to reach the hosts")
     loop = Loop()
@@ -154,6 +158,9 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read
     env = {name: environ[name] for name in names}
     reading = read(run_flags, env)
     flags = FlagValues(reading.values, reading.sources)
+    for dest in ("standalone", "node_rank"):
+        if flags.typed(dest):
+            raise UsageError(f"{flags.quote(dest)} is not for several hosts; remove it")
     least, most = node_range(flags) if flags.given("nnodes") else (0, 0)
     if "--discover" in values and not most:
         raise UsageError("--discover needs the number of nodes: -- --nnodes MIN:MAX ...")
@@ -438,7 +445,7 @@ class _Starter:
     def _connect(self, host: core.Host, order: int) -> None:
         self._started[host.name] = host, order
         endpoint = host_name(self._first) if self._plan.resolves else ""
-        request = {"folder": self._plan.folder, "endpoint": endpoint}
+        request = {"folder": self._plan.folder, "endpoint": endpoint, "silence_s": _SILENCE_S}
         connection = _Connection(self._plan, self, host.name, request)
         self._connections[host.name] = connection
         for stream in connection.streams:
@@ -496,13 +503,13 @@ class _Starter:
         except ValueError as error:
             self._keep_list(f"--discover: {error}")
             return
-        self._loop.at(self._loop.now() + _DISCOVER_EVERY_S, self._discover)
+        self._loop.at(self._loop.now() + self._plan.discover_every_s, self._discover)
         self._first = self._first or (hosts[0].name if hosts else "")
         self.step(core.HostsListed(hosts))
 
     def _keep_list(self, problem: str) -> None:
         self._print(f"{problem}; the list of hosts is unchanged")
-        self._loop.at(self._loop.now() + _DISCOVER_EVERY_S, self._discover)
+        self._loop.at(self._loop.now() + self._plan.discover_every_s, self._discover)
 
     # --- console
 

@@ -43,10 +43,13 @@ class Guard:
         assert self.process.stdout is not None
         return self.process.stdout.readline().decode()
 
-    def start(self, *args: str) -> int:
+    def check(self, folder: str = "/", endpoint: str = "", silence_s: float = TIMEOUT_S) -> str:
+        self.send({"marker": "MARK", "folder": folder, "endpoint": endpoint, "silence_s": silence_s})
+        return self.line()
+
+    def start(self, *args: str, silence_s: float = TIMEOUT_S) -> int:
         """Start the agent. Return its pid."""
-        self.send({"marker": "MARK", "folder": "/", "endpoint": ""})
-        self.line()
+        self.check(silence_s=silence_s)
         argv = [sys.executable, "-I", "-S", "-c", AGENT, *args]
         self.send({"argv": argv, "folder": "/tmp", "env": {"NAME": "value"}})
         if "end" in args:
@@ -70,8 +73,7 @@ def guard() -> Iterator[Guard]:
 
 
 def test_the_check_describes_the_host(guard: Guard) -> None:
-    guard.send({"marker": "MARK", "folder": "/no/such", "endpoint": "no.such.host.invalid"})
-    marker, _, text = guard.line().partition(" ")
+    marker, _, text = guard.check("/no/such", "no.such.host.invalid").partition(" ")
     found = json.loads(text)
     assert marker == "MARK"
     assert (found["tenax"], found["has_folder"]) == (tenax.__version__, False)
@@ -100,6 +102,12 @@ def test_the_agent_ends_with_the_input(guard: Guard, argument: str, code: int) -
     assert guard.line() == f"MARK {code}\n"
 
 
+def test_the_agent_ends_after_a_silence(guard: Guard) -> None:
+    """As when the network of the starter is gone."""
+    guard.start(silence_s=0.2)
+    assert guard.line() == "MARK -15\n"
+
+
 def test_the_agent_ends_with_the_guard(guard: Guard) -> None:
     agent = guard.start("deaf")
     guard.process.kill()
@@ -107,7 +115,6 @@ def test_the_agent_ends_with_the_guard(guard: Guard) -> None:
 
 
 def test_an_agent_that_cannot_be_started(guard: Guard) -> None:
-    guard.send({"marker": "MARK", "folder": "/", "endpoint": ""})
-    guard.line()
+    guard.check()
     guard.send({"argv": ["/no/such/python"], "folder": os.sep, "env": {}})
     assert guard.line() == "MARK 71\n"
