@@ -18,7 +18,7 @@ import pytest
 
 from kit.jobs import Done, Runner
 
-from .family import Family
+from .family import Family, slow_module
 
 MARKED = "import os\nIMPORTED_IN = os.getpid()\n"
 
@@ -289,7 +289,7 @@ def test_a_module_that_initialises_cuda_is_left_out(runner: Runner) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_hanging_import_does_not_delay_the_end_of_the_run(runner: Runner, number: signal.Signals) -> None:
-    runner.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
+    slow_module(runner)
     arguments = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "slow_kit", "--shutdown-timeout", "5"]
     running = runner.start(*arguments, runner.script("import slow_kit"))
     runner.note("importing")
@@ -300,15 +300,7 @@ def test_a_hanging_import_does_not_delay_the_end_of_the_run(runner: Runner, numb
 
 def test_a_killed_trial_leaves_out_one_module(runner: Runner) -> None:
     """As when memory runs out."""
-    runner.script(
-        """
-        import os, time, worker_kit
-        worker_kit.note("importing", os.getpid())
-        while not worker_kit.noted("go_on"):
-            time.sleep(0.005)
-        """,
-        "slow_kit.py",
-    )
+    slow_module(runner)
     runner.script(MARKED, "good_kit.py")
     script = runner.script("import good_kit, os\nfrom worker_kit import note\nnote('place', good_kit.IMPORTED_IN)")
     running = runner.start("--nproc-per-node", "2", "--preload", "good_kit,slow_kit", script)
