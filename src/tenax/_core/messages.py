@@ -57,6 +57,11 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     min_nodes: NodeLimit = 1
     max_nodes: NodeLimit = 1
 
+    @property
+    def where(self) -> str:
+        """Where its workers run, as every view shows it: the host, and the node's name if it has one."""
+        return f"{self.host} ({self.name})" if self.name not in ("", self.host) else self.host
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="message", omit_defaults=True):
     """Base of all messages of a node."""

@@ -214,9 +214,9 @@ def _encode(written: Written) -> bytes:
     record = written.record  # too large for one key: drop the details of the report
     verdict = record.verdict
     if verdict is not None:
-        verdict = msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), earlier=())
+        verdict = msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), members=(), earlier=())
     return _as_json(
-        msgspec.structs.replace(written, record=msgspec.structs.replace(record, earlier=(), verdict=verdict))
+        msgspec.structs.replace(written, record=msgspec.structs.replace(record, earlier=(), left=(), verdict=verdict))
     )
 
 
