@@ -76,12 +76,12 @@ def test_a_usage_error_is_one_message_with_exit_code_2(args, message, tmp_path) 
         (["help", "stauts"], "tenax: unknown command 'stauts'; did you mean 'tenax help status'?"),
         (
             ["help", "foo"],
-            "tenax: unknown command 'foo'; commands: run, replay, ask, status, ps, logs, stacks, "
+            "tenax: unknown command 'foo'; commands: run, start, replay, ask, status, ps, logs, stacks, "
             "stop, drain, restart, timeline, report, completion, version, help",
         ),
         (
             ["launch"],
-            "tenax: unknown command 'launch'; commands: run, replay, ask, status, ps, logs, stacks, "
+            "tenax: unknown command 'launch'; commands: run, start, replay, ask, status, ps, logs, stacks, "
             "stop, drain, restart, timeline, report, completion, version, help",
         ),
     ],
@@ -91,20 +91,11 @@ def test_an_unknown_command_is_rejected_with_a_suggestion(args, message, tmp_pat
     assert (done.returncode, done.stderr) == (2, f"{message}\ntry: tenax help\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("replay", "no journal or folder given"),
-        ("report", "no journal or folder given"),
-        ("timeline", "no journal or folder given"),
-        ("ask", "no socket or folder given"),
-    ],
-)
-def test_a_command_without_its_argument_is_a_usage_error(command, message, tmp_path) -> None:
+def test_a_command_without_its_argument_is_a_usage_error(tmp_path) -> None:
     """An empty variable in a shell script must not look like success."""
-    done = program([command], tmp_path)
+    done = program(["ask"], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"tenax {command}: {message}\ntry: tenax {command} --help\n"
+    assert done.stderr == "tenax ask: no socket or folder given\ntry: tenax ask --help\n"
 
 
 def test_help_and_version(tmp_path) -> None:

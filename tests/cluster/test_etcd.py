@@ -18,6 +18,7 @@ from kit.etcd import EtcdCluster, needs_etcd
 from kit.jobs import Running
 from kit.processes import is_alive, until
 from network.etcd_members import records_of
+from tenax._core.authority import AuthorityTerms
 from tenax._core.leadership.keys import Keys, Written
 
 pytestmark = needs_etcd
@@ -259,12 +260,14 @@ def test_the_id_of_a_finished_run_can_soon_be_used_again(cluster: Cluster, etcd:
     (early,) = cluster.start()
     assert early.wait() == REFUSED, early
     assert "is over: all 2 workers succeeded; to use its --rdzv-id again, wait 10 s" in in_one_line(early.text)
-    (lease,) = leases(etcd) - before
-    left = etcd.ask(0, "/v3/lease/timetolive", {"ID": lease, "keys": True})
-    assert int(left["TTL"]) <= int(left["grantedTTL"]) == 10, "it expires by itself; the test does not wait for that"
-    assert len(left["keys"]) == 1
-    etcd.ask(0, "/v3/lease/revoke", {"ID": lease})
-    assert not records(cluster, etcd), "nothing of the run is left in etcd"
+    left = [etcd.ask(0, "/v3/lease/timetolive", {"ID": lease, "keys": True}) for lease in leases(etcd) - before]
+    assert all(int(each["TTL"]) <= int(each["grantedTTL"]) and len(each["keys"]) == 1 for each in left)
+    short, long = sorted(left, key=lambda each: int(each["grantedTTL"]))
+    assert int(short["grantedTTL"]) == 10, "it expires by itself; the test does not wait for that"
+    assert int(long["grantedTTL"]) == AuthorityTerms().record_s, (
+        "of the verdict, for nodes of the run that come back later"
+    )
+    etcd.ask(0, "/v3/lease/revoke", {"ID": short["ID"]})
     agents = cluster.start(2)
     workers = [worker for worker in cluster.hub.all(4) if cluster.agent_of(worker) in agents]
     assert [worker.generation for worker in workers] == [1, 1]
@@ -374,8 +377,11 @@ def test_a_failure_while_there_is_no_leader_is_charged(cluster: Cluster, etcd: E
     cluster.finish(second, *members, spare)
 
 
-def test_a_node_that_was_stopped_does_not_start_a_finished_run_again(cluster: Cluster, etcd: EtcdCluster) -> None:
-    """It was stopped until etcd had no record of the run. It alone would be enough for a generation."""
+@pytest.mark.parametrize("is_verdict_known", [True, False])
+def test_a_node_that_was_stopped_does_not_start_a_finished_run_again(
+    cluster: Cluster, etcd: EtcdCluster, *, is_verdict_known: bool
+) -> None:
+    """It was stopped until etcd had no record of the run. It leaves with the verdict, if etcd has that."""
     cluster.use_etcd(etcd, **SHORT)
     leader, (stopped,) = start(cluster, 2, nodes=(1, 2))
     workers = cluster.hub.generation(2)
@@ -383,11 +389,17 @@ def test_a_node_that_was_stopped_does_not_start_a_finished_run_again(cluster: Cl
     (worker,) = cluster.workers_of(stopped, workers)
     worker.until_gone()
     cluster.finish(cluster.hub.generation(1, number=2), leader)
-    key = b64encode(Keys(cluster.options["run_id"]).record).decode()
-    etcd.ask(0, "/v3/kv/deleterange", {"key": key})
+    keys = Keys(cluster.options["run_id"])
+    first = keys.record if is_verdict_known else keys.ended(0)
+    key, end = (b64encode(each).decode() for each in (first, keys.record + b"\0"))
+    etcd.ask(0, "/v3/kv/deleterange", {"key": key, "range_end": end})
     stopped.send(signal.SIGCONT)
-    assert stopped.wait() == REFUSED
-    assert "etcd has no record of the run" in in_one_line(stopped.text)
+    if is_verdict_known:
+        assert stopped.wait() == 0
+        assert "the run succeeded: the worker succeeded" in in_one_line(stopped.text)
+    else:
+        assert stopped.wait() == REFUSED
+        assert "etcd has no record of the run" in in_one_line(stopped.text)
     assert len(cluster.hub.workers) == 3
 
 

@@ -1,4 +1,4 @@
-"""The machine of leadership, without a network: a leader that learns from a node that it was replaced."""
+"""The machine of leadership, without a network: a leader that was replaced, and a node of an earlier run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,58 @@ import pytest
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorMachine, RunSettings
 from tenax._core.etcd.errors import EtcdRejected
+from tenax._core.etcd.operations import Change, KeyValue, Put
+from tenax._core.events import JoinRefused
 from tenax._core.leadership import machine as outputs
 from tenax._core.leadership.calls import Request
 from tenax._core.leadership.keys import Keys, Leader, LeaderAddress
 from tenax._core.leadership.machine import SEED_BYTES, Leadership, Output
 from tenax._core.leadership.term import StopServing
 from tenax._core.link import wire
-from tenax._core.link.client import LinkClient
+from tenax._core.link.client import Emit, LinkClient
 from tenax._core.link.server import LinkServer
 from tenax._core.messages import NodeInfo
+from tenax._core.model import Outcome, Verdict
 from tenax.testing.etcd_model import EtcdModel
 
 NOW = 100.0
 TERMS = AuthorityTerms()
 OTHER = Leader(LeaderAddress("other", "host-b", "10.0.0.2", 4000), b"secret")
+FIRST, NEXT = (msgspec.structs.replace(OTHER, run=run, secret=bytes([run])) for run in (1, 2))
+VERDICT = Verdict(Outcome.SUCCEEDED, "all workers succeeded")
 
 
-class Elected:
-    """A machine that was elected, and the outputs of its last input."""
+class Follower:
+    """A machine that follows the leader key, and the outputs of its last input."""
 
     def __init__(self) -> None:
-        client = LinkClient(NodeInfo("one", "host-a", 1), "run", TERMS.lease, NOW, is_elected=True)
+        self.client = LinkClient(NodeInfo("one", "host-a", 1), "run", TERMS.lease, NOW, is_elected=True)
         self.etcd = EtcdModel()
-        self.machine = Leadership(client, "run", TERMS, NOW, lease_id=1)
+        self.machine = Leadership(self.client, "run", TERMS, NOW, lease_id=1)
         self.last: list[Output] = []
+
+    def follow(self, leader: Leader, term: int, now: float = NOW) -> None:
+        kv = KeyValue(Keys("run").leader, msgspec.json.encode(leader), term, term)
+        self.do(self.machine.changed([Change("put", kv)], now), now)
+
+    def do(self, made: list[Output], now: float = NOW) -> None:
+        """Answer every request at once."""
+        self.last = made
+        for output in made:
+            if isinstance(output, Request):
+                try:
+                    answer = self.etcd.call(output.operation, now)
+                except EtcdRejected as error:
+                    self.do(self.machine.failed(output.number, error, now), now)
+                else:
+                    self.do(self.machine.answered(output.number, answer, now, now), now)
+
+
+class Elected(Follower):
+    """A machine that was elected."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.do(self.machine.followed(self.etcd.watch(Keys("run").leader, b"", lambda _: None), NOW))
         self.do(self.machine.tick(NOW))
         assert outputs.Listen() in self.last
@@ -40,18 +68,6 @@ class Elected:
         coordinator = CoordinatorMachine(RunSettings("run"))
         server = LinkServer("run", TERMS.lease, b"", lambda: coordinator.state, NOW, counts=self.machine.counts)
         self.do(self.machine.served(server, lambda: coordinator.state, NOW))
-
-    def do(self, made: list[Output]) -> None:
-        """Answer every request at once."""
-        self.last = made
-        for output in made:
-            if isinstance(output, Request):
-                try:
-                    answer = self.etcd.call(output.operation, NOW)
-                except EtcdRejected as error:
-                    self.do(self.machine.failed(output.number, error, NOW))
-                else:
-                    self.do(self.machine.answered(output.number, answer, NOW, NOW))
 
 
 def test_a_leader_follows_the_one_that_a_node_reports() -> None:
@@ -73,3 +89,36 @@ def test_a_leader_ignores_a_report_of_an_earlier_term_or_without_a_leader(leader
     elected.do(elected.machine.replaced(wire.Replaced(leader, term - 1 if is_earlier else term + 5), NOW))
     assert elected.last == []
     assert elected.machine.term == term
+
+
+def was_linked() -> Follower:
+    """Return a node that was linked to the leader of the first run, and has lost it."""
+    follower = Follower()
+    follower.follow(FIRST, 1)
+    assert follower.last == [outputs.Connect(FIRST)]
+    follower.machine.connected()
+    follower.client.was_ever_linked = True
+    return follower
+
+
+def test_a_node_whose_run_has_ended_leaves_with_its_verdict_when_the_next_run_has_begun() -> None:
+    follower = was_linked()
+    follower.etcd.call(Put(Keys("run").ended(FIRST.run), msgspec.json.encode(VERDICT)), NOW)
+    follower.follow(NEXT, 2)
+    assert follower.last == [outputs.Ended(VERDICT)]
+
+
+def test_a_node_of_an_unknown_run_does_not_join_another_after_its_lease() -> None:
+    follower = was_linked()
+    follower.follow(NEXT, 2, NOW + TERMS.lease.lease_s)
+    (refusal,) = follower.last
+    assert isinstance(refusal, Emit)
+    assert isinstance(refusal.event, JoinRefused)
+    assert "etcd has no record of the run 'run' that this node was in" in refusal.event.reason
+
+
+def test_a_node_under_a_lease_follows_the_leader_that_was_elected_after_etcd_lost_its_data() -> None:
+    follower = was_linked()
+    follower.follow(NEXT, 2)
+    assert follower.last == [outputs.Connect(NEXT)]
+    assert follower.machine.run == NEXT.run

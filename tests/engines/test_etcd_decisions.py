@@ -40,6 +40,7 @@ class Harness:
         self.won: dict[str, Elected] = {}
         self.lost: list[str] = []
         self.failed: list[EtcdError] = []
+        self.ended: list[Verdict | None] = []
         self.candidacies: dict[str, Candidacy] = {}
         self.delivered: list[Send] = []
         self.deposed: list[str] = []
@@ -69,8 +70,11 @@ class Harness:
             fit=options.get("fit", "nodes and secret"),
             must_fit=options.get("must_fit", True),
             known=known,
+            run=options.get("run", 0),
+            may_begin=lambda: False,
             won=lambda elected: self.won.__setitem__(name, elected),
             lost=lambda: self.lost.append(name),
+            ended=self.ended.append,
             failed=self.failed.append,
             troubled=lambda _: None,
             deposed=self.deposed.append,
@@ -97,12 +101,17 @@ class Harness:
         )
 
     def read_keys(self) -> LeaderAndRecord:
-        return LeaderAndRecord(self.ask(self.keys.both()))
+        return LeaderAndRecord(self.ask(self.keys.read(0)))
 
     def recorded(self) -> Written:
         written = self.read_keys().written
         assert written is not None
         return written
+
+    def record_lease(self) -> int:
+        kv = self.read_keys().record_kv
+        assert kv is not None
+        return kv.lease
 
     def close(self) -> None:
         for candidacy in self.candidacies.values():
@@ -233,10 +242,12 @@ def test_a_successor_continues_the_record_and_knows_the_earlier_leaders(harness:
         assert elected.written.record.generation == 1
         assert [address.node_id for address in elected.written.before] == before
         assert elected.written.by.node_id == name
+        assert harness.record_lease() == harness.candidacies["first"].record_lease.id, "it expires if no member returns"
     harness.decisions("third").forget_earlier(state(1))
     harness.until(lambda: len(harness.written) == 2)
     assert harness.recorded().before == ()
     assert harness.recorded().by.node_id == "third"
+    assert harness.record_lease() == harness.candidacies["third"].record_lease.id
 
 
 def test_a_successor_uses_the_longest_terms_of_all_earlier_leaders(harness: Harness) -> None:
@@ -270,14 +281,34 @@ def test_leaders_without_a_running_generation_are_not_recorded(harness: Harness)
     assert harness.elect("second").written.before == ()
 
 
-def test_after_the_verdict_the_record_gets_a_short_lease(harness: Harness) -> None:
-    harness.elect("x")
+def test_after_the_verdict_the_record_gets_a_short_lease_and_nodes_of_the_run_find_the_verdict(
+    harness: Harness,
+) -> None:
+    verdict = Verdict(Outcome.SUCCEEDED, "all succeeded")
+    run = harness.elect("x").leader.run
     decisions = harness.decisions("x")
-    decisions.submit(WAITING, state(1, settled=1, phase=Over(Verdict(Outcome.SUCCEEDED, "all succeeded"))))
+    decisions.submit(WAITING, state(1, settled=1, phase=Over(verdict)))
     harness.until(lambda: harness.delivered)
-    kv = harness.read_keys().record_kv
-    assert kv is not None
-    assert kv.lease not in (0, harness.candidacies["x"].record_lease.id)
+    assert harness.record_lease() not in (0, harness.candidacies["x"].record_lease.id)
+    harness.ask(Delete(harness.keys.leader))
+    harness.start_candidacy("new")
+    harness.until(lambda: harness.failed)
+    assert "a run with this --rdzv-id is over: all succeeded" in str(harness.failed[0])
+    harness.ask(Delete(harness.keys.record))
+    assert harness.elect("next run").leader.run != run
+    harness.ask(Delete(harness.keys.leader))
+    harness.start_candidacy("of the first run", run=run)
+    harness.until(lambda: harness.ended)
+    assert harness.ended == [verdict]
+
+
+def test_a_node_of_a_run_that_etcd_does_not_know_cannot_lead_another(harness: Harness) -> None:
+    harness.elect("x")
+    harness.ask(Delete(harness.keys.leader))
+    harness.start_candidacy("of another run", run=7)
+    harness.until(lambda: harness.ended)
+    assert harness.ended == [None]
+    assert not harness.read_keys().leader
 
 
 def test_a_record_that_etcd_has_lost_is_written_again(harness: Harness) -> None:

@@ -100,7 +100,8 @@ WRITTEN: dict[str, Any] = msgspec.to_builtins(
 
 
 def keys_with(record: bytes) -> LeaderAndRecord:
-    answers = (RangeAnswer(Header(1)), RangeAnswer(Header(1), (KeyValue(b"/tenax/run/record", record),)))
+    none = RangeAnswer(Header(1))
+    answers = (none, RangeAnswer(Header(1), (KeyValue(b"/tenax/run/record", record),)), none)
     return LeaderAndRecord(TransactionAnswer(Header(1), True, answers))
 
 
@@ -204,11 +205,16 @@ def test_any_bytes_are_a_valid_value_or_are_rejected(value: bytes) -> None:
 
 @pytest.mark.parametrize(
     "answers",
-    [(), (RangeAnswer(Header(1)),), (RangeAnswer(Header(1)), PutAnswer(Header(1))), (RangeAnswer(Header(1)),) * 3],
+    [
+        (),
+        (RangeAnswer(Header(1)),),
+        (RangeAnswer(Header(1)),) * 2 + (PutAnswer(Header(1)),),
+        (RangeAnswer(Header(1)),) * 4,
+    ],
 )
 def test_an_answer_to_another_operation_is_rejected(answers: tuple[Any, ...]) -> None:
-    """A read of two keys has two answers."""
-    with pytest.raises(EtcdRejected, match="etcd sent an unexpected answer to a read of two keys"):
+    """A read of three keys has three answers."""
+    with pytest.raises(EtcdRejected, match="etcd sent an unexpected answer to a read of three keys"):
         LeaderAndRecord(TransactionAnswer(Header(1), True, answers))
 
 

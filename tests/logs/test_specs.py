@@ -22,7 +22,7 @@ def test_the_layout_is_that_of_torchelastic(tmp_path: Path) -> None:
     run = Path(specs.run_log_dir)
     assert run.parent == tmp_path
     assert run.name.startswith("job_")
-    assert len(run.name) == len("job_") + 8
+    assert len(run.name) == len("job_") + 4
     assert made.stdouts == {rank: str(run / "attempt_0" / str(rank) / "stdout.log") for rank in range(2)}
     assert made.stderrs == {rank: str(run / "attempt_0" / str(rank) / "stderr.log") for rank in range(2)}
     assert made.tee_stdouts == made.tee_stderrs == {}

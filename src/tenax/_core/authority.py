@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class AuthorityTerms(msgspec.Struct, frozen=True):
     lease: LeaseTerms = LeaseTerms(beat_s=1.0, lease_s=6.0)
     outage_s: float = 60.0  # how long a generation of one node continues without etcd
+    record_s: int = 86_400  # after this time without a leader the record expires, and the run id is free again
 
     def longest(self, other: AuthorityTerms) -> AuthorityTerms:
         """Return the longer of each period, for a successor of leaders with different settings."""
@@ -36,6 +37,7 @@ class AuthorityTerms(msgspec.Struct, frozen=True):
         return AuthorityTerms(
             LeaseTerms(max(lease.beat_s, others.beat_s), max(lease.lease_s, others.lease_s)),
             max(self.outage_s, other.outage_s),
+            max(self.record_s, other.record_s),
         )
 
     @property

@@ -56,6 +56,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     order: Name = ""  # sort key for ranks: switch, rack, SLURM_PROCID
     min_nodes: NodeLimit = 1
     max_nodes: NodeLimit = 1
+    grace_s: Seconds = 0.0  # how long its workers may take to stop
 
     @property
     def where(self) -> str:

@@ -1,7 +1,7 @@
 """Log specs: the log files of each worker, which streams are also shown on the console, and with which prefix.
 
 ``DefaultLogsSpecs`` chooses names and creates directories; it writes no output. The layout is
-``<log_dir>/<run_id>_<8 random>/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}``.
+``<log_dir>/<run_id>_<4 random>/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}``.
 
 1. An earlier attempt's directory is never erased or shared: when ``attempt_0`` exists, the next is ``attempt_0.1``.
 2. Any run id becomes one directory name below ``log_dir``.
@@ -252,7 +252,7 @@ def _as_file_name(run_id: str) -> str:
 def _new_directory(parent: str, prefix: str) -> str:
     """Create a new directory with a unique name, with the user's umask."""
     while True:
-        path = os.path.join(parent, prefix + os.urandom(4).hex())
+        path = os.path.join(parent, prefix + os.urandom(2).hex())
         try:
             os.mkdir(path)
         except FileExistsError:
@@ -265,7 +265,7 @@ def _new_temporary_directory(environment: Mapping[str, str] = os.environ) -> str
     configured = [environment.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     for parent in [*configured, "/tmp", "/var/tmp", os.getcwd()]:
         if parent and os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
-            path = os.path.join(os.path.abspath(parent), "tenax_" + os.urandom(6).hex())
+            path = os.path.join(os.path.abspath(parent), "tenax_" + os.urandom(4).hex())
             os.mkdir(path, 0o700)
             return path
     raise FileNotFoundError("no temporary directory is writable; set TMPDIR, or pass a log directory")

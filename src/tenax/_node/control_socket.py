@@ -8,7 +8,7 @@ If the folder cannot be created, or is not private to this user, the run continu
 warning.
 
     <folder>/<pid>.sock   the socket of a running agent; one of a dead agent is removed by the next client
-    <folder>/<pid>.json   a note with the run and its log directory; kept after the run, for the last 64 runs
+    <folder>/<pid>.json   a note about the run, which outlives it (``run_notes.py``)
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import os
 import socket
 from contextlib import suppress
 
-import msgspec
-
-from tenax._core.bounds import DECODE_ERRORS
 from tenax._io.interfaces import Watchable
 from tenax._io.private_folder import check_private, make_private, private_folder
+from tenax._node.run_notes import SOCKET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from tenax._core.requests import AnyRequest
     from tenax._engines.tcp.link import Link
@@ -35,31 +33,6 @@ if TYPE_CHECKING:
 _MAX_CLIENTS = 32
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_PAUSE_S = 1.0
-_SOCKET, _NOTE = ".sock", ".json"
-_MAX_NOTES = 64
-_MAX_NOTE_BYTES = 64 << 10
-
-
-class RunNote(msgspec.Struct, frozen=True):
-    """The note that an agent writes about its run."""
-
-    run_id: str
-    pid: int
-    entrypoint: str = ""
-    log_dir: str = ""
-    coordinator: str = ""  # its address, for people; empty: in that agent only
-    since: float = 0.0  # modification time of the note; set by the reader
-
-    @property
-    def which_run(self) -> tuple[str, str]:
-        return which_run(self.run_id, self.pid, self.coordinator)
-
-
-def which_run(run_id: str, pid: int, coordinator: str) -> tuple[str, str]:
-    """Return a key shared by all agents of one run on this host; run ids alone may repeat."""
-    if not coordinator:
-        return run_id, str(pid)
-    return run_id, coordinator if " at " in coordinator else ""  # an elected coordinator may change
 
 
 def socket_paths() -> list[str]:
@@ -68,52 +41,20 @@ def socket_paths() -> list[str]:
     if not os.path.lexists(folder):
         return []
     check_private(folder)
-    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_SOCKET)]
-
-
-def last_runs(environ: Mapping[str, str] | None = None) -> list[RunNote]:
-    """Return the notes of this user's agents on this host that have ended, the latest first. Raises OSError.
-
-    An agent whose socket still exists may be running, even if it does not answer.
-    """
-    folder = private_folder(environ)
-    if not os.path.lexists(folder):
-        return []
-    check_private(folder)
-    ended = (path for path in reversed(_notes(folder)) if not os.path.lexists(path.removesuffix(_NOTE) + _SOCKET))
-    return [note for note in map(_read_note, ended) if note is not None]
-
-
-def note_for(socket_path: str) -> RunNote | None:
-    """Return the note of the agent with this control socket, whether or not it answers."""
-    return _read_note(socket_path.removesuffix(_SOCKET) + _NOTE)
-
-
-def _read_note(path: str) -> RunNote | None:
-    try:
-        with open(path, "rb") as file:
-            note = msgspec.json.decode(file.read(_MAX_NOTE_BYTES), type=RunNote)
-            return msgspec.structs.replace(note, since=os.fstat(file.fileno()).st_mtime)
-    except (OSError, *DECODE_ERRORS):
-        return None
-
-
-def _notes(folder: str) -> list[str]:
-    """Return the paths of all notes, the oldest first."""
-    dated = []
-    for name in os.listdir(folder):
-        if name.endswith(_NOTE):
-            path = os.path.join(folder, name)
-            with suppress(OSError):  # removed meanwhile
-                dated.append((os.stat(path).st_mtime_ns, path))
-    return [path for _, path in sorted(dated)]
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(SOCKET)]
 
 
 class ControlSocket(Watchable):
     """Watched by the agent's loop once it is open. ``answer`` gets each request and must reply exactly once."""
 
-    def __init__(self, answer: Callable[[AnyRequest, Reply], None], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        answer: Callable[[AnyRequest, Reply], None],
+        warn: Callable[[str], None],
+        write_note: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._answer = answer
+        self._write_note = write_note  # about the run; gets the path of the socket
         self._warn = warn
         self._listener: socket.socket | None = None
         self._loop: EventLoop
@@ -129,25 +70,13 @@ class ControlSocket(Watchable):
             folder = private_folder()
             make_private(folder)
             self.path = _free_path(folder)
-            from tenax._core.requests import AgentRequest
-
-            self._answer(AgentRequest(), self._write_note)  # before the socket: clients read both
+            self._write_note(self.path)  # before the socket: clients read both
             self._listener = _listen(self.path)
         except OSError as error:
             reason = error.strerror or error
             self._warn(f"could not open the control socket: {reason}; 'tenax status' will not find this run")
             return
         loop.watch(self)
-
-    def _write_note(self, agent_info: object, error: str) -> None:  # noqa: ARG002 - always empty
-        """Write the note that outlives the run. The run does not depend on it, so errors are ignored."""
-        with suppress(OSError, UnicodeError, msgspec.ValidationError):
-            run = msgspec.convert(agent_info, RunNote)
-            path = self.path.removesuffix(_SOCKET) + _NOTE
-            with open(path, "wb") as file:
-                file.write(msgspec.json.encode(run))
-            for old in _notes(os.path.dirname(path))[:-_MAX_NOTES]:
-                os.unlink(old)
 
     @property
     def has_followers(self) -> bool:
@@ -232,8 +161,8 @@ def _free_path(folder: str) -> str:
 
     A live one is in another container that shares this folder.
     """
-    path = os.path.join(folder, f"{os.getpid()}{_SOCKET}")
-    return os.path.join(folder, f"{os.getpid()}-{os.urandom(4).hex()}{_SOCKET}") if _is_alive(path) else path
+    path = os.path.join(folder, f"{os.getpid()}{SOCKET}")
+    return os.path.join(folder, f"{os.getpid()}-{os.urandom(4).hex()}{SOCKET}") if _is_alive(path) else path
 
 
 def _listen(path: str) -> socket.socket:

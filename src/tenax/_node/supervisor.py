@@ -7,12 +7,13 @@ journal of an agent that died shows what it was about to do.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, Phase, is_started, messages_on_connecting
+from tenax._core.agent import AgentMachine, messages_on_connecting
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
@@ -127,10 +128,12 @@ class Supervisor:
         self._is_coordinator = False
         self._has_control_socket = has_control_socket
         self._control_socket: ControlSocket | None = None
+        self._since = 0.0  # when it began, in seconds since the epoch
 
     def run(self) -> Verdict:
         """Run from the first join to the verdict, and close everything that was opened."""
         loop = self._loop
+        self._since = time.time()
         loop.watch(self._logs)
         loop.watch(self._processes)
         if self._scopes is not None:
@@ -160,6 +163,8 @@ class Supervisor:
             self._processes.close()
             self._entrypoint.close()
             self._control.close()
+            if self._has_control_socket:
+                self._write_note(self._control_socket.path if self._control_socket is not None else "", time.time())
             if self._control_socket is not None:
                 self._control_socket.close()
                 self._control_socket = None
@@ -229,14 +234,16 @@ class Supervisor:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _open_control_socket(self) -> None:
-        state = self.machine.state
-        if state.phase is Phase.RUNNING and not is_started(state):  # workers are still starting
-            self._loop.at(self._loop.now() + _CONTROL_SOCKET_AFTER_S, self._open_control_socket)
-            return
         from tenax._node.control_socket import ControlSocket
 
-        self._control_socket = ControlSocket(self._answer, self.print_line)
+        self._control_socket = ControlSocket(self._answer, self.print_line, self._write_note)
         self._control_socket.open(self._loop)
+
+    def _write_note(self, socket_path: str, ended: float = 0.0) -> None:
+        from tenax._node.run_notes import write_note
+
+        outcome = self._verdict.outcome.value if self._verdict is not None else ""
+        write_note(self._agent_info() | {"since": self._since, "ended": ended, "outcome": outcome}, socket_path)
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""
@@ -363,7 +370,7 @@ class Supervisor:
         for command in issued:
             self._execute(command)
         self._around.observe(Step(now, event, issued), state)
-        self._logs.live(live_line(state) if state.phase is not Phase.ENDED else "")
+        self._logs.live(*live_line(state))
 
     def _execute(self, command: AnyCommand) -> None:
         match command:

@@ -1,6 +1,6 @@
-"""Finds the log folders of an ended run from the notes that its agents left on this host.
+"""Ended runs, from the notes that their agents left on this host.
 
-Several agents of the run may have run here, in parallel or one after another, and its id may have been used before.
+Several agents of a run may have run here, in parallel or one after another, and its id may have been used before.
 Agents belong to the same run if they had the same run id and rendezvous, and their lifetimes overlap.
 """
 
@@ -11,13 +11,26 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from tenax._node.control_socket import RunNote, last_runs
+from tenax._core.text import some_of
+from tenax._node.run_notes import RunNote, last_runs
+from tenax.cli.command import NoSuchJob
 
 
 class EndedRun(msgspec.Struct, frozen=True):
     run_id: str
     folders: tuple[str, ...]  # that still exist; the coordinator's last folder first, else the one written last
-    noted: tuple[str, ...] = ()  # all folders, including removed ones
+    notes: tuple[RunNote, ...]  # of its agents on this host, in the same order
+    ended: float = 0.0  # the last sign of it, in seconds since the epoch
+
+    @property
+    def noted(self) -> tuple[str, ...]:
+        """All log folders, including removed ones."""
+        return _distinct(note.log_dir for note in self.notes)
+
+    @property
+    def outcome(self) -> str:
+        """Empty: its agents were killed."""
+        return next((note.outcome for note in self.notes if note.outcome), "")
 
 
 class _Agent(msgspec.Struct, frozen=True):
@@ -29,16 +42,35 @@ class _Agent(msgspec.Struct, frozen=True):
 
 
 def ended_run(name: str, environ: Mapping[str, str] | None = None) -> EndedRun | None:
-    """Return the last run on this host with this run id or agent pid, or None. Raises OSError."""
-    notes = last_runs(environ)
-    latest = next((note for note in notes if name in (note.run_id, str(note.pid))), None)
-    if latest is None:
-        return None
-    agents = [_agent(note) for note in notes if note.which_run == latest.which_run]
-    same_run = _overlapping(next(agent for agent in agents if agent.note is latest), agents)
-    same_run.sort(key=lambda agent: (agent.coordinated_until, agent.until), reverse=True)
-    noted = tuple(dict.fromkeys(agent.note.log_dir for agent in same_run if agent.note.log_dir))
-    return EndedRun(latest.run_id, tuple(folder for folder in noted if os.path.isdir(folder)), noted)
+    """Return the last ended run on this host with this run id, agent pid or beginning of a run id; "": the last one.
+
+    Raises OSError, and ``NoSuchJob`` if several run ids begin so.
+    """
+    runs = ended_runs(environ)
+    exact = [run for run in runs if name == run.run_id or name in (str(note.pid) for note in run.notes)]
+    found = exact or [run for run in runs if run.run_id.startswith(name)]
+    ids = _distinct(run.run_id for run in found)
+    if name and len(ids) > 1 and not exact:
+        raise NoSuchJob(f"{len(ids)} ended runs begin with {name!r}: {some_of(list(ids))}")
+    return found[0] if found else None
+
+
+def ended_runs(environ: Mapping[str, str] | None = None) -> list[EndedRun]:
+    """Return the ended runs on this host, the latest first. Raises OSError."""
+    agents = [_agent(note) for note in last_runs(environ)]
+    runs = []
+    while agents:
+        same_run = _overlapping(agents[0], [each for each in agents if each.note.which_run == agents[0].note.which_run])
+        agents = [agent for agent in agents if agent not in same_run]
+        same_run.sort(key=lambda agent: (agent.coordinated_until, agent.until), reverse=True)
+        notes = tuple(agent.note for agent in same_run)
+        folders = tuple(folder for folder in _distinct(note.log_dir for note in notes) if os.path.isdir(folder))
+        runs.append(EndedRun(notes[0].run_id, folders, notes, max(agent.until for agent in same_run)))
+    return runs
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for text in texts if text))
 
 
 def _overlapping(first: _Agent, agents: Iterable[_Agent]) -> list[_Agent]:
@@ -53,7 +85,7 @@ def _overlapping(first: _Agent, agents: Iterable[_Agent]) -> list[_Agent]:
 
 def _agent(note: RunNote) -> _Agent:
     coordinated_until = _last_written(note.log_dir, "coordinator")
-    until = max(note.since, coordinated_until, _last_written(note.log_dir, "journal"))
+    until = note.ended or max(note.since, coordinated_until, _last_written(note.log_dir, "journal"))
     return _Agent(note, until, coordinated_until)
 
 

@@ -1,7 +1,7 @@
 """Finds a running job as an operator names it, and connects to it.
 
-    tenax COMMAND                              the only run of this user on this host
-    tenax COMMAND RUN_ID                       a run by its id, or by the pid of one of its agents here
+    tenax COMMAND                              the only run of this user on this host, or the last one
+    tenax COMMAND RUN_ID                       a run by its id, the beginning of it, or the pid of an agent here
     tenax COMMAND JOB_ID                       a run on other hosts, by the id of its Slurm job
     tenax COMMAND RUN_ID --endpoint HOST:PORT  a run on other hosts, by its rendezvous endpoint and the job's secret
 
@@ -38,11 +38,12 @@ from tenax._engines.tcp.operator import (
     connect_to_coordinator,
 )
 from tenax._io.endpoint import Address, Endpoint
-from tenax._node.control_socket import RunNote, note_for, socket_paths
+from tenax._node.control_socket import socket_paths
 from tenax._node.job import rendezvous_parameters
+from tenax._node.run_notes import RunNote, note_for
 from tenax.cli.arguments import parse
 from tenax.cli.command import Arguments, NoSuchJob, parse_arguments
-from tenax.cli.ended_run import EndedRun, ended_run
+from tenax.cli.ended_run import EndedRun, ended_run, ended_runs
 from tenax.cli.flags import UsageError
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
 from tenax.cli.run import print_stderr
@@ -51,14 +52,14 @@ A = TypeVar("A")
 TIMEOUT_S = 10.0  # for an answer that does not wait for anything
 _AGENT_TIMEOUT_S = 3.0  # for an agent on this host, which may be stopped
 _SELECTOR_FLAGS = ("--endpoint", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf")
-_MAX_FOLDERS = 8  # in one message
 _MAX_SILENT = 3  # silent agents in one message
 _STOPPED, _TRACED = "T", "t"  # process states in /proc/PID/stat
 
 SELECTOR_HELP = """\
-RUN_ID is the run's id or the pid of its agent on this host. It can be omitted if this host has only one run. A run of
-several nodes under Slurm is found by the id of its job, from any host. For another run without a node on this host,
-give its id, its endpoint and its secret as 'tenax run' got them:
+RUN_ID is the run's id, the beginning of it, or the pid of its agent on this host. It can be omitted if this host has
+only one run; if it has none, status, logs, report, timeline and replay show the last one. A run of several nodes under
+Slurm is found by the id of its job, from any host. For another run without a node on this host, give its id, its
+endpoint and its secret as 'tenax run' got them:
 
   --endpoint HOST:PORT             the endpoint (--rdzv-endpoint of 'tenax run')
   --rdzv-backend tcp|etcd          the backend (default: tcp; c10d and static are the same)
@@ -68,6 +69,14 @@ give its id, its endpoint and its secret as 'tenax run' got them:
 
 class NotResponding(NoSuchJob):
     """The run exists, but none of its agents here can answer now."""
+
+
+class RunHasEnded(NoSuchJob):
+    """The run no longer runs on this host."""
+
+    def __init__(self, text: str, ended: EndedRun) -> None:
+        super().__init__(text)
+        self.ended = ended
 
 
 class JobSelector(msgspec.Struct, frozen=True):
@@ -90,8 +99,6 @@ class LocalAgent(RunNote, frozen=True):
     host: str = ""
     role: str = ""
     phase: str = ""
-    generation: int = 0
-    workers: int = 0
     rank: int = -1
     is_coordinator: bool = False
     journal: str = ""
@@ -161,14 +168,41 @@ def find_job(selector: JobSelector) -> Job:
     if selector.endpoint:
         return _job_at_endpoint(selector)
     agents = local_agents()
+    selected = _selected(selector.run_id, agents)
+    return _job_of(selected) if selected else _scheduled_job(selector, agents)
+
+
+def paths_of(name: str) -> list[str]:
+    """Return the path itself, or the log folders on this host of the running or ended run with this name.
+
+    Raises ``NoSuchJob`` and ``UsageError``.
+    """
+    if os.sep in name or os.path.lexists(name):
+        return [name]
+    agents = local_agents()
+    selected = _selected(name, agents)
+    if selected:
+        folders = list(dict.fromkeys(agent.log_dir for agent in selected if agent.log_dir))
+        why = f"the run {selected[0].run_id!r} writes no logs"
+    else:
+        error = _nothing_found(name, agents)
+        if not isinstance(error, RunHasEnded):
+            what = f"no file, folder or run {name!r}{_similar(name, agents)}"
+            raise UsageError(what if name else "you have no run on this host; give a journal or a folder")
+        folders, why = list(error.ended.folders), str(error)
+    if not folders:
+        raise NoSuchJob(why)
+    return folders
+
+
+def _selected(run_id: str, agents: list[LocalAgent]) -> list[LocalAgent]:
+    """Return the agents of the run with this id, with this agent, or whose id begins so. Raises ``NoSuchJob``."""
     # Agents that do not answer count: their runs continue.
-    selected = [agent for agent in agents if selector.run_id in ("", agent.run_id, str(agent.pid))]
-    runs = {agent.which_run for agent in selected}
-    if not selected:
-        return _scheduled_job(selector, agents)
-    if len(runs) > 1:
-        raise NoSuchJob(_several_found(selector.run_id, selected))
-    return _job_of(selected)
+    exact = [agent for agent in agents if run_id in (agent.run_id, str(agent.pid))]
+    selected = exact or [agent for agent in agents if agent.run_id.startswith(run_id)]
+    if len({agent.which_run for agent in selected}) > 1:
+        raise NoSuchJob(_several_found(run_id, selected, is_exact=bool(exact)))
+    return selected
 
 
 def _scheduled_job(selector: JobSelector, agents: list[LocalAgent]) -> Job:
@@ -181,7 +215,7 @@ def _scheduled_job(selector: JobSelector, agents: list[LocalAgent]) -> Job:
             return _job_at_endpoint(each)
         except NoSuchJob as error:
             why = f"{why}; {error}" if why else f"the run {each.run_id!r} of the Slurm job does not respond: {error}"
-    raise NoSuchJob(why or _nothing_found(selector.run_id, agents))
+    raise NoSuchJob(why) if why else _nothing_found(selector.run_id, agents)
 
 
 def _job_of(agents: list[LocalAgent]) -> Job:
@@ -305,19 +339,35 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _nothing_found(run_id: str, agents: list[LocalAgent]) -> str:
+def _nothing_found(run_id: str, agents: list[LocalAgent]) -> NoSuchJob:
     elsewhere = "for a run on other hosts add --endpoint HOST:PORT"
+    try:
+        ended = ended_run(run_id)
+    except OSError:  # the folder with the notes is not private; this has been reported
+        ended = None
     if not run_id:
-        return f"you have no run on this host; {elsewhere} and its run id"
-    if (ended := ended_run(run_id)) is not None:
-        return f"the run {ended.run_id!r} no longer runs on this host; {_where_it_is_recorded(ended)}"
-    there = f"your runs: {_names(agents)}" if agents else "you have none here"
-    return f"no run {run_id!r} on this host ({there}); {elsewhere}"
+        text = f"you have no run on this host; {elsewhere} and its run id"
+    elif ended is not None:
+        text = f"the run {ended.run_id!r} no longer runs on this host; {_where_it_is_recorded(ended)}"
+    else:
+        there = f"your runs: {_names(agents)}" if agents else "you have none here"
+        text = f"no run {run_id!r} on this host ({there}){_similar(run_id, agents) or f'; {elsewhere}'}"
+    return RunHasEnded(text, ended) if ended is not None else NoSuchJob(text)
+
+
+def _similar(run_id: str, agents: list[LocalAgent]) -> str:
+    """Return a question about a run with a similar id, running or ended; empty if there is none."""
+    from difflib import get_close_matches
+
+    with suppress(OSError):
+        known = [*(agent.run_id for agent in agents), *(run.run_id for run in ended_runs())]
+        return "".join(f"; did you mean {each!r}?" for each in get_close_matches(run_id, known, 1))
+    return ""
 
 
 def _where_it_is_recorded(ended: EndedRun) -> str:
     if ended.folders:
-        return f"to see how it ended: tenax report {shlex.join(ended.folders[:_MAX_FOLDERS])}"
+        return f"to see how it ended: tenax status {shlex.quote(ended.run_id)}"
     return f"its log folder {ended.noted[0]} was removed" if ended.noted else "it wrote no logs"
 
 
@@ -330,14 +380,15 @@ def _names(agents: list[LocalAgent]) -> str:
     return some_of(list(dict.fromkeys(map(_name, agents))))
 
 
-def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
+def _several_found(run_id: str, agents: list[LocalAgent], *, is_exact: bool) -> str:
     by_run: dict[tuple[str, str], LocalAgent] = {}
     for agent in agents:
         by_run.setdefault(agent.which_run, agent)
-    if run_id:
+    if is_exact:
         pids = ", ".join(f"{agent.pid} ({os.path.basename(agent.entrypoint)})" for agent in by_run.values())
         return f"{len(by_run)} runs on this host have the id {run_id!r}; use the pid of an agent instead: {pids}"
-    return f"{len(by_run)} runs on this host; give the id of one: {_names(list(by_run.values()))}"
+    begin = f" begin with {run_id!r}" if run_id else ""
+    return f"{len(by_run)} runs on this host{begin}; give the id of one: {_names(list(by_run.values()))}"
 
 
 # --- endpoint ---------------------------------------------------------------------------------------------------------

@@ -15,17 +15,20 @@ from tenax._view.html.timeline_page import timeline_page
 from tenax._view.summary import format_summary, summary_of
 from tenax.cli.command import Arguments, parse_arguments, print_json
 from tenax.cli.flags import UsageError
+from tenax.cli.job import paths_of
 from tenax.cli.journals import Found, read_histories
 from tenax.cli.run import print_page, print_stderr
 
 REPORT_USAGE = """\
-usage: tenax report [-o FILE] [--json] JOURNAL_OR_FOLDER ...
+usage: tenax report [-o FILE] [--json] [RUN_ID | JOURNAL | FOLDER ...]
 
 Summarize one or more runs from their journals: how each ended and how its time was spent, why generations ended early,
 which hosts fail often, how long recoveries took. Writes a self-contained HTML page and prints a summary.
 
+  tenax report                             the only run on this host, or the last one
+  tenax report llama                       a run on this host by its id, or the beginning of it
   tenax report /logs                       all runs below a folder; writes report.html
-  tenax report /logs/job17_647c6fd7        one run
+  tenax report /logs/job17_647c        one run
   tenax report /logs -o /www/week.html     write the page to this file
   tenax report --json /logs                the numbers on stdout, for programs; writes no page
 
@@ -35,14 +38,15 @@ Exit code 0: all journals were read. 1: a journal could not be read completely; 
 """
 
 TIMELINE_USAGE = """\
-usage: tenax timeline [-o FILE] [--format html|perfetto] JOURNAL_OR_FOLDER ...
+usage: tenax timeline [-o FILE] [--format html|perfetto] [RUN_ID | JOURNAL | FOLDER ...]
 
 Draw the history of a run from its journals, during the run or after it. Writes RUN_ID-timeline.html, a self-contained
 page, and RUN_ID-trace.json for ui.perfetto.dev and chrome://tracing.
 
-  tenax timeline /logs/job17_647c6fd7                    both, for the run in that folder
-  tenax timeline /logs/job17_647c6fd7 -o run.html        the page
-  tenax timeline /logs/job17_647c6fd7 --format perfetto  the trace
+  tenax timeline                                         both, for the only run on this host, or the last one
+  tenax timeline /logs/job17_647c                        ... for the run in that folder
+  tenax timeline /logs/job17_647c -o run.html        the page
+  tenax timeline /logs/job17_647c --format perfetto  the trace
   tenax timeline n0/coordinator.jsonl n1/journal.jsonl   from several nodes' journals
 
 coordinator.jsonl covers all nodes; it is on the node that served the coordinator. A node's journal.jsonl adds its
@@ -117,9 +121,7 @@ def _output(arguments: Arguments) -> str:
 
 def _read(command: str, arguments: Arguments) -> Found:
     """Read the journals. Prints what could not be read."""
-    if not arguments.positional:
-        raise UsageError("no journal or folder given")
-    found = read_histories(arguments.positional)
+    found = read_histories([path for name in arguments.positional or [""] for path in paths_of(name)])
     for trouble in found.troubles:
         print_stderr(f"tenax {command}: {trouble}")
     return found

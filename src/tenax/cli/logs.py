@@ -17,9 +17,8 @@ from tenax._core.text import one_line
 from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
 from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import Arguments, NoSuchJob
-from tenax.cli.ended_run import ended_run
 from tenax.cli.flags import UsageError
-from tenax.cli.job import SELECTOR_HELP, find_job, job_selector, parse_job_arguments
+from tenax.cli.job import SELECTOR_HELP, RunHasEnded, find_job, job_selector, parse_job_arguments
 from tenax.cli.live_logs import follow, recent
 from tenax.cli.log_folders import lines_of
 from tenax.cli.run import allows_colour, print_page, print_stderr
@@ -31,7 +30,7 @@ usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--strea
 
 Show the output of workers on all nodes, merged by time, each line with the worker's rank.
 
-  tenax logs                            the last 100 lines of the only run on this host
+  tenax logs                            the last 100 lines of the only run on this host, or of the last one
   tenax logs my-run --rank 0,3-5        ... of these ranks
   tenax logs my-run --follow            continue with new lines, also of later generations, until Ctrl-C
   tenax logs my-run --generation 3      the lines of generation 3 (all: every generation)
@@ -89,17 +88,19 @@ def logs(argv: Sequence[str]) -> int:
     selector = job_selector(arguments)
     try:
         job = find_job(selector)
-    except NoSuchJob as error:
-        folders = [] if selector.endpoint else _folders_of_ended_run(selector.run_id)
-        if not folders and os.path.isdir(selector.run_id):
-            raise NoSuchJob(f"{error}; for the folder, write ./{selector.run_id}") from error
-        if not folders and os.sep in selector.run_id and not selector.endpoint:
-            raise UsageError(f"no folder and no run {selector.run_id!r}") from error
+    except RunHasEnded as error:
+        folders = list(error.ended.folders)
         if not folders:
             raise
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
-        page.note(f"the run {selector.run_id!r} has ended; reading {where}")
+        page.note(f"the run {error.ended.run_id!r} has ended; reading {where}")
         return _from_folders(folders, choice, page, follows=False)
+    except NoSuchJob as error:
+        if os.path.isdir(selector.run_id):
+            raise NoSuchJob(f"{error}; for the folder, write ./{selector.run_id}") from error
+        if os.sep in selector.run_id and not selector.endpoint:
+            raise UsageError(f"no folder and no run {selector.run_id!r}") from error
+        raise
     with job:
         try:
             (follow if follows else recent)(job, choice, page)
@@ -122,17 +123,6 @@ def is_folder(arg: str) -> bool:
         return False
     is_path = os.sep in arg or arg in (os.curdir, os.pardir)
     return is_path or os.path.exists(os.path.join(arg, "journal.jsonl"))
-
-
-def _folders_of_ended_run(run_id: str) -> list[str]:
-    """Return the log folders of an ended run on this host."""
-    if not run_id:
-        return []
-    try:
-        ended = ended_run(run_id)
-    except OSError:  # the folder with the notes of ended runs does not exist, or is not private
-        return []
-    return list(ended.folders) if ended is not None else []
 
 
 # --- command line -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from tenax._core.requests import StatusRequest
 from tenax._core.text import format_duration
 from tenax._engines.tcp.operator import OperatorError, connect_to_agent
 from tenax._view.status import RunStatus
+from tenax._view.text import format_moment, outcome_label
 from tenax.cli.command import parse_arguments, print_json
+from tenax.cli.ended_run import EndedRun, ended_runs
 from tenax.cli.flags import UsageError
 from tenax.cli.job import LocalAgent, decode, local_agents
 from tenax.cli.run import print_page, print_stderr
@@ -20,13 +22,14 @@ from tenax.cli.status import is_terminal, terminal_size
 from tenax.cli.terminal_table import Column, plain, table
 
 PS_USAGE = """\
-usage: tenax ps [--json]
+usage: tenax ps [--all] [--json]
 
 List the runs that have an agent of this user on this host, one per line: run id, script, phase, generation, nodes,
 workers, age, coordinator, pid of the agent, log folder. 'tenax status RUN_ID' shows more about one. The phase of a run
 whose agent does not respond is 'silent', with the reason below the table; its workers may still be running.
 
   tenax ps
+  tenax ps --all            also the last ended runs (at most 100 agents), with how each ended
   tenax ps --json           for programs
 
 Exit code 0: the runs were listed, even if there are none. 1: the list could not be read. 2: wrong usage.
@@ -52,18 +55,19 @@ class LocalRun(msgspec.Struct, frozen=True):
     log_dir: str
     pids: tuple[int, ...]  # of its agents on this host
     trouble: str = ""
+    ended_at: float = 0.0  # in seconds since the epoch; 0: it is running
 
 
 def ps(argv: Sequence[str]) -> int:
     """Execute ``tenax ps ARGV`` and return the exit code."""
-    arguments = parse_arguments(argv, switches=("--json",))
+    arguments = parse_arguments(argv, switches=("--all", "-a", "--json"))
     if arguments.positional:
         raise UsageError("no arguments expected; 'tenax status' shows one run")
-    runs = local_runs()
+    runs = local_runs(with_ended=bool(arguments.switches & {"--all", "-a"}))
     if "--json" in arguments.switches:
         return print_json(runs, indent=2)
     if not runs:
-        print_stderr("tenax ps: you have no run on this host")
+        print_stderr("tenax ps: you have no run on this host; 'tenax ps --all' also shows ended runs")
         return 0
     failed = print_page("".join(f"{line}\n" for line in _table(runs)))
     for run in runs:
@@ -73,14 +77,34 @@ def ps(argv: Sequence[str]) -> int:
     return failed
 
 
-def local_runs() -> list[LocalRun]:
-    """Return the runs on this host, oldest first."""
+def local_runs(*, with_ended: bool = False) -> list[LocalRun]:
+    """Return the runs on this host, oldest first; on request with the ended ones before them."""
     by_run: dict[tuple[str, str], list[LocalAgent]] = {}
     for agent in local_agents():
         # An agent that does not answer gets its own line, beside the other agents of its run.
         by_run.setdefault(agent.which_run if not agent.trouble else ("silent", agent.path), []).append(agent)
     now = time.time()
-    return [_run(agents, now) for agents in by_run.values()]
+    ended = [run for run in ended_runs() if run.notes[0].which_run not in by_run] if with_ended else []
+    return [*map(_ended, reversed(ended)), *(_run(agents, now) for agents in by_run.values())]
+
+
+def _ended(run: EndedRun) -> LocalRun:
+    first = run.notes[0]
+    since = min(note.since for note in run.notes)
+    return LocalRun(
+        run_id=run.run_id,
+        script=first.entrypoint,
+        phase=outcome_label(run.outcome) or "killed",
+        doing="",
+        generation=max(note.generation for note in run.notes),
+        nodes=len(run.notes),
+        workers=sum(note.workers for note in run.notes),
+        age_s=max(0.0, run.ended - since),
+        coordinator="",
+        log_dir=run.noted[0] if run.noted else "",
+        pids=tuple(note.pid for note in run.notes),
+        ended_at=run.ended,
+    )
 
 
 def _run(agents: list[LocalAgent], now: float) -> LocalRun:
@@ -128,6 +152,7 @@ def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
 
 
 def _table(runs: list[LocalRun]) -> list[str]:
+    with_ended = any(run.ended_at for run in runs)
     columns = (
         Column("RUN", 9, min_width=12),
         Column("SCRIPT", 6, min_width=10),
@@ -136,6 +161,7 @@ def _table(runs: list[LocalRun]) -> list[str]:
         Column("NODES", 5, is_right=True),
         Column("WORKERS", 5, is_right=True),
         Column("AGE", 7, is_right=True),
+        *((Column("ENDED", 6),) if with_ended else ()),
         Column("COORDINATOR", 2),
         Column("PID", 1, is_right=True),
         Column("LOGS", 3),  # never cut, because users copy it
@@ -147,7 +173,8 @@ def _table(runs: list[LocalRun]) -> list[str]:
             plain(run.phase),
             *((_UNKNOWN,) * 3 if run.phase == _SILENT else map(str, (run.generation, run.nodes, run.workers))),
             format_duration(run.age_s),
-            plain(run.coordinator) or _UNKNOWN,
+            *((format_moment(run.ended_at) if run.ended_at else "",) if with_ended else ()),
+            plain(run.coordinator) or ("" if run.ended_at else _UNKNOWN),
             str(run.pids[0]),
             plain(run.log_dir),
         )

@@ -12,15 +12,16 @@ from tenax._node.journal import Footer, JournalUnreadable, read_journal
 from tenax._node.run_journal import is_run_journal, read_run_journal, replay_run
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import UsageError
+from tenax.cli.job import paths_of
 from tenax.cli.run import print_page
 from tenax.testing.replay import replay as replay_agent
 
 REPLAY_USAGE = """\
-usage: tenax replay JOURNAL
+usage: tenax replay [RUN_ID | JOURNAL | FOLDER]
 
-Print the history of a run from its journal (journal.jsonl in the run's log folder, or that folder), and check that
-every decision follows from the recorded events. The node that served the coordinator has a second journal,
-coordinator.jsonl: why each generation began and ended, for all nodes.
+Print the history of a run from its journal (journal.jsonl in its log folder), and check that every decision follows
+from the recorded events. Without an argument: of the only run on this host, or the last one. The node that served the
+coordinator has a second journal, coordinator.jsonl: why each generation began and ended, for all nodes.
 
 Exit code 0: every decision follows from the events. 1: some do not; each is named. 2: not a journal.
 """
@@ -29,11 +30,10 @@ Exit code 0: every decision follows from the events. 1: some do not; each is nam
 def replay(argv: Sequence[str]) -> int:
     """Execute ``tenax replay ARGV`` and return the exit code."""
     paths = parse_arguments(argv).positional
-    if not paths:
-        raise UsageError("no journal or folder given")
     if len(paths) > 1:
         raise UsageError(f"expected one journal, not {len(paths)}")
-    path = os.path.join(paths[0], "journal.jsonl") if os.path.isdir(paths[0]) else paths[0]
+    path = paths_of(paths[0] if paths else "")[0]
+    path = os.path.join(path, "journal.jsonl") if os.path.isdir(path) else path
     try:
         return _replay_coordinator(path) if is_run_journal(path) else _replay_agent(path)
     except JournalUnreadable as error:

@@ -18,6 +18,7 @@ from tenax.cli.job import (
     Job,
     JobSelector,
     NotResponding,
+    RunHasEnded,
     find_job,
     job_selector,
     parse_job_arguments,
@@ -31,7 +32,7 @@ usage: tenax status [RUN_ID] [--watch] [--json] [--endpoint HOST:PORT ...]
 Show the status of a run: its phase and what it waits for, generation and restarts, how its time was spent, its nodes,
 failures and last events.
 
-  tenax status                                the only run on this host
+  tenax status                                the only run on this host, or how the last one ended
   tenax status llama                          one of several, by its run id ('tenax ps' lists them)
   tenax status --watch                        refresh until the run ends, or Ctrl-C; to a pipe: one line per event
   tenax status llama --json                   for programs
@@ -39,7 +40,8 @@ failures and last events.
                                               from a host without a node of the run
 
 {SELECTOR_HELP}
-Exit code 0: the status was shown. 1: there is no such run, or it does not respond. 2: wrong usage.
+Exit code 0: the status was shown, even if the run failed. 1: there is no such run, or it does not respond. 2: wrong
+usage.
 """
 
 _WAIT_S = 1.0  # refresh at least this often, because ages are shown
@@ -52,7 +54,11 @@ def status(argv: Sequence[str]) -> int:
     arguments = parse_job_arguments(argv, switches=("--watch", "--json"))
     selector = job_selector(arguments)
     as_json = "--json" in arguments.switches
-    with find_job(selector) as job:
+    try:
+        found = find_job(selector)
+    except RunHasEnded as error:
+        return _show_ended(error, as_json=as_json)
+    with found as job:
         if "--watch" in arguments.switches:
             try:
                 return _Watch(selector, job, as_json=as_json).run()
@@ -65,6 +71,19 @@ def status(argv: Sequence[str]) -> int:
     if is_terminal():
         return print_page(render(status, terminal_size()[0], colour=allows_colour(sys.stdout)), is_styled=True)
     return print_page(render(status, max(80, terminal_size()[0])))
+
+
+def _show_ended(error: RunHasEnded, *, as_json: bool) -> int:
+    """Show how a run ended, from its journals on this host."""
+    from tenax._view.summary import format_summary, summary_of
+    from tenax.cli.journals import read_histories
+
+    histories = read_histories(error.ended.folders).histories
+    if not histories:
+        raise error
+    if as_json:
+        return print_json(summary_of(histories).runs[-1], indent=2)
+    return print_page(format_summary(summary_of(histories)))
 
 
 def _ask(job: Job, mark: str = "") -> RunStatus:

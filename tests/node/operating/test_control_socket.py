@@ -17,7 +17,8 @@ import pytest
 from tenax._core.requests import AgentRequest, AnyRequest, StatusRequest, answer_safely
 from tenax._engines.tcp.operator import Declined, connect_to_agent
 from tenax._io.loop import Loop
-from tenax._node.control_socket import ControlSocket, last_runs, socket_paths
+from tenax._node.control_socket import ControlSocket, socket_paths
+from tenax._node.run_notes import last_runs, write_note
 
 
 @pytest.fixture
@@ -38,9 +39,13 @@ def answer(request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
     reply({"run_id": "mine", "pid": os.getpid(), "log_dir": "logs"}, "")
 
 
+def note(socket_path: str) -> None:
+    write_note({"run_id": "mine", "pid": os.getpid(), "log_dir": "logs"}, socket_path)
+
+
 def test_a_control_socket_is_never_taken_from_a_live_agent(folder: str) -> None:
     warnings: list[str] = []
-    loop, sockets = Loop(), [ControlSocket(answer, warnings.append) for _ in range(2)]
+    loop, sockets = Loop(), [ControlSocket(answer, warnings.append, note) for _ in range(2)]
     for control_socket in sockets:
         control_socket.open(loop)
     first, second = sockets
@@ -64,17 +69,17 @@ def test_a_control_socket_is_never_taken_from_a_live_agent(folder: str) -> None:
 
 
 def test_the_socket_of_a_killed_agent_is_replaced_and_old_notes_are_removed(folder: str) -> None:
-    for number in range(100):
+    for number in range(150):
         Path(folder, f"{number}.json").write_text('{"run_id": "old", "pid": 1}')
         os.utime(Path(folder, f"{number}.json"), (number, number))
     Path(folder, f"{os.getpid()}.sock").touch()
-    loop, control_socket = Loop(), ControlSocket(answer, lambda _: None)
+    loop, control_socket = Loop(), ControlSocket(answer, lambda _: None, note)
     control_socket.open(loop)
     connect_to_agent(control_socket.path).close()
     control_socket.close()
     loop.close()
     runs = last_runs()
-    assert len(runs) == 64
+    assert len(runs) == 100
     assert (runs[0].run_id, runs[1].run_id) == ("mine", "old")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 import pytest
 
 import kit
 from kit.jobs import TENAX, until
+from tenax.cli.command import NoSuchJob
 from tenax.cli.ended_run import ended_run
 
 from .kit import Operator
@@ -33,7 +33,8 @@ class Notes:
         """An agent of the run 'duo' whose coordinator's journal, if it has one, was last written at that time."""
         log_dir = str(self.logs / f"duo_{pid}") if has_logs else ""
         note = self.sockets / f"{pid}.json"
-        note.write_text(json.dumps({"run_id": "duo", "pid": pid, "log_dir": log_dir, "coordinator": place}))
+        written = {"run_id": "duo", "pid": pid, "log_dir": log_dir, "coordinator": place, "since": since}
+        note.write_text(json.dumps(written))
         os.utime(note, (since, since))
         if has_logs:
             os.makedirs(log_dir)
@@ -92,6 +93,16 @@ def test_an_agent_whose_control_socket_exists_has_not_ended(notes: Notes) -> Non
     assert ended_run("duo", notes.environ) is None
 
 
+def test_a_run_is_found_by_the_beginning_of_its_id(notes: Notes) -> None:
+    folder = notes.add(1, 100, 200)
+    assert notes.folders("du") == notes.folders("") == (folder,)
+    other = notes.sockets / "2.json"
+    other.write_text('{"run_id": "dual", "pid": 2}')
+    with pytest.raises(NoSuchJob, match="2 ended runs begin with 'du': dual, duo"):
+        ended_run("du", notes.environ)
+    assert notes.folders("duo") == (folder,)
+
+
 def test_the_agent_that_served_the_coordinator_is_named_first(operator: Operator) -> None:
     serving, other = operator.cluster.start_in_order(2, nodes=(1, 2), run_id="duo")
     operator.until_found(serving, other)
@@ -104,9 +115,10 @@ def test_the_agent_that_served_the_coordinator_is_named_first(operator: Operator
     assert operator.tenax("stop", "duo", "--yes", "--wait").code == 0
     assert serving.wait() == 130
     folders = [agent.report["log_dir"] for agent in (serving, other)]
-    done = operator.tenax("status", "duo")
-    assert done.code == 1
-    assert done.err.endswith(f"no longer runs on this host; to see how it ended: tenax report {shlex.join(folders)}\n")
+    found = ended_run("duo", {"TENAX_PRIVATE_DIR": operator.sockets})
+    assert found is not None
+    assert (list(found.folders), found.outcome) == (folders, "cancelled")
+    assert operator.tenax("status", "duo").out.startswith("duo: cancelled")
     logs = operator.tenax("logs", "duo")
     assert "the run 'duo' has ended; reading its 2 folders on this host" in logs.err
 
@@ -126,5 +138,5 @@ def test_printed_folders_are_absolute(operator: Operator, tmp_path: Path) -> Non
     worker.send("exit 0")
     assert running.wait().code == 0
     ended = runner.start("status", "near", program=TENAX, cwd=elsewhere).wait()
-    assert ended.err.endswith(f"to see how it ended: tenax report {shlex.quote(folder)}\n")
+    assert f", in {folder}\n" in ended.out
     assert runner.start("report", "--json", folder, program=TENAX, cwd=elsewhere).wait().code == 0

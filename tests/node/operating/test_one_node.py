@@ -135,15 +135,35 @@ def test_on_a_terminal_the_command_asks_first(operator: Operator) -> None:
 def test_an_ended_run_is_distinguished_from_an_unknown_one(operator: Operator) -> None:
     start(operator, "past")
     operator.cluster.finish(operator.cluster.hub.generation(2))
-    done = operator.tenax("status", "past")
-    assert done.code == 1
-    assert "the run 'past' no longer runs on this host; to see how it ended: tenax report " in done.err
+    stop = operator.tenax("stop", "past", "--yes")
+    assert stop.code == 1
+    assert "the run 'past' no longer runs on this host; to see how it ended: tenax status past" in stop.err
     never = operator.tenax("status", "never")
     assert never.code == 1
     assert "no run 'never' on this host (you have none here)" in never.err
-    nothing = operator.tenax("status")
+    nothing = operator.tenax("stop", "--yes")
     assert nothing.code == 1
     assert "you have no run on this host" in nothing.err
+
+
+def test_commands_without_a_run_show_the_last_one(operator: Operator) -> None:
+    """The first run ends before its control socket would open."""
+    assert operator.runner.start("--rdzv-id", "earlier", "--no-python", "true").wait().code == 0
+    start(operator, "latest-7b")
+    operator.cluster.finish(operator.cluster.hub.generation(2))
+    for name in ((), ("late",), ("latest-7b",)):
+        done = operator.tenax("status", *name)
+        assert done.code == 0
+        assert done.out.startswith("latest-7b: succeeded (all 2 workers succeeded)\n")
+        assert operator.tenax("report", "--json", *name).out == operator.tenax("report", "--json", "latest-7b").out
+        assert "run latest-7b of" in operator.tenax("replay", *name).out
+    assert operator.json("status", "earlier")["outcome"] == "succeeded"
+    assert [(run["run_id"], run["phase"]) for run in operator.json("ps", "--all")] == [
+        ("earlier", "succeeded"),
+        ("latest-7b", "succeeded"),
+    ]
+    assert operator.json("ps") == []
+    assert "did you mean 'latest-7b'?" in operator.tenax("status", "lates-7b").err
 
 
 def test_the_control_socket_of_a_killed_agent_is_removed(operator: Operator) -> None:
@@ -157,7 +177,8 @@ def test_the_control_socket_of_a_killed_agent_is_removed(operator: Operator) -> 
     done = operator.tenax("ps")
     assert (done.code, done.out) == (0, "")
     assert not os.path.exists(path)
-    assert "no longer runs on this host" in operator.tenax("status", "solo").err
+    assert "no longer runs on this host" in operator.tenax("stop", "solo", "--yes").err
+    assert operator.tenax("status", "solo").out.startswith("solo: no end known\n")
 
 
 def test_a_stopped_agent_is_listed_and_does_not_delay_the_command(operator: Operator) -> None:

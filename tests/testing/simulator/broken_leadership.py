@@ -105,5 +105,5 @@ MISTAKES: dict[type, tuple[int, str]] = {
     DropsDecisions: (54, "L3"),
     LeadsAfterItsTerm: (4, "L3"),
     RecoversAtOnce: (4, "S1"),
-    TakesSilenceForDeath: (16, "S1"),
+    TakesSilenceForDeath: (20, "S1"),
 }

@@ -59,7 +59,7 @@ ETCD_SITUATIONS = [
     "may have been replaced",
     "StopConnecting()",
     "Troubled()",
-    "etcd has no record of the run",
+    "  Ended(verdict=",
     "[recovering > running]",
     "[recovering > ending]",
     "RunEnded(verdict=succeeded",

@@ -52,6 +52,33 @@ def test_workers_continue_when_the_leader_dies_and_another_node_joins_later() ->
     assert outcome.counts["generations"] == 2
 
 
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_newcomers_begin_anew_after_the_records_lease_if_all_hosts_of_a_generation_are_lost(seed: int) -> None:
+    """Those that wait for the lost members before that, and give up or are killed, do not prolong it."""
+    early, late = (NodePlan(2, 40.0), NodePlan(3, 50.0)), (NodePlan(4, 265.0), NodePlan(5, 265.0))
+    setup = Setup(
+        seed=seed,
+        nodes=(NodePlan(0), NodePlan(1), *early, *late),
+        min_nodes=2,
+        max_nodes=2,
+        seconds=400.0,
+        has_etcd=True,
+        record_s=240,
+        terms=AuthorityTerms().lease,
+        behaviour=WorkerBehaviour(generation_s=1e6, fails=0.0),
+        faults=(
+            Fault(20.0, "power", a=0, seconds=1e6),
+            Fault(20.0, "power", a=1, seconds=1e6),
+            Fault(45.0, "kill_coordinator", seconds=0.0),
+        ),
+    )
+    outcome = simulate(setup, record_history=True)
+    assert outcome.broken == ""
+    assert "generation 1 of run 'run' may still be running on host" in outcome.history
+    assert "host4/n5      GenerationFormed(assignment=generation 1 " in outcome.history
+    assert outcome.counts["generations"] == 2
+
+
 @pytest.mark.parametrize("part", MISTAKES)
 def test_a_mistake_in_leadership_is_found_by_its_seed(part: type) -> None:
     """And not by a fault of the machine without the mistake."""

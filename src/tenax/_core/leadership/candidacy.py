@@ -1,11 +1,14 @@
 """One attempt of a node to become the leader.
 
     grant the leases -> read leader and record -> write both, if neither has changed -> won
-                                    '-> there is a leader -> lost       '-> read again
+                                    |-> there is a leader -> lost       '-> read again
+                                    '-> this node's run has ended -> ended
 
 The record is written in the same transaction as the leader key: it names the new leader, so that a successor knows
 whose answers may still keep workers alive. The transaction is guarded by what was read, so pending writes of an earlier
-leader fail. An attempt with an unknown outcome is settled by reading the leader key.
+leader fail. An attempt with an unknown outcome is settled by reading the leader key. While a generation may be running,
+the record keeps its lease until the winner decides something: if all its members are lost, it expires, however often
+other nodes wait for them.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import msgspec
 from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
 from tenax._core.leadership.held_lease import HeldLease
-from tenax._core.leadership.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, LeaderAndRecord, Written
+from tenax._core.leadership.keys import VERDICT_TTL_S, Leader, LeaderAndRecord, Written
 from tenax._core.record import RunRecord
+from tenax._core.text import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from tenax._core.etcd.errors import EtcdError
     from tenax._core.leadership.calls import Call, Calls
     from tenax._core.leadership.keys import Keys, LeaderAddress
+    from tenax._core.model import Verdict
 
 _MISFIT = (
     "--nnodes, the secret (token, token_file, TENAX_RDZV_TOKEN) or the TLS settings of this node differ from "
@@ -45,7 +50,7 @@ class Elected(msgspec.Struct, frozen=True):
 
 
 class Candidacy:
-    """Calls ``won``, ``lost`` (another node leads) or ``failed`` once."""
+    """Calls ``won``, ``lost`` (another node leads), ``ended`` (this node's run is over) or ``failed`` once."""
 
     def __init__(
         self,
@@ -58,8 +63,11 @@ class Candidacy:
         fit: str,
         must_fit: bool,
         known: RunRecord | None,
+        run: int,
+        may_begin: Callable[[], bool],
         won: Callable[[Elected], None],
         lost: Callable[[], None],
+        ended: Callable[[Verdict | None], None],
         failed: Callable[[EtcdError], None],
         troubled: Callable[[EtcdError], None],
         deposed: Callable[[str], None],
@@ -67,8 +75,9 @@ class Candidacy:
         """``lease_ids``: random ones, of the leader key and of the record.
 
         ``fit`` is the digest of this node's settings; with ``must_fit`` the record must have the same.
-        ``known`` is the record to use if etcd has lost it. ``troubled`` is called while etcd does not answer,
-        ``deposed`` when a lease is lost, also after the election.
+        ``known`` is the record to use if etcd has lost it. ``run`` is the run that this node was in, or 0. If etcd has
+        no record of it, it must not lead unless ``may_begin``. ``ended`` gets the verdict, None if it is unknown.
+        ``troubled`` is called while etcd does not answer, ``deposed`` when a lease is lost, also after the election.
         """
         self._client = client
         self._keys = keys
@@ -77,24 +86,27 @@ class Candidacy:
         self._fit = fit
         self._must_fit = must_fit
         self._known = known
+        self._run = run
+        self._may_begin = may_begin
         self._on_trouble = troubled
         self._won = won
         self._lost = lost
+        self._ended = ended
         self._failed = failed
         self._call: Call | None = None
         self._was_recorded = True
-        self.holds_record = False  # the record is, or may be, bound to record_lease
+        self.holds_record = False  # the record, or the verdict, is or may be bound to record_lease
         self.lease = HeldLease(
             client, lease_ids[0], terms.ttl_s, held=self._granted, lost=deposed, troubled=self._troubled
         )
         self.record_lease = HeldLease(
             client,
             lease_ids[1],
-            RECORD_TTL_S,
+            terms.record_s,
             held=self._granted,
             lost=deposed,
             troubled=self._troubled,
-            every_s=RECORD_KEPT_EVERY_S,
+            every_s=terms.record_s / 24,
         )
 
     def start(self) -> None:
@@ -112,7 +124,7 @@ class Candidacy:
             self._read()
 
     def _read(self) -> None:
-        self._call = self._client.call(self._keys.both(), self._on_read, self._on_failed)
+        self._call = self._client.call(self._keys.read(self._run), self._on_read, self._on_failed)
 
     def _on_read(self, answer: TransactionAnswer) -> None:
         try:
@@ -122,41 +134,50 @@ class Candidacy:
             self._failed(error)
             return
         if leader is not None:
-            if leader == self._leader and past is not None:
-                self.holds_record = True
+            if msgspec.structs.replace(leader, run=0) == self._leader and past is not None:
+                self.holds_record = state.record_kv is not None and state.record_kv.lease == self.record_lease.id
                 self._won(Elected(state.term, state.recorded_at, past, leader, None, self._was_recorded))
             else:
                 self._lost()
             return
-        if past is not None and self._must_fit and past.record.verdict is None and past.fit != self._fit:
+        if state.verdict is not None:
+            self._ended(state.verdict)
+            return
+        if past is not None and past.record.verdict is not None:
+            why = f"a run with this --rdzv-id is over: {past.record.verdict.why}; to use its --rdzv-id again, wait "
+            self._failed(EtcdRejected(f"{why}{format_seconds(VERDICT_TTL_S)} after all its workers have stopped"))
+            return
+        if self._run and (past is None or past.run != self._run) and not self._may_begin():
+            self._ended(None)
+            return
+        if past is not None and self._must_fit and past.fit != self._fit:
             self._failed(EtcdRejected(_MISFIT))
             return
         record = (past.record if past is not None else self._known) or RunRecord()
         before: tuple[LeaderAddress, ...] = ()
-        longest = self._terms
-        if past is not None and record.is_at_work:
+        longest, lease_id = self._terms, self.record_lease.id
+        if past is not None and state.record_kv is not None and record.is_at_work:
+            lease_id = state.record_kv.lease
             before, longest = (*past.before, past.by), past.longest.longest(self._terms)
         fit = past.fit if past is not None else self._fit
-        written = Written(record, self._leader.address, before, longest, fit)
-        put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
-        put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
+        run = past.run if past is not None else self._run or self.record_lease.id
+        leader = msgspec.structs.replace(self._leader, run=run)
+        written = Written(record, leader.address, before, longest, fit, run)
+        put_leader = Put(self._keys.leader, msgspec.json.encode(leader), self.lease.id)
+        put_record = Put(self._keys.record, msgspec.json.encode(written), lease_id)
         guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(state.recorded_at))
-        # A verdict keeps its short lease: reading it must not prolong it.
-        is_over = record.verdict is not None and past is not None
 
         def on_written(answer: TransactionAnswer) -> None:
             if answer.succeeded:
-                recorded_at = state.recorded_at if is_over else answer.revision
-                found = state.record_kv
-                self._won(Elected(answer.revision, recorded_at, written, self._leader, found, self._was_recorded))
+                found, revision = state.record_kv, answer.revision
+                self._won(Elected(revision, revision, written, leader, found, self._was_recorded))
             else:
                 self.holds_record = False
                 self._read()
 
         self._was_recorded = past is not None
-        self.holds_record = not is_over
-        attempt = Transaction(guards, then=(put_leader,) if is_over else (put_leader, put_record))
-        self._call = self._client.call(attempt, on_written, self._on_failed)
+        self.holds_record = lease_id == self.record_lease.id
+        self._call = self._client.call(Transaction(guards, (put_leader, put_record)), on_written, self._on_failed)
 
     def _on_failed(self, error: EtcdError) -> None:
         if isinstance(error, EtcdUnavailable):

@@ -15,6 +15,7 @@ the record. Invariants:
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 
 import msgspec
 
@@ -23,6 +24,7 @@ from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import GrantLease, Put, Transaction
 from tenax._core.events import GenerationFormed
 from tenax._core.leadership.keys import VERDICT_TTL_S, LeaderAndRecord, Written
+from tenax._core.model import Outcome
 from tenax._core.record import mark_of, record_of
 from tenax._core.text import encodable
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from tenax._core.leadership.calls import Call, Calls, Timer
     from tenax._core.leadership.candidacy import Elected
     from tenax._core.leadership.keys import Keys
+    from tenax._core.model import Verdict
     from tenax._core.record import Mark, RunRecord
 
 _AGAIN_S = 0.25
@@ -59,8 +62,9 @@ class _Held:
 
 
 class _Decision:
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, record: RunRecord, grace_s: float) -> None:
         self.record = record
+        self.grace_s = grace_s  # how long workers may take to stop
         self.held: list[_Held] = []
 
 
@@ -133,31 +137,37 @@ class Decisions:
             self._decide(state, wall_ahead_s)
 
     def _decide(self, state: CoordinatorState, wall_ahead_s: float) -> None:
-        self._waiting.append(_Decision(record_of(state).shifted(wall_ahead_s)))
+        grace_s = max((node.info.grace_s for node in state.nodes.values()), default=0.0)
+        self._waiting.append(_Decision(record_of(state).shifted(wall_ahead_s), grace_s))
         if len(self._waiting) == 1:
             self._write()
 
     def _write(self) -> None:
         self._timer = None
-        record = self._waiting[0].record
+        record, ttl_s = self._waiting[0].record, VERDICT_TTL_S
         if record.verdict is None:
             self._put(record, self._lease_id)
             return
-        # A verdict gets a short lease: late nodes can read it, and the run id is soon free again.
+        # The run id is soon free again: this record has a short lease. Nodes of this run find the verdict for a day.
         lease_id = self._lease_id ^ 1
+        if record.verdict.outcome is Outcome.CANCELLED:  # workers are still running
+            ttl_s += ceil(min(self._terms.record_s, self._terms.lease.lease_s + self._waiting[0].grace_s))
 
         def granted(_: object) -> None:
             self._put(record, lease_id)
 
-        self._call = self._client.call(GrantLease(VERDICT_TTL_S, lease_id), granted, self._not_written)
+        self._call = self._client.call(GrantLease(ttl_s, lease_id), granted, self._not_written)
 
     def _put(self, record: RunRecord, lease_id: int) -> None:
         keys, elected = self._keys, self._elected
         was = elected.written
         longest = was.longest if self._before else self._terms
-        value = _encode(Written(record, was.by, self._before, longest, was.fit))
+        value = _encode(Written(record, was.by, self._before, longest, was.fit, was.run))
         guards = (*keys.is_led_by(elected.leader, elected.term), keys.is_recorded_at(self._recorded_at))
-        attempt = Transaction(guards, (Put(keys.record, value, lease_id),), keys.both().then)
+        puts: tuple[Put, ...] = (Put(keys.record, value, lease_id),)
+        if record.verdict is not None:
+            puts += (Put(keys.ended(was.run), _as_json(_short(record.verdict)), self._lease_id),)
+        attempt = Transaction(guards, puts, keys.read(was.run).then)
 
         def done(answer: TransactionAnswer) -> None:
             if answer.succeeded:
@@ -211,17 +221,20 @@ def _encode(written: Written) -> bytes:
     value = _as_json(written)
     if len(value) <= _MAX_RECORD_BYTES:
         return value
-    record = written.record  # too large for one key: drop the details of the report
-    verdict = record.verdict
-    if verdict is not None:
-        verdict = msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), members=(), earlier=())
+    record = written.record  # too large for one key
+    verdict = _short(record.verdict) if record.verdict is not None else None
     return _as_json(
         msgspec.structs.replace(written, record=msgspec.structs.replace(record, earlier=(), left=(), verdict=verdict))
     )
 
 
-def _as_json(written: Written) -> bytes:
+def _short(verdict: Verdict) -> Verdict:
+    """Drop the details of the report."""
+    return msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), members=(), earlier=())
+
+
+def _as_json(value: Written | Verdict) -> bytes:
     try:
-        return msgspec.json.encode(written)
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:  # a worker's output may contain any bytes
-        return msgspec.json.encode(encodable(msgspec.to_builtins(written)))
+        return msgspec.json.encode(encodable(msgspec.to_builtins(value)))

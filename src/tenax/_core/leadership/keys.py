@@ -2,11 +2,13 @@
 
     leader          the leader, the address of its links and their secret; bound to its short lease
     record          what was decided, and the current or last leader; bound to a lease of a day
+    ended/<run>     the verdict of an earlier run with the same run id; bound to a lease of a day
     nodes/<id>      the nodes; for people and tools
     members/<name>  hosts that had an etcd member before (managed mode, ``tenax._engines.etcd.managed``)
 
 The *term* of a leader is the revision at which its key was created. It guards every write of the leader, so a deposed
-leader cannot change anything.
+leader cannot change anything. Several runs can follow each other under one run id: leader and record contain the
+random number of theirs.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import msgspec
 from tenax._core.authority import AuthorityTerms
 from tenax._core.etcd.errors import EtcdRejected
 from tenax._core.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
+from tenax._core.model import Verdict
 from tenax._core.record import RunRecord
 from tenax._core.text import concealed_repr
 
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
     from tenax._core.etcd.operations import TransactionAnswer
 
 T = TypeVar("T")
-RECORD_TTL_S = 86_400  # after this time without a leader the run id is free again
-RECORD_KEPT_EVERY_S = 3600.0
 VERDICT_TTL_S = 10  # after the end of the run
 NODE_TTL_S = 30
 MAX_VALUE_BYTES = 2 << 20  # etcd's default limit is 1.5 MiB
@@ -50,6 +51,7 @@ class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
     address: LeaderAddress
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
     certificate: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # its SHA-256 digest; empty: links without TLS
+    run: int = 0
 
     __repr__ = concealed_repr
 
@@ -62,6 +64,7 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     before: tuple[LeaderAddress, ...] = ()  # earlier leaders that may still answer members
     longest: AuthorityTerms = AuthorityTerms()  # the maximum of the terms of all these leaders
     fit: Annotated[str, msgspec.Meta(max_length=256)] = ""  # digest of the settings that a leader of this run must have
+    run: int = 0
 
     def __post_init__(self) -> None:
         lease = self.longest.lease
@@ -77,13 +80,17 @@ class Keys:
         self.leader = root + b"leader"
         self.record = root + b"record"
         self.nodes = root + b"nodes/"
+        self._ended = root + b"ended/"
 
     def node(self, node_id: str) -> bytes:
         return self.nodes + key_part(node_id)
 
-    def both(self) -> Transaction:
-        """Return a transaction that reads leader and record at one revision."""
-        return Transaction((), then=(Range(self.leader), Range(self.record)))
+    def ended(self, run: int) -> bytes:
+        return self._ended + str(run).encode()
+
+    def read(self, run: int) -> Transaction:
+        """Return a transaction that reads the leader, the record and the end of that run at one revision."""
+        return Transaction((), then=(Range(self.leader), Range(self.record), Range(self.ended(run))))
 
     def has_no_leader(self) -> Compare:
         return Compare(self.leader, "create", 0)
@@ -97,16 +104,17 @@ class Keys:
 
 
 class LeaderAndRecord:
-    """Leader and record, read at one revision."""
+    """Leader, record and the end of a run, read at one revision."""
 
     def __init__(self, answer: TransactionAnswer) -> None:
-        """Raises EtcdRejected if ``answer`` does not answer ``Keys.both``."""
+        """Raises EtcdRejected if ``answer`` does not answer ``Keys.read``."""
         try:
-            leaders, records = (each.kvs for each in answer.answers)  # type: ignore[union-attr]
+            leaders, records, ends = (each.kvs for each in answer.answers)  # type: ignore[union-attr]
         except (ValueError, AttributeError) as error:
-            raise EtcdRejected("etcd sent an unexpected answer to a read of two keys") from error
+            raise EtcdRejected("etcd sent an unexpected answer to a read of three keys") from error
         self.leader_kv: KeyValue | None = leaders[0] if leaders else None
         self.record_kv: KeyValue | None = records[0] if records else None
+        self.verdict = read_verdict(ends)
 
     @property
     def leader(self) -> Leader | None:
@@ -131,6 +139,10 @@ class LeaderAndRecord:
 
 def read_leader(kv: KeyValue) -> Leader:
     return _read(kv, Leader)
+
+
+def read_verdict(kvs: tuple[KeyValue, ...]) -> Verdict | None:
+    return _read(kvs[0], Verdict) if kvs else None
 
 
 def _read(kv: KeyValue, kind: type[T]) -> T:

@@ -13,7 +13,8 @@ E2  A message leaves the coordinator only when the decision behind it is in etcd
 E3  Only a refused connection at a leader's address proves that its agent and all that it started are dead.
 E4  A node has one link, and drops it before it connects to another leader. It sends the old one the key of the new one
     first: a leader that is cut off from etcd alone hands over, and its node follows.
-E5  A node whose lease has ended does not begin a run of which etcd has no record.
+E5  A node belongs to one run. If that has ended, it leaves with its verdict, and takes part in no later run with the
+    same run id. If etcd has neither a record nor a verdict of it, it begins or joins another only under a lease.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from tenax._core.etcd.operations import Delete, KeyValue, Put, Range, Transactio
 from tenax._core.leadership.calls import Calls, Cancel, Request
 from tenax._core.leadership.candidacy import Candidacy, Elected
 from tenax._core.leadership.held_lease import HeldLease
-from tenax._core.leadership.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
+from tenax._core.leadership.keys import NODE_TTL_S, Keys, Leader, read_leader, read_verdict
 from tenax._core.leadership.term import Deliver, Probe, StepCoordinator, StopServing, Term
 from tenax._core.link import client as links
 from tenax._core.link import wire
 from tenax._core.link.client import RETRY_LATER_S, RETRY_SOON_S, Print
+from tenax._core.model import Verdict
 from tenax._core.text import format_seconds
 
 TYPE_CHECKING = False
@@ -79,6 +81,12 @@ class Serve(msgspec.Struct, frozen=True):
     elected: Elected
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """This node's run has ended. Report ``RunEnded`` to the client; the times in the verdict are wall-clock times."""
+
+    verdict: Verdict
+
+
 class Troubled(msgspec.Struct, frozen=True):
     """etcd does not answer while this node is linked."""
 
@@ -100,6 +108,7 @@ Output = (
     | StepCoordinator
     | Probe
     | StopServing
+    | Ended
     | Troubled
     | Unregistered
 )
@@ -133,6 +142,7 @@ class Leadership:
         self.leader: Leader | None = None  # as last read from etcd
         self.term = 0  # of that leader
         self.leading: Term | None = None  # while this node leads
+        self.run = 0  # the run that this node is in; 0: none yet
         self._outputs: list[Output] = []
         self._calls = Calls(now, self._outputs.append)
         self._run_id = run_id
@@ -304,7 +314,8 @@ class Leadership:
         self._hand_over(leader, term)
         self.leader, self.term = leader, term
         self._port_taken_at = None
-        if self._candidacy is None or self.leader != self._candidate:  # else this node has won: _on_won follows
+        is_own = self._candidate is not None and leader.secret == self._candidate.secret
+        if self._candidacy is None or not is_own:  # else this node has won: _on_won follows
             self._connect()
 
     def _hand_over(self, leader: Leader, term: int) -> None:
@@ -352,6 +363,10 @@ class Leadership:
             else:
                 self._retry(why, RETRY_LATER_S, self._connect_and_query)
             return
+        if self.client.was_ever_linked and leader.run != self.run:
+            self._query_end(leader)
+            return
+        self.run = leader.run
         self.client.connecting(self._now)
         self._is_connecting = True
         self._connected_to = leader
@@ -425,6 +440,38 @@ class Leadership:
 
         self._calls.call(Range(self._keys.leader), seen, unseen)
 
+    def _query_end(self, leader: Leader) -> None:
+        """Read how this node's run has ended, because the leader is of another one (E5)."""
+        self._is_connecting = True
+
+        def read(answer: RangeAnswer) -> None:
+            if not self._is_connecting or leader != self.leader:
+                return
+            self._is_connecting = False
+            verdict = read_verdict(answer.kvs)
+            if verdict is not None or not self.client.holds_lease(self._now):
+                self._on_ended(verdict)
+                return
+            self.run = leader.run  # etcd has lost its data
+            self._connect()
+
+        def unread(error: EtcdError) -> None:
+            self._is_connecting = False
+            self._retry(error.message, RETRY_LATER_S, self._connect_and_query)
+
+        self._calls.call(Range(self._keys.ended(self.run)), read, unread)
+
+    def _on_ended(self, verdict: Verdict | None) -> None:
+        """This node's run has ended; None: etcd does not know how."""
+        self._withdraw()
+        if verdict is not None:
+            self._outputs.append(Ended(verdict))
+            return
+        self._refuse(
+            f"etcd has no record of the run {self._run_id!r} that this node was in: it ended, or etcd lost its data, "
+            "while this node was disconnected; start this node again to continue the run"
+        )
+
     def _depose(self, leader: Leader, term: int) -> None:
         """Delete the key of a dead leader instead of waiting for its lease to expire."""
         delete = Transaction(self._keys.is_led_by(leader, term), (Delete(self._keys.leader),))
@@ -465,8 +512,11 @@ class Leadership:
             fit=self._fit,
             must_fit=not self.client.was_ever_linked,
             known=self._last_record if self.client.holds_lease(self._now) else None,
+            run=self.run if self.client.was_ever_linked else 0,
+            may_begin=lambda: self.client.holds_lease(self._now),
             won=self._on_won,
             lost=self._on_lost,
+            ended=self._on_ended,
             failed=self._on_failed,
             troubled=self._on_trouble,
             deposed=self._on_lease_lost,
@@ -525,26 +575,10 @@ class Leadership:
         if self.client.is_finished or self._is_leaving:
             self._withdraw()
             return
-        if self.client.was_ever_linked and not elected.was_recorded and not self.client.holds_lease(self._now):
-            candidacy.holds_record = False
-            self._withdraw()
-            self._refuse(
-                f"etcd has no record of the run {self._run_id!r}: it ended, or etcd lost its data, while "
-                "this node was disconnected; start this node again to continue the run"
-            )
-            return
-        record = elected.written.record
-        if record.verdict is not None and not self.client.was_ever_linked:
-            self._withdraw()
-            self._refuse(
-                f"the run {self._run_id!r} is over: {record.verdict.why}; to use its --rdzv-id again, "
-                f"wait {format_seconds(VERDICT_TTL_S)}"
-            )
-            return
         self._candidacy, self._is_listening = None, False
         self.leader, self.term = None, 0
         self._hand_over(elected.leader, elected.term)
-        self.leader, self.term = elected.leader, elected.term
+        self.leader, self.term, self.run = elected.leader, elected.term, elected.leader.run
         self.leading = self.make_term(
             self._calls,
             self._keys,
@@ -557,7 +591,7 @@ class Leadership:
             troubled=self._on_trouble,
         )
         run = f"the coordinator of the run {self._run_id!r}"
-        if record.is_at_work:
+        if elected.written.record.is_at_work:
             self._print(f"this node takes over {run} and waits for the nodes of the last generation to reconnect")
         else:
             self._print(f"this node serves {run} (elected through etcd)")
@@ -567,7 +601,7 @@ class Leadership:
         """Return what is known of the run: the record, or if etcd has lost it, this node's assignment."""
         record, assignment = elected.written.record.shifted(-wall_ahead_s), self.client.assignment
         terms = elected.written.longest.longest(self._terms)  # of any leader that may still answer nodes
-        if record.generation == 0 and record.verdict is None:
+        if record.generation == 0:
             if assignment is not None:
                 return Opened(
                     terms.return_s,
@@ -582,7 +616,6 @@ class Leadership:
             generation=record.generation,
             restarts_used=record.restarts_used,
             store=record.store,
-            verdict=record.verdict,
             record=record,
             return_s=terms.return_s,
             alone_s=terms.alone_s,

@@ -21,7 +21,7 @@ from tenax._core.coordinator import (
 )
 from tenax._core.etcd.operations import Put, Transaction
 from tenax._core.leadership.decisions import Decisions
-from tenax._core.leadership.keys import RECORD_TTL_S, LeaderAddress
+from tenax._core.leadership.keys import LeaderAddress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tenax._core.authority import AuthorityTerms
     from tenax._core.coordinator import CoordinatorState
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import TransactionAnswer
     from tenax._core.leadership.calls import Calls, Timer
     from tenax._core.leadership.candidacy import Candidacy, Elected
     from tenax._core.leadership.keys import Keys
@@ -94,6 +93,7 @@ class Term:
         self._authority = self.make_authority(terms, candidacy.lease.proven_at)
         candidacy.lease.on_proven = self._prove
         candidacy.record_lease.on_proven = self._keep_record
+        self._is_record_kept = candidacy.holds_record
         self._keep_record()
         self._decisions = self.make_decisions(
             client,
@@ -125,7 +125,9 @@ class Term:
         self._authority.prove(self._candidacy.lease.proven_at)
 
     def _keep_record(self) -> None:
-        self._authority.keep_record(self._candidacy.record_lease.proven_at + RECORD_TTL_S)
+        lease = self._candidacy.record_lease
+        if self._is_record_kept:  # else it has the lease of an earlier leader
+            self._authority.keep_record(lease.proven_at + lease.ttl_s)
 
     def counts(self, now: float) -> bool:
         """Return whether an answer to a beat renews the node's lease."""
@@ -142,14 +144,16 @@ class Term:
     def stepped(self, state: CoordinatorState, wall_ahead_s: float) -> None:
         if not isinstance(state.phase, Recovering):
             self._decisions.forget_earlier(state, wall_ahead_s)
+            self._candidacy.holds_record |= self._decisions.is_waiting
 
     def submit(self, send: Send, state: CoordinatorState, wall_ahead_s: float) -> None:
         self._decisions.submit(send, state, wall_ahead_s)
+        self._candidacy.holds_record |= self._decisions.is_waiting
 
     def _on_written(self, record: RunRecord) -> None:
         self.last_record = record
-        if record.verdict is not None:
-            self._candidacy.holds_record = False  # a verdict has its own lease
+        self._is_record_kept = True
+        self._keep_record()
         self._authority.lapse()
 
     def is_deciding(self) -> bool:
@@ -170,12 +174,13 @@ class Term:
             self._output(Probe(self._probing))
 
     def probed(self, *, is_dead: bool) -> None:
-        """``is_dead``: the connection was refused."""
+        """``is_dead``: the connection was refused. A node that is linked to this leader has ended its own term."""
         before, self._probing = self._probing, None
         if before is None:
             return
-        if is_dead:
-            self._output(StepCoordinator(EarlierCoordinatorGone(before.node_id, len(self._unconfirmed))))
+        if is_dead or before.node_id in self._state().nodes:
+            gone = EarlierCoordinatorGone(before.node_id if is_dead else "", len(self._unconfirmed))
+            self._output(StepCoordinator(gone))
             self._probe()
         else:
             self._unconfirmed.insert(0, before)
@@ -198,17 +203,16 @@ class Term:
             put_back = self._put_back()
         self._stop()
 
-        def done(answer: TransactionAnswer) -> None:
-            candidacy.holds_record = not answer.succeeded
+        def done(_: object) -> None:
             candidacy.end(then)
 
         if put_back is None:
             candidacy.end(then)
         else:
-            self._client.call(put_back, done, lambda _: candidacy.end(then), patience_s=_PUT_BACK_S)
+            self._client.call(put_back, done, done, patience_s=_PUT_BACK_S)
 
     def _put_back(self) -> Transaction | None:
-        """Restore the record as it was found, with its old lease: no member of the generation has returned."""
+        """Restore the record as it was found: no member of the generation has returned."""
         elected, found = self.elected, self.elected.found
         if found is None:
             return None

@@ -352,11 +352,15 @@ class LinkClient:
                 self.assignment = part
                 return [*self._hold(now), Emit(event)]
             case RunEnded() | JoinRefused():
-                self.is_finished = True
-                self._is_run_over = isinstance(event, RunEnded)
-                self._is_refused_host = self.is_sole_host and isinstance(event, JoinRefused)
-                return [*self._hold(now), Emit(event)]
+                return self.ended(event, now)
         return [Emit(event)]
+
+    def ended(self, event: RunEnded | JoinRefused, now: float) -> list[Output]:
+        """The run has ended, for this node at least."""
+        self.is_finished = True
+        self._is_run_over = isinstance(event, RunEnded)
+        self._is_refused_host = self.is_sole_host and isinstance(event, JoinRefused)
+        return [*self._hold(now), Emit(event)]
 
     def _is_recent(self, now: float) -> bool:
         """Return whether what is received now is recent: it may have been delayed on the way or before the read."""

@@ -20,7 +20,7 @@ import time
 from collections import deque
 
 from tenax._core.authority import AuthorityTerms
-from tenax._core.events import Tick
+from tenax._core.events import RunEnded, Tick
 from tenax._core.leadership import machine
 from tenax._core.leadership.calls import Cancel, Request
 from tenax._core.leadership.keys import Keys, LeaderAddress
@@ -281,6 +281,8 @@ class EtcdEngine(LinkedEngine):
                 self._probe(address)
             case StopServing():
                 self._stop_serving()
+            case machine.Ended(verdict):
+                self._do(self._machine.ended(RunEnded(verdict, time.time()), self._loop.now()))
             case machine.Troubled():
                 if not self._is_troubled:
                     self._is_troubled = True

@@ -65,6 +65,7 @@ class AgentProcess(Process):
             order=plan.order,
             min_nodes=setup.min_nodes,
             max_nodes=setup.max_nodes,
+            grace_s=setup.grace_s,
         )
         self.machine = cluster.parts.make_agent(settings)
         self._checker = InvariantChecker(self.machine.state)

@@ -150,7 +150,14 @@ class Checks:
                 self._check_formed(server, formed)
         if record.verdict is not None and server is not None:
             self._check_verdict(server, record.verdict)
+            self._outcomes_sent.update(dict.fromkeys(self._nodes_of_run(), record.verdict.outcome))
         self._recorded = record.generation
+
+    def _nodes_of_run(self) -> set[str]:
+        """Return the nodes that may read the verdict in etcd."""
+        former = {node_id for each in self.formations[: self._floor] for node_id in each.parts}
+        members = {node_id for each in self.formations[self._floor :] for node_id in each.parts}
+        return members | (self.cluster.slots.keys() - former)
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation

@@ -87,6 +87,7 @@ def draw(
         terms=AuthorityTerms().lease,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         seconds=setup.seconds + (60.0 if is_calm else 0.0),
+        record_s=60 if random.Random(f"record {seed}").random() < 0.1 else setup.record_s,  # noqa: S311 - as above
     )
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tenax._core.events import RunEnded
 from tenax._core.leadership import machine
 from tenax._core.leadership.calls import Cancel, Request
 from tenax._core.leadership.keys import Keys, LeaderAddress
@@ -175,6 +176,8 @@ class ElectedAgent(AgentProcess):
                 if self.server is not None:
                     server, self.server = self.server, None
                     server.close()
+            case machine.Ended(verdict):
+                self._do(self.client.ended(RunEnded(verdict, self.clock() + self._wall_ahead_s), self.clock()))
             case machine.Troubled():
                 pass
             case machine.Unregistered():

@@ -73,7 +73,10 @@ class EtcdProcess(Process):
             self._expiry = self.later(at - self.clock() + late_s, self._expire)
 
     def _expire(self) -> None:
+        was_recorded = _RECORD in self.model.keys
         self.model.expire(self.clock())
+        if was_recorded and _RECORD not in self.model.keys:
+            self.cluster.checks.may_begin_anew = True
         self._plan_expiry()
 
     def resume(self) -> None:

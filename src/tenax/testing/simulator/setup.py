@@ -99,6 +99,7 @@ class Setup(msgspec.Struct, frozen=True):
     engine: Engine = Engine()
     has_etcd: bool = False  # etcd elects the coordinator; else it is at the endpoint
     outage_s: float = 20.0  # with etcd: how long a generation of one node continues without it
+    record_s: int = 86_400  # with etcd: how long the record stays without a leader
     faults: tuple[Fault, ...] = ()
     # When faults stop, after which liveness is checked; 0: never.
     calm_at: float = 0.0
@@ -106,7 +107,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     @property
     def authority(self) -> AuthorityTerms:
-        return AuthorityTerms(self.terms, self.outage_s)
+        return AuthorityTerms(self.terms, self.outage_s, self.record_s)
 
     @property
     def hosts(self) -> int:
