@@ -116,7 +116,7 @@ def test_untrusted_text_stays_in_its_label() -> None:
     """Host names and errors may contain anything."""
     hostile = 'a"b\\c\nd} 1'
     nodes = (NodeStatus("n0", hostile, hostile, "working", 0.0),)
-    failures = (FailureStatus(0, 0, hostile, 1, 1, 0.0, "exit code 1", cause=hostile),)
+    failures = (FailureStatus(0, 0, hostile, 1, 1, 0.0, "exit code 1", kind=hostile),)
     found = samples(render(status(nodes=nodes, failures=failures)))
     assert found["tenax_node_state", (("host", hostile), ("node", hostile), ("state", "working"))] == 1
     assert found["tenax_run_failed_workers", (("cause", hostile),)] == 1
@@ -139,7 +139,7 @@ def test_the_page_of_a_thousand_nodes_is_small() -> None:
 def test_the_number_of_lines_is_bounded() -> None:
     """Nodes and causes have a maximum of lines."""
     nodes = tuple(NodeStatus(str(n), f"node{n}", f"node{n}", "working", 0.0) for n in range(5000))
-    failures = tuple(FailureStatus(n, 0, "h", 1, 1, 0.0, "x", cause=f"cause {n}") for n in range(200))
+    failures = tuple(FailureStatus(n, 0, "h", 1, 1, 0.0, "x", kind=f"cause {n}") for n in range(200))
     found = samples(render(status(nodes=nodes, failures=failures)))
     assert sum(name == "tenax_node_state" for name, _ in found) == 2000
     assert sum(name == "tenax_run_failed_workers" for name, _ in found) == 51

@@ -261,10 +261,10 @@ def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, st
 
 
 def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlier: bool = False) -> list[str]:
-    which = f"generation {failure.generation}, " if is_earlier else ""
-    when = f"{which}{_age(status, failure.at)} ago, {cause_text(plain(failure.cause))}"
-    unknown = "; the cause is unknown" if failure.is_consequence else ""
-    first, *others = wrapped(f"{plain(failure.text)} ({when}{unknown})", width - 4, 3)
+    which = f"generation {failure.generation}" if is_earlier else ""
+    unknown = "the cause is unknown" if failure.is_consequence else ""
+    about = (which, f"{_age(status, failure.at)} ago", cause_text(plain(failure.cause)), unknown)
+    first, *others = wrapped(f"{plain(failure.text)} ({', '.join(filter(None, about))})", width - 4, 3)
     return [_INDENT + first, *(f"{_INDENT}  {line}" for line in others)]
 
 

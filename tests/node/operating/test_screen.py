@@ -131,13 +131,17 @@ def test_workers_and_steps_are_summarized() -> None:
 
 
 def test_causes_come_before_consequences_and_long_lists_are_cut() -> None:
-    failures = (failure(3, cause="cuda_out_of_memory"), *(failure(i, is_consequence=True) for i in range(10, 30)))
+    others = (
+        *(failure(i, role="same") for i in range(4, 10)),
+        *(failure(i, role="consequence") for i in range(10, 30)),
+    )
+    failures = (failure(3, cause="cuda_out_of_memory"), *others)
     text = re.sub(r"\s+", " ", render(status(failures=failures, earlier=(failure(9, generation=1),))))
     assert "failures of generation 2" in text
-    assert "rank 3 on node0003, 5 s ago: CUDA out of memory: exit code 1: RuntimeError: boom" in text
-    assert "rank 10 on node0003, 5 s ago, a consequence: exit code 1: RuntimeError: boom" in text
-    assert "and 17 more" in text
-    assert "generation 1, rank 9 on node0003" in text
+    assert "rank 3 on node0003 exit code 1: RuntimeError: boom (5 s ago, CUDA out of memory)" in text
+    assert "and 3 more" in text
+    assert "20 workers failed as a consequence" in text
+    assert "rank 9 on node0003 exit code 1: RuntimeError: boom (generation 1, 5 s ago)" in text
 
 
 def test_a_hang_replaces_the_phase() -> None:

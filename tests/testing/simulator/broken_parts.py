@@ -118,6 +118,7 @@ class NeverGivesUp(CoordinatorMachine):
 
 class NamesTheLastCause(CoordinatorMachine):
     def _after_failure(self, now: float) -> None:
+        self.state.last.diagnosis = None
         failures = self.state.last.failures
         times = [failure_began_at(failure) for failure in failures.values()]
         for failure, at in zip(list(failures.values()), reversed(times), strict=True):
