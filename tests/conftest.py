@@ -24,13 +24,15 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
+gc.disable()  # until the tests are collected: hardly any of that becomes garbage
+
 pytest_plugins = ["kit.etcd", "kit.kinds"]  # the fixtures etcd and make_etcd; the kind of every test
 
 
 def pytest_collection_finish() -> None:
     """Exclude the thousands of collected tests, which live until the end, from garbage collection."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -10,7 +10,7 @@ import tenax
 # A file that is not here takes the environment as an argument.
 READERS = {
     # what people call: commands, and TorchElastic's names
-    *("cli/main.py", "cli/run.py", "run.py", "argparse_util.py", "compat/__main__.py"),
+    *("cli/main.py", "cli/run.py", "cli/start.py", "run.py", "argparse_util.py", "compat/__main__.py"),
     *("launcher/api.py", "agent/server/local_elastic_agent.py", "_node/workers.py"),
     *("rendezvous/_options.py", "_engines/store_address.py", "_engines/secret.py", "_engines/tcp/marker.py"),
     *("metrics/_by_name.py", "events/_recording.py", "utils/logging.py", "utils/api.py"),
@@ -22,6 +22,7 @@ READERS = {
     "_processes/warm/tenax_preload.py",
     # what other processes inherit, and where private and temporary files are
     *("_io/helper_process.py", "_io/private_folder.py", "_io/etcd/binary.py", "_logs/specs.py"),
+    "_processes/start_guard.py",
 }
 _NAMES = {"environ", "environb", "getenv", "getenvb"}
 

@@ -33,6 +33,7 @@ VARIABLE = "TENAX_SCHEDULER"
 _GROUP = "tenax.schedulers"
 # The variable that identifies each scheduler, with its module and class. The first one that is set counts.
 _OWN = {
+    "TENAX_START": ("started", "Started"),
     "SLURM_JOB_ID": ("slurm", "Slurm"),
     "LWS_LEADER_ADDRESS": ("kubernetes", "LeaderWorkerSet"),
     "JOB_COMPLETION_INDEX": ("kubernetes", "IndexedJob"),
@@ -55,6 +56,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0  # how often the scheduler has restarted the job: the higher part of the fencing token
     is_first: bool = True  # this process prints what concerns all nodes
     is_step: bool = False  # the agents are tasks of one program: they share its output and its exit code
+    leave_code: int = 0  # exit code of a task that leaves a run which continues without it
     has_shared_home: bool = False  # all nodes have the home folder, so it can hold a secret
     notice_signals: str = ""  # default of --notice-signals
     kill_wait_s: int = 0  # seconds from SIGTERM to SIGKILL: the default grace period is shorter

@@ -90,7 +90,7 @@ def test_only_the_configured_signals_are_handled(program: Start) -> None:
 try:
     agent(signals_to_handle="SIGUSR1").run()
 except SignalException as error:
-    print(error.sigval.name)
+    print(error.sigval.name, flush=True)
 agent(signals_to_handle="SIGUSR1").run()
 """
     )

@@ -57,6 +57,7 @@ def test_without_samples_nothing_is_drawn() -> None:
     assert charts({"launch": ([], Samples()), "rendezvous": ([], Samples())}) == []
 
 
+@pytest.mark.process  # matplotlib may run fc-list to find fonts
 def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
     """White background, no date; earlier plots are removed."""
     pytest.importorskip("matplotlib")

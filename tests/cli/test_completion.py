@@ -27,7 +27,7 @@ def test_bash_completes_commands_and_flags() -> None:
     shell = subprocess.run(
         ["bash", "-c", "\n".join([script, *tries])], capture_output=True, text=True, check=True, timeout=60
     )
-    assert shell.stdout.splitlines() == ["status stacks", "--nproc-per-node", "--follow", ""]
+    assert shell.stdout.splitlines() == ["start status stacks", "--nproc-per-node", "--follow", ""]
 
 
 def test_zsh_uses_the_completion_of_bash() -> None:

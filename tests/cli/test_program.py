@@ -76,12 +76,12 @@ def test_a_usage_error_is_one_message_with_exit_code_2(args, message, tmp_path) 
         (["help", "stauts"], "tenax: unknown command 'stauts'; did you mean 'tenax help status'?"),
         (
             ["help", "foo"],
-            "tenax: unknown command 'foo'; commands: run, replay, ask, status, ps, logs, stacks, "
+            "tenax: unknown command 'foo'; commands: run, start, replay, ask, status, ps, logs, stacks, "
             "stop, drain, restart, timeline, report, completion, version, help",
         ),
         (
             ["launch"],
-            "tenax: unknown command 'launch'; commands: run, replay, ask, status, ps, logs, stacks, "
+            "tenax: unknown command 'launch'; commands: run, start, replay, ask, status, ps, logs, stacks, "
             "stop, drain, restart, timeline, report, completion, version, help",
         ),
     ],

@@ -378,7 +378,7 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
             text = json.dumps(values, sort_keys=True).replace(folder, "<folder>")
             found = [path.partition("/logs/")[2] for path, _, _ in os.walk(folder)]
         run = next((part for each in found for part in each.split("/") if part.startswith("job_")), "")
-        return text.replace(run, "<run>") if run else text, len(run)
+        return text.replace(run, "<run>") if run else text, bool(run)
 
     yield "logs: as they are", layout
     yield "logs: redirects", lambda: layout(redirects=std.ALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from copy import deepcopy
 
 import msgspec
 import pytest
@@ -166,9 +167,13 @@ OPERATOR = [run.CancelRequested, run.RestartRequested, run.DrainRequested]
 KINDS = [*messages.FromNode.__args__, *OPERATOR, run.NodeLost, run.Tick, run.Resumed]
 
 
+def machine_for(name: str, state: CoordinatorState | None = None) -> CoordinatorMachine:
+    return CoordinatorMachine(SETTINGS, Pausing() if name == "paused" else None, state)
+
+
 def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
     phase, history = SITUATIONS[name]
-    machine = CoordinatorMachine(SETTINGS, Pausing() if name == "paused" else None)
+    machine = machine_for(name)
     checker = RunChecker(SETTINGS)
     for event in history:
         checker.check(machine.state, event, machine.step(event, 8.0), 8.0)
@@ -179,9 +184,12 @@ def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_event_is_handled_in_every_situation(situation: str) -> None:
     """The machine returns messages, keeps its invariants, and its state survives JSON."""
+    reached, before = reach(situation)
+    state = msgspec.json.encode(reached.state)
     for event in itertools.chain.from_iterable(map(versions, KINDS)):
         for now in (8.0, 1e6):
-            machine, checker = reach(situation)
+            machine = machine_for(situation, msgspec.json.decode(state, type=CoordinatorState))
+            checker = deepcopy(before)
             step = machine.step(event, now)
             assert all(isinstance(send, Send) for send in step.sends)
             checker.check(machine.state, event, step, now)

@@ -94,7 +94,7 @@ def run_and_check(random_run: RandomRun) -> None:
 def test_every_second_is_in_one_sum(invalid_events: bool) -> None:
     """L1 and L2 hold in random runs, with joining and leaving nodes, requested restarts and replaced coordinators."""
     seen: set[str] = set()
-    for seed in range(100):
+    for seed in range(50):
         random_run = RandomRun(random.Random(seed), invalid_events=invalid_events, make_machine=LedgerChecked)
         run_and_check(random_run)
         verdict = random_run.machine.state.verdict

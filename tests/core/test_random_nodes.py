@@ -44,7 +44,7 @@ def test_invariants_hold_in_random_histories(block: int, invalid_events: bool) -
     Without invalid events, each command is also compared with the state of the processes. Invalid events are
     duplicates, events of other generations or of workers that do not exist, and wrong ones.
     """
-    size = 600
+    size = 300
     outcomes = set()
     for seed in range(block * size, (block + 1) * size):
         verdict = run(seed, invalid_events=invalid_events).machine.state.verdict
@@ -154,7 +154,7 @@ def test_invariants_hold_for_any_events_in_any_order(events_and_delays, workers,
 @pytest.mark.parametrize("invalid_events", [False, True], ids=["valid", "invalid"])
 def test_the_machine_is_deterministic(invalid_events: bool) -> None:
     """The same events at the same times give the same commands and the same final state, so journals replay."""
-    for seed in range(600):
+    for seed in range(300):
         node = run(seed, invalid_events=invalid_events)
         again = AgentMachine(node.settings)
         for event, now, commands in node.steps:
@@ -181,7 +181,7 @@ def test_events_commands_and_states_survive_json() -> None:
     read_command = msgspec.json.Decoder(AnyCommand).decode
     read_state = msgspec.json.Decoder(AgentState).decode
     kinds = set()
-    for seed in range(600):
+    for seed in range(300):
         node = run(seed, invalid_events=True)
         for event, _, commands in node.steps:
             assert read_event(encode(event)) == event
@@ -195,5 +195,5 @@ def test_events_commands_and_states_survive_json() -> None:
 
 def test_histories_end_far_below_the_maximum_number_of_steps() -> None:
     """Histories end far below the maximum number of steps, so one that reaches it is endless."""
-    longest = max(len(run(seed, invalid_events=True).steps) for seed in range(600))
+    longest = max(len(run(seed, invalid_events=True).steps) for seed in range(300))
     assert longest < MAX_STEPS / 4

@@ -31,7 +31,7 @@ from .random_run import MAX_STEPS, OUTCOMES, RandomRun, format_steps
 
 CORE = settings.get_profile("core")
 # Their runs had every event in every phase when they were chosen. The search continues where they no longer do.
-COVERING_SEEDS = (419, 872, 1677, 1466, 3185, 3454, 291, 858, 3382, 1931, 384, 54, 93, 345, 1361)
+COVERING_SEEDS = (54, 93, 291, 384, 419, 492, 775, 858, 912, 1160, 1188, 1466, 1572, 1633, 1965)
 
 
 @functools.cache  # several tests look at the same runs
@@ -54,7 +54,7 @@ def test_invariants_hold_in_random_runs(block: int, invalid_events: bool) -> Non
     replaced, or rebuilt from its state. Without invalid events, every generation is also compared with the live
     workers. Invalid events are duplicates, and messages of unknown nodes.
     """
-    size = 200
+    size = 100
     outcomes = set()
     for seed in range(block * size, (block + 1) * size):
         verdict = simulate(seed, invalid_events=invalid_events).machine.state.verdict
@@ -84,7 +84,7 @@ def test_invariants_hold_in_runs_that_hypothesis_shrinks(rng: random.Random, inv
 def test_invariants_hold_with_a_policy_that_decides_changes(invalid_events: bool) -> None:
     """Also when a change of the nodes is charged, is followed by a pause, or ends the run."""
     outcomes = set()
-    for seed in range(200):
+    for seed in range(100):
         random_run = RandomRun(random.Random(seed), invalid_events=invalid_events, policy=DecidesChanges())
         random_run.run()
         verdict = random_run.machine.state.verdict
@@ -95,7 +95,7 @@ def test_invariants_hold_with_a_policy_that_decides_changes(invalid_events: bool
 
 def test_all_nodes_receive_the_same_verdict() -> None:
     """C6: all nodes that received a verdict have the coordinator's."""
-    for seed in range(200):
+    for seed in range(100):
         random_run = simulate(seed, invalid_events=False)
         received = [node.verdict for node in random_run.nodes.values() if node.verdict is not None]
         assert all(verdict == random_run.machine.state.verdict for verdict in received)
@@ -161,7 +161,7 @@ def test_events_and_messages_survive_json() -> None:
 
 def test_runs_end_far_below_the_maximum_number_of_steps() -> None:
     """A run that reaches the maximum is endless."""
-    assert max(len(simulate(seed, invalid_events=True).steps) for seed in range(200)) < MAX_STEPS / 4
+    assert max(len(simulate(seed, invalid_events=True).steps) for seed in range(100)) < MAX_STEPS / 4
 
 
 # --- any events in any order ------------------------------------------------------------------------------------------

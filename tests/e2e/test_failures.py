@@ -405,5 +405,6 @@ def test_modules_next_to_the_script_do_not_affect_the_launcher(runner: Runner) -
     if sys.version_info >= (3, 11):  # -P: do not import from the current folder
         done = runner.run(runner.script("print('fine')"), program=[sys.executable, "-P", "-m", "tenax", "run"])
         assert (done.code, done.out) == (0, "fine\n"), done
-    done = runner.run(runner.script("print('fine')"))
-    assert (done.code, done.out) == (0, "fine\n"), done
+    if len(TENAX) == 1:  # the script; without it the tests use python -m tenax, which imports from the current folder
+        done = runner.run(runner.script("print('fine')"))
+        assert (done.code, done.out) == (0, "fine\n"), done

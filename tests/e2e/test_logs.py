@@ -39,7 +39,7 @@ def test_a_log_folder_has_one_folder_per_run_attempt_and_local_rank(runner: Runn
     )
     assert (done.code, done.out) == (0, ""), done
     run = runner.run_dir("a/logs")
-    assert re.fullmatch("job7_[0-9a-f]{8}", run.name)
+    assert re.fullmatch("job7_[0-9a-f]{4}", run.name)
     files = ["attempt_0/0/stderr.log", "attempt_0/0/stdout.log", "attempt_0/1/stderr.log", "attempt_0/1/stdout.log"]
     times = [f"journal.times/attempt_0.{rank}.{stream}" for rank in (0, 1) for stream in ("stderr", "stdout")]
     assert tree(run) == [*files, "coordinator.jsonl", "journal.jsonl", *times]

@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 
+import pyte
 import pytest
 
-from kit.jobs import TENAX, Runner, Screen, is_alive
+from kit.jobs import TENAX, Runner, Screen, Terminal, is_alive
 
 ESCAPE = "\x1b"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -19,7 +21,9 @@ FAILS_ONCE = """
     from worker_kit import *
     ready()
     print("hello from", RANK, flush=True)
+    note("printed")
     if RANK == 1 and ATTEMPT == 0:
+        wait_for("printed", rank=0)
         sys.exit(3)
     wait_for("go", rank=0)
 """
@@ -43,6 +47,17 @@ def test_the_live_line_shows_phase_generation_workers_and_restarts(runner: Runne
     assert "tenax: the run succeeded" in terminal.seen
 
 
+def test_the_live_line_counts_the_time_and_the_seconds_before_sigkill(runner: Runner) -> None:
+    script = runner.script(IGNORES_SIGNALS)
+    terminal = runner.terminal("--rdzv-id", "job7", script)
+    runner.pids(1)
+    terminal.until("tenax job7: generation 1 running, 1 of 1 workers, 0:01")
+    terminal.type(b"\x03")
+    terminal.until("waiting for local rank 0, SIGKILL in 29 s")
+    terminal.type(b"\x03")
+    assert terminal.wait() == 130
+
+
 def test_stdout_and_stderr_of_a_worker_keep_their_order(runner: Runner) -> None:
     """Both go to the terminal. A failure is still explained by what stderr shows."""
     script = runner.script(
@@ -60,6 +75,48 @@ def test_stdout_and_stderr_of_a_worker_keep_their_order(runner: Runner) -> None:
     shown = re.findall(r"(out|err) (\d+)\r\n", terminal.seen)
     assert shown == [(name, str(number)) for number in range(200) for name in ("out", "err")]
     assert "ValueError: on purpose" in terminal.seen.partition("First cause")[2]
+
+
+BARS = """
+    import os, sys
+    from rich.progress import BarColumn, Progress, TextColumn
+    from tqdm import tqdm
+    if os.environ.get("RANK") == "1":
+        sys.exit()
+    print("size", *os.get_terminal_size(), sys.stdout.isatty(), sys.stderr.isatty())
+    for _ in tqdm(range(40), desc="tqdm", bar_format="{l_bar}{bar}|{n_fmt}", mininterval=0, file=sys.stderr):
+        pass
+    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}")) as progress:
+        tasks = [progress.add_task(f"[red]rich {number}", total=20) for number in range(2)]
+        for step in range(20):
+            for task in tasks:
+                progress.advance(task)
+            if step == 10:
+                progress.console.print("half of it")
+    answer = input("continue? ")
+    print(f"answered {answer}")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_bars_and_prompts_look_as_without_a_launcher(runner: Runner, workers: int) -> None:
+    """One worker, or the only one whose output is shown. Compared on the screen of a terminal."""
+    script = runner.script(BARS)
+    flags = ("--nproc-per-node", str(workers), "--local-ranks-filter", "0", "--redirects", "1:3")
+    screens = []
+    for terminal in (
+        Terminal([sys.executable, script], runner, columns=240),
+        runner.terminal(*(flags if workers > 1 else ()), script, columns=240, env={"NO_COLOR": ""}),
+    ):
+        terminal.until("continue? ")
+        terminal.type(b"yes\n")
+        assert terminal.wait() == 0, terminal.seen
+        screen = pyte.Screen(240, 30)
+        pyte.Stream(screen).feed(terminal.seen)
+        screens.append([row.rstrip() for row in screen.display if row.strip() and not row.startswith("tenax: ")])
+    alone, launched = screens
+    assert alone[0] == "size 240 30 True True"
+    assert launched == alone
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
@@ -118,10 +175,11 @@ def test_a_real_screen_shows_output_above_one_live_line(runner: Runner) -> None:
     command = (
         f"{' '.join(TENAX)} run --nproc-per-node 2 --max-restarts 1 --rdzv-id job7 train.py; echo code $?; exec cat"
     )
-    screen = Screen(runner, ["sh", "-c", command], columns=90)
+    screen = Screen(runner, ["sh", "-c", command], columns=240)
     try:
         rows = screen.until("generation 2 running, 2 of 2 workers")
-        assert rows[-1] == "tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left"
+        live = r"tenax job7: generation 2 running, 2 of 2 workers, 0 of 1 restarts left, \d:\d\d"
+        assert re.fullmatch(live, rows[-1])
         assert sum("tenax job7:" in row for row in rows) == 1, "one live line, the last row"
         runner.pids(2, attempt=1)
         runner.leave_note("go", attempt=1)

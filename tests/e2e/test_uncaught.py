@@ -50,6 +50,7 @@ def test_the_hook_is_invisible_to_workers_and_their_children(runner: Runner) -> 
         print(json.dumps([mine, child]))
         """
     )
+    runner.environ.pop("PYTHONPATH", None)
     for value in (None, "", f"{runner.home}/lib"):
         environ = {} if value is None else {"PYTHONPATH": value}
         done = runner.run(script, env=environ)

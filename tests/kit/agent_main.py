@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 
 from tenax._core.policy import BudgetPolicy
 from tenax.cli.run import launch
@@ -35,7 +34,7 @@ def main() -> int:
     if options["script"] == "a function":
         print(json.dumps(elastic_launch(config, identity)()), flush=True)
         return 0
-    script = options["script"] or str(Path(__file__).parent / "worker_main.py")
+    script = options["script"] or os.path.join(os.path.dirname(__file__), "worker_main.py")
     return launch(job_of(config, sys.executable, [script]), os.environ, report_path=options["report"])
 
 

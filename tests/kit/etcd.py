@@ -34,6 +34,7 @@ from typing import Any, Literal
 import pytest
 
 from kit.addresses import own_address
+from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.settings import EtcdSettings, etcd_settings
 from tenax._io.tls import TlsFiles
 
@@ -185,6 +186,10 @@ class EtcdCluster:
             options |= {"user": ROOT, "password": ROOT_PASSWORD}
         options |= changes
         return etcd_settings(options.pop("endpoints", self.endpoints), **options)
+
+    def client(self, **changes: Any) -> BlockingEtcd:
+        """Return a client with these settings. It waits for answers as long as a busy machine may need."""
+        return BlockingEtcd(self.settings(**changes), TIMEOUT_S)
 
     # --- processes ----------------------------------------------------------------------------------------------------
 

@@ -380,9 +380,9 @@ class Screen:
         self._do("send-keys", *keys)
 
     def close(self) -> None:
-        server = int(self._do("display-message", "-p", "#{pid}"))
+        pids = [int(pid) for pid in self._do("display-message", "-p", "#{pid} #{pane_pid}").split()]
         self._do("kill-server")
-        until(lambda: not is_alive(server), "the end of tmux")
+        until(lambda: not any(map(is_alive, pids)), "the end of tmux and of the program in it")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ FOLDERS = {
     "agent": "process",
     "benchmarks": "unit",
     "cli": "unit",
+    "cli/start": "cluster",
     "cluster": "cluster",
     "compat": "process",
     "control_plane": "process",
@@ -77,7 +79,9 @@ _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spaw
 _running = ""  # the kind of the test that runs
 
 
-def _kind_of_folder(folder: Path) -> str:
+@cache
+def _kind_of_folder(path: Path) -> str:
+    folder = path.relative_to(_TESTS)
     return next(FOLDERS[str(each)] for each in (folder, *folder.parents) if str(each) in FOLDERS)
 
 
@@ -85,7 +89,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """For ``./dev test fast``, do not import the files that have only tests with processes."""
     if config.getoption("-m") != FAST or collection_path.suffix != ".py":
         return None
-    if _kind_of_folder(collection_path.parent.relative_to(_TESTS)) in WITHOUT_PROCESSES:
+    if _kind_of_folder(collection_path.parent) in WITHOUT_PROCESSES:
         return None
     text = collection_path.read_text()
     return None if any(f"mark.{kind}" in text for kind in WITHOUT_PROCESSES) else True
@@ -93,7 +97,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def kind_of(item: pytest.Item) -> str:
     """The kind of a test that carries no marker for it."""
-    kind = _kind_of_folder(item.path.parent.relative_to(_TESTS))
+    kind = _kind_of_folder(item.path.parent)
     if kind in WITHOUT_PROCESSES:
         return next((FIXTURES[name] for name in FIXTURES if name in getattr(item, "fixturenames", ())), kind)
     return kind
@@ -101,7 +105,8 @@ def kind_of(item: pytest.Item) -> str:
 
 def kinds(item: pytest.Item) -> list[str]:
     """The kinds that a test is marked with: exactly one after the collection."""
-    return [kind for kind in KINDS if item.get_closest_marker(kind)]
+    marked = {marker.name for marker in item.iter_markers()}
+    return [kind for kind in KINDS if kind in marked]
 
 
 def pytest_configure(config: pytest.Config) -> None:

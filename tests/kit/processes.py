@@ -217,12 +217,12 @@ def leaving_nothing() -> Iterator[None]:
     tracker_before = getattr(resource_tracker._resource_tracker, "_fd", None)
     before, threads, alive = descriptors(), set(threading.enumerate()), children()
     yield
+    # A thread may hand over its result a moment before it ends and closes its descriptors.
+    until(lambda: not set(threading.enumerate()) - threads, f"threads to end: {set(threading.enumerate()) - threads}")
     tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
     expected = set(before) | ({tracker} if tracker is not None and tracker != tracker_before else set())
     left = {number: what for number, what in descriptors().items() if number not in expected}
     assert not left, f"descriptors were left open: {left}"
-    # A thread may hand over its result a moment before it ends.
-    until(lambda: not set(threading.enumerate()) - threads, f"threads to end: {set(threading.enumerate()) - threads}")
     assert not children() - alive, f"children were left: {children() - alive}"
 
 
@@ -235,13 +235,13 @@ def interpreter_for(user: int) -> str:
     for candidate in (sys.executable, f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"):
         check = [candidate, "-c", "import msgspec, pytest, tenax"]
         with suppress(OSError):
-            if subprocess.run(check, user=user, group=user, extra_groups=[], env=_ENV, cwd="/").returncode == 0:
+            if subprocess.run(check, user=user, group=user, extra_groups=[], env=ENV, cwd="/").returncode == 0:
                 return candidate
     pytest.skip("no Python with the required packages can be run by another user")
 
 
 # The import path of this process, for other interpreters of the same version.
-_ENV = {
+ENV = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
         [str(Path(__file__).parents[1]), *(str(Path(module.__path__[0]).parent) for module in (tenax, msgspec))]
@@ -259,7 +259,7 @@ class Program:
     def __init__(self, code: str, folder: Path, *args: object, user: int | None = None, **options: Any) -> None:
         self.pipe = Pipe()
         self._errors = folder / f"stderr-{os.urandom(4).hex()}"
-        env = {**_ENV, "TMPDIR": str(folder), **options.pop("env", {})}
+        env = {**ENV, "TMPDIR": str(folder), **options.pop("env", {})}
         interpreter = sys.executable
         if user is None:
             source = folder / f"program_{os.urandom(4).hex()}.py"

@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 TIMEOUT_S = 30.0  # generous, for busy machines
 SHORT = LeaseTerms(beat_s=0.1, lease_s=0.6)
+LONG = LeaseTerms(lease_s=2 * TIMEOUT_S)  # for clients that send no beats: none is lost on a busy machine
 
 
 def listener(address: str = "127.0.0.1", backlog: int = 4096) -> socket.socket:
@@ -192,7 +193,7 @@ class ServerThread:
             last_call_s=options.pop("last_call_s", 0),
         )
         opened = options.pop("opened", Opened())
-        terms = options.pop("terms", LeaseTerms())
+        terms = options.pop("terms", LONG)
 
         def start() -> CoordinatorServer:
             made = CoordinatorServer(listeners, run, terms, secret, self.thread.loop, record=self._note, **options)

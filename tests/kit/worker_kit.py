@@ -1,34 +1,41 @@
 """Helpers for the scripts of end-to-end tests: copied next to each of them, and run inside real workers.
 
 A worker reports something to the test with a *note*, a small file that is created atomically; the test waits for it.
-Needs only the standard library, and does not use tenax.
+Does not use tenax, and imports as little as possible, because thousands of workers import it.
 """
 
 from __future__ import annotations
 
 import os
-import signal
+import select
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RANK = int(os.environ.get("RANK", "0"))
 ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
-NOTES = Path(os.environ["E2E_NOTES"])
+NOTES = os.environ["E2E_NOTES"]
+
+
+def _path(name: str, rank: int | None) -> str:
+    return f"{NOTES}/{name}.{RANK if rank is None else rank}.{ATTEMPT}"
 
 
 def note(name: str, text: object = "", rank: int | None = None) -> None:
     """Leave a note for the test."""
-    path = NOTES / f"{name}.{RANK if rank is None else rank}.{ATTEMPT}"
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(str(text))
-    partial.rename(path)
+    path = _path(name, rank)
+    partial = f"{path}.{os.getpid()}.partial"
+    with open(partial, "w") as file:
+        file.write(str(text))
+    os.rename(partial, path)
 
 
 def noted(name: str, rank: int | None = None) -> bool:
-    return (NOTES / f"{name}.{RANK if rank is None else rank}.{ATTEMPT}").exists()
+    return os.path.exists(_path(name, rank))
 
 
 def wait_for(name: str, rank: int | None = None) -> None:
@@ -45,6 +52,8 @@ def ready() -> None:
 
 
 def ignore(*names: str) -> None:
+    import signal
+
     for name in names:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
@@ -52,7 +61,7 @@ def ignore(*names: str) -> None:
 def stay() -> None:
     """Wait until a signal ends this process."""
     while True:
-        signal.pause()
+        select.select([], [], [])
 
 
 def daemon(name: str) -> None:

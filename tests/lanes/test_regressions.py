@@ -38,7 +38,6 @@ from tenax._core.model import AgentSettings, Assignment
 from tenax._core.record import RunRecord
 from tenax._engines.etcd.engine import EtcdEngine, EtcdEngineSettings
 from tenax._engines.etcd.leader_address import this_machine
-from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.loop import Loop
 
@@ -198,7 +197,7 @@ class FakeLeader:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(TIMEOUT_S)
         self._secret = os.urandom(16)
-        self._client = BlockingEtcd(etcd.settings())
+        self._client = etcd.client()
         leader = Leader(LeaderAddress("leader", "host", *self._listener.getsockname(), this_machine()), self._secret)
         self._client.call(Put(Keys(run_id).leader, msgspec.json.encode(leader)))
         self.has_authority = True

@@ -36,7 +36,7 @@ class Agent:
 
     @property
     def live(self) -> str:
-        return live_line(self.machine.state)
+        return live_line(self.machine.state)[0]
 
 
 def test_ranks_are_global() -> None:
@@ -146,6 +146,8 @@ def test_the_live_line_shows_phase_pending_workers_and_restarts() -> None:
     assert agent.live == "tenax night: generation 1 running, 1 of 2 workers, 3 of 3 restarts left"
     agent.step(events.SignalReceived(signal.SIGTERM))
     assert agent.live == "tenax night: generation 1 stopping, waiting for local rank 1, 3 of 3 restarts left"
+    _, since, until = live_line(agent.machine.state)
+    assert (since, until) == (agent.machine.state.last.formed_at, agent.machine.state.last.stop.until)
     agent.step(events.WorkerExited(1, 1, -15))
     assert "ending leftover processes" in agent.live
     agent.step(events.NodeCleared(1))

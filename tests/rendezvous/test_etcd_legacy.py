@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 
 @pytest.fixture(scope="module")
 def client(etcd: EtcdCluster) -> Iterator[BlockingEtcd]:
-    blocking = BlockingEtcd(etcd.settings())
+    blocking = etcd.client()
     yield blocking
     blocking.close()
 

@@ -82,6 +82,22 @@ def test_separate_runs_share_nodes(slurm: SlurmCluster) -> None:
     assert "using only this node of the 2 nodes" in alone.read_text()
 
 
+def test_one_command_starts_a_step_on_each_node(slurm: SlurmCluster) -> None:
+    """And all steps end with it, also if it is killed."""
+    start = f"{slurm.tenax} start --via srun -- train.py"
+    left = 'until [ -z "$(ps -eo args | grep "[t]rain.py")" ]; do :; done; echo none left'
+    script = f"""{start} started 1
+        mkfifo lines
+        {start} killed 900 deaf > lines &
+        grep -m 2 'of 2 on' < lines
+        kill -KILL $!
+        srun timeout 2 bash -c '{left}'"""
+    done = slurm.run("salloc", "-N2", "--ntasks-per-node=1", "--quiet", "bash", "-c", script)
+    lines = re.findall(r"^\[(n\d)\] run \d+: rank (\d) of 2 on (n\d),", done.stdout, re.MULTILINE)
+    assert sorted(lines) == [("n1", "0", "n1")] * 2 + [("n2", "1", "n2")] * 2, done.stdout
+    assert done.stdout.count("none left") == 2, done.stdout
+
+
 @slow
 @pytest.mark.timeout(900)
 def test_preempted_jobs_are_requeued_and_continue(slurm: SlurmCluster) -> None:
@@ -134,19 +150,15 @@ def test_workers_that_ignore_sigterm_are_killed_before_slurm_kills(slurm: SlurmC
 @pytest.mark.timeout(900)
 def test_an_elastic_job_survives_a_power_failure_and_a_drain(slurm: SlurmCluster) -> None:
     """One step per node: the others continue, the node returns, and a drained node exits with 0."""
-    train = f"{slurm.tenax} run --nnodes 2:3 --rdzv-conf last_call_timeout=1 train.py elastic 400"
-    script = f'''for host in $(scontrol show hostnames); do
-        until [ -e done ]; do
-            srun --overlap -N1 -n1 -w $host bash -c "{train}; echo \\$? > done"; sleep 1
-        done &
-    done; wait'''
+    flags = "--nnodes 2:3 --rdzv-conf last_call_timeout=1"
+    script = f"{slurm.tenax} start --via srun -- {flags} train.py elastic 400"
     job, output = slurm.submit(script, "-N3", "--ntasks-per-node=1", "--no-kill")
     wait_for(output, "of 3 on", count=3)
     with slurm.power_failure("n3"):
         wait_for(output, "of 2 on", count=2)
     text = wait_for(output, "of 3 on", count=6)
-    assert f"run {job}: rank 2 of 3 on n3" in text
+    assert "rank 2 of 3 on n3" in text
     slurm.out(slurm.tenax, "drain", "n3", job, "--yes")
     wait_for(output, "this node has left the run, which continues without it")
-    wait_for(slurm.home / "done", "0\n")
+    assert "finished" in wait_for(output, ENDED)
     slurm.out("scancel", job)

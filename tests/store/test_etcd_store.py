@@ -33,7 +33,7 @@ BIG = bytes(range(256)) * (3 * PART_BYTES // 256) + b"and a bit"
 
 @pytest.fixture(scope="module")
 def client(etcd: EtcdCluster) -> Iterator[BlockingEtcd]:
-    blocking = BlockingEtcd(etcd.settings())
+    blocking = etcd.client()
     yield blocking
     blocking.close()
 
@@ -219,7 +219,7 @@ def test_a_writer_survives_the_loss_of_all_keys_in_etcd(client: BlockingEtcd, pr
 def test_no_count_is_lost_or_doubled_when_leaders_die(make_etcd: Callable[..., EtcdCluster]) -> None:
     """The leader is killed twice while writers add and compare_set; members restart in between."""
     cluster = make_etcd(3, heartbeat_ms=30, election_ms=300)
-    client = BlockingEtcd(cluster.settings())
+    client = cluster.client()
     sums: list[int] = []
     went_on = threading.Semaphore(0)
     is_over = threading.Event()
@@ -317,7 +317,7 @@ def test_a_wait_sees_a_key_that_was_set_and_deleted(client: BlockingEtcd, store:
 
 def test_a_wait_survives_the_compaction_of_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd()
-    client = BlockingEtcd(cluster.settings())
+    client = cluster.client()
     store = EtcdStore(client, "/run")
 
     def forget() -> None:
@@ -371,7 +371,7 @@ def test_a_waiting_thread_does_not_block_others_of_the_same_handle(store: EtcdSt
 def test_a_wait_survives_a_restart_of_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
     """Its members are killed and restart; a key that is set afterwards ends the wait."""
     cluster = make_etcd()
-    client = BlockingEtcd(cluster.settings(), patience_s=TIMEOUT_S)
+    client = cluster.client()
 
     def restart() -> None:
         cluster.kill(0)
@@ -469,7 +469,7 @@ def test_a_closed_store_leaves_the_values_and_the_client(client: BlockingEtcd, s
 
 
 def test_a_store_can_own_its_client(etcd: EtcdCluster, prefix: str) -> None:
-    own = BlockingEtcd(etcd.settings())
+    own = etcd.client()
     with EtcdStore(own, prefix, owns_client=True) as store:
         store.clone().close()
         store.set("key", "value")
@@ -481,7 +481,7 @@ def test_a_rejection_of_etcd_is_reported(make_etcd: Callable[..., EtcdCluster]) 
     from kit.etcd import ALLOWED, USER, USER_PASSWORD
 
     cluster = make_etcd(users=True)
-    client = BlockingEtcd(cluster.settings(user=USER, password=USER_PASSWORD))
+    client = cluster.client(user=USER, password=USER_PASSWORD)
     try:
         EtcdStore(client, ALLOWED.decode()).set("key", "value")
         with pytest.raises(StoreError, match=r"could not set 'key': .*permission"):

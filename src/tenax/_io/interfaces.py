@@ -253,6 +253,7 @@ class Logs(Watchable, Protocol):
     def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent; with ``after_output``, after all output of the workers."""
 
-    def live(self, text: str) -> None: ...
+    def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
+        """Set the live line of a terminal, with the time since then, or until SIGKILL."""
 
     def close(self, final_text: str = "") -> None: ...

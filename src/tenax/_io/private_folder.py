@@ -17,8 +17,13 @@ FOLDER_VARIABLE = "TENAX_PRIVATE_DIR"
 
 
 def private_folder(environ: Mapping[str, str] | None = None) -> str:
-    """Return its path, by default from the environment of this process. Not below TMPDIR: shells may differ in it."""
-    return (os.environ if environ is None else environ).get(FOLDER_VARIABLE) or f"/tmp/tenax-{os.getuid()}"
+    """Return its path, by default from the environment of this process.
+
+    Below TMPDIR only if /tmp is read-only, as in a container, because shells may differ in it.
+    """
+    environ = os.environ if environ is None else environ
+    parent = "/tmp" if os.access("/tmp", os.W_OK) else environ.get("TMPDIR") or "/tmp"
+    return environ.get(FOLDER_VARIABLE) or os.path.join(parent, f"tenax-{os.getuid()}")
 
 
 def make_private(folder: str) -> None:

@@ -75,7 +75,7 @@ class LogWriter(HelperHandle):
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
         self._resent: set[int] = set()  # requests sent again after a restart
-        self._live = ""
+        self._live: tuple[Any, ...] = ("live", "", None, None)
         self._dropped_lines = 0
         self._restarts = 0
         self._crash = ""
@@ -107,18 +107,25 @@ class LogWriter(HelperHandle):
         filters: Sequence[str] = (),
         filter_path: str | None = None,
         whole_lines: bool = True,
+        as_terminal: bool = False,
     ) -> int:
         """Open a pipe for one worker's stdout or stderr. Return the write end, which the caller closes.
 
         ``path`` is the log file; ``console`` is 1 or 2 to show the lines there (0: not shown; from 3 on: one of
         ``open_console``). Lines that contain one of the ``filters`` are also written to ``filter_path``. Without
         ``whole_lines``, for a worker that has the console to itself, partial lines such as prompts are shown at once.
-        The key must be a marshal value.
+        With ``as_terminal``, the worker gets a pseudo-terminal of the size of the console instead of a pipe. The key
+        must be a marshal value.
         """
         assert console in (0, 1, 2, *self._consoles)
         assert key not in self._streams, f"stream {key!r} is already open"
-        read_end, write_end = os.pipe()
-        _enlarge(read_end)
+        if as_terminal:
+            from tenax._logs.pseudo_terminal import open_pseudo_terminal
+
+            read_end, write_end = open_pseudo_terminal(console)
+        else:
+            read_end, write_end = os.pipe()
+            _enlarge(read_end)
         needles = [needle.encode("utf-8", "surrogateescape") for needle in filters]
         message = (
             "open",
@@ -129,6 +136,7 @@ class LogWriter(HelperHandle):
             needles,
             _file_or_none(filter_path) if needles else None,
             whole_lines,
+            as_terminal,
         )
         self._streams[key] = _Stream(read_end, message)
         self._send((*message, False), [read_end])
@@ -195,12 +203,14 @@ class LogWriter(HelperHandle):
             self._dropped_lines = 0
         self._send(("print", text, after_output))
 
-    def live(self, text: str) -> None:
-        """Set the live line at the bottom of a terminal; empty for none."""
-        if text != self._live:
-            self._live = text
+    def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
+        """Set the live line at the bottom of a terminal; empty for none. It ends with the time since then, or until
+        SIGKILL (``time.monotonic``), which the log writer keeps up to date."""
+        message = ("live", text, since, until)
+        if message != self._live:
+            self._live = message
             if self._channel is not None and self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
-                self._send(("live", text))
+                self._send(message)
 
     # -- the process
 
@@ -238,7 +248,7 @@ class LogWriter(HelperHandle):
         """
         interrupted = False
         if self._channel is not None:
-            self._live = ""
+            self._live = ("live", "", None, None)
             if self._dropped_lines:
                 self.print("")
             self._finish_message = ("finish", timeout_s)
@@ -340,7 +350,7 @@ class LogWriter(HelperHandle):
             self._send(("console", number), [descriptor])
         for stream in self._streams.values():
             self._send((*stream.message, True), [stream.read_end])
-        self._send(("live", self._live))
+        self._send(self._live)
         what = f"the log writer died{self._why_it_died()} and was restarted"
         self._send(("print", f"tenax: {what}; lines that it held in memory are lost", False))
         for number, (message, _) in list(self._requests.items()):

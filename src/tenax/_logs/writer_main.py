@@ -49,6 +49,7 @@ _ORPHAN_DRAIN_S = 0.4  # read until then,
 _ORPHAN_FLUSH_S = 0.55  # write until then,
 _ORPHAN_END_S = 0.65  # and have the kernel kill this process then
 _FLUSHING_EVERY_S = 0.2
+_NEVER = float("inf")
 _MAX_ENDED_BYTES = 16 << 20  # kept of ended streams
 _MAX_ENDED_GENERATIONS = 8
 
@@ -66,6 +67,7 @@ class Stream:
         needles: list[bytes],
         filtered: LogFile | None,
         whole_lines: bool,
+        is_terminal: bool = False,
         is_resumed: bool = False,
     ) -> None:
         self.key = key
@@ -78,6 +80,7 @@ class Stream:
         self.whole_lines = whole_lines
         self.cutter = LineCutter()
         self.tail = Tail()
+        self.is_terminal = is_terminal  # a pseudo-terminal, not a pipe
         self.is_resumed = is_resumed  # an earlier log writer, which has died, read the first part
         self.is_watched = False
 
@@ -116,6 +119,8 @@ class LogWriterProcess:
         self._poll.register(self._wake_reader, select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
         self._is_configured = False
+        self._live: list[Any] = ["", None, None]  # text, and the time since which or until which it counts
+        self._live_at = _NEVER  # when to draw it again
 
     def _configure(self, stuck_after_s: float, queue_bytes: int, incarnation: int = 0) -> None:
         self._incarnation = incarnation
@@ -152,6 +157,8 @@ class LogWriterProcess:
         if not self._is_configured:
             return
         now = time.monotonic()
+        if now >= self._live_at:
+            self._draw_live(now)
         for device in self._devices:
             device.update(now)
         self._report_new_losses()
@@ -164,8 +171,21 @@ class LogWriterProcess:
             self._end(_ORPHAN_FLUSH_S, until=self._orphaned_at + _ORPHAN_FLUSH_S)
         self._update_watched()
 
+    def _draw_live(self, now: float) -> None:
+        """Draw the live line, and again every second if it counts and is on a terminal."""
+        text, since, until = self._live
+        if until is not None:
+            text += f", SIGKILL in {max(0.0, until - now):.0f} s"
+        elif since is not None:
+            text += f", {_clock(now - since)}"
+        self._err.set_live(text)
+        counts = text != self._live[0] and self._err.is_terminal and not self._err.is_gone
+        self._live_at = now + 1.0 - ((now - (until or since or now)) % 1.0) if counts else _NEVER
+
     def _timeout_ms(self) -> float | None:
         deadlines = [drain.deadline for drain in self._drains]
+        if self._live_at < _NEVER:
+            deadlines.append(self._live_at)
         if self._is_configured:
             deadlines += [device.deadline for device in self._devices if device.deadline is not None]
         if self._waiting_lines:
@@ -213,11 +233,23 @@ class LogWriterProcess:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
             return 0
+        except OSError:
+            if not stream.is_terminal:
+                raise
+            data = b""  # EIO: all writers of a pseudo-terminal are gone
         if data:
+            if stream.is_terminal:
+                self._copy_size(stream)
             self._deliver(stream, data)
         else:
             self._end_stream(stream)
         return len(data)
+
+    def _copy_size(self, stream: Stream) -> None:
+        """Keep the size of a worker's pseudo-terminal up to date. The worker reads it whenever it draws."""
+        from tenax._logs.pseudo_terminal import copy_size
+
+        copy_size(1, stream.descriptor)
 
     def _read_available(self, stream: Stream) -> None:
         """Read what is in the pipe now, and not much more if the worker keeps writing."""
@@ -391,7 +423,7 @@ class LogWriterProcess:
         elif kind == "print":
             self._print(values[0].encode("utf-8", "replace"), after_output=values[1])
         elif kind == "live":
-            self._err.set_live(values[0])
+            self._live, self._live_at = values, 0.0
         elif kind == "tail":
             self._send_tails(*values)
         elif kind == "query":
@@ -429,12 +461,13 @@ class LogWriterProcess:
         needles: list[bytes],
         filter_path: bytes | None,
         whole_lines: bool,
+        is_terminal: bool,
         is_resumed: bool,
     ) -> None:
         os.set_blocking(descriptor, False)
         shown = self._by_number[console]
         file, filtered = self._use(path), self._use(filter_path)
-        stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_resumed)
+        stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_terminal, is_resumed)
         if shown is not None:
             shown.sources += 1
         if is_resumed and path is not None:
@@ -550,6 +583,7 @@ class LogWriterProcess:
             if stream.descriptor >= 0:
                 self._end_stream(stream)
         self._err.set_live("")
+        self._live_at = _NEVER
         for console in self._consoles:
             console.report_loss()
         # Files and standard output first: the losses of both are reported on standard error.
@@ -619,6 +653,13 @@ def _end_of_file(path: bytes) -> Tail:
     except OSError:
         pass  # start empty
     return tail
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as ``0:07``, ``12:30`` or ``1:02:30``."""
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _text(path: bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import commands, events, messages
-from tenax._core.agent import SIGINT, AgentState, Phase, Rung, overrun
+from tenax._core.agent import SIGINT, AgentState, Phase, Rung, is_started, overrun
 from tenax._core.environment import max_restarts
 from tenax._core.model import Outcome, WorkerPhase, assert_never
 from tenax._core.text import format_seconds
@@ -33,9 +33,9 @@ class Line(msgspec.Struct, frozen=True):
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
     """Return the lines for one step: the event first, then the commands. ``state`` is the state after the step."""
-    lines = _of_event(event, state)
-    for command in issued:
-        lines += _of_command(command, state)
+    lines = [line for command in issued for line in _of_command(command, state)]
+    if not lines or not isinstance(event, events.SignalReceived):  # what follows a signal names it
+        lines = [*_of_event(event, state), *lines]
     if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.last.stop.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are already being stopped{hint}"))
@@ -165,9 +165,14 @@ def _goodput(verdict: Verdict) -> list[Line]:
     return [Line(text)] if text else []
 
 
-def live_line(state: AgentState) -> str:
-    """Return the live line at the bottom of a terminal: phase, generation, pending workers, restarts left."""
-    settings = state.settings
+def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
+    """Return the live line at the bottom of a terminal: phase, generation, pending workers, nodes, restarts left.
+
+    And the time since which it counts, or until which: the start of the generation, or SIGKILL.
+    """
+    settings, part = state.settings, state.assignment
+    since: float | None = state.last.formed_at if part is not None else None
+    until: float | None = None
     match state.phase:
         case Phase.JOINING | Phase.NEW:
             what = "waiting for the next generation" if state.generation else "waiting for the first generation"
@@ -175,20 +180,25 @@ def live_line(state: AgentState) -> str:
             what = f"generation {state.generation}: done here, waiting for the other nodes"
         case Phase.RUNNING:
             done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
-            what = f"generation {state.generation} running, {len(state.workers) - done} of {len(state.workers)} workers"
+            doing = "running" if is_started(state) else "starting"
+            what = f"generation {state.generation} {doing}, {len(state.workers) - done} of {len(state.workers)} workers"
+            if part is not None and part.group_world_size > 1:
+                what += f" here, {part.group_world_size} nodes"
         case Phase.STOPPING | Phase.CLOSING:
             pending = [str(rank) for rank, worker in state.workers.items() if worker.phase is not WorkerPhase.ENDED]
             ranks = ", ".join(pending[:8]) + (", ..." if len(pending) > 8 else "")
             what = f"generation {state.generation} stopping, " + (
                 f"waiting for local rank {ranks}" if pending else "ending leftover processes"
             )
+            if pending and state.last.stop.rung < Rung.KILLED:
+                until = state.last.stop.until
         case Phase.ENDED:
-            return ""
+            return "", None, None
         case _:
             assert_never(state.phase)
     limit = max_restarts(settings, state.assignment)
     budget = f", {limit - state.restarts_used} of {limit} restarts left" if limit else ""
-    return f"tenax {settings.run_id}: {what}{budget}"
+    return f"tenax {settings.run_id}: {what}{budget}", since, until
 
 
 def _rank(state: AgentState, local_rank: int) -> str:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
+from tenax._core.agent import AgentMachine, messages_on_connecting
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
@@ -370,7 +370,7 @@ class Supervisor:
         for command in issued:
             self._execute(command)
         self._around.observe(Step(now, event, issued), state)
-        self._logs.live(live_line(state) if state.phase is not Phase.ENDED else "")
+        self._logs.live(*live_line(state))
 
     def _execute(self, command: AnyCommand) -> None:
         match command:

@@ -69,6 +69,7 @@ class WorkerLogs:
         self._live_line = show_messages and live_line
         self._has_colours = colours and os.isatty(_STDERR)
         self._has_one_console = _is_same_file(_STDOUT, _STDERR)
+        self._is_terminal = os.isatty(_STDOUT)
         self._now = now
         self._writer = LogWriter()
         self.destination = LogsDest()  # of the latest generation
@@ -100,7 +101,7 @@ class WorkerLogs:
         self._open_keys = []
         self._remove_empty_stacks()
         destination = self.destination = self._choose_destination(envs)
-        self._is_shared = len(envs) > 1
+        self._is_shared = sum(map(self._is_shown, envs)) > 1
         self._remember(generation, envs)
         if self._memory is None:
             from tenax._failures.out_of_memory import OutOfMemoryWatch
@@ -130,6 +131,12 @@ class WorkerLogs:
             )
             for rank in envs
         }
+
+    def _is_shown(self, rank: int) -> bool:
+        """Whether a stream of this worker goes to the console."""
+        to = self.destination
+        streams = ((to.stdouts, to.tee_stdouts), (to.stderrs, to.tee_stderrs))
+        return any(teed.get(rank) or not files.get(rank) for files, teed in streams)
 
     def _is_one_stream(self, rank: int) -> bool:
         """Whether stdout and stderr of this worker only go to the same console: then one pipe keeps their order."""
@@ -171,6 +178,7 @@ class WorkerLogs:
             filters=self._filters[number] if is_teed else [],
             filter_path=filtered if is_teed else "",
             whole_lines=is_teed or self._is_shared,
+            as_terminal=self._is_terminal and not self._is_shared and self._is_one_stream(rank),
         )
 
     def _console(self, number: int, *, is_teed: bool) -> int:
@@ -291,9 +299,9 @@ class WorkerLogs:
         """Close the streams after the last worker, even if another process holds one of the pipes open."""
         self._writer.close_stream_duplicates(self._open_keys)
 
-    def live(self, text: str) -> None:
+    def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
         if self._live_line:
-            self._writer.live(one_line(text) if _is_in_foreground() else "")
+            self._writer.live(*((one_line(text), since, until) if text and _is_in_foreground() else ("",)))
 
     def close(self, final_text: str = "", interrupt_descriptor: int = -1) -> None:
         """Write all pending output, then ``final_text``, and end the log writer.

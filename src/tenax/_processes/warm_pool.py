@@ -7,7 +7,8 @@ and the user gets the reason. ``warm/tenax_template.py`` is the template's side.
          '----> closed                no module was left that is safe to fork
 
 Standbys are forked when workers wait for one, and otherwise shortly after the last start, so that starting workers
-have the cores to themselves. Every wait is bounded: 1 min for imports, 10 s for a fork; then workers start cold.
+have the cores to themselves. Every wait is bounded: 1 min for imports, and 1 min for a fork, because a machine on which
+that takes seconds is so busy that a cold start takes longer. Then workers start cold.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ _REFILL_DELAY_S = 0.5  # after the last start, before standbys are forked for th
 _MARSHAL_VERSION = 2  # any Python 3 reads it, and the worker's version may differ
 _MAX_SOCKETS = 200  # per message
 _REPORT_SLOW_AFTER_S = 10.0
-_MAX_FORK_S = 10.0
-_MAX_IMPORT_S = 60.0
+_MAX_WAIT_S = 60.0  # for imports, and again for a fork
 _MAX_OUTPUT = 4096
 _MAX_LOST = 10  # standbys, in addition to twice the target
 _SIGNALLED = 128  # an exit code above this: the template died of that signal
@@ -80,8 +80,7 @@ class WarmPool:
         """Return the time of the next refill, report or timeout."""
         moments = [] if self._refill_at is None else [self._refill_at]
         if self._waiting_since is not None and self.is_worth_waiting:
-            longest = _MAX_FORK_S if self._is_ready else _MAX_IMPORT_S
-            moments += [self._waiting_since + limit for limit in (_REPORT_SLOW_AFTER_S, longest)]
+            moments += [self._waiting_since + limit for limit in (_REPORT_SLOW_AFTER_S, _MAX_WAIT_S)]
             if self._has_reported_slow:
                 moments.remove(self._waiting_since + _REPORT_SLOW_AFTER_S)
         return min(moments, default=None)
@@ -91,14 +90,12 @@ class WarmPool:
         if self._waiting_since is None or not self.is_worth_waiting:
             return False
         waited = now - self._waiting_since
-        if self._is_ready:
-            if waited >= _MAX_FORK_S:
-                self._close("the template does not respond")
-            return waited >= _MAX_FORK_S
         if waited >= _REPORT_SLOW_AFTER_S and not self._has_reported_slow:
             self._has_reported_slow = True
-            self._messages.append(("slow", _REPORT_SLOW_AFTER_S, _MAX_IMPORT_S))
-        return waited >= _MAX_IMPORT_S
+            self._messages.append(("slow", _REPORT_SLOW_AFTER_S, _MAX_WAIT_S))
+        if waited >= _MAX_WAIT_S and self._is_ready:
+            self._close("the template does not respond")
+        return waited >= _MAX_WAIT_S
 
     def set_waiting(self, count: int, now: float) -> None:
         """Update how many workers wait for a standby."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # One of these is set where a scheduler may have started this process: those of ``tenax.scheduler``.
 _SCHEDULER_VARIABLES = frozenset(
     {
-        *("TENAX_SCHEDULER", "SLURM_JOB_ID", "LWS_LEADER_ADDRESS", "JOB_COMPLETION_INDEX", "LSB_JOBID", "PBS_NODEFILE"),
-        "MASTER_ADDR",
+        *("TENAX_SCHEDULER", "TENAX_START", "SLURM_JOB_ID", "LWS_LEADER_ADDRESS", "JOB_COMPLETION_INDEX", "LSB_JOBID"),
+        *("PBS_NODEFILE", "MASTER_ADDR"),
     }
 )
 

@@ -57,7 +57,8 @@ def parse_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values
 
 def run_subcommand(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
     """Run a command. Errors become a message and an exit code: 2 for wrong usage, 1 for everything else."""
-    if {"-h", "--help"}.intersection(argv):
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    if {"-h", "--help"}.intersection(own):
         return print_page(usage)
     try:
         return command(argv)

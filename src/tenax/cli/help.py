@@ -12,6 +12,7 @@ tenax: run distributed training jobs, restart them after failures, and report wh
 usage: tenax COMMAND ...
 
   run         run a script in one or more worker processes, on one node or several
+  start       start 'tenax run' on several hosts, over ssh or with srun
 
   ps          list the runs on this host
   status      show a run: nodes, workers, generation, restarts, how its time was spent (--watch)

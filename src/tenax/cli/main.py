@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # The module of each command. It has a function with the command's name, and its help page: ``stop``, ``STOP_USAGE``.
 SUBCOMMANDS = {
+    "start": "start",
     "replay": "replay",
     "ask": "ask",
     "status": "status",
@@ -62,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(args: list[str]) -> int:
     command, rest = (args[0], args[1:]) if args else ("help", [])
     if command == "run":
+        if os.getpid() == 1:
+            from tenax._processes.container_init import run_below_init
+
+            run_below_init()
         collector = _CollectorPaused()
         try:
             with _InterruptsBlocked():

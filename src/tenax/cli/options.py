@@ -94,7 +94,7 @@ def decide(
     """
     flags = FlagValues(values, sources)
     _check_kind_of_script(flags)
-    least, most = _nodes(flags)
+    least, most = node_range(flags)
     if most > 1:
         from tenax.cli.rendezvous_options import many_node_rendezvous
 
@@ -222,7 +222,7 @@ def _check_kind_of_script(flags: FlagValues) -> None:
         raise UsageError(flags.conflict(*kinds[:2]))
 
 
-def _nodes(flags: FlagValues) -> tuple[int, int]:
+def node_range(flags: FlagValues) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes."""
     least, most = _least_and_most(flags)
     if most > 1 and flags["standalone"]:

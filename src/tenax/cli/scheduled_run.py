@@ -1,8 +1,8 @@
 """A run that a scheduler started: its secret, what each node prints at the end, its exit code, and the requeue.
 
 1. The tasks of a step print to one place, so the report is printed in full by one of them: the node of rank 0.
-2. A task that leaves a run which continues without it exits with 0. The scheduler takes the highest exit code of the
-   step; the node that serves the coordinator leaves last, and sees whether all nodes left.
+2. A task that leaves a run which continues without it exits with ``leave_code``, 0 under Slurm, which takes the highest
+   exit code of the step; the node that serves the coordinator leaves last, and sees whether all nodes left.
 3. A job that is being preempted is requeued by its first node, after the workers have exited. A cancelled one is not.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 from tenax._core.events import LeaveNoticed
 from tenax._core.model import Outcome
-from tenax._failures.exit_codes import INTERNAL_ERROR, SUCCEEDED, exit_code_for
+from tenax._failures.exit_codes import INTERNAL_ERROR, exit_code_for
 from tenax.cli.scheduler_options import shared_secret_path
 
 TYPE_CHECKING = False
@@ -60,7 +60,7 @@ def run_scheduled(
         is_asked = allocation.is_first and verdict.outcome is Outcome.CANCELLED
         requeued = _requeue(allocation, environ) if is_asked else ""
         if allocation.is_step and not requeued and membership.does_run_continue(verdict):
-            code = SUCCEEDED
+            code = allocation.leave_code
             return "tenax: this node has left the run, which continues without it\n"
         if text and allocation.is_step and not membership.is_first(allocation):
             text = f"tenax: the run {verdict.outcome.text}: {verdict.why}; the first node prints the report\n"

@@ -19,7 +19,7 @@ from .kit import TIMEOUT_S, raised
 
 @pytest.fixture
 def blocking(etcd: EtcdCluster) -> Iterator[BlockingEtcd]:
-    client = BlockingEtcd(etcd.settings(), 30)
+    client = etcd.client()
     yield client
     client.close()
 
@@ -111,7 +111,7 @@ def test_the_client_is_usable_after_an_interrupt(blocking: BlockingEtcd) -> None
 
 
 def test_close_ends_the_waits_of_other_threads(etcd: EtcdCluster) -> None:
-    client = BlockingEtcd(etcd.settings())
+    client = etcd.client()
     errors: list[str] = []
     waiter = in_thread(lambda: errors.append(raised(lambda: client.wait_for_change(b"x", b"", 0, 60), EtcdError)))
     client.call(Status())
@@ -124,7 +124,7 @@ def test_close_ends_the_waits_of_other_threads(etcd: EtcdCluster) -> None:
 
 def test_a_wait_survives_a_restart_and_reports_compaction(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    client, other = BlockingEtcd(cluster.settings(), 30), BlockingEtcd(cluster.settings(), 30)
+    client, other = cluster.client(), cluster.client()
     try:
         revision = other.call(Put(b"k", b"0")).revision
         seen: list[Change] = []

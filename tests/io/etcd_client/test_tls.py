@@ -9,7 +9,6 @@ import pytest
 from kit.etcd import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
 from tenax._core.etcd.errors import EtcdError, EtcdRefused
 from tenax._core.etcd.operations import Put, Range
-from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.tls import TlsFiles
 
@@ -39,7 +38,7 @@ def test_calls_work_with_mutual_tls_and_users(mutual: EtcdCluster) -> None:
 
 
 def test_a_watch_works_with_tls(mutual: EtcdCluster) -> None:
-    etcd = BlockingEtcd(mutual.settings())
+    etcd = mutual.client()
     try:
         revision = etcd.call(Put(b"watched", b"v")).revision
         (change,) = etcd.wait_for_change(b"watched", b"", revision, 30)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kit.etcd import find_etcd
 from kit.processes import program
 
 from .kit import ManagedCluster
@@ -19,6 +20,8 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., ManagedCluster]]:
     clusters: list[ManagedCluster] = []
 
     def make(count: int = 3, **options: Any) -> ManagedCluster:
+        if "program" not in options and find_etcd() is None:
+            pytest.skip("needs etcd, beside python or on PATH")
         clusters.append(ManagedCluster(tmp_path / "data", count, **options))
         return clusters[-1]
 

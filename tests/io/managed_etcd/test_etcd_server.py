@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.etcd import needs_etcd
 from kit.processes import Program, gone, leaving_nothing, on_linux
 from tenax._core.etcd.operations import Put, Range
 from tenax._io.etcd.binary import EtcdUnusable
@@ -30,6 +31,7 @@ _HOLDS_A_SERVER = """
 """
 
 
+@needs_etcd
 @on_linux
 def test_it_starts_serves_and_stops(tmp_path: Path) -> None:
     """Nothing is left behind, and stopping again is no error."""
@@ -48,6 +50,7 @@ def test_it_starts_serves_and_stops(tmp_path: Path) -> None:
         assert not data.exists()
 
 
+@needs_etcd
 def test_it_can_be_started_again_without_the_old_data(tmp_path: Path) -> None:
     server = EtcdServer(str(tmp_path / "data"))
     for _ in range(2):
@@ -59,6 +62,7 @@ def test_it_can_be_started_again_without_the_old_data(tmp_path: Path) -> None:
         server.stop()
 
 
+@needs_etcd
 def test_its_stderr_can_be_redirected(tmp_path: Path) -> None:
     server = EtcdServer(str(tmp_path / "data"))
     with (tmp_path / "errors").open("wb") as errors:
@@ -67,6 +71,7 @@ def test_its_stderr_can_be_redirected(tmp_path: Path) -> None:
     assert (tmp_path / "errors").read_bytes().startswith(b"{")
 
 
+@needs_etcd
 @on_linux
 @pytest.mark.parametrize("end", ["exits", "killed"])
 def test_it_ends_with_its_process(program: Callable[..., Program], tmp_path: Path, end: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.etcd import needs_etcd
 from kit.processes import Program, gone, is_alive, leaving_nothing, on_linux, until
 from tenax._io.loop import Loop
 from tenax._processes.server_process import ServerProcess
@@ -42,6 +43,7 @@ while :; do read line < "$0.fifo"; done
 """
 
 
+@needs_etcd
 @on_linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_server_ends_with_its_agent(

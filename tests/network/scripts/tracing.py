@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
-from pathlib import Path
 
 _BEGAN_AT = time.monotonic()  # not the start of the process: a warm worker was a standby before
 RANK = int(os.environ.get("RANK", "0"))
@@ -20,21 +18,26 @@ GENERATION = int(os.environ.get("TENAX_GENERATION", "0"))
 _STATE, _STARTED_AT = 0, 19  # fields after the name in /proc/PID/stat
 
 
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
 def _stat(pid: int | str) -> list[str]:
     """Return the fields; empty if there is no such process or it is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return []
     return [] if fields[_STATE] in "ZX" else fields
 
 
-def _alive_before(folder: Path) -> list[int]:
+def _alive_before(folder: str) -> list[int]:
     """Return the workers of earlier generations that are alive now."""
     alive = []
-    for path in folder.glob("trace-*.jsonl"):
-        if int(path.stem.rpartition("-")[2]) < GENERATION:
-            for line in path.read_text().split("\n")[:-1]:
+    for name in os.listdir(folder):
+        if name.startswith("trace-") and int(name.removesuffix(".jsonl").rpartition("-")[2]) < GENERATION:
+            for line in _read(f"{folder}/{name}").split("\n")[:-1]:
                 if '"start"' in line:
                     started = json.loads(line)
                     stat = _stat(started["pid"])
@@ -44,9 +47,9 @@ def _alive_before(folder: Path) -> list[int]:
 
 
 class Trace:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str) -> None:
         self._alive_before = _alive_before(folder)
-        path = folder / f"trace-{RANK}-{GENERATION}.jsonl"
+        path = f"{folder}/trace-{RANK}-{GENERATION}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._fields = {
             "rank": RANK,
@@ -55,7 +58,7 @@ class Trace:
             "generation": GENERATION,
             "restart_count": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             "pid": os.getpid(),
-            "host": socket.gethostname(),
+            "host": os.uname().nodename,
             "master_addr": os.environ.get("MASTER_ADDR", ""),
             "master_port": os.environ.get("MASTER_PORT", ""),
         }

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.jobs import TIMEOUT_S, Runner, Running
+from kit.jobs import Runner, Running
 
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)
 # On a busy machine the detector learns gaps of a second, and then waits thirty or sixty times as long.
 LONG_TIMEOUT_S = 300.0
+_STEP_S = 0.003
 
 
 class Member:
@@ -40,14 +41,14 @@ class Hub:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("\0" + self.name)
         self._listener.listen(64)
-        self._listener.settimeout(TIMEOUT_S)
+        self._listener.settimeout(LONG_TIMEOUT_S)
         self.members: list[Member] = []
 
     def meet(self, world_size: int, generation: int = 1) -> list[Member]:
         """Wait until all workers of that generation are connected; return them by rank."""
         while sum(member.generation == generation for member in self.members) < world_size:
             sock = self._listener.accept()[0]
-            sock.settimeout(TIMEOUT_S)
+            sock.settimeout(LONG_TIMEOUT_S)
             self.members.append(Member(sock))
         found = [member for member in self.members if member.generation == generation]
         return sorted(found, key=lambda member: member.rank)
@@ -65,10 +66,11 @@ class Hub:
             member.send((letters or {}).get(member.rank, "."))
 
     def steps_for(self, seconds: float, members: list[Member]) -> None:
-        """Answer all steps for this long, so that the detector learns the rhythm."""
+        """Answer all steps for this long, so that the detector learns the rhythm; a few hundred steps per second."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while (now := time.monotonic()) < until:
             self.step(members)
+            time.sleep(min(_STEP_S, until - now))
 
     def finish(self, members: list[Member]) -> None:
         self.step(members, {member.rank: "q" for member in members})

@@ -10,7 +10,7 @@ import pytest
 
 from .kit import LONG_TIMEOUT_S, Job, hang_report, lines_of
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(2 * LONG_TIMEOUT_S)]
 
 SECONDS = "1"
 REPORT = ("--on-hang", "report", "--hang-after", SECONDS)
@@ -25,7 +25,7 @@ def test_a_sleeping_job_is_reported_on_every_node_and_can_continue(job: Job) -> 
     job.hub.steps_for(RHYTHM_S, members)
     job.hub.step(members, {3: "p"})
     for agent in agents:
-        agent.until_printed("no action is taken")
+        agent.until_printed("no action is taken", LONG_TIMEOUT_S)
     reports = [hang_report(agent) for agent in agents]
     assert reports[0] == reports[1]
     first, caption, odd, others, follows = reports[0]
@@ -75,31 +75,12 @@ def test_a_hang_without_a_restart_left_is_a_failure_with_a_reason(job: Job) -> N
     members = job.hub.meet(2)
     job.hub.steps_for(1.5, members)
     job.hub.step(members, {1: "e"})
-    done = agent.wait()
+    done = agent.wait(LONG_TIMEOUT_S)
     assert done.code == 1, done
     assert "hung: no activity on 1 node for" in done.report
     assert "in wait_for_nothing" in done.report
 
 
-@pytest.mark.timeout(2 * LONG_TIMEOUT_S)
-def test_a_spinning_job_is_detected(job: Job) -> None:
-    """As in a collective that polls: every worker uses a full CPU without progress."""
-    (agent,) = job.start(*REPORT)
-    members = job.hub.meet(2)
-    job.hub.step(members, dict.fromkeys(range(2), "s"))
-    job.hub.steps_for(RHYTHM_S, members)
-    job.hub.step(members, {1: "x"})
-    agent.until_printed("no action is taken", LONG_TIMEOUT_S)
-    reports = hang_report(agent)
-    assert "all workers are spinning" in reports[0]
-    for member, line, function in zip(members, reports[2:], ("poll", "spin"), strict=False):
-        assert line.startswith(f"  rank {member.rank} (pid {member.pid} on ")
-        assert line.endswith(f"in {function}")
-    agent.send(signal.SIGTERM)
-    assert agent.wait().code == 128 + signal.SIGTERM
-
-
-@pytest.mark.timeout(2 * LONG_TIMEOUT_S)
 def test_a_thread_that_logs_does_not_hide_a_hang(job: Job) -> None:
     """The main threads are blocked, so its lines are not progress."""
     script = job.runner.script(
@@ -138,7 +119,7 @@ def test_a_stopped_worker_is_reported_and_not_continued(job: Job) -> None:
     try:
         job.hub.gather(members[:1])
         members[0].send(".")
-        agent.until_printed("no action is taken")
+        agent.until_printed("no action is taken", LONG_TIMEOUT_S)
     finally:
         os.kill(members[1].pid, signal.SIGCONT)
     reports = hang_report(agent)
@@ -161,7 +142,7 @@ def test_a_program_without_python_is_reported_without_stacks(job: Job) -> None:
         until = time.monotonic() + RHYTHM_S
         while time.monotonic() < until:
             pipe.write(b"line\n" * 1000)  # blocks until it is read
-        agent.until_printed("no action is taken")
+        agent.until_printed("no action is taken", LONG_TIMEOUT_S)
     reports = hang_report(agent)
     assert "not known: it is not a Python program prepared for stack dumps" in reports[2]
     assert agent.wait().code == 0
@@ -173,13 +154,13 @@ def test_a_computing_job_without_output_is_not_a_hang(job: Job, workers: int) ->
     script = job.runner.script(
         """
         import time
-        until = time.monotonic() + 2
+        until = time.monotonic() + 1
         while time.monotonic() < until:
             sum(i * i for i in range(1000))
         """
     )
     done = job.runner.run(
-        "--nproc-per-node", str(workers), "--on-hang", "restart", "--hang-after", "0.5", "--max-restarts", "1", script
+        "--nproc-per-node", str(workers), "--on-hang", "restart", "--hang-after", "0.2", "--max-restarts", "1", script
     )
     assert done.code == 0
     assert "seems to hang" not in done.err
@@ -209,7 +190,7 @@ def test_hang_detection_is_off_by_default(job: Job) -> None:
     members = job.hub.meet(2)
     job.hub.steps_for(1.0, members)
     job.hub.step(members, {1: "p"})
-    assert job.hub.is_silent_for(2.0, members[1])
+    assert job.hub.is_silent_for(1.0, members[1])
     members[1].send(".")
     job.hub.finish(members)
     assert agent.wait().code == 0

@@ -5,15 +5,12 @@ The hub (``kit.Hub``), which is the test, answers each step with one letter:
     .   continue
     p   wait for the hub in ``park``
     e   wait for an event that never comes
-    s   from now on, poll for answers without sleeping, like a collective that polls
-    x   spin forever in ``spin``
     q   exit with 0
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
 import threading
@@ -24,18 +21,10 @@ hub = socket.socket(socket.AF_UNIX)
 hub.connect("\0" + os.environ["HANGS_HUB"])
 hub.sendall(f"{os.environ['RANK']} {os.environ['TENAX_GENERATION']} {os.getpid()}\n".encode())
 reports_steps = os.environ.get("HANGS_STEPS", "")
-polls = False
 
 
 def exchange(data: bytes) -> bytes:
     hub.sendall(data)
-    return poll() if polls else hub.recv(1)
-
-
-def poll() -> bytes:
-    # Not recv(MSG_DONTWAIT): a stack dump by faulthandler may clear its errno (EAGAIN).
-    while not select.select([hub], [], [], 0)[0]:
-        pass
     return hub.recv(1)
 
 
@@ -47,11 +36,6 @@ def wait_for_nothing() -> None:
     threading.Event().wait()
 
 
-def spin() -> None:
-    while True:
-        pass
-
-
 step = 0
 while True:
     match exchange(b"."):
@@ -59,14 +43,8 @@ while True:
             park()
         case b"e":
             wait_for_nothing()
-        case b"s":
-            polls = True
-        case b"x":
-            spin()
         case b"q" | b"":
             sys.exit(0)
     step += 1
-    if polls:
-        print("at step", step, flush=True)
     if reports_steps:
         progress.step(step)

@@ -150,7 +150,7 @@ def _findings(runner: Runner, begun: Any) -> dict[str, Any]:
 def _alike(text: str, home: Path, runner: Runner) -> str:
     """Return the value without what differs between two runs: paths, marks, ports and pids."""
     text = text.replace(str(home), "HOME").replace(runner.mark, "MARK")
-    text = re.sub(r"logs/job_[0-9a-f]{8}", "logs/job", text)
+    text = re.sub(r"logs/job_[0-9a-f]+", "logs/job", text)
     text = re.sub(r"(TENAX_KEEPER\W{1,9})[0-9a-f]{16}", r"\1KEEPER", text)
     text = re.sub(r"(MASTER_PORT\W{1,9})\d+", r"\1PORT", text)
     text = re.sub(r"(TORCHELASTIC_TIMER_FILE\W{1,9})[\w/.-]+", r"\1PIPE", text)

@@ -67,7 +67,7 @@ def test_a_generation_that_forms_while_workers_run_is_detected() -> None:
 
 
 def test_a_wrong_first_cause_is_detected() -> None:
-    outcome = first_broken(parts_with(broken.NamesTheLastCause), range(100, 450))
+    outcome = first_broken(parts_with(broken.NamesTheLastCause), range(230, 450))
     assert outcome is not None
     assert outcome.property == "S8"
 
@@ -117,8 +117,7 @@ def test_an_agent_that_serves_while_processes_of_a_dead_agent_live_is_detected()
         setup = msgspec.structs.replace(setup, seed=seed)
         assert simulate(setup).broken == ""
     eager = msgspec.structs.replace(setup, engine=Engine(waits_until_predecessor_cleared=False))
-    broken = [simulate(msgspec.structs.replace(eager, seed=seed)).property for seed in range(20)]
-    assert "S1" in broken
+    assert any(simulate(msgspec.structs.replace(eager, seed=seed)).property == "S1" for seed in range(20))
 
 
 # --- shrinking --------------------------------------------------------------------------------------------------------

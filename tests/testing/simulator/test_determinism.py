@@ -14,7 +14,7 @@ from tenax.testing.simulator import draw, simulate
 SCRIPT = """
 import sys
 from tenax.testing.simulator import draw, simulate
-for seed in range(1, 81):
+for seed in range(1, 41):
     sys.stdout.write(simulate(draw(seed, engine=""), record_history=True).history)
 """
 
@@ -42,7 +42,7 @@ def test_a_history_does_not_depend_on_hash_order() -> None:
     """The order of a set of strings differs between processes; it must not affect a decision or a message."""
     first, second = histories("1"), histories("2")
     assert first == second
-    assert len(first.splitlines()) > 10_000
+    assert len(first.splitlines()) > 5_000
 
 
 def test_another_seed_gives_another_history() -> None:

@@ -50,9 +50,24 @@ def _install(path: str) -> None:
             if issubclass(kind, Exception) and os.getpid() == own_pid:
                 _write(path, kind, error, trace)
         finally:
-            before(kind, error, trace)
+            if kind is KeyboardInterrupt and os.getpid() == own_pid and before is sys.__excepthook__:
+                _show_interrupt(trace)
+            else:
+                before(kind, error, trace)
 
     sys.excepthook = record_and_show
+
+
+def _show_interrupt(trace: "TracebackType | None") -> None:
+    """Show where Ctrl-C interrupted this worker, in one line: many workers would print the same traceback."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = ""
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        where = f" in {code.co_name} ({code.co_filename}, line {trace.tb_lineno})"
+    if sys.stderr is not None:
+        sys.stderr.write(f"rank {os.environ.get('RANK', '?')}: KeyboardInterrupt{where}\n")
 
 
 def _dump_stacks_at_signal(mark: str, path: str) -> None:
