@@ -99,7 +99,7 @@ HasWritten(l) == lead[l].wrote \/ Forming(l) \/ Wrong("together without having w
 
 RecordIsSafe(l) ==
     \/ RecordTtl = 0
-    \/ lead[l].proof <= RecordTtl - Lease - 1
+    \/ lead[l].wrote /\ lead[l].proof <= RecordTtl - Lease - 1
     \/ Wrong("together for longer than the record lives")
 
 ByLease(l) == lead[l].proof <= Sure
@@ -183,7 +183,7 @@ Win(n) ==
                 !.term = terms + 1, !.generation = seen.generation, !.members = seen.members, !.over = seen.over]]
         /\ office' = [NoOffice EXCEPT !.elected = IF KeepsTrackOfElection(seen.members) THEN 0 ELSE -1]
     /\ trip' = [trip EXCEPT ![n] = NoTrips]
-    /\ recordAge' = 0
+    /\ recordAge' = IF record.generation > 0 THEN recordAge ELSE 0  \* it keeps its lease until the next write
     /\ UNCHANGED <<record, last, ended, before, acks, alive, link, high, told, answer, fence, work>>
 
 \* Etcd takes it; its answer may be long under way, and is worth the time since it was sent.
@@ -191,7 +191,7 @@ KeepAlive(l) ==
     /\ ~EtcdIsGone
     /\ InOffice(l)
     /\ key' = [key EXCEPT !.age = 0]
-    /\ recordAge' = 0
+    /\ recordAge' = IF lead[l].wrote THEN 0 ELSE recordAge
     /\ \/ Slow /\ lead' = [lead EXCEPT ![l].sent = 0]
        \/ lead' = [lead EXCEPT ![l].proof = 0, ![l].sent = -1]
     /\ UNCHANGED <<terms, record, last, ended, before, acks, led, alive, trip, office, link, high, told, answer,

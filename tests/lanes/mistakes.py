@@ -1,7 +1,8 @@
 """The search for mistakes: each deliberate bug in the machines of links and leadership must be found by a simulation.
 
 The test run uses one known seed for each (``broken_links.py`` and ``broken_leadership.py`` in ``testing/simulator``);
-this lane finds new ones.
+this lane finds new ones. ``broken_leadership.py`` also has mistakes that a plan of faults finds, and those that break
+nothing, with the reason.
 """
 
 from __future__ import annotations

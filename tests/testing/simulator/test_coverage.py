@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenax._core.agent import AgentMachine
 from tenax.testing.simulator import Fault, NodePlan, Setup, draw, simulate
-from tenax.testing.simulator.draw import ETCD_KINDS, KINDS
+from tenax.testing.simulator.draw import ETCD_KINDS, ISOLATION, KINDS
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import WorkerBehaviour
 
@@ -67,7 +67,7 @@ ETCD_SITUATIONS = [
 
 
 def test_every_situation_of_elected_leaders_is_reached() -> None:
-    missing = {*ETCD_SITUATIONS, *(f"FAULT         {kind} " for kind in ETCD_KINDS)}
+    missing = {*ETCD_SITUATIONS, *(f"FAULT         {kind} " for kind in (*ETCD_KINDS, *ISOLATION))}
     for seed in (*range(1, 20), *range(130, 140)):
         if not missing:
             break

@@ -8,7 +8,7 @@ from tenax._core.authority import AuthorityTerms
 from tenax.testing.simulator import Fault, NodePlan, Outcome, Setup, draw, simulate
 from tenax.testing.simulator.setup import WorkerBehaviour
 
-from .broken_leadership import MISTAKES
+from .broken_leadership import MISTAKES, PLANNED
 from .broken_parts import parts_with
 
 
@@ -85,3 +85,10 @@ def test_a_mistake_in_leadership_is_found_by_its_seed(part: type) -> None:
     seed, name = MISTAKES[part]
     assert simulate(draw(seed, engine="etcd")).broken == ""
     assert simulate(draw(seed, engine="etcd"), parts_with(part)).property == name
+
+
+@pytest.mark.parametrize("part", PLANNED)
+def test_a_mistake_in_leadership_is_found_by_planned_faults(part: type) -> None:
+    setup, name = PLANNED[part]
+    assert simulate(setup).broken == ""
+    assert simulate(setup, parts_with(part)).property == name

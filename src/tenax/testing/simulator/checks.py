@@ -84,7 +84,7 @@ class Checks:
         self.formations: list[Formation] = []
         self.verdict: Verdict | None = None
         self._verdict_at = 0.0
-        self._outcomes_sent: dict[str, Outcome] = {}  # by node; a suspended one may read it after a new run began
+        self._outcomes_sent: set[tuple[str, Outcome]] = set()  # to which node; it may read it after a new run began
         self.has_lost_memory = False  # the endpoint's host has lost power ...
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
@@ -135,7 +135,7 @@ class Checks:
                 case events.RunEnded(verdict, _):
                     if not self.cluster.setup.has_etcd:
                         self._check_verdict(server, verdict)
-                    self._outcomes_sent.update(dict.fromkeys(send.to, verdict.outcome))
+                    self._outcomes_sent.update((node_id, verdict.outcome) for node_id in send.to)
         if parts and not self.cluster.setup.has_etcd:
             self._check_formed(server, parts)
 
@@ -150,7 +150,8 @@ class Checks:
                 self._check_formed(server, formed)
         if record.verdict is not None and server is not None:
             self._check_verdict(server, record.verdict)
-            self._outcomes_sent.update(dict.fromkeys(self._nodes_of_run(), record.verdict.outcome))
+            outcome = record.verdict.outcome
+            self._outcomes_sent.update((node_id, outcome) for node_id in self._nodes_of_run())
         self._recorded = record.generation
 
     def _nodes_of_run(self) -> set[str]:
@@ -368,7 +369,7 @@ class Checks:
     # --- agents -------------------------------------------------------------------------------------------------------
 
     def left(self, agent: AgentProcess, verdict: Verdict) -> None:
-        was_sent = self._outcomes_sent.get(agent.info.node_id) is verdict.outcome
+        was_sent = (agent.info.node_id, verdict.outcome) in self._outcomes_sent
         if verdict.outcome is Outcome.SUCCEEDED and not was_sent:
             raise PropertyBroken("S6", f"{agent.label} leaves with success, which was not sent")
         if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):

@@ -40,6 +40,8 @@ KINDS: dict[str, tuple[float, float, float]] = {
 
 # Only with etcd.
 ETCD_KINDS: dict[str, tuple[float, float, float]] = {"etcd_cut": (2.0, 0.5, 40.0), "etcd_down": (0.7, 0.5, 40.0)}
+# Drawn apart, so that the others stay as they were.
+ISOLATION: dict[str, tuple[float, float, float]] = {"isolate": (1.0, 2.0, 90.0)}
 
 
 def draw(
@@ -81,6 +83,8 @@ def draw(
     if engine == "tcp" or (not engine and rng.random() < 0.5):
         return setup
     faults = (*setup.faults, *_faults(rng, faults_s, ETCD_KINDS, has_names=False))
+    rng = random.Random(f"isolate {seed}")  # noqa: S311 - as above
+    faults += _faults(rng, faults_s, ISOLATION, has_names=False)
     return msgspec.structs.replace(
         setup,
         has_etcd=True,

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.cluster import Cluster
     from tenax.testing.simulator.network import Payload
     from tenax.testing.simulator.scheduler import Plan
+    from tenax.testing.simulator.server import Server
 
 ETCD = -1  # the index of its host
-_RECORD = Keys("run").record
+_LEADER, _RECORD = Keys("run").leader, Keys("run").record
 _MAX_LATE_S = 0.5  # how late a lease may expire
 
 
@@ -39,6 +40,10 @@ class EtcdProcess(Process):
         super().__init__(cluster, Host(ETCD, 0.0))
         self.model = EtcdModel()
         self._expiry: Plan | None = None
+
+    def is_led_by(self, server: Server) -> bool:
+        leader = self.model.keys.get(_LEADER)
+        return leader is not None and leader.create_revision == server.term
 
     def connect(self, agent: AgentProcess, on_payload: Callable[[End, Payload], None]) -> End:
         """Return the agent's end of a connection."""

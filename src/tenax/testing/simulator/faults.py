@@ -21,6 +21,7 @@ there are at that moment, so that a shortened plan stays valid.
     replace           an agent with the name of agent a is started on another host, while the old one keeps running
     etcd_cut          host a from etcd alone (b = 0: the leader's host): both directions (b % 3 = 0), or one (1, 2)
     etcd_down         etcd is suspended
+    isolate           the leader's host, with b odd also others by the bits of a, from the other hosts and from etcd
     cancel            an operator ends the run
     restart_request   an operator requests a restart
     drain_request     an operator drains agent a
@@ -117,12 +118,22 @@ class Faults:
         self._cut(self.ways(self._host(fault.a).index, fault.b % 3), fault.seconds)
 
     def _split(self, fault: Fault) -> None:
-        side = {host.index for host in self.cluster.hosts if fault.a >> host.index & 1}
+        with_etcd = {ETCD} if self.cluster.setup.has_etcd and fault.b % 2 else set()
+        self._cut_off(self._side(fault.a) | with_etcd, fault.seconds)
+
+    def _isolate(self, fault: Fault) -> None:
+        if self.cluster.server is not None:
+            others = self._side(fault.a) if fault.b % 2 else set()
+            self._cut_off({self.cluster.server.agent.host.index} | others, fault.seconds)
+
+    def _side(self, bits: int) -> set[int]:
+        return {host.index for host in self.cluster.hosts if bits >> host.index & 1}
+
+    def _cut_off(self, side: set[int], seconds: float) -> None:
         everywhere = [host.index for host in self.cluster.hosts]
         if self.cluster.setup.has_etcd:
             everywhere.append(ETCD)
-            side |= {ETCD} if fault.b % 2 else set()
-        self._cut([(a, b) for a in everywhere for b in everywhere if (a in side) != (b in side)], fault.seconds)
+        self._cut([(a, b) for a in everywhere for b in everywhere if (a in side) != (b in side)], seconds)
 
     def _etcd_cut(self, fault: Fault) -> None:
         host = self._host(fault.a).index

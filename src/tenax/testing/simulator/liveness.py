@@ -33,6 +33,7 @@ from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
 if TYPE_CHECKING:
+    from tenax._core.coordinator import CoordinatorState
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
 
@@ -133,7 +134,8 @@ class Liveness:
         if cluster.server is None:
             return self._only_latecomers(agents)
         state = cluster.server.state
-        if not isinstance(state.phase, Running):
+        is_deposed = cluster.setup.has_etcd and not cluster.etcd.is_led_by(cluster.server)
+        if not isinstance(state.phase, Running) or is_deposed:
             return False
         at_work = {agent.info.node_id for agent in agents if self._is_at_work(agent, state.generation)}
         waiting = {agent.info.node_id for agent in agents if agent.state.phase is Phase.JOINING}
@@ -189,19 +191,24 @@ class Liveness:
     def _pick_member(self) -> int:
         return self._pick_agent(lambda agent: agent.state.phase is Phase.RUNNING)
 
+    def _state(self) -> CoordinatorState | None:
+        server = self.cluster.server
+        return server.state if server is not None else None
+
     def _fail(self) -> None:
         number = self._pick_member()
         if number < 0:
             return self._finish()
-        server = self.cluster.server
-        assert server is not None
-        ended = server.state.generation
+        state = self._state()
+        assert state is not None
+        ended = state.generation
         self._inject("fail", number)
         failed = self.cluster.checks.formations[-1]
         exits_s = 1.0  # maximum time from an exception to the worker's exit
 
         def is_known() -> bool:
-            return not isinstance(server.state.phase, Running) or server.state.generation != ended
+            state = self._state()
+            return state is None or not isinstance(state.phase, Running) or state.generation != ended
 
         def is_quiet() -> bool:
             return failed.alive == 0 and not any(
@@ -210,11 +217,9 @@ class Liveness:
             )
 
         def is_next() -> bool:
-            return (
-                isinstance(server.state.phase, Over)
-                or server.state.generation > ended
-                or len(self.cluster.agents) < self.cluster.setup.min_nodes
-            )
+            state = self._state()
+            is_further = state is not None and (isinstance(state.phase, Over) or state.generation > ended)
+            return is_further or len(self.cluster.agents) < self.cluster.setup.min_nodes
 
         def then_quiet() -> None:
             self._expect("L1", self._stopping_s + 1, is_quiet, then_next)
