@@ -270,7 +270,7 @@ def test_a_failure_on_another_node_fails_this_node_with_its_cause(make: Maker) -
     """With the rank and host of the other node."""
     evidence = Evidence(error_type="ValueError", message="ValueError: boom")
     elsewhere = Failure(1, 0, 0, 77, 1, 1.0, evidence=evidence, host="gpu-08")
-    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
+    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", failures=(elsewhere,), generation=1)
     agent = make.agent("/bin/sleep", "600", workers=2, rdzv_handler=ScriptedEngine(verdict))
     result = agent.run()
     assert result.state is WorkerState.FAILED
@@ -283,7 +283,7 @@ def test_a_failure_on_another_node_fails_this_node_with_its_cause(make: Maker) -
 def test_a_run_that_ends_with_the_generation_starts_no_worker(make: Maker, tmp_path: Path) -> None:
     """The node receives the generation and the end of the run together."""
     elsewhere = Failure(1, 0, 0, 77, 1, 1.0, host="gpu-08")
-    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
+    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", failures=(elsewhere,), generation=1)
     agent = make.agent("/bin/touch", str(tmp_path / "started"), rdzv_handler=ScriptedEngine(verdict, NodeReady))
     assert list(agent.run().failures) == [0]
     assert agent.get_worker_group().workers[0].id is None

@@ -351,7 +351,7 @@ class RandomNode:
         if outcome is Outcome.FAILED:
             at = self._now + self._clock
             failures = [Failure(1, 0, 9, 900, 1, at), Failure(1, 1, 8, 901, 1, at, "", Evidence(raised_at=at + 1))]
-        return Verdict(outcome, why, tuple(failures), restarts_used=self._restarts_used)
+        return Verdict(outcome, why, failures=tuple(failures), restarts_used=self._restarts_used)
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -424,6 +424,8 @@ class RandomNode:
                 code, fault = rng.choice((0, 0, 1, -15)), rng.choice(("", "", "fault"))
                 return events.WorkerExited(generation, rank, code, fault, rng.random() < 0.3, rng.random() < 0.3)
             case 7 | 8:
+                if rng.random() < 0.5:
+                    return events.LastLinesRead(generation, rank, ("step 1",))
                 return events.FailureExamined(generation, rank, self._evidence())
             case 9:
                 return events.NodeCleared(generation)

@@ -246,8 +246,8 @@ class ContinuesAnEndedGeneration(AgentMachine):
 class GivesGraceWhenLate(AgentMachine):
     """Does not kill workers when GenerationEnded arrives late."""
 
-    def _on_generation_ended(self, why: str, is_late: bool, now: float) -> None:
-        super()._on_generation_ended(why, False, now)
+    def _on_generation_ended(self, ended: events.GenerationEnded, now: float) -> None:
+        super()._on_generation_ended(msgspec.structs.replace(ended, is_late=False), now)
 
 
 class ContinuesAnEndedRun(AgentMachine):

@@ -76,7 +76,7 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
             return [kind(generation, "no") for generation in generations]
         case events.RunEnded:
             verdicts = [Verdict(outcome, "no") for outcome in Outcome if outcome is not Outcome.FAILED]
-            verdicts.append(Verdict(Outcome.FAILED, "no", (Failure(1, 0, 9, 900, 1, 5.0),)))
+            verdicts.append(Verdict(Outcome.FAILED, "no", failures=(Failure(1, 0, 9, 900, 1, 5.0),)))
             return [kind(verdict, sent_at) for verdict in verdicts for sent_at in (-1e6, 1e6)]
         case events.LeaveNoticed:
             return [kind(generation, "b", "no", in_s) for generation in generations for in_s in (None, 30.0)]
@@ -92,6 +92,8 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
         case events.WorkerExited:
             ends = ((0, ""), (0, "its result is lost"), (1, ""), (-9, ""), (-15, ""))
             return [kind(*where, *end) for where in itertools.product(generations, ranks) for end in ends]
+        case events.LastLinesRead:
+            return [events.LastLinesRead(1, rank, ("step 1",)) for rank in (0, 1, 7)]
         case events.FailureExamined:
             evidence = (Evidence(), Evidence(message="boom", raised_at=0.5), Evidence(message="boom", raised_at=1e9))
             return [kind(*where) for where in itertools.product(generations, ranks, evidence)]

@@ -81,7 +81,7 @@ verdicts = st.sampled_from(
     [
         Verdict(Outcome.SUCCEEDED, "all succeeded"),
         Verdict(Outcome.CANCELLED, "enough"),
-        Verdict(Outcome.FAILED, "no", (Failure(1, 0, 9, 900, 1, 3.0), Failure(1, 0, 8, 900, 1, 4.0))),
+        Verdict(Outcome.FAILED, "no", failures=(Failure(1, 0, 9, 900, 1, 3.0), Failure(1, 0, 8, 900, 1, 4.0))),
     ]
 )
 progress = st.builds(WorkerProgress, ranks, ranks, ranks, st.floats(0, 50), st.floats(0, 50))
@@ -103,6 +103,7 @@ any_event = st.one_of(
         events.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])
     ),
     st.builds(events.FailureExamined, generations, ranks, evidence),
+    st.builds(events.LastLinesRead, generations, ranks, st.just(("step 1",))),
     st.builds(
         events.ScopeExpired,
         generations,

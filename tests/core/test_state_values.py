@@ -12,7 +12,7 @@ import tenax._core
 from tenax._core import coordinator as run
 from tenax._core import messages
 from tenax._core.agent_state import AgentState
-from tenax._core.model import AgentSettings
+from tenax._core.model import AgentSettings, Member
 from tenax._core.run_state import AnyRunPhase, Generation
 
 MAX_FIELDS = 19
@@ -56,7 +56,8 @@ def test_a_generation_leaves_nothing_to_the_next() -> None:
     machine.step(run.NodeLost("a", "connection closed"), 1.0)
     assert machine.state.last.lost == {"a": "connection closed"}
     machine.step(run.Received("b", messages.NodeReady(1)), 2.0)
-    expected = Generation({"b": 0}, {"b": "b"}, world_size=1, formed_at=2.0, unstarted={"b"})
+    parts = {"b": Member("b", "b", 0, 1)}
+    expected = Generation({"b": 0}, {"b": "b"}, world_size=1, formed_at=2.0, unstarted={"b"}, parts=parts)
     assert (machine.state.generation, machine.state.last) == (2, expected)
 
 

@@ -162,7 +162,7 @@ def test_a_verdict_shifted_between_clocks_stays_within_bounds() -> None:
     """Times are clamped when they are moved to another clock, so that they can be sent again."""
     worst = Failure(1, 0, 0, 1, 1, MAX_SECONDS, evidence=Evidence(raised_at=-MAX_SECONDS))
     for by_s in (MAX_SECONDS, -MAX_SECONDS, float("nan")):
-        event = wire.Event(RunEnded(Verdict(Outcome.FAILED, "why", (worst.shifted(by_s),)), 0.0))
+        event = wire.Event(RunEnded(Verdict(Outcome.FAILED, "why", failures=(worst.shifted(by_s),)), 0.0))
         assert wire.decode_from_server(wire.encode(event)[4:])
 
 

@@ -23,7 +23,9 @@ PART = {"group_rank": 1, "group_world_size": 3, "first_global_rank": 2, "world_s
 FIRST = Assignment(1, **PART, first_role_rank=4, role_world_size=8, why="all 3 nodes are here")  # type: ignore[arg-type]
 SECOND = Assignment(2, **PART, restarts_used=1, why="rank 2 failed; restart 1 of 3")  # type: ignore[arg-type]
 GOOD = Verdict(Outcome.SUCCEEDED, "all workers succeeded")
-BAD = Verdict(Outcome.FAILED, "rank 2 failed and no restart is left", (Failure(1, 0, 2, 100, 1, 3.0),), restarts_used=3)
+BAD = Verdict(
+    Outcome.FAILED, "rank 2 failed and no restart is left", failures=(Failure(1, 0, 2, 100, 1, 3.0),), restarts_used=3
+)
 
 
 def events_of(steps: Iterable[tuple[float, AnyEvent]]) -> list[Event]:

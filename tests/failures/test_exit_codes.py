@@ -11,7 +11,7 @@ from tenax._failures.exit_codes import exit_code_for
 
 def failed(*codes: int) -> Verdict:
     failures = tuple(Failure(1, rank, rank, 100 + rank, code, 1.0) for rank, code in enumerate(codes))
-    return Verdict(Outcome.FAILED, "why", failures)
+    return Verdict(Outcome.FAILED, "why", failures=failures)
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,17 @@ import pytest
 
 from kit.linear import assert_linear, pieces
 from tenax._core import hang_report
+from tenax._core.diagnosis import missing_ranks
 from tenax._core.link import wire
 from tenax._core.text import decoded, harmless, one_line, storable
 from tenax._core.watchdog import RequestLines
 from tenax._failures import error_file, kernel_log, python_traceback
-from tenax._failures.cause import KINDS, Observations, classify, missing_ranks
 from tenax._failures.evidence import last_lines
 from tenax._io.endpoint import Endpoint
 from tenax._logs.lines import LineCutter, lines_with, with_prefix
 from tenax._node.journal import JournalUnreadable, read_journal
 from tenax._node.worker_logs import read_progress
+from tenax._view.cause import KINDS, Observations, classify
 from tenax.store._key_values import KeyValues
 from tenax.store._limits import Limits
 from tenax.store._protocol import Session

@@ -246,7 +246,7 @@ class ErrorFiles:
         )
         failure = Failure(1, 0, 0, 7, code, 1.0, evidence=evidence)
         wire.decode_from_agent(wire.encode(wire.Message(FailureSeen(1, failure, 1.0)))[4:])
-        report_on(Verdict(Outcome.FAILED, "why", (failure,)))
+        report_on(Verdict(Outcome.FAILED, "why", failures=(failure,)))
 
     def close(self) -> None:
         self._folder.cleanup()

@@ -168,7 +168,7 @@ def test_flakiness_is_the_share_of_the_budget_that_was_used(used: int, flakiness
 
 def test_the_metrics_of_a_run_that_fails() -> None:
     """The flakiness is 100, and SimpleElasticAgent.run is a success all the same, as in torch."""
-    verdict = Verdict(Outcome.FAILED, "no restart is left", (Failure(1, 1, 1, 101, 1, 12.0),), restarts_used=1)
+    verdict = Verdict(Outcome.FAILED, "no restart is left", failures=(Failure(1, 1, 1, 101, 1, 12.0),), restarts_used=1)
     emitted = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, events.RunEnded(verdict, 13.0))], max_restarts=1)
     assert emitted[13.0] == table("""
         tenax: restarts_used=1

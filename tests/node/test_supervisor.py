@@ -69,6 +69,9 @@ class QuietLogs:
 
     def answer_final_requests(self) -> None: ...
 
+    def read_last_lines(self, generation: int, post: Callable[[events.LastLinesRead], None]) -> None:
+        pass
+
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         evidence = self.evidence.get(command.local_rank, Evidence())
         if evidence is not None:
@@ -509,7 +512,7 @@ def test_a_verdict_is_converted_to_this_nodes_clock(stage: Callable[..., Stage])
     """A failure three seconds before the verdict is so on this node's clock, too."""
     made = stage()
     elsewhere = Failure(1, 0, 0, 77, 3, 47.0, evidence=Evidence(message="boom", raised_at=46.5), host="b")
-    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
+    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", failures=(elsewhere,), generation=1)
     control = made.control = FakeControl({messages.NodeReady: [formed(1)]})
     made.acts[1] = lambda: control.emit(events.RunEnded(verdict, 50.0))
     (failure,) = made.run().failures

@@ -225,6 +225,9 @@ class SilentLogs:
 
     def answer_final_requests(self) -> None: ...
 
+    def read_last_lines(self, generation: int, post: Callable[[events.LastLinesRead], None]) -> None:
+        pass
+
     def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 

@@ -36,7 +36,7 @@ from tenax._core.messages import (
     WorkerProgress,
     WorkersRunning,
 )
-from tenax._core.model import AgentSettings, Assignment, Evidence, Failure
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Stopped
 from tenax._node.journal import FORMAT, Header, Journal
 from tenax._node.run_journal import RunHeader, RunJournal
 
@@ -121,7 +121,11 @@ class RecordedRun:
         self.receive(node, FailureSeen(generation, failure.brief(), at), at)
         for each in self._members():
             failures = (failure,) if each == node else ()
-            self.receive(each, NodeStopped(generation, at + 0.5, failures), at + 0.5)
+            first = self.machine.state.nodes[f"n{each}"].part.first_global_rank
+            slots = self.machine.state.nodes[f"n{each}"].info.slots
+            ranks = range(first + len(failures), first + slots)
+            stopped = tuple(Stopped(rank - first, rank, 20 + rank, -15) for rank in ranks)
+            self.receive(each, NodeStopped(generation, at + 0.5, failures, stopped), at + 0.5)
             self.ready(each, at + 1.0)
 
     def lose(self, node: int, at: float, why: str = "connection closed") -> None:

@@ -61,7 +61,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
     ]
     (failure,) = history.failures
     assert (failure.generation, failure.rank, failure.host) == (1, 2, "node1")
-    assert failure.what == "exit code 1: RuntimeError: boom"
+    assert failure.what == "raised RuntimeError: boom"
     assert history.goodput is not None
     assert history.goodput.spent == Spent(starting_s=7.0, training_s=49.0, stopping_s=3.0)
     assert history.restarts_used == 1

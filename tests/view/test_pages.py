@@ -130,7 +130,7 @@ def test_the_timeline_page_also_contains_the_data_as_text(tmp_path: Path) -> Non
         "83 % of 59 s was training; starting 12 %, stopping 5 %; failures detected in < 1 ms and recovered in 4 s",
         "rank 2 on node1 failed",
         "node1 was lost: connection closed",
-        "exit code 1: RuntimeError: boom",
+        "raised RuntimeError: boom",
         "Traceback <b>",
         "lost after 29 s: connection closed",
     ):
@@ -143,7 +143,7 @@ def test_the_lanes_are_the_run_then_each_node_with_its_workers(tmp_path: Path) -
     lanes, is_cut = lanes_of(history)
     assert not is_cut
     assert [lane["n"] for lane in lanes] == ["run", "node0", "worker 0", "worker 1", "node1"]
-    assert lanes[0]["f"] == [[9.0, "rank 2 on node1 failed: exit code 1: RuntimeError: boom"]]
+    assert lanes[0]["f"] == [[9.0, "rank 2 on node1 raised RuntimeError: boom"]]
     assert lanes[-1]["f"] == [[29.0, "lost: connection closed"]]
     match = re.search(r'id="lanes-data">(.*?)</script>', timeline_page(history))
     assert match is not None
@@ -184,7 +184,7 @@ def test_a_report_counts_outcomes_causes_hosts_and_recoveries_of_all_runs(tmp_pa
     assert summary.recoveries_s == (3.0, 5.0, 12.0)
     printed = format_summary(summary)
     assert "other: failed (the only restart is used)" in printed
-    assert "  first cause: rank 0 on node0: exit code 1: ValueError: nan" in printed
+    assert "  first cause: rank 0 on node0 raised ValueError: nan" in printed
     assert "2 runs: 1 failed, 1 succeeded; " in printed
     text = Reader(report_page(summary, histories, ["'x' is left out"])).text
     for expected in (
@@ -206,7 +206,7 @@ def test_a_victim_is_not_shown_as_the_cause(tmp_path: Path) -> None:
     run.close()
     (history,) = read_histories([str(tmp_path)]).histories
     summary = summary_of([history])
-    expected = "cause not known; first victim: rank 0 on node0: exit code 1: ConnectionResetError: [Errno 104]"
+    expected = "cause not known; first victim: rank 0 on node0 raised ConnectionResetError: [Errno 104]"
     for text in (format_summary(summary), Reader(report_page(summary, [history])).text):
         assert expected in text
         assert "first cause" not in text

@@ -163,10 +163,11 @@ def test_a_failed_generation_shows_failures_and_stopping_nodes() -> None:
     assert states(status) == {"a": "stopping", "b": "stopping"}
     assert node(status, "b").failed == (0, 1)
     assert node(status, "a").failed == ()
-    boom, crash = status.failures
+    crash, boom = status.failures  # the crash began earlier
+    assert (crash.role, boom.role) == ("first", "independent")
     assert (boom.rank, boom.local_rank, boom.host, boom.exit_code) == (3, 1, "host-b", 1)
-    assert (boom.what, boom.cause, boom.at) == ("exit code 1: RuntimeError: boom", "raised", EPOCH + 70.0)
-    assert (crash.what, crash.cause) == ("SIGSEGV", "")
+    assert (boom.what, boom.cause, boom.at) == ("raised RuntimeError: boom", "exception", EPOCH + 70.0)
+    assert (crash.what, crash.cause) == ("was killed by SIGSEGV (invalid memory access)", "segmentation_fault")
     (generation,) = status.generations
     assert (generation.ended_by, generation.ended_why) == ("failure", "rank 3 on host-b failed")
     assert (generation.ended_at, generation.settled_at) == (EPOCH + 70.0, None)
@@ -182,7 +183,7 @@ def test_a_pause_shows_the_earlier_failure_and_the_used_restart() -> None:
     assert status.phase == "paused"
     assert states(status) == {"a": "waiting", "b": "waiting"}
     assert (status.restarts_used, status.max_restarts) == (1, 3)
-    assert [(each.rank, each.what) for each in status.earlier] == [(3, "exit code 1: RuntimeError: boom")]
+    assert [(each.rank, each.what) for each in status.earlier] == [(3, "raised RuntimeError: boom")]
     assert status.goodput.spent == Spent(waiting_s=4.0, starting_s=1.0, training_s=69.0, stopping_s=1.0)
     assert status.doing
 

@@ -111,13 +111,14 @@ class AgentMachine(HangObserver):
 
     def _handle(self, event: AnyEvent, now: float) -> None:
         match event:
-            case events.RunRequested():
-                self._on_run_requested()
+            case events.RunRequested() if self.state.phase is Phase.NEW:
+                self._join()
+            case events.RunRequested() | events.Waiting():
+                pass  # the second is for display only
             case events.GenerationFormed(assignment):
                 self._on_generation_formed(assignment, now)
-            case events.GenerationEnded(_, why, is_late, is_uncharged):
-                self.state.last.is_uncharged |= is_uncharged
-                self._on_generation_ended(why, is_late, now)
+            case events.GenerationEnded():
+                self._on_generation_ended(event, now)
             case events.RunEnded(verdict, sent_at):
                 self._on_run_ended(verdict.shifted(now - sent_at), now)
             case events.JoinRefused(reason):
@@ -130,7 +131,7 @@ class AgentMachine(HangObserver):
                 self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
                 self._forward_notice("", why, in_s)
             case events.LeaveRequested(why):
-                self._on_leave_requested(Leave(SIGTERM, why), self.state.settings.grace_s, now)
+                self._on_leave_requested(Leave(SIGTERM, why), None, now)
             case events.ProgressSeen(generation, workers):
                 if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
                     self._send(messages.NodeProgress(generation, now, workers))
@@ -145,6 +146,8 @@ class AgentMachine(HangObserver):
                 self._on_worker_ended(event, now)
             case events.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
+            case events.LastLinesRead(_, local_rank, lines, log_file):
+                self._on_last_lines(local_rank, lines, log_file)
             case events.ScopeExpired():
                 self._on_scope_expired(event, now)
             case events.StacksRefused(_, local_rank, why):
@@ -152,22 +155,15 @@ class AgentMachine(HangObserver):
             case events.NodeCleared():
                 self._on_node_cleared(now)
             case events.SignalReceived(signal, grace_s):
-                grace_s = self.state.settings.grace_s if grace_s is None else grace_s
                 self._on_leave_requested(Leave(signal), grace_s, now)
             case events.KeeperLost(reason):
                 self._end(self._own_verdict(Outcome.BROKEN, f"the keeper was lost: {reason}"))
             case events.Tick():
                 self._on_tick(now)
-            case events.Waiting():
-                pass  # for display only
             case _:
                 self._handle_hang_event(event, now)
 
     # --- joining ------------------------------------------------------------------------------------------------------
-
-    def _on_run_requested(self) -> None:
-        if self.state.phase is Phase.NEW:
-            self._join()
 
     def _join(self) -> None:
         self._enter(Phase.JOINING)
@@ -185,13 +181,14 @@ class AgentMachine(HangObserver):
 
     # --- decisions of the coordinator ---------------------------------------------------------------------------------
 
-    def _on_generation_ended(self, why: str, is_late: bool, now: float) -> None:
+    def _on_generation_ended(self, ended: events.GenerationEnded, now: float) -> None:
         state = self.state
+        state.last.is_uncharged |= ended.is_uncharged
         state.last.has_ended = True
-        if is_late and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-            self._on_fenced(why, now)
+        if ended.is_late and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
+            self._on_fenced(ended.why, now)
         elif state.phase is Phase.RUNNING:
-            self._stop(SIGTERM, why, state.settings.grace_s, now)
+            self._stop(SIGTERM, ended.why, state.settings.grace_s, now)
         elif state.phase is Phase.DONE:
             if state.leave is not None:  # it stayed only to receive the verdict
                 self._leave(state.leave)
@@ -332,6 +329,11 @@ class AgentMachine(HangObserver):
             if evidence.raised_at is not None and evidence.raised_at < state.last.stop.since:
                 state.failures.append(self._failure(worker, "", evidence))
         self._continue_if_stopped(now)
+
+    def _on_last_lines(self, local_rank: int, lines: tuple[str, ...], log_file: str) -> None:
+        worker = self.state.workers.get(local_rank)
+        if worker is not None:
+            worker.last_lines, worker.log_file = lines, log_file
 
     # --- expired scopes -----------------------------------------------------------------------------------------------
 
@@ -479,8 +481,9 @@ class AgentMachine(HangObserver):
         self._send(messages.NodeLeft(leave.reason()))
         self._end(self._own_verdict(Outcome.CANCELLED, leave.reason(is_local=True)))
 
-    def _on_leave_requested(self, leave: Leave, grace_s: float, now: float) -> None:
+    def _on_leave_requested(self, leave: Leave, grace_s: float | None, now: float) -> None:
         state, stop = self.state, self.state.last.stop
+        grace_s = state.settings.grace_s if grace_s is None else grace_s
         if state.leave is not None:
             if state.phase is Phase.DONE:
                 self._leave(state.leave)

@@ -26,7 +26,7 @@ from tenax._core.model import (
 # The same on every supported system; the core imports no `signal`.
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM = 1, 2, 3, 9, 15
 _SIGNAL_NAMES = {SIGHUP: "SIGHUP", SIGINT: "SIGINT", SIGQUIT: "SIGQUIT", SIGTERM: "SIGTERM"}
-_MAX_WITH_STACKS = 16  # stopped workers whose stacks are reported
+_MAX_WITH_TEXTS = 16  # stopped workers whose stacks and last lines are reported
 
 
 class Phase(enum.Enum):
@@ -214,14 +214,22 @@ def is_started(state: AgentState) -> bool:
 
 
 def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
-    """Return the workers that the agent stopped, without failures. Only the first ones include their stacks."""
+    """Return the workers that the agent stopped, without failures. Only the first ones include their texts."""
     failed = {failure.local_rank for failure in state.failures}
     stopped = [
-        Stopped(worker.local_rank, global_rank(state, worker.local_rank), worker.pid, worker.exit_code, worker.stacks)
+        Stopped(
+            worker.local_rank,
+            global_rank(state, worker.local_rank),
+            worker.pid,
+            worker.exit_code,
+            worker.stacks,
+            last_lines=worker.last_lines,
+            log_file=worker.log_file,
+        )
         for worker in state.workers.values()
         if worker.was_stopped and worker.local_rank not in failed
     ]
-    return (*stopped[:_MAX_WITH_STACKS], *(each.brief() for each in stopped[_MAX_WITH_STACKS:]))
+    return (*stopped[:_MAX_WITH_TEXTS], *(each.brief() for each in stopped[_MAX_WITH_TEXTS:]))
 
 
 def quiet_message(generation: int, quiet: Quiet, now: float) -> messages.NodeQuiet:

@@ -62,7 +62,7 @@ Interval = Annotated[float, Meta(ge=0.001, le=MAX_SECONDS)]
 SumSeconds = Annotated[float, Meta(ge=-MAX_SUM_SECONDS, le=MAX_SUM_SECONDS)]
 
 Name = Annotated[str, Meta(max_length=MAX_NAME, pattern=_ONE_LINE)]
-Label = Annotated[str, Meta(max_length=2 * MAX_NAME, pattern=_ONE_LINE)]  # a host with a number
+Label = Annotated[str, Meta(max_length=3 * MAX_NAME, pattern=_ONE_LINE)]  # a host with a name and a number
 NodeId = Annotated[str, Meta(min_length=1, max_length=64, pattern=_ONE_LINE)]
 OptionalNodeId = Annotated[str, Meta(max_length=64, pattern=_ONE_LINE)]  # empty: none
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS, pattern=_ONE_LINE)]

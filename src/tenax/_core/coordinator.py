@@ -11,8 +11,9 @@ an earlier coordinator. ``lifecycle.py`` decides about the generations of the no
 from __future__ import annotations
 
 from tenax._core import events, messages
+from tenax._core.diagnosis import describe_first_cause
 from tenax._core.lifecycle import SUPERSEDED, Lifecycle
-from tenax._core.model import Assignment, Outcome, assert_never
+from tenax._core.model import Assignment, Outcome, assert_never, by_cause
 from tenax._core.record import RunRecord
 from tenax._core.run_state import (
     AnyCoordinatorEvent,
@@ -442,6 +443,7 @@ class CoordinatorMachine(Lifecycle):
         state.requests = record.requests
         state.ledger.inherit(record.cost)
         state.earlier, state.longest_s = list(record.earlier), record.longest_s
+        state.left = {each.label: each for each in record.left}
         state.last.world_size, state.last.formed_at = record.world_size, record.formed_at
         state.names.ranks_by_name = dict(record.ranks_by_name)
 
@@ -575,7 +577,8 @@ class CoordinatorMachine(Lifecycle):
         for label in missing:
             last.lost[label] = "it did not reconnect after the coordinator was lost"
         if last.failures:
-            self._end_generation(EndCause.FAILURE, last.describe_first_cause(), now)
+            first = min(last.failures.values(), key=by_cause)
+            self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
         elif missing or phase.is_broken:
             self._end_incomplete(isinstance(source, Recorded), now)
         elif last.done.issuperset(last.members):

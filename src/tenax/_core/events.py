@@ -17,6 +17,7 @@ from tenax._core.bounds import (
     LocalRank,
     LongText,
     Number,
+    Path,
     Pid,
     Seconds,
     Signal,
@@ -24,7 +25,7 @@ from tenax._core.bounds import (
     Time,
 )
 from tenax._core.messages import HangReport, WorkerProgress
-from tenax._core.model import Assignment, Evidence, Verdict
+from tenax._core.model import Assignment, Evidence, Lines, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event", omit_defaults=True):
@@ -163,6 +164,15 @@ class FailureExamined(Event, frozen=True):
     evidence: Evidence
 
 
+class LastLinesRead(Event, frozen=True):
+    """The last lines of a worker's output when it was stopped. The others may have waited for it."""
+
+    generation: Generation
+    local_rank: LocalRank
+    lines: Lines
+    log_file: Path = ""
+
+
 class ScopeExpired(Event, frozen=True):
     """A worker did not leave a scope in time. With a signal, the scope requests that the worker be ended by it."""
 
@@ -263,6 +273,7 @@ AnyEvent = (
     | WorkerStartFailed
     | WorkerExited
     | FailureExamined
+    | LastLinesRead
     | ScopeExpired
     | StacksRefused
     | StacksRequested

@@ -83,7 +83,7 @@ def add_stacks(hang: Suspicion, record: NodeRecord, number: int, locations: tupl
     if hang.number != number or record.info.node_id not in hang.awaited:
         return False
     hang.awaited.discard(record.info.node_id)
-    own = (msgspec.structs.replace(location, host=record.info.host) for location in locations)
+    own = (msgspec.structs.replace(location, host=record.info.where) for location in locations)
     hang.locations = merged((*hang.locations, *own))
     return not hang.awaited
 
@@ -180,4 +180,4 @@ def _missing_location(state: CoordinatorState, node_id: str) -> messages.StackLo
     first = record.part.first_global_rank
     ranks = tuple(range(first, first + record.info.slots))
     why = f"{record.label} did not send its stacks within {format_seconds(state.settings.stacks_timeout_s)}"
-    return messages.StackLocation(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)
+    return messages.StackLocation(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.where)

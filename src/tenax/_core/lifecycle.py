@@ -9,18 +9,22 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import events, messages
+from tenax._core.diagnosis import describe_first_cause, diagnosis_of, truncated
 from tenax._core.events import FromCoordinator
 from tenax._core.model import (
     MAX_EARLIER,
+    MAX_LEFT,
     MAX_STORE_PEERS,
     Assignment,
+    Departure,
+    Diagnosis,
     Failure,
+    Member,
     Outcome,
     Verdict,
     assert_never,
     by_cause,
     failure_began_at,
-    truncate_failures,
 )
 from tenax._core.policy import (
     AnyDecision,
@@ -35,7 +39,7 @@ from tenax._core.policy import (
     ask_policy,
     first_cause_first,
 )
-from tenax._core.ranks import Candidate, arrange, assign_ranks, choose
+from tenax._core.ranks import Candidate, NodeRanks, arrange, assign_ranks, choose
 from tenax._core.run_state import (
     CoordinatorState,
     EndCause,
@@ -151,6 +155,7 @@ class Lifecycle:
         last = state.last = Generation(
             members=members,
             labels={node_id: state.nodes[node_id].label for node_id in members},
+            parts={ranks.node_id: self._part(ranks) for ranks in assigned},
             world_size=sum(candidate.slots for candidate in arranged),
             formed_at=now,
             unstarted=set(members),
@@ -189,6 +194,10 @@ class Lifecycle:
             self._outbox.append(Send((ranks.node_id,), events.GenerationFormed(part)))
         if state.ready:
             self._send(events.Waiting(describe_waiting(state, now)), *state.ready)
+
+    def _part(self, ranks: NodeRanks) -> Member:
+        record = self.state.nodes[ranks.node_id]
+        return Member(record.label, record.info.where, ranks.first_global_rank, record.info.slots)
 
     def _remember_ranks(self) -> None:
         state = self.state
@@ -243,8 +252,9 @@ class Lifecycle:
         last = self.state.last
         if stopped.was_cut_off:
             last.lost[record.label] = CUT_OFF
+        last.accounted.add(record.info.node_id)
         for each in stopped.stopped:
-            last.add_stopped(each, record.info.host)
+            last.add_stopped(each, record.info.where)
         self._add_failures(record, stopped.failures, now - stopped.sent_at, now)
         if record.is_superseded:
             self._on_gone(record.info.node_id, SUPERSEDED, now, is_loss=True)
@@ -252,9 +262,10 @@ class Lifecycle:
     def _add_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
         last = self.state.last
         for failure in failures:
-            last.add_failure(msgspec.structs.replace(failure.shifted(by_s), host=record.info.host))
+            last.add_failure(msgspec.structs.replace(failure.shifted(by_s), host=record.info.where))
         if isinstance(self.state.phase, Running) and last.failures:
-            self._end_generation(EndCause.FAILURE, last.describe_first_cause(), now)
+            first = min(last.failures.values(), key=by_cause)
+            self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         phase, last, node_id = self.state.phase, self.state.last, record.info.node_id
@@ -298,12 +309,14 @@ class Lifecycle:
         del state.names.labels[record.label]
         state.names.release(record.info)
         state.ready.pop(node_id, None)
+        is_drain = record.is_draining or not is_loss
+        if why != SUPERSEDED:
+            self._remember_departure(record, why, now, is_loss=is_loss)
         was_stopping = isinstance(state.phase, Ending) and node_id in state.phase.unstopped
         if isinstance(state.phase, Ending):
             state.phase.unstopped.discard(node_id)
         if last.has(node_id) and node_id not in last.done:
             last.gone.add(node_id)
-            is_drain = record.is_draining or not is_loss
             if is_drain:
                 last.drain(record.label)
             else:
@@ -317,6 +330,15 @@ class Lifecycle:
             self._after_generation_if_stopped(now)
         elif isinstance(state.phase, Gathering):
             self._form_if_possible(now)
+
+    def _remember_departure(self, record: NodeRecord, why: str, now: float, *, is_loss: bool) -> None:
+        how = "drained" if record.is_draining else "lost" if is_loss else "left"
+        if isinstance(self.state.phase, Over):
+            how, why = "left", "the run has ended"
+        info = record.info
+        left = {label: each for label, each in self.state.left.items() if label != record.label}
+        left[record.label] = Departure(record.label, how, why, info.where, now, info.slots)
+        self.state.left = dict(list(left.items())[-MAX_LEFT:])
 
     # --- a generation hangs (``hang_suspicion.py``) -------------------------------------------------------------------
 
@@ -363,6 +385,7 @@ class Lifecycle:
         if hang is None or not isinstance(state.phase, Running) or not confirm(state, state.phase, hang, now):
             return
         self._outbox += report_hang(state, hang, now)
+        state.last.hang = hang.report
         if state.settings.on_hang == "restart":
             failure = failure_by_hang(hang, state.generation)
             state.last.failures[failure.global_rank] = failure
@@ -417,6 +440,9 @@ class Lifecycle:
         """Decide what follows, and what it is counted as, when every member has stopped or is gone."""
         state, last = self.state, self.state.last
         state.settled = state.generation
+        diagnosis = last.diagnosis = diagnosis_of(state)
+        if diagnosis.first is not None and not diagnosis.is_change and state.ledger.current is not None:
+            state.ledger.current.ended_why = describe_first_cause(diagnosis.first)
         state.ledger.settled(now)
         if ending.cause is EndCause.LATECOMER:  # not counted
             self._gather(ending.why, now)
@@ -454,7 +480,7 @@ class Lifecycle:
         state, last = self.state, self.state.last
         decision = ending.decision
         if decision is None or last.lost or last.drained:
-            failures = tuple(sorted(last.failures.values(), key=by_cause))
+            failures = diagnosis_of(state).failures
             decision = self._ask_policy(change, self._history(ending.at - last.formed_at, failures))
         match decision:
             case GiveUp(why):
@@ -469,11 +495,10 @@ class Lifecycle:
                 self._gather(change.why, now)
 
     def _after_failure(self, now: float) -> None:
-        last = self.state.last
-        failures = first_cause_first(list(last.failures.values()), last.formed_at)
-        last.failures = {failure.global_rank: failure for failure in failures}
-        first = failures[0]
-        decision = self._ask_policy(first, self._history(first.lived_s, tuple(failures)))
+        last, diagnosis = self.state.last, diagnosis_of(self.state)
+        failures = tuple(first_cause_first(diagnosis.failures, last.formed_at))
+        last.diagnosis, first = msgspec.structs.replace(diagnosis, failures=failures), failures[0]
+        decision = self._ask_policy(first, self._history(first.lived_s, failures))
         if isinstance(decision, Restart | Wait):
             self.state.earlier = [*self.state.earlier[-MAX_EARLIER + 1 :], first.brief()]
             self._restart(decision, now)
@@ -496,16 +521,14 @@ class Lifecycle:
         return self._decision
 
     def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
-        state, last = self.state, self.state.last
+        state = self.state
         state.ledger.over(outcome.value, why, now)
         is_success = outcome is Outcome.SUCCEEDED
-        failures = truncate_failures(sorted(last.failures.values(), key=by_cause))
-        stopped = tuple(each for rank, each in last.stopped.items() if rank not in last.failures)
+        diagnosis = Diagnosis() if is_success else truncated(diagnosis_of(state))
         verdict = Verdict(
             outcome=outcome,
             why=why,
-            failures=() if is_success else failures,
-            stopped=() if is_success else stopped,
+            **{name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__},
             restarts_used=state.restarts_used,
             generation=state.generation,
             earlier=tuple(state.earlier),

@@ -58,6 +58,11 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     max_nodes: NodeLimit = 1
     grace_s: Seconds = 0.0  # how long its workers may take to stop
 
+    @property
+    def where(self) -> str:
+        """Where its workers run, as every view shows it: the host, and the node's name if it has one."""
+        return f"{self.host} ({self.name})" if self.name not in ("", self.host) else self.host
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="message", omit_defaults=True):
     """Base of all messages of a node."""

@@ -47,6 +47,7 @@ _MAX_MESSAGE_CHARS = 1000
 _MAX_STACKS_CHARS = 6000  # of a worker whose failure is truncated
 MAX_STORE_PEERS = 1 << 16  # keeps the message of the largest run within its size limit
 MAX_EARLIER = 100  # earlier failures that are kept, for reports and restart policies
+MAX_LEFT = 100  # nodes that left and are kept, for views
 
 StorePeers = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_STORE_PEERS)]
 
@@ -135,6 +136,8 @@ class WorkerRecord(msgspec.Struct):
     overdue: Overdue | None = None
     stacks_asked_at: float | None = None  # when its stacks were last requested; None: never, or it cannot write them
     stacks: str = ""  # its stacks, if the agent stopped it
+    last_lines: tuple[str, ...] = ()  # of its output, when the agent stopped it
+    log_file: str = ""
 
     @property
     def escalates_at(self) -> float | None:
@@ -145,19 +148,23 @@ class WorkerRecord(msgspec.Struct):
 HANG = "hang"  # the cause of a failure that only the coordinator detects: no activity on any node
 
 
+Lines = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_FRAMES)]
+
+
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a worker exited, as far as it could be determined. Any field may be empty."""
 
     error_type: Text = ""  # "RuntimeError"
     message: Text = ""  # one line: "RuntimeError: boom"
     traceback: LongText = ""
-    last_lines: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()  # of stderr
+    last_lines: Lines = ()
+    last_lines_of: Text = "stderr"  # "output": stdout and stderr share one stream
     out_of_memory: Text = ""  # the line that proves it, if the kernel's OOM killer ended the worker
     error_file: Path = ""
     log_file: Path = ""  # the file with the worker's stderr (or output), if there is one
     raised_at: Time | None = None  # when the exception was raised, from the error file, on the agent's clock
     stacks: LongText = ""  # of all its threads when a scope expired, innermost call first
-    cause: Text = ""  # the kind of failure, as named in ``_failures/cause.py``; empty: not known
+    cause: Text = ""  # the kind of failure, as named in ``_view/cause.py``; empty: not known
     is_consequence: bool = False  # the failure of another worker caused this one
     proof: Text = ""  # the line that shows the cause, or what the system reported
 
@@ -223,6 +230,11 @@ def truncate_stacks(stacks: str) -> str:
     return f"{stacks[:head]}\n[...]\n{stacks[head - _MAX_STACKS_CHARS :]}"
 
 
+# Causes that are found by comparing workers: the others waited for this one.
+STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY = "stopped_responding", "never_joined", "exited_early"
+AWAITED = frozenset({STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY})
+
+
 def failure_began_at(failure: Failure) -> float:
     """Return when the failure began: when its exception was raised, however long the process took to exit."""
     raised_at = failure.evidence.raised_at
@@ -242,11 +254,13 @@ class Stopped(msgspec.Struct, frozen=True, omit_defaults=True):
     pid: Pid
     exit_code: ExitCode
     stacks: LongText = ""  # of its threads, if a worker of its node did not leave a scope in time
-    host: Label = ""  # where it ran; only with stacks
+    host: Label = ""  # where it ran
+    last_lines: Lines = ()  # of its output before it was stopped
+    log_file: Path = ""
 
     def brief(self) -> Stopped:
-        """Return this value without its stacks."""
-        return msgspec.structs.replace(self, stacks="", host="") if self.stacks else self
+        """Return this value without its texts."""
+        return msgspec.structs.replace(self, stacks="", last_lines=(), log_file="")
 
 
 Failures = Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MAX_REPORTED)]
@@ -275,13 +289,53 @@ _OUTCOMES = {
 }
 
 
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the run ended, and why. The same on every node, except on nodes that left earlier."""
+class Member(msgspec.Struct, frozen=True):
+    """A node of a generation, and the ranks of its workers."""
+
+    label: Label  # its display name
+    host: Label
+    first_rank: FirstRank
+    slots: Slots
+
+
+class Departure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node that is no longer in the run. Only a lost one may need attention."""
+
+    label: Label
+    how: Text  # drained, left, lost
+    why: LongText = ""
+    host: Label = ""
+    at: Time = 0.0
+    slots: Slots = 1
+
+    def shifted(self, by_s: float) -> Departure:
+        return msgspec.structs.replace(self, at=clamped_time(self.at + by_s))
+
+
+class Diagnosis(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What happened to a generation. Made once (``diagnosis.py``); every view shows this value."""
+
+    failures: Failures = ()  # on all nodes, first cause first
+    stopped: StoppedWorkers = ()  # by tenax, without failures
+    left: Annotated[tuple[Departure, ...], msgspec.Meta(max_length=MAX_REPORTED)] = ()  # nodes that it lost or drained
+    members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_REPORTED)] = ()
+    is_change: bool = False  # it ended because nodes came or went, or an operator requested it
+
+    @property
+    def first(self) -> Failure | None:
+        """The first cause. None: no worker failed, or all of them only followed a change of membership."""
+        first = self.failures[0] if self.failures else None
+        return None if first is not None and self.is_change and first.evidence.is_consequence else first
+
+
+class Verdict(Diagnosis, frozen=True, omit_defaults=True):
+    """How the run ended, and why, with the diagnosis of its last generation.
+
+    The same on every node, except on nodes that left earlier.
+    """
 
     outcome: Outcome
     why: LongText
-    failures: Failures = ()  # of the last generation, on all nodes, first cause first
-    stopped: StoppedWorkers = ()
     restarts_used: Count = 0
     generation: Generation = 0
     signal: Signal = 0  # the signal that cancelled the run

@@ -25,10 +25,10 @@ class Names(msgspec.Struct):
         """Choose the node's display name: the one that an earlier coordinator gave it, or its host with a number."""
         label, number = kept, 1
         if not label or label in self.labels:
-            label = node.host
+            label = node.where
             while label in self.labels or label in reserved:
                 number += 1
-                label = f"{node.host} #{number}"
+                label = f"{node.where} #{number}"
         self.labels[label] = node.node_id
         return label
 

@@ -7,6 +7,8 @@ written; ``mark_of`` detects cheaply whether the record has changed.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from tenax._core.bounds import (
@@ -22,7 +24,7 @@ from tenax._core.bounds import (
     WorldSize,
 )
 from tenax._core.ledger import Goodput
-from tenax._core.model import Failures, Verdict
+from tenax._core.model import MAX_LEFT, Departure, Failures, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     requests: Count = 0
     cost: Goodput = Goodput()  # how the time was spent, of settled generations
     earlier: Failures = ()
+    left: Annotated[tuple[Departure, ...], msgspec.Meta(max_length=MAX_LEFT)] = ()
     longest_s: SumSeconds = 0.0
     formed_at: SumSeconds = 0.0  # when the generation was formed, on the clock of the failures' times
     ranks_by_name: dict[Name, NodeRank] = {}
@@ -74,6 +77,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(
             self,
             earlier=tuple(failure.shifted(by_s) for failure in self.earlier),
+            left=tuple(each.shifted(by_s) for each in self.left),
             formed_at=self.formed_at + by_s,
             verdict=self.verdict.shifted(by_s) if self.verdict is not None else None,
         )
@@ -110,6 +114,7 @@ def record_of(state: CoordinatorState) -> RunRecord:
         requests=state.requests,
         cost=state.ledger.cost_so_far(),
         earlier=tuple(state.earlier),
+        left=tuple(state.left.values()),
         longest_s=state.longest_s,
         formed_at=last.formed_at,
         ranks_by_name=dict(state.names.ranks_by_name),

@@ -34,7 +34,7 @@ from tenax._core.bounds import (
 )
 from tenax._core.events import FromCoordinator
 from tenax._core.ledger import Ledger
-from tenax._core.model import HANG, Assignment, Failure, Stopped, Verdict, by_cause
+from tenax._core.model import HANG, Assignment, Departure, Diagnosis, Failure, Member, Stopped, Verdict
 from tenax._core.names import Names
 from tenax._core.policy import AnyDecision
 from tenax._core.record import RunRecord
@@ -193,7 +193,7 @@ class NodeRecord(msgspec.Struct):
 # --- a generation -----------------------------------------------------------------------------------------------------
 
 _MAX_STOPPED = 10_000
-_MAX_STOPPED_WITH_STACKS = 32
+_MAX_STOPPED_WITH_TEXTS = 1000
 
 
 class Generation(msgspec.Struct):
@@ -209,12 +209,16 @@ class Generation(msgspec.Struct):
     formed_at: float = 0.0
     unstarted: set[str] = set()  # members whose workers have not all been started
     done: set[str] = set()  # members whose workers all succeeded
+    accounted: set[str] = set()  # members that reported how each of their workers ended
     gone: set[str] = set()  # members that left or were lost; their later messages do not concern this generation
     lost: dict[str, str] = {}  # hosts that it lost, and why
     drained: list[str] = []  # hosts that were drained from it
-    failures: dict[int, Failure] = {}  # by global rank, on the coordinator's clock; first cause first once it has ended
+    parts: dict[str, Member] = {}  # where the members' workers ran, if this coordinator formed it
+    failures: dict[int, Failure] = {}  # by global rank, on the coordinator's clock
     stopped: dict[int, Stopped] = {}  # by global rank
     is_uncharged: bool = False  # its failures cost no restart
+    hang: messages.HangReport | None = None  # the last one of it, until activity was seen again
+    diagnosis: Diagnosis | None = None  # once all members have stopped
 
     def has(self, node_id: str) -> bool:
         return node_id in self.members and node_id not in self.gone
@@ -235,19 +239,11 @@ class Generation(msgspec.Struct):
     def add_stopped(self, stopped: Stopped, host: str) -> None:
         """Add a stopped worker once: a node sends them again after it reconnects.
 
-        The stacks of a limited number of workers are kept, because the verdict must fit into one message.
+        The texts of a limited number of workers are kept.
         """
-        if stopped.global_rank in self.stopped or len(self.stopped) >= _MAX_STOPPED:
-            return
-        if not stopped.stacks or sum(bool(each.stacks) for each in self.stopped.values()) >= _MAX_STOPPED_WITH_STACKS:
-            stopped = stopped.brief()
-        else:
-            stopped = msgspec.structs.replace(stopped, host=host)
-        self.stopped[stopped.global_rank] = stopped
-
-    def describe_first_cause(self) -> str:
-        first = min(self.failures.values(), key=by_cause)
-        return f"rank {first.global_rank} on {first.host} failed"
+        if stopped.global_rank not in self.stopped and len(self.stopped) < _MAX_STOPPED:
+            stopped = stopped.brief() if len(self.stopped) >= _MAX_STOPPED_WITH_TEXTS else stopped
+            self.stopped[stopped.global_rank] = msgspec.structs.replace(stopped, host=host)
 
 
 class Quiet(msgspec.Struct):
@@ -420,6 +416,7 @@ class CoordinatorState(msgspec.Struct):
     requests: int = 0
     suspicions: int = 0
     earlier: list[Failure] = []
+    left: dict[str, Departure] = {}  # the last nodes that left, by label
     longest_s: float = 0.0
     ledger: Ledger = msgspec.field(default_factory=Ledger)
 

@@ -15,7 +15,7 @@ from tenax._core.model import Evidence
 from tenax._core.text import decoded, shortened, storable, without_middle
 from tenax._failures import error_file as error_files
 from tenax._failures import python_traceback
-from tenax._failures.cause import Cause, Observations, classify
+from tenax._view.cause import Cause, Observations, classify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,10 +47,12 @@ def gather(
     started_at: float | None = None,
     seen_at: float | None = None,
     out_of_memory: OutOfMemoryWatch | None = None,
+    last_lines_of: str = "stderr",
 ) -> Evidence:
     """Return the evidence about a worker with this exit code (negative: a signal). Never raises.
 
-    ``stderr_tail``: the last bytes of its stderr; ``tail_is_cut``: there were more before.
+    ``stderr_tail``: the last bytes of its stderr; ``tail_is_cut``: there were more before; ``last_lines_of``: "output"
+    if they include its stdout.
     ``stacks_file``: where it dumped its stacks, if it hung.
     ``wall_to_agent_clock``: the agent's clock minus the wall clock. ``started_at`` and ``seen_at``, when the worker
     started and when its exit was observed on the agent's clock, bound the time in the error file.
@@ -86,6 +88,7 @@ def gather(
         message=observed.message,
         traceback=observed.traceback,
         last_lines=tuple(observed.last_lines),
+        last_lines_of=last_lines_of,
         out_of_memory=observed.out_of_memory,
         error_file=storable(error_file) if recorded.found else "",
         log_file=storable(log_file),

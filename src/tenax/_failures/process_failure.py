@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenax._core.model import Evidence
 from tenax._failures import error_file as error_files
-from tenax._failures import exit_text
+from tenax._view import exit_text
 
 if TYPE_CHECKING:
     from tenax._core.model import Failure

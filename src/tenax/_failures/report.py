@@ -14,20 +14,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax._core.model import Failure, Outcome, Verdict, assert_never, failure_began_at
+from tenax._core.model import AWAITED, Failure, Outcome, Verdict, assert_never, failure_began_at
 from tenax._core.text import format_duration, harmless, shortened, storable
-from tenax._failures.cause import Cause, cause_of, missing_ranks
 from tenax._failures.exit_codes import exit_code_for
-from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
+from tenax._view.cause import cause_of, related, what_happened
+from tenax._view.exit_text import describe_exit, describe_signal, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from tenax._core.model import Assignment
     from tenax._failures.wall_clock import WallClock
 
-_VERSION = 2
+_VERSION = 3
 _MIN_WIDTH, _MAX_WIDTH = 40, 100
 _HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
 _MAX_LINE = 500
@@ -39,11 +40,9 @@ _MAX_OTHERS = 8
 _MAX_HISTORY = 8
 _MAX_SPANS = 24
 _KEY_WIDTH = 11
-_VAGUE = frozenset(
-    {"exception", "assertion", "exit_code", "signal", "unknown"}
-)  # the same cause only with the same message
 _CONSEQUENCES = {  # what a victim did; follows its name
     "peer_lost": "lost the connection to a peer",
+    "jax_peer_lost": "was ended by JAX's coordination service",
     "collective_timeout": "timed out in a collective operation",
     "store_timeout": "timed out waiting for the store",
 }
@@ -71,7 +70,7 @@ def summary(failure: Failure, here: str = "") -> str:
     process = f", pid {failure.pid}" if failure.pid > 0 else ""
     where = f" on {failure.host}" if failure.host not in ("", here) else ""
     worker = f"rank {failure.global_rank} (local rank {failure.local_rank}{process}){where}"
-    return _line(f"{worker} {_what_happened(failure)}")
+    return _line(f"{worker} {what_happened(failure)}")
 
 
 def headline(report: Report) -> str:
@@ -81,10 +80,9 @@ def headline(report: Report) -> str:
     match verdict.outcome:
         case Outcome.SUCCEEDED:
             text = f"{name} succeeded{restarts}"
-        case Outcome.FAILED if verdict.failures:
-            first = verdict.failures[0]
+        case Outcome.FAILED if (first := verdict.first) is not None:
             where = first.host or report.host
-            text = f"{name} failed: rank {first.global_rank} on {where} {_what_happened(first)}"
+            text = f"{name} failed: rank {first.global_rank} on {where} {what_happened(first)}"
             if cause_of(first).is_consequence:
                 return _line(text, _MAX_SUMMARY - len(_NOT_THE_CAUSE)) + _NOT_THE_CAUSE
         case Outcome.FAILED:
@@ -120,11 +118,13 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
     title = _RED if verdict.outcome in (Outcome.FAILED, Outcome.ABANDONED, Outcome.BROKEN) else _BOLD
     lines = ["=" * width, *(paint(title, line) for line in _wrapped(headline(report), width)), "-" * width]
     sections: list[list[str]] = []
-    if verdict.failures:
+    if (first := verdict.first) is not None:
         caption = "First cause" if verdict.outcome is Outcome.FAILED else "A worker had failed"
-        sections.append([paint(_BOLD, caption), *_first_cause(report, width)])
+        sections.append([paint(_BOLD, caption), *_first_cause(report, first, width)])
+    if verdict.failures:
         sections += _others(report, paint)
     sections.append(_stopped(report, width))
+    sections.append(_left(verdict, width))
     sections.append(_other_stacks(report, paint, width))
     sections.append([paint(_BOLD, "Outcome"), *_outcome(report, width)])
     sections.append(_where_to_look(report, width))
@@ -135,6 +135,22 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
     return "\n".join(lines) + "\n"
 
 
+def is_in_full(verdict: Verdict, part: Assignment | None, slots: int) -> bool:
+    """Whether the node with this part prints the whole report: that of the first cause, and that of rank 0."""
+    if part is None or part.group_rank == 0 or part.generation != verdict.generation or verdict.goodput is None:
+        return True  # the last two: the verdict is this node's own
+    first = verdict.first
+    return first is not None and 0 <= first.global_rank - part.first_global_rank < slots
+
+
+def brief(report: Report) -> str:
+    """Return the report as one line, for the console of a node that does not print it in full."""
+    first, members = report.verdict.first, report.verdict.members
+    hosts = dict.fromkeys([*([first.host] if first is not None else []), *(each.host for each in members[:1])])
+    where = f"; report on {' and '.join(hosts)}" if hosts else ""
+    return f"tenax: {headline(report)}{where}; logs of this node: {harmless(report.log_dir) or 'none'}\n"
+
+
 def _paint(colour: str, text: str) -> str:
     return f"{colour}{text}{_PLAIN}"
 
@@ -143,19 +159,19 @@ def _no_paint(colour: str, text: str) -> str:  # noqa: ARG001 - same signature a
     return text
 
 
-def _first_cause(report: Report, width: int) -> list[str]:
-    failure = report.verdict.failures[0]
+def _first_cause(report: Report, failure: Failure, width: int) -> list[str]:
     evidence = failure.evidence
     cause = cause_of(failure)
     worker = f"{failure.global_rank} (local rank {failure.local_rank}) on {failure.host or report.host}"
     there = f" (on {failure.host})" if failure.host not in ("", report.host) else ""
+    of = evidence.last_lines_of
     fields = {
         "rank": worker + (f", pid {failure.pid}" if failure.pid > 0 else ""),
         "ended": _how_and_why(failure),
         "when": _when(report, failure),
         "error": shortened(evidence.message, _MAX_LINE),
         "memory": evidence.out_of_memory,
-        "stderr log": evidence.log_file and evidence.log_file + there,
+        f"{of} log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
     }
     shown_texts = {*fields.values(), failure.reason}
@@ -169,7 +185,8 @@ def _first_cause(report: Report, width: int) -> list[str]:
     lines = [line for key, value in classified.items() if value for line in _wrapped_field(key, value, width)]
     lines += [_field(key, value) for key, value in fields.items() if value]
     if evidence.stacks:
-        lines += ["", "  Stacks of its threads when it was late, innermost call first:"]
+        late = "" if cause.kind in AWAITED else " when it was late"
+        lines += ["", f"  Stacks of its threads{late}, innermost call first:"]
         lines += _indented(_without_middle(_safe_lines(evidence.stacks), report.journal), "    ")
     if evidence.traceback:
         full_text_in = evidence.error_file or evidence.log_file
@@ -178,9 +195,9 @@ def _first_cause(report: Report, width: int) -> list[str]:
     elif evidence.last_lines:
         shown = _safe_lines("\n".join(evidence.last_lines))
         which = "Last line" if len(shown) == 1 else f"Last {len(shown)} lines"
-        lines += ["", f"  {which} of its stderr:", *_indented(shown, "    ")]
-    elif failure.pid > 0 and not evidence.stacks:
-        lines += ["", "  It wrote nothing to stderr."]
+        lines += ["", f"  {which} of its {of}:", *_indented(shown, "    ")]
+    elif failure.pid > 0 and not evidence.stacks and cause.kind not in AWAITED:
+        lines += ["", f"  It wrote nothing to {'stderr' if of == 'stderr' else 'its output'}."]
     return lines
 
 
@@ -198,69 +215,32 @@ def _moment(clock: WallClock, at: float) -> str:
     return format_local_moment(at + clock.offset_s, clock.zone_s)
 
 
-class _Groups(NamedTuple):
-    """The other failures, by their relation to the first."""
-
-    same: list[Failure]  # the same cause
-    victims: list[Failure]  # consequences
-    others: list[Failure]  # independent
-
-
-def _grouped(failures: tuple[Failure, ...]) -> _Groups:
-    first, *rest = failures
-    cause = cause_of(first)
-    groups = _Groups([], [], [])
-    for failure in rest:
-        its = cause_of(failure)
-        if its.is_consequence and not cause.is_consequence:
-            groups.victims.append(failure)
-        elif _has_same_cause(cause, first, its, failure):
-            groups.same.append(failure)
-        else:
-            groups.others.append(failure)
-    return groups
-
-
-def _has_same_cause(cause: Cause, first: Failure, its: Cause, failure: Failure) -> bool:
-    if its.kind != cause.kind or cause.is_consequence:
-        return False
-    a, b = first.evidence, failure.evidence
-    return cause.kind not in _VAGUE or (bool(a.message) and (a.error_type, a.message) == (b.error_type, b.message))
-
-
 def _same_elsewhere(report: Report) -> str:
-    same = _grouped(report.verdict.failures).same
-    if not same:
+    first, same, _, _ = related(report.verdict)
+    if first is None or not same:
         return ""
-    where = _elsewhere(same, report.verdict.failures[0].host)
-    return f"{_ranks(each.global_rank for each in same)}{where} failed for the same reason"
+    return f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, first.host)} failed for the same reason"
 
 
 def _missing(verdict: Verdict) -> str:
-    """Return the ranks that the others waited for, as far as messages and exits show."""
-    texts = (text for each in verdict.failures for text in (each.evidence.proof, each.evidence.message))
-    named = missing_ranks(texts)
-    if named:
-        return f"{_ranks(named)}, according to the errors of the others"
-    if verdict.stopped:
-        ranks = _ranks(each.global_rank for each in verdict.stopped)
-        return f"possibly {ranks}: still running when tenax stopped the workers"
-    known = {each.global_rank for each in verdict.failures}
-    silent = set(range(max(known) + 1)) - known
-    return f"possibly {_ranks(silent)}: exited without an error" if 0 < len(silent) <= len(known) else ""
+    """Return the ranks that the others may have waited for, where the diagnosis does not name one."""
+    if not verdict.stopped:
+        return ""
+    ranks = _ranks(each.global_rank for each in verdict.stopped)
+    return f"possibly {ranks}: still running when tenax stopped the workers"
 
 
 def _others(report: Report, paint: Any) -> list[list[str]]:
     """List the victims, then the independent failures. Workers with the same text share a line."""
-    first = report.verdict.failures[0]
-    groups = _grouped(report.verdict.failures)
+    groups = related(report.verdict)
+    first = groups.first or report.verdict.failures[0]
     by_kind: dict[str, list[Failure]] = {}
     for failure in groups.victims:
         by_kind.setdefault(cause_of(failure).kind, []).append(failure)
-    victims = {f"{_CONSEQUENCES.get(kind, kind)}; {_what_happened(each[0])}": each for kind, each in by_kind.items()}
+    victims = {f"{_CONSEQUENCES.get(kind, kind)}; {what_happened(each[0])}": each for kind, each in by_kind.items()}
     independent: dict[str, list[Failure]] = {}
     for failure in groups.others:
-        independent.setdefault(_what_happened(failure), []).append(failure)
+        independent.setdefault(what_happened(failure), []).append(failure)
     return [
         _format_groups(paint(_BOLD, "Failed as a consequence"), victims, first),
         _format_groups(paint(_BOLD, "Also failed"), independent, first),
@@ -294,6 +274,15 @@ def _stopped(report: Report, width: int) -> list[str]:
     if not stopped:
         return []
     return _wrapped(f"Stopped by tenax, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
+
+
+def _left(verdict: Verdict, width: int) -> list[str]:
+    """List the nodes that left the last generation: never as failed."""
+    lines = []
+    for each in verdict.left[:_MAX_OTHERS]:
+        lines += _wrapped(_line(f"Left: {each.label} was {each.how}{f' ({each.why})' if each.why else ''}"), width)
+    more = len(verdict.left) - _MAX_OTHERS
+    return [*lines, f"Left: {more} more"] if more > 0 else lines
 
 
 class _WaitingWorker(NamedTuple):
@@ -426,8 +415,8 @@ def to_dict(report: Report) -> dict[str, Any]:
     """Return the report as plain values."""
     verdict = report.verdict
     failures = [_failure_to_dict(failure, report.host) for failure in verdict.failures]
-    cause = cause_of(verdict.failures[0]) if verdict.failures else None
-    groups = _grouped(verdict.failures) if verdict.failures else None
+    groups = related(verdict)
+    cause = cause_of(groups.first) if groups.first is not None else None
     return {
         "version": _VERSION,
         "outcome": verdict.outcome.value,
@@ -449,10 +438,12 @@ def to_dict(report: Report) -> dict[str, Any]:
         "cause_meaning": storable(cause.meaning) if cause is not None else "",
         "proof": storable(cause.proof) if cause is not None else "",
         "next_step": storable(cause.next_step) if cause is not None else "",
-        "same_cause": [each.global_rank for each in groups.same] if groups is not None else [],
-        "victims": [each.global_rank for each in groups.victims] if groups is not None else [],
-        "first_cause": failures[0] if failures else None,
-        "other_failures": failures[1:],
+        "same_cause": [each.global_rank for each in groups.same],
+        "victims": [each.global_rank for each in groups.victims],
+        "first_cause": failures[0] if groups.first is not None else None,
+        "other_failures": failures if groups.first is None else failures[1:],
+        "nodes": msgspec.to_builtins(verdict.members),
+        "left": [{"node": each.label, "how": each.how, "why": storable(each.why)} for each in verdict.left],
         "stopped": [
             {
                 "rank": worker.global_rank,
@@ -468,7 +459,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "log_dir": storable(report.log_dir),
         "journal": storable(report.journal),
         "began_at": _since_epoch(report.clock, report.clock.began_at if report.clock is not None else None),
-        "failed_at": _since_epoch(report.clock, failure_began_at(verdict.failures[0]) if verdict.failures else None),
+        "failed_at": _since_epoch(report.clock, failure_began_at(groups.first) if groups.first is not None else None),
     }
 
 
@@ -503,32 +494,13 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "last_lines": [storable(line) for line in evidence.last_lines],
         "stacks": storable(evidence.stacks),
         "out_of_memory": storable(evidence.out_of_memory),
-        "stderr_log": storable(evidence.log_file),
+        "last_lines_of": evidence.last_lines_of,
+        "log_file": storable(evidence.log_file),
         "error_file": storable(evidence.error_file),
     }
 
 
 # --- phrases and lines ------------------------------------------------------------------------------------------------
-
-
-def _what_happened(failure: Failure) -> str:
-    """Return what the worker did, as the rest of a sentence that begins with its name."""
-    evidence = failure.evidence
-    if failure.reason:
-        return failure.reason
-    if evidence.out_of_memory.startswith("killed") and failure.exit_code < 0:
-        return "was " + evidence.out_of_memory
-    if failure.was_stopped and evidence.message:
-        return f"raised {evidence.message}"
-    ended = describe_exit(failure.exit_code)
-    if not evidence.message:
-        return ended
-    # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
-    return (
-        f"raised {evidence.message}"
-        if failure.exit_code == 1 and evidence.error_type
-        else f"{ended}: {evidence.message}"
-    )
 
 
 def _how_and_why(failure: Failure) -> str:

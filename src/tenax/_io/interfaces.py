@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand, ExamineFailure
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Step
-    from tenax._core.events import AnyEvent, ScopeExpired
+    from tenax._core.events import AnyEvent, LastLinesRead, ScopeExpired
     from tenax._core.messages import FromNode, NodeInfo, WorkerProgress
     from tenax._core.model import Evidence
     from tenax._core.requests import AnyRequest, LogsRequest, OfNode
@@ -249,6 +249,9 @@ class Logs(Watchable, Protocol):
         """
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
+
+    def read_last_lines(self, generation: int, post: Callable[[LastLinesRead], None]) -> None:
+        """Read the last lines of the generation's workers that run. Does not wait."""
 
     def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent; with ``after_output``, after all output of the workers."""

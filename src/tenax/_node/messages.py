@@ -13,7 +13,7 @@ from tenax._core.agent import SIGINT, AgentState, Phase, Rung, is_started, overr
 from tenax._core.environment import max_restarts
 from tenax._core.model import Outcome, WorkerPhase, assert_never
 from tenax._core.text import format_seconds
-from tenax._failures.exit_text import describe_exit, signal_name
+from tenax._view.exit_text import describe_exit, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tenax._core.agent import AgentState
     from tenax._core.commands import ForwardNotice, ReadStacks, StartWorkers
-    from tenax._core.model import Verdict
+    from tenax._core.model import Assignment, Verdict
     from tenax._core.requests import StacksRequest
     from tenax._io.interfaces import Control, Launch, OperatorService, Reply
     from tenax._node.job import JobSpec
@@ -114,6 +114,11 @@ class Node(Surroundings):
         self.scopes: WatchdogPipe | None = None  # the pipe on which workers report the scopes they enter
         self._observers: Observers | None = None  # None: no observer is enabled
         self._last_step: tuple[Step, AgentState] | None = None
+
+    @property
+    def part(self) -> Assignment | None:
+        """This node's part in its last generation."""
+        return self._last_step[1].assignment if self._last_step is not None else None
 
     def run(
         self,

@@ -383,6 +383,7 @@ class Supervisor:
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
+                self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
             case commands.EndWorker(generation=generation, local_rank=local_rank, signal=number):

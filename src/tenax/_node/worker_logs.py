@@ -12,7 +12,7 @@ import sys
 import time
 
 from tenax._core.model import Evidence
-from tenax._core.text import one_line, without_passwords
+from tenax._core.text import decoded, one_line, without_passwords
 from tenax._io.interfaces import Output
 from tenax._logs.specs import LogsDest, line_prefix
 from tenax._logs.writer import LogWriter
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from tenax._core.commands import ExamineFailure
+    from tenax._core.events import LastLinesRead
     from tenax._core.messages import WorkerProgress
     from tenax._core.requests import LogsRequest
     from tenax._failures.out_of_memory import OutOfMemoryWatch
@@ -35,6 +36,9 @@ _STDOUT, _STDERR = 1, 2
 _COLOURS = {"red": 31, "green": 32, "yellow": 33}
 _REPLACED = 2  # added to the number of a stream whose object in ``sys`` was replaced
 _TAIL_BYTES = 64 << 10  # what the log writer keeps of each stream
+_SHORT_TAIL_BYTES = 4 << 10
+_MAX_LAST_LINES_READ = 16  # workers of a node whose last lines are read when they are stopped ...
+_MAX_STOPPED_LINES = 5  # ... and how many of each
 _DRAIN_S = 5.0  # at the end: maximum time to write the last lines
 _FINISH_S = 2.0  # ... and to wait for a console that does not accept them
 _MTIME_RESOLUTION_S = 1.0  # of coarse file systems
@@ -232,11 +236,30 @@ class WorkerLogs:
         key = f"{command.generation}.{command.local_rank}.{number}"
         self._writer.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
+    def read_last_lines(self, generation: int, post: Callable[[LastLinesRead], None]) -> None:
+        """Read the last lines of each worker: of stdout, or if that is empty, of stderr."""
+        to = self.destination
+        ranks = list(self.generations.get(generation, ({}, to))[0])[:_MAX_LAST_LINES_READ]
+
+        def done(tails: dict[str, bytes]) -> None:
+            from tenax._core.events import LastLinesRead
+            from tenax._failures.evidence import last_lines
+
+            for rank in ranks:
+                stdout, stderr = (tails.get(f"{generation}.{rank}.{number}", b"") for number in (_STDOUT, _STDERR))
+                lines = last_lines(decoded((stdout or stderr)[-_SHORT_TAIL_BYTES:]), cut=True)[-_MAX_STOPPED_LINES:]
+                log_file = (to.stdouts if stdout or not stderr else to.stderrs).get(rank, "")
+                if lines:
+                    post(LastLinesRead(generation, rank, lines, log_file if log_file != os.devnull else ""))
+
+        self._writer.tail([f"{generation}.{rank}.{number}" for rank in ranks for number in (_STDOUT, _STDERR)], done)
+
     def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
         from tenax._failures.evidence import gather
 
         local_rank = command.local_rank
         return gather(
+            last_lines_of="output" if self._is_one_stream(local_rank) else "stderr",
             pid=command.pid,
             exit_code=command.exit_code,
             error_file=self.destination.error_files.get(local_rank, ""),

@@ -13,13 +13,24 @@ from collections.abc import Iterable
 
 from tenax._core.ledger import Mean
 from tenax._view.status import FailureStatus, NodeStatus, RunStatus
-from tenax._view.text import kind_of
 from tenax.metrics._prometheus import CONTENT_TYPE, escaped, in_text
 
 __all__ = ["CONTENT_TYPE", "render"]
 
 PHASES = ("gathering", "recovering", "running", "ending", "paused", "over")
-STATES = ("joined", "waiting", "spare", "starting", "working", "stopping", "draining", "done")
+STATES = (
+    "joined",
+    "waiting",
+    "spare",
+    "starting",
+    "working",
+    "stopping",
+    "draining",
+    "done",
+    "drained",
+    "left",
+    "lost",
+)
 OUTCOMES = ("succeeded", "failed", "cancelled", "abandoned", "broken")
 KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "lost")
 MAX_NODES = 2000  # with lines of their own
@@ -32,7 +43,7 @@ def render(status: RunStatus) -> str:
     _add_run(page, status)
     _add_time(page, status)
     _add_failures(page, status)
-    _add_nodes(page, status.nodes)
+    _add_nodes(page, status.nodes, status.left)
     return page.text()
 
 
@@ -112,8 +123,11 @@ def _add_time(page: _Page, status: RunStatus) -> None:
 
 
 def _add_failures(page: _Page, status: RunStatus) -> None:
-    now = "Workers of the last generation that failed, by cause."
-    _by_cause(page, "tenax_run_failed_workers", now, status.failures)
+    now = "Workers of the last generation that failed by themselves, by cause."
+    _by_cause(page, "tenax_run_failed_workers", now, tuple(each for each in status.failures if each.is_own))
+    followed = sum(not each.is_own for each in status.failures)
+    page.gauge("tenax_run_consequences", "Workers of the last generation that failed as a consequence.", followed)
+    page.gauge("tenax_run_stopped_workers", "Workers of the last generation that tenax stopped.", len(status.stopped))
     _by_cause(
         page,
         "tenax_run_failed_generations",
@@ -126,7 +140,7 @@ def _add_failures(page: _Page, status: RunStatus) -> None:
 def _by_cause(page: _Page, name: str, meaning: str, failures: tuple[FailureStatus, ...]) -> None:
     counted: dict[str, int] = {}
     for failure in failures:
-        kind = kind_of(failure)
+        kind = failure.kind
         kind = kind if kind in counted or len(counted) < _MAX_CAUSES else "other"
         counted[kind] = counted.get(kind, 0) + 1
     page.family(name, "gauge", meaning)
@@ -134,11 +148,13 @@ def _by_cause(page: _Page, name: str, meaning: str, failures: tuple[FailureStatu
         page.value(name, count, cause=kind)
 
 
-def _add_nodes(page: _Page, nodes: tuple[NodeStatus, ...]) -> None:
+def _add_nodes(page: _Page, nodes: tuple[NodeStatus, ...], left: tuple[NodeStatus, ...]) -> None:
     counted = dict.fromkeys(STATES, 0)
     for node in nodes:
         counted[node.state] = counted.get(node.state, 0) + 1
     page.family("tenax_run_nodes", "gauge", "Nodes by state.")
+    for node in left:
+        counted[node.state] += 1
     for state, count in counted.items():
         page.value("tenax_run_nodes", count, state=state)
     # Up to MAX_NODES lines per family, on every scrape: format the labels once.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.model import by_cause
+from tenax._core.model import Diagnosis, by_cause
 from tenax._view.history import (
     HangSpan,
     NodeHistory,
@@ -19,7 +19,7 @@ from tenax._view.history import (
     odd_ranks,
     without_overlaps,
 )
-from tenax._view.status import failure_status
+from tenax._view.status import failure_statuses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,8 +130,12 @@ class _AgentReader:
             self._add_worker(local_rank, pid, since, self._at, None, "")
         self._alive = {}
         self._spans.end(self._at)
-        failures = sorted(self._found.values(), key=lambda each: (each.generation, *by_cause(each)))
-        named = [msgspec.structs.replace(each, host=each.host or header.host) for each in failures]
+        found: dict[int, list[Failure]] = {}
+        for each in sorted(self._found.values(), key=lambda each: (each.generation, *by_cause(each))):
+            found.setdefault(each.generation, []).append(msgspec.structs.replace(each, host=each.host or header.host))
+        diagnoses = {number: Diagnosis(failures=tuple(of)) for number, of in found.items()}
+        if self.verdict is not None and self.verdict.failures:  # of all nodes
+            diagnoses[self.verdict.generation] = self.verdict
         node = NodeHistory(
             node_id="",
             name=header.host,
@@ -147,7 +151,7 @@ class _AgentReader:
             began_at=header.at + offset,
             ended_at=self._at + offset,
             ranks=tuple(self._ranks),
-            failures=tuple(failure_status(each, offset) for each in named),
+            failures=tuple(each for of in diagnoses.values() for each in failure_statuses(of, offset)),
             verdict=self.verdict,
             missing=missing,
             hangs=without_overlaps(self._hangs),

@@ -158,12 +158,13 @@ class _Trace:
             self._instant(
                 f"rank {failure.rank} failed",
                 "failure",
-                "t" if failure.is_consequence else "g",
+                "g" if failure.is_own else "t",
                 pid,
                 1 + failure.local_rank if pid != _RUN_PID else 0,
                 failure.at,
                 what=failure.what,
                 cause=cause_text(failure.cause),
+                role=failure.role,
                 host=failure.host,
                 generation=failure.generation,
             )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Over, Received
+from tenax._core.diagnosis import diagnosis_of
 from tenax._core.messages import NodeDraining, NodeJoined, NodeLeft
-from tenax._core.model import by_cause
+from tenax._core.model import Diagnosis
 from tenax._core.policy import RecordedPolicy
 from tenax._view.history import (
     HangSpan,
@@ -16,7 +17,7 @@ from tenax._view.history import (
     odd_ranks,
     without_overlaps,
 )
-from tenax._view.status import failure_status, generation_status, state_of_node
+from tenax._view.status import failure_statuses, generation_status, state_of_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord
     from tenax._core.ledger import GenerationEntry
-    from tenax._core.model import Failure
-    from tenax._core.run_state import Suspicion
+    from tenax._core.run_state import Generation, Suspicion
     from tenax._node.journal import Footer
     from tenax._node.run_journal import RunHeader, RunStep
 
@@ -64,8 +64,8 @@ class _Replay:
         self._began_at = self._at = header.at
         self._entries: list[GenerationEntry] = []
         self._nodes: dict[str, _Node] = {}
-        self._failures: dict[int, Failure] = {}
-        self._found: dict[tuple[int, int], Failure] = {}  # by generation and rank
+        self._last: tuple[int, Generation] | None = None
+        self._diagnoses: dict[int, Diagnosis] = {}  # by generation
         self.ranks: dict[tuple[int, int], str] = {}  # generation and group rank -> node id
         self.has_predecessor = False  # took over the record of an earlier coordinator
         self._hang: tuple[Suspicion, int] | None = None  # the current reported hang, and its generation
@@ -86,7 +86,6 @@ class _Replay:
                 return f"step {number} cannot be replayed ({type(error).__name__}: {error}); what follows is not shown"
             self._at = step.at
             self._observe(step.event, all_nodes=before != self._mark())
-        self._add_failures()
         return ""
 
     def _mark(self) -> tuple[object, ...]:
@@ -102,9 +101,9 @@ class _Replay:
         entry = state.ledger.current
         if entry is not None and (not self._entries or self._entries[-1] is not entry):
             self._entries.append(entry)
-        if state.last.failures is not self._failures:  # a new generation: the failures of the previous one are final
-            self._add_failures()
-            self._failures = state.last.failures
+        if self._last is None or state.last is not self._last[1]:  # the diagnosis of the previous one is final
+            self._add_diagnosis()
+        self._last = state.generation, state.last
         self._observe_hang()
         if isinstance(event, Received | NodeLost):
             self._add_node(event.node_id)
@@ -131,8 +130,11 @@ class _Replay:
         who = odd_ranks(hang.report) if hang.report is not None else ""
         self._hangs.append(HangSpan(generation, hang.since + self._offset, self._at + self._offset, who))
 
-    def _add_failures(self) -> None:
-        self._found.update({(each.generation, each.global_rank): each for each in self._failures.values()})
+    def _add_diagnosis(self) -> None:
+        if self._last is not None:
+            number, last = self._last
+            is_last = last is self.state.last
+            self._diagnoses[number] = diagnosis_of(self.state) if is_last else last.diagnosis or Diagnosis()
 
     def _add_node(self, node_id: str) -> None:
         record = self.state.nodes.get(node_id)
@@ -181,7 +183,7 @@ class _Replay:
         for node in self._nodes.values():
             node.end(at)
         self._end_hang()
-        failures = sorted(self._found.values(), key=lambda each: (each.generation, *by_cause(each)))
+        self._add_diagnosis()
         verdict = state.verdict
         return RunHistory(
             run_id=state.settings.run_id,
@@ -189,7 +191,8 @@ class _Replay:
             ended_at=over_at + offset,
             nodes=tuple(_node_history(node_id, node, offset) for node_id, node in self._nodes.items()),
             generations=tuple(generation_status(entry, over_at, offset) for entry in self._entries),
-            failures=tuple(failure_status(each, offset) for each in failures),
+            failures=tuple(each for of in self._diagnoses.values() for each in failure_statuses(of, offset)),
+            stopped=sum(len(of.stopped) for of in self._diagnoses.values()),
             goodput=ledger.goodput(at),
             outcome=verdict.outcome.value if verdict is not None else "",
             why=verdict.why if verdict is not None else "",

@@ -124,6 +124,12 @@ class NodeHistory(Value, frozen=True):
     spans: tuple[Span, ...] = ()
     workers: tuple[WorkerSpan, ...] = ()
 
+    @property
+    def left_text(self) -> str:
+        """How and why it left: ``host2 was drained: an operator drained it``."""
+        how = self.gone_how if self.gone_how == "left" else f"was {self.gone_how}"
+        return f"{self.name} {how}{f': {self.gone_why}' if self.gone_why else ''}"
+
 
 class RunHistory(Value, frozen=True):
     """One run, or the part of it in some of its journals."""
@@ -134,6 +140,7 @@ class RunHistory(Value, frozen=True):
     nodes: tuple[NodeHistory, ...]
     generations: tuple[GenerationStatus, ...] = ()
     failures: tuple[FailureStatus, ...] = ()  # by generation, first cause first
+    stopped: int = 0  # workers that tenax stopped
     goodput: Goodput | None = None  # None: no coordinator's journal
     outcome: str = ""  # empty: unknown
     why: str = ""
@@ -152,8 +159,17 @@ class RunHistory(Value, frozen=True):
     @property
     def first_cause(self) -> FailureStatus | None:
         """The first cause of the last generation that failed."""
-        last = max((each.generation for each in self.failures), default=0)
-        return next((each for each in self.failures if each.generation == last), None)
+        return self.first_causes[-1] if self.first_causes else None
+
+    @property
+    def failed(self) -> int:
+        """How many workers failed by themselves."""
+        return sum(each.is_own for each in self.failures)
+
+    @property
+    def first_causes(self) -> list[FailureStatus]:
+        """The first cause of each generation that failed, oldest first."""
+        return [each for each in self.failures if each.role == "first"]
 
 
 class RunPart(Value, frozen=True):
@@ -427,11 +443,31 @@ def plus(one: Goodput, other: Goodput) -> Goodput:
     )
 
 
+def with_one_first(failures: Sequence[FailureStatus]) -> list[FailureStatus]:
+    """Return failures from several sources: of several first causes of a generation, the earliest stays one."""
+    found: list[FailureStatus] = []
+    seen: set[int] = set()  # generations with a first cause
+    for each in sorted(
+        failures, key=lambda each: (each.generation, each.role != "first", each.is_consequence, each.at)
+    ):
+        role = each.role
+        if role == "first" and each.generation in seen:
+            role = "consequence" if each.is_consequence else "independent"
+        if role == "first":
+            seen.add(each.generation)
+        found.append(msgspec.structs.replace(each, role=role))
+    return found
+
+
 def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
     """Merge agents' journals without a coordinator's."""
     verdict = _verdict_of(parts, all_left=True)
     nodes = tuple(msgspec.structs.replace(part.node, node_id=f"agent {n}") for n, part in enumerate(parts))
-    failures = {(each.generation, each.rank): each for part in parts for each in part.failures}
+    # The verdict's failures are those of all nodes, so they replace what each node knows alone.
+    own = [each for part in parts for each in part.failures if verdict is None or each.generation != verdict.generation]
+    final = next((part.failures for part in parts if part.verdict is verdict), ())
+    of_all = [each for each in final if verdict is not None and each.generation == verdict.generation]
+    failures = {(each.generation, each.rank): each for each in (*with_one_first(own), *of_all)}
     missing = [each for part in parts for each in part.missing]
     missing.append(
         "only what these nodes observed is shown, because the coordinator's journal is missing: coordinator.jsonl, on "
@@ -442,7 +478,7 @@ def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
         began_at=min(part.began_at for part in parts),
         ended_at=max(part.ended_at for part in parts),
         nodes=nodes,
-        failures=tuple(sorted(failures.values(), key=_by_cause)),
+        failures=tuple(sorted(failures.values(), key=lambda each: each.generation)),
         goodput=verdict.goodput if verdict is not None else None,
         outcome=verdict.outcome.value if verdict is not None else "",
         why=verdict.why if verdict is not None else "",
@@ -452,8 +488,3 @@ def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
         entrypoint=parts[0].entrypoint,
         folder=parts[0].folder,
     )
-
-
-def _by_cause(failure: FailureStatus) -> tuple[int, bool, float]:
-    """Sort by generation, then causes before consequences, then by time."""
-    return failure.generation, failure.is_consequence, failure.at

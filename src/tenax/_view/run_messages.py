@@ -51,8 +51,8 @@ class RunMessages:
 
     def _add_node(self, node: messages.NodeInfo) -> None:
         if node.node_id not in self._host_of:
-            self._host_of[node.node_id] = node.host
-            self._hosts.setdefault(node.host, []).append(node.node_id)
+            self._host_of[node.node_id] = node.where
+            self._hosts.setdefault(node.where, []).append(node.node_id)
 
     def _note_leaving(self, node_id: str, message: messages.FromNode) -> None:
         match message:

@@ -21,12 +21,14 @@ from tenax._core.coordinator import (
     Running,
     Send,
 )
+from tenax._core.diagnosis import diagnosis_of
 from tenax._core.hang_suspicion import describe_hang, describe_places
 from tenax._core.ledger import GenerationEntry, Goodput, Spent
 from tenax._core.messages import NodeDraining
-from tenax._core.model import Failure, assert_never
+from tenax._core.model import Departure, Diagnosis, Failure, assert_never, failure_began_at
+from tenax._view.cause import cause_of, related, what_happened
 from tenax._view.run_messages import RunMessages
-from tenax._view.text import exit_summary
+from tenax._view.text import kind_of
 
 RecentStep = tuple[float, AnyCoordinatorEvent, list[Send]]
 
@@ -44,7 +46,7 @@ class NodeStatus(Value, frozen=True):
     node_id: str
     name: str  # for display
     host: str
-    state: str  # joined, waiting, spare, starting, working, stopping, draining, done, leaving
+    state: str  # joined, waiting, spare, starting, working, stopping, draining, done, leaving; drained, left, lost
     since: float
     slots: int = 1
     rank: int = -1  # of the node in the generation; -1: not in it
@@ -55,10 +57,11 @@ class NodeStatus(Value, frozen=True):
     step_at: float | None = None  # time of the last report
     failed: tuple[int, ...] = ()  # local ranks
     is_coordinator: bool = False  # its agent hosts the coordinator
+    why: str = ""  # why it left
 
 
 class FailureStatus(Value, frozen=True):
-    """A summary of one failure; the report has the details."""
+    """One failure, as every view of a live or recorded run shows it; the report has more evidence."""
 
     rank: int
     local_rank: int
@@ -66,12 +69,28 @@ class FailureStatus(Value, frozen=True):
     generation: int
     exit_code: int
     at: float
-    what: str  # "exit code 1: RuntimeError: boom"
+    what: str  # "raised RuntimeError: boom"
+    role: str = "first"  # first, same, consequence, independent: its relation to the first cause of its generation
     cause: str = ""
+    kind: str = ""  # the cause if it is specific, else the class of the exception, else how the process ended
     is_consequence: bool = False
+    meaning: str = ""  # of the cause
+    next_step: str = ""
     proof: str = ""  # the line that shows the cause
     traceback: str = ""
+    last_lines: tuple[str, ...] = ()  # if there is no traceback
+    stacks: str = ""
     log_file: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the worker failed by itself, not as a consequence."""
+        return self.role != "consequence"
+
+    @property
+    def text(self) -> str:
+        """Which worker, where, and what it did."""
+        return f"rank {self.rank} on {self.host} {self.what}"
 
 
 class GenerationStatus(Value, frozen=True):
@@ -123,6 +142,8 @@ class RunStatus(Value, frozen=True, omit_defaults=False):
     hang: str = ""  # message about a suspected or confirmed hang: how long, and which ranks differ
     hang_since: float | None = None  # last progress before the hang, for viewers that update the duration
     hang_where: str = ""  # which ranks differ, and where they are
+    stopped: tuple[int, ...] = ()  # ranks that tenax stopped in this generation
+    left: tuple[NodeStatus, ...] = ()  # nodes that are no longer in the run: drained, left, lost
     mark: str = ""  # changes with every change of the status
 
 
@@ -131,7 +152,9 @@ def status_of(
 ) -> RunStatus:
     """Return the status. ``wall_offset``: seconds since the epoch minus the coordinator's clock."""
     settings, verdict = state.settings, state.verdict
-    failed = {rank: failure.local_rank for rank, failure in state.last.failures.items()}
+    diagnosis = diagnosis_of(state)
+    failures = failure_statuses(diagnosis, wall_offset)
+    failed = {each.rank: each.local_rank for each in failures if each.is_own}
     recent = list(recent)
     draining = _draining_since(recent)
     return RunStatus(
@@ -151,9 +174,9 @@ def status_of(
         nodes=tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values()),
         generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
         generations_forgotten=state.ledger.forgotten,
-        failures=tuple(
-            failure_status(each, wall_offset) for each in list(state.last.failures.values())[:_MAX_FAILURES]
-        ),
+        failures=failures[:_MAX_FAILURES],
+        stopped=tuple(each.global_rank for each in diagnosis.stopped),
+        left=tuple(_left(each, wall_offset) for each in state.left.values()),
         earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
         events=tuple(_events(state, recent, wall_offset)),
         # An earlier coordinator may have ended the run.
@@ -255,24 +278,45 @@ def generation_status(entry: GenerationEntry, now: float, wall_offset: float) ->
     )
 
 
-def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
-    evidence = failure.evidence
-    code = failure.exit_code
-    how = exit_summary(code)
-    what = failure.reason or evidence.message or evidence.out_of_memory
+def failure_statuses(diagnosis: Diagnosis, wall_offset: float) -> tuple[FailureStatus, ...]:
+    """Return all failures of a generation, first cause first, each with its relation to that."""
+    found = related(diagnosis)
+    roles = {
+        each.global_rank: role
+        for role, of in (("same", found.same), ("consequence", found.victims), ("independent", found.others))
+        for each in of
+    }
+    return tuple(failure_status(each, wall_offset, roles.get(each.global_rank, "first")) for each in diagnosis.failures)
+
+
+def failure_status(failure: Failure, wall_offset: float, role: str = "first") -> FailureStatus:
+    evidence, cause = failure.evidence, cause_of(failure)
     return FailureStatus(
         rank=failure.global_rank,
         local_rank=failure.local_rank,
         host=failure.host,
         generation=failure.generation,
-        exit_code=code,
-        at=failure.seen_at + wall_offset,
-        what=f"{how}: {what}" if what else how,
-        cause=evidence.cause,
-        is_consequence=evidence.is_consequence,
-        proof=evidence.proof,
+        exit_code=failure.exit_code,
+        at=failure_began_at(failure) + wall_offset,
+        what=what_happened(failure),
+        role=role,
+        cause=cause.kind,
+        kind=kind_of(cause.kind, evidence.error_type, failure.exit_code),
+        is_consequence=cause.is_consequence,
+        meaning=cause.meaning,
+        next_step=cause.next_step,
+        proof=cause.proof,
         traceback=evidence.traceback,
+        last_lines=() if evidence.traceback else evidence.last_lines,
+        stacks=evidence.stacks,
         log_file=evidence.log_file,
+    )
+
+
+def _left(departure: Departure, wall_offset: float) -> NodeStatus:
+    where, since = departure.host, departure.at + wall_offset
+    return NodeStatus(
+        f"left {departure.label}", departure.label, where, departure.how, since, departure.slots, why=departure.why
     )
 
 

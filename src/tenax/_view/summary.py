@@ -13,7 +13,7 @@ from tenax._core.ledger import Goodput
 from tenax._core.text import format_duration, one_line
 from tenax._view.history import RunHistory, plus
 from tenax._view.status import Value
-from tenax._view.text import EARLY_ENDS, cause_text, format_goodput, format_moment, kind_of, outcome_label, percent
+from tenax._view.text import EARLY_ENDS, cause_text, format_goodput, format_moment, outcome_label, percent
 
 _MAX_SHOWN = 10
 _MAX_RUNS = 20  # on the terminal
@@ -41,6 +41,11 @@ class RunLine(Value, frozen=True):
     cause: str = ""  # kind of the last failure's first cause
     first_cause: str = ""  # the last failure's first cause as a message
     is_cause_known: bool = True  # False: first_cause is only the first worker that lost a peer
+    next_step: str = ""
+    failed: int = 0  # workers that failed by themselves, in all generations
+    consequences: int = 0  # workers that failed as a consequence
+    stopped: int = 0  # workers that tenax stopped
+    left: tuple[str, ...] = ()  # nodes that left before the end, and how: "host2 was drained"
     hangs: tuple[str, ...] = ()  # messages about hangs that were only reported
     entrypoint: str = ""
     folder: str = ""
@@ -55,6 +60,17 @@ class RunLine(Value, frozen=True):
         if self.outcome == "failed":
             return f"{'first cause' if self.is_cause_known else 'cause not known; first victim'}: {self.first_cause}"
         return f"last failure{'' if self.is_cause_known else ', cause not known; first victim'}: {self.first_cause}"
+
+    @property
+    def workers_text(self) -> str:
+        """How many workers failed, and how many of them by themselves; empty if none did."""
+        counts = (
+            (self.failed, "failed"),
+            (self.consequences, "failed as a consequence"),
+            (self.stopped, "stopped by tenax"),
+        )
+        shown = [f"{count} {what}" for count, what in counts if count]
+        return f"workers: {', '.join(shown)}" if self.failed or self.consequences else ""
 
     @property
     def origin_text(self) -> str:
@@ -100,6 +116,8 @@ def format_summary(summary: Summary, more_lines: Sequence[str] = ()) -> str:
             lines.append(f"  no activity {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
         if run.failure_text:
             lines.append(f"  {run.failure_text}")
+            lines += [f"  next: {run.next_step}"] if run.next_step else []
+        lines += [f"  {each}" for each in (run.workers_text, *run.left[:_MAX_SHOWN]) if each]
         lines += [f"  note: {each}" for each in run.missing]
     if len(summary.runs) != 1:
         lines += ["", _format_total(summary)]
@@ -133,9 +151,14 @@ def _line(history: RunHistory) -> RunLine:
         generations=len(history.generations),
         restarts_used=history.restarts_used,
         goodput=history.goodput,
-        cause=kind_of(first) if first is not None else "",
-        first_cause=f"rank {first.rank} on {first.host}: {first.what}" if first is not None else "",
+        cause=first.kind if first is not None else "",
+        first_cause=first.text if first is not None else "",
         is_cause_known=first is None or not first.is_consequence,
+        next_step=first.next_step if first is not None else "",
+        failed=history.failed,
+        consequences=len(history.failures) - history.failed,
+        stopped=history.stopped,
+        left=tuple(each.left_text for each in history.nodes if each.gone_at is not None),
         hangs=tuple(each.text for each in history.hangs),
         entrypoint=history.entrypoint,
         folder=history.folder,
@@ -144,7 +167,7 @@ def _line(history: RunHistory) -> RunLine:
 
 
 def _ends_of(history: RunHistory) -> list[str]:
-    causes = {each.generation: cause_text(kind_of(each)) for each in reversed(history.failures)}  # the first cause wins
+    causes = {each.generation: cause_text(each.kind) for each in history.first_causes}
     found = []
     for each in history.generations:
         if each.ended_by == "failure" or (each.ended_by == "failed" and each.number in causes):
@@ -156,8 +179,8 @@ def _ends_of(history: RunHistory) -> list[str]:
 
 def _failed_hosts(history: RunHistory) -> list[str]:
     """Return the host of each generation's first cause, and each lost host."""
-    firsts = {each.generation: each.host for each in reversed(history.failures) if not each.is_consequence}
-    return [*firsts.values(), *(node.host for node in history.nodes for _ in range(node.times_lost))]
+    firsts = [each.host for each in history.first_causes if not each.is_consequence]
+    return [*firsts, *(node.host for node in history.nodes for _ in range(node.times_lost))]
 
 
 def _recoveries_of(history: RunHistory) -> list[float]:

@@ -5,15 +5,14 @@ The terminal, the reports and the pages show the same texts.
 
 from __future__ import annotations
 
-import signal
 import time
 
 from tenax._core.text import format_duration
+from tenax._view.exit_text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax._core.ledger import Goodput
-    from tenax._view.status import FailureStatus
 
 _SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
 _INSTANT_S = 0.0005
@@ -115,15 +114,13 @@ def _formatted(form: str, at: float) -> str:
 # --- failures and ends ------------------------------------------------------------------------------------------------
 
 
-def kind_of(failure: FailureStatus) -> str:
+def kind_of(cause: str, error_type: str, exit_code: int) -> str:
     """Return the cause if it is specific, else the exception's class, else how the process ended."""
-    if failure.cause and failure.cause not in _GENERAL:
-        return failure.cause
-    how = exit_summary(failure.exit_code)
-    name = failure.what.removeprefix(how).removeprefix(": ").partition(":")[0]
-    if name and len(name) <= _MAX_NAME and _is_class(name):
-        return name
-    return failure.cause or how
+    if cause and cause not in _GENERAL:
+        return cause
+    if error_type and len(error_type) <= _MAX_NAME and _is_class(error_type):
+        return error_type
+    return cause or exit_summary(exit_code)
 
 
 def _is_class(name: str) -> bool:
@@ -133,12 +130,7 @@ def _is_class(name: str) -> bool:
 
 def exit_summary(exit_code: int) -> str:
     """Return ``SIGKILL`` or ``exit code 3``. A negative code is the number of the signal."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:  # a real-time signal has no name
-        return f"signal {-exit_code}"
+    return f"exit code {exit_code}" if exit_code >= 0 else signal_name(-exit_code)
 
 
 def cause_text(kind: str) -> str:

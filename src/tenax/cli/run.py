@@ -198,13 +198,13 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
         return ""
     from shutil import get_terminal_size
 
-    from tenax._failures.report import Report, render, to_json
+    from tenax._failures.report import Report, brief, is_in_full, render, to_json
     from tenax._failures.wall_clock import wall_clock_of
 
     report = Report(
         verdict=verdict,
         entrypoint=job.entrypoint_name,
-        host=os.uname().nodename,
+        host=_own_host(verdict, node),
         run_id=job.run_id,
         role=job.role,
         max_restarts=job.max_restarts,
@@ -212,7 +212,10 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
         journal=node.journal_path,
         clock=wall_clock_of(node.journal_path),
     )
-    text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
+    text = ""
+    if verdict.outcome is not Outcome.SUCCEEDED:
+        is_full = is_in_full(verdict, node.part, job.nproc_per_node)
+        text = render(report, colour, get_terminal_size((80, 24)).columns) if is_full else brief(report)
     if report_path:
         try:
             from tenax._io.safe_open import create_safely
@@ -222,6 +225,12 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
         except OSError as error:
             text += f"\ntenax: could not write the report to {report_path!r}: {error.strerror}\n"
     return text
+
+
+def _own_host(verdict: Verdict, node: Node) -> str:
+    """Return this host as the verdict names it: with the node's name, if it has one."""
+    first = node.part.first_global_rank if node.part is not None else -1
+    return next((each.host for each in verdict.members if each.first_rank == first), os.uname().nodename)
 
 
 def enable_compat(options: Options) -> None:

@@ -19,7 +19,11 @@ from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 MIN_WIDTH = 40
 _BOLD, _RED, _GREEN, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 # In display order; unknown states come first.
-_STATES = ("draining", "stopping", "joined", "starting", "waiting", "spare", "working", "done")
+_STATES = (
+    *("draining", "stopping", "joined", "starting", "waiting", "spare", "working", "done"),
+    *("drained", "left", "lost"),
+)
+_MAX_LEFT = 5  # nodes that left
 _INDENT = "  "
 _LABEL_CELLS = 12
 _COLUMNS = (
@@ -171,6 +175,10 @@ def _nodes(status: RunStatus, width: int, most: int, paint: Callable[[str, str],
     if len(shown) < len(nodes):
         left = nodes[len(shown) :]
         lines.append(cut(f"{_INDENT}and {len(left)} more: {_states(left)}", width))
+    for node in status.left[-_MAX_LEFT:]:
+        how = node.state if node.state == "left" else f"was {node.state}"
+        why = f": {plain(node.why)}" if node.why else ""
+        lines.append(cut(f"{_INDENT}{plain(node.name)} {plain(how)} {_age(status, node.since)} ago{why}", width))
     if any(node.is_coordinator for node in shown) and len(nodes) > 1:
         lines.append(f"{_INDENT}* serves the coordinator")
     return lines
@@ -179,7 +187,7 @@ def _nodes(status: RunStatus, width: int, most: int, paint: Callable[[str, str],
 def _count(status: RunStatus) -> str:
     least, most = status.min_nodes, status.max_nodes
     span = str(most) if least == most else f"{least} to {most}"
-    states = f": {_states(status.nodes)}" if status.nodes else ""
+    states = f": {_states((*status.nodes, *status.left))}" if status.nodes or status.left else ""
     return f"nodes, {len(status.nodes)} of {span}{states}"
 
 
@@ -230,13 +238,18 @@ def _step(node: NodeStatus) -> str:
 
 def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
     lines: list[str] = []
-    now = list(status.failures)
-    if now:
-        lines += ["", paint(_RED, f"failures of generation {status.failures[0].generation}")]
-        for failure in now[:most]:
+    own = [each for each in status.failures if each.is_own]
+    followed = len(status.failures) - len(own)
+    if status.failures:
+        lines += ["", paint(_RED if own else _BOLD, f"failures of generation {status.failures[0].generation}")]
+        for failure in own[:most]:
             lines += _failure(status, failure, width)
-        if len(now) > most:
-            lines.append(f"{_INDENT}and {len(now) - most} more")
+        if len(own) > most:
+            lines.append(f"{_INDENT}and {len(own) - most} more")
+        if own and own[0].next_step and most > 1:
+            lines += [f"{_INDENT}{line}" for line in wrapped(f"next: {plain(own[0].next_step)}", width - 4, 3)]
+        if followed:
+            lines.append(f"{_INDENT}{followed} {'worker' if followed == 1 else 'workers'} failed as a consequence")
     earlier = status.earlier[-most:]
     if earlier:
         lines += ["", paint(_BOLD, "failures of earlier generations")]
@@ -249,11 +262,9 @@ def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, st
 
 def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlier: bool = False) -> list[str]:
     which = f"generation {failure.generation}, " if is_earlier else ""
-    who = f"{which}rank {failure.rank} on {plain(failure.host)}, {_age(status, failure.at)} ago"
-    what = ": ".join(filter(None, (cause_text(plain(failure.cause)), plain(failure.what))))
-    if failure.is_consequence:
-        who += ", a consequence"
-    first, *others = wrapped(f"{who}: {what}", width - 4, 3)
+    when = f"{which}{_age(status, failure.at)} ago, {cause_text(plain(failure.cause))}"
+    unknown = "; the cause is unknown" if failure.is_consequence else ""
+    first, *others = wrapped(f"{plain(failure.text)} ({when}{unknown})", width - 4, 3)
     return [_INDENT + first, *(f"{_INDENT}  {line}" for line in others)]
 
 

@@ -132,19 +132,16 @@ CORPUS = (
     Seed("exit_at_once", 1, "exit_code", "nccl_watchdog"),
     Seed("exit_like_a_shell", 1, "killed"),
     Seed("scope_expired", 1, "scope_expired", text="'step'", nodes=2, workers=1),
+    # --- the others wait for it ---
+    Seed("success", 1, "exited_early", text="1 rank lost the connection to it", nodes=2, workers=1),
+    Seed("success", 0, "exited_early", "nccl_remote"),
+    Seed("hang", 1, "stopped_responding", "barrier", text="1 rank timed out waiting for it", nodes=2, workers=1),
     # --- the cause cannot be known ---
-    Seed("success", None, "peer_lost", text="lost a peer or timed out waiting for one", nodes=2, workers=1),
-    Seed(
-        "hang",
-        None,
-        "collective_timeout",
-        "barrier",
-        text="rank 1, according to the errors of the others",
-        nodes=2,
-        workers=1,
-    ),
+    Seed("disconnect", None, "peer_lost", text="lost a peer or timed out waiting for one", nodes=2, workers=1),
     # --- torch for real ---
     Seed("gloo_killed", 1, "killed", nodes=2, workers=1),
     Seed("gloo_raises", 0, "exception", text="the batch is empty"),
-    Seed("gloo_timeout", None, "collective_timeout", text="possibly rank 1"),
+    Seed("gloo_timeout", 1, "stopped_responding", text="1 rank timed out waiting for it"),
+    Seed("gloo_size", 1, "size_mismatch", text="different tensors"),
+    Seed("gloo_early", 1, "exited_early"),
 )

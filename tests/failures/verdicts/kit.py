@@ -14,7 +14,7 @@ from typing import Any
 
 from kit.addresses import own_endpoint
 from kit.jobs import TENAX, TIMEOUT_S, Runner
-from tenax._failures.cause import meaning_of
+from tenax._view.cause import meaning_of
 
 from .corpus import Seed
 
@@ -144,7 +144,14 @@ def _errors(seed: Seed, texts: list[str], reports: list[dict[str, Any]], codes: 
     if isinstance(seed.root, int) and set(report["victims"]) != failed:
         yield f"{failed} also failed, but the victims are {report['victims']}"
     meaning = "Unknown: every failed worker" if seed.root is None else meaning_of(seed.kind, report["proof"])
+    in_full = [number for number, text in enumerate(texts) if "First cause" in text]
+    if not 1 <= len(in_full) <= 2:
+        yield f"nodes {in_full} print the report in full"
     for number, text in enumerate(texts):
+        if number not in in_full:
+            if f"rank {rank} on" not in text or "; report on" not in text:
+                yield f"node {number} does not print the report in one line"
+            continue
         block = text[text.find("First cause") :] if "First cause" in text else ""
         printed = " ".join(block.split())
         same = "failed for the same reason" if report["same_cause"] else ""

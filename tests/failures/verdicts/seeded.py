@@ -504,6 +504,14 @@ def success() -> None:
 
 
 def hang() -> None:
+    print("loading the last shard", flush=True)
+    forever()
+
+
+def disconnect() -> None:
+    """Lose the peers and go on: nothing shows that this worker is the cause."""
+    for peer in peers:
+        peer.close()
     forever()
 
 
@@ -640,6 +648,10 @@ def gloo(fault: str) -> None:
                 raise ValueError("the batch is empty")
             case "gloo_timeout":
                 signal.pause()
+            case "gloo_early":
+                os._exit(0)
+            case "gloo_size":
+                ones = torch.ones(2)  # its peer sends more than it expects
     distributed.all_reduce(ones, group=group)
     raise AssertionError("no peer was lost")
 

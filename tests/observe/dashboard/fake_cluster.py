@@ -141,7 +141,7 @@ class FakeCluster:
                 "RuntimeError",
                 "RuntimeError: <b>boom</b>" if is_first else "the connection was closed by a peer",
                 TRACEBACK if is_first else "",
-                cause="exception" if is_first else "peer lost",
+                cause="exception" if is_first else "peer_lost",
                 is_consequence=not is_first,
                 log_file=f"/var/log/train/{each}/stderr.log",
             )

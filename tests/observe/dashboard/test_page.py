@@ -79,7 +79,7 @@ def test_a_failure_is_shown_with_its_cause_and_its_consequences(
     cluster.fail(1, 2, 3)
     failure = page.until_text("failure", "RuntimeError")
     assert "exception" in failure
-    assert "exit code 1: RuntimeError: <b>boom</b>" in failure
+    assert "raised RuntimeError: <b>boom</b>" in failure
     assert "rank 1 (local rank 1) on gpu-000" in failure
     assert "2 workers failed as a consequence" in failure
     page.click("#failure details[data-of^=traceback] summary")

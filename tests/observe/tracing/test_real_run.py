@@ -75,7 +75,7 @@ def test_trace_report_and_verdict_agree(tmp_path: Path) -> None:
     )
     assert report.returncode == 0, report.stderr
     (line,) = json.loads(report.stdout)["runs"]
-    assert line["first_cause"].endswith("exit code 1: ValueError: not this time")
+    assert line["first_cause"].endswith("raised ValueError: not this time")
 
 
 def test_only_the_coordinator_sends_spans(tmp_path: Path) -> None:

@@ -88,3 +88,18 @@ class Family:
             return found if len(found) == count and not found & (without or set()) else set()
 
         return until(there, lambda: f"{count} standbys; there are {self.standbys}, stderr is\n{self.running.err}")
+
+
+def slow_module(runner: Runner) -> None:
+    """Write slow_kit.py: its import notes ``importing``, and waits for ``go_on``. It reads no variable of a worker."""
+    runner.script(
+        f"""
+        import os, time
+        with open("{runner.notes}/draft", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename("{runner.notes}/draft", "{runner.notes}/importing.0.0")
+        while not os.path.exists("{runner.notes}/go_on.0.0"):
+            time.sleep(0.005)
+        """,
+        "slow_kit.py",
+    )

@@ -19,7 +19,7 @@ from tenax._processes.keeper import KeeperProcess
 from tenax._processes.template import Template, template_of
 from tenax._processes.warm_pool import WarmPool
 
-from .family import MARKED_KIT, STAYING, Family, kill, name_of, started_at
+from .family import MARKED_KIT, STAYING, Family, kill, name_of, slow_module, started_at
 
 
 def _start(
@@ -137,17 +137,7 @@ def test_without_a_template_restarts_are_cold_and_the_console_says_so(runner: Ru
 
 
 def test_workers_start_cold_if_the_template_dies_while_importing(runner: Runner) -> None:
-    runner.script(
-        """
-        import os, time
-        from pathlib import Path
-        import worker_kit
-        worker_kit.note("importing", os.getpid())
-        while not worker_kit.noted("go_on"):
-            time.sleep(0.005)
-        """,
-        "slow_kit.py",
-    )
+    slow_module(runner)
     family = _start(
         runner, source="import slow_kit\n" + "from worker_kit import *\nready()\nstay()", modules="slow_kit"
     )
@@ -185,7 +175,7 @@ def test_no_process_outlives_the_keeper(runner: Runner) -> None:
 
 
 def test_no_process_outlives_a_keeper_that_dies_while_the_template_imports(runner: Runner) -> None:
-    runner.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
+    slow_module(runner)
     family = _start(runner, modules="slow_kit")
     runner.note("importing")
     processes = {family.root, family.template}

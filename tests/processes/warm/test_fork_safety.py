@@ -18,7 +18,7 @@ import pytest
 
 from kit.jobs import Done, Runner
 
-from .family import Family
+from .family import Family, slow_module
 
 MARKED = "import os\nIMPORTED_IN = os.getpid()\n"
 
@@ -289,7 +289,7 @@ def test_a_module_that_initialises_cuda_is_left_out(runner: Runner) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_hanging_import_does_not_delay_the_end_of_the_run(runner: Runner, number: signal.Signals) -> None:
-    runner.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
+    slow_module(runner)
     arguments = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "slow_kit", "--shutdown-timeout", "5"]
     running = runner.start(*arguments, runner.script("import slow_kit"))
     runner.note("importing")
@@ -300,15 +300,7 @@ def test_a_hanging_import_does_not_delay_the_end_of_the_run(runner: Runner, numb
 
 def test_a_killed_trial_leaves_out_one_module(runner: Runner) -> None:
     """As when memory runs out."""
-    runner.script(
-        """
-        import os, time, worker_kit
-        worker_kit.note("importing", os.getpid())
-        while not worker_kit.noted("go_on"):
-            time.sleep(0.005)
-        """,
-        "slow_kit.py",
-    )
+    slow_module(runner)
     runner.script(MARKED, "good_kit.py")
     script = runner.script("import good_kit, os\nfrom worker_kit import note\nnote('place', good_kit.IMPORTED_IN)")
     running = runner.start("--nproc-per-node", "2", "--preload", "good_kit,slow_kit", script)
@@ -414,15 +406,36 @@ def test_a_copy_of_the_whole_environment_at_import_is_the_templates(runner: Runn
 
 
 def test_submodules_of_a_left_out_module_are_not_tried(runner: Runner) -> None:
-    runner.script(
-        "import os, worker_kit\nworker_kit.note(f'{os.getpid()}')\nos.environ.get('RANK')", "pack/__init__.py"
-    )
+    count = f"import os\nopen(f'{runner.notes}/{{os.getpid()}}', 'w').close()\n"
+    runner.script(f"{count}os.environ.get('RANK')", "pack/__init__.py")
     runner.script("", "pack/inner.py")
     script = runner.script("import pack.inner")
     done = runner.run("--nproc-per-node", "2", "--preload", "pack,pack.inner", script)
     assert done.code == 0
     assert done.err.count("is not preloaded") == 1
     assert len(list(runner.notes.iterdir())) == 3  # one trial, two workers
+
+
+def test_what_was_good_is_not_imported_again_when_a_module_is_left_out(runner: Runner) -> None:
+    """Neither after one bad module nor after the next. Worker death and restart work as with one trial."""
+    count = f"import os, time\nopen(f'{runner.notes}/{{__name__}}-{{os.getpid()}}', 'w').close()\n"
+    runner.script(f"{count}time.sleep(0.4)", "slow_kit.py")
+    runner.script("import os; os.environ.get('RANK')", "reading_kit.py")
+    runner.script("raise ImportError('no')", "broken_kit.py")
+    runner.script(count, "last_kit.py")
+    script = runner.script(
+        """
+        import os, slow_kit, last_kit
+        os._exit(1 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+        """
+    )
+    modules = "slow_kit,reading_kit,broken_kit,last_kit"
+    done = runner.run("--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules, script)
+    assert done.code == 0, done.err
+    assert "forked warm: slow_kit, last_kit imported once" in done.err
+    assert done.err.count("is not preloaded") == 2
+    imports = [path.name.partition("-")[0] for path in runner.notes.iterdir()]
+    assert sorted(imports) == ["last_kit", "slow_kit"]
 
 
 # --- what only ``auto`` must not do -----------------------------------------------------------------------------------

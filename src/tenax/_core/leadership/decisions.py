@@ -224,13 +224,13 @@ def _encode(written: Written) -> bytes:
     record = written.record  # too large for one key
     verdict = _short(record.verdict) if record.verdict is not None else None
     return _as_json(
-        msgspec.structs.replace(written, record=msgspec.structs.replace(record, earlier=(), verdict=verdict))
+        msgspec.structs.replace(written, record=msgspec.structs.replace(record, earlier=(), left=(), verdict=verdict))
     )
 
 
 def _short(verdict: Verdict) -> Verdict:
     """Drop the details of the report."""
-    return msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), earlier=())
+    return msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), members=(), earlier=())
 
 
 def _as_json(value: Written | Verdict) -> bytes:

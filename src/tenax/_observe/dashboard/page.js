@@ -253,7 +253,10 @@
     const workers = [...nodes.values()].reduce((sum, node) => sum + (node.rank >= 0 ? node.slots : 0), 0);
     const bounds = run.min_nodes === run.max_nodes ? run.max_nodes : `${run.min_nodes} to ${run.max_nodes}`;
     fact("fact-generation", run.generation || "none yet");
-    fact("fact-nodes", count(nodes.size), ` of ${bounds}`);
+    const gone = run.left || [];
+    fact("fact-nodes", count(nodes.size), ` of ${bounds}${gone.length ? `, ${count(gone.length)} left` : ""}`);
+    $("left").hidden = !gone.length;
+    $("left").replaceChildren(...gone.map((node) => make("li", "", leftText(node))));
     fact("fact-workers", count(run.phase === "running" ? run.world_size : workers));
     const left = Math.max(0, run.max_restarts - run.restarts_used);
     const requested = run.requests ? `, ${run.requests} by operators` : "";
@@ -783,6 +786,11 @@
     write($(id), number > 1 ? `${text}, mean of ${number}` : text);
   }
 
+  function leftText(node) {
+    const how = node.state === "left" ? "left" : `was ${node.state}`;
+    return `${node.name} ${how} at ${clock(node.since)}${node.why ? `: ${node.why}` : ""}`;
+  }
+
   // --- failures ----------------------------------------------------------------------------------------------------
 
   function drawFailures() {
@@ -792,13 +800,16 @@
     if (section.hidden) return;
     const open = new Set([...section.querySelectorAll("details[open]")].map((each) => each.dataset.of));
     section.classList.toggle("is-past", !isNow);
-    const first = isNow ? failures.find((each) => !each.is_consequence) || failures[0] : earlier[earlier.length - 1];
-    write($("failure-title"), isNow ? "Failure" : `Last failure (generation ${first.generation}, restarted)`);
-    const parts = [failureParts(first)];
+    // Which failure is the first cause was decided once, by the coordinator. "first" is the default and is not sent.
+    const withRole = (role) => failures.filter((each) => (each.role || "first") === role);
+    const first = isNow ? withRole("first")[0] : earlier[earlier.length - 1];
+    const title = first ? "Failure" : "Nodes came or went";
+    write($("failure-title"), isNow ? title : `Last failure (generation ${first.generation}, restarted)`);
+    const parts = first ? [failureParts(first)] : [];
     if (isNow) {
-      const others = failures.filter((each) => each !== first);
-      parts.push(folded("others", others.filter((each) => !each.is_consequence), "failed independently"));
-      parts.push(folded("consequences", others.filter((each) => each.is_consequence), "failed as a consequence"));
+      parts.push(folded("same", withRole("same"), "failed for the same reason"));
+      parts.push(folded("others", withRole("independent"), "failed independently"));
+      parts.push(folded("consequences", withRole("consequence"), "failed as a consequence"));
     }
     $("failure-now").replaceChildren(...parts.filter(Boolean));
     const before = isNow ? [...earlier].reverse() : earlier.slice(0, -1).reverse();
@@ -814,12 +825,16 @@
     if (failure.cause) what.append(make("span", "kind", failure.cause.replaceAll("_", " ")));
     what.append(document.createTextNode(failure.what));
     part.append(what, make("p", "where", whereOf(failure)));
+    if (failure.is_consequence) part.append(make("p", "where", "The cause is unknown: this worker only lost a peer or timed out."));
+    else if (failure.meaning) part.append(make("p", "where", failure.meaning));
+    if (failure.next_step) part.append(make("p", "where", `Next: ${failure.next_step}`));
     if (failure.traceback) {
       const details = make("details");
       details.dataset.of = `traceback ${failure.generation} ${failure.rank}`;
       details.append(make("summary", "", "Traceback"), make("pre", "", harmlessLines(failure.traceback)));
       part.append(details);
-    }
+    } else if (failure.last_lines) part.append(make("pre", "", harmlessLines(failure.last_lines.join("\n"))));
+    if (failure.stacks) part.append(make("pre", "", harmlessLines(failure.stacks)));
     if (failure.log_file) part.append(make("p", "where", `Log: ${failure.log_file}`));
     return part;
   }

@@ -29,8 +29,8 @@ import msgspec
 from tenax._core.text import hide_passwords
 from tenax._io.background_queue import BackgroundQueue
 from tenax._io.interfaces import OperatorService
+from tenax._view.history import with_one_first
 from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
-from tenax._view.text import kind_of
 from tenax.metrics._opentelemetry import otlp_address
 
 Value = str | int | float | bool
@@ -125,8 +125,7 @@ class RunTrace:
     def _queue_spans(self, status: RunStatus) -> None:
         for failure in (*status.earlier, *status.failures):
             if failure.generation > self._settled:
-                of = self._failures.setdefault(failure.generation, {})
-                of[failure.rank] = failure
+                self._failures.setdefault(failure.generation, {})[failure.rank] = failure
         parts: list[Part] = []
         for each in status.generations:
             if each.number > self._formed:
@@ -219,7 +218,7 @@ def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> l
     }
     if each.last_step >= 0:
         attributes |= {"tenax.first_step": each.first_step, "tenax.last_step": each.last_step}
-    moments = tuple(_moment(failure) for failure in sorted(failures, key=_first_cause_first)[:_MAX_FAILURES])
+    moments = tuple(_moment(failure) for failure in with_one_first(failures)[:_MAX_FAILURES])
     error = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
     parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, error)]
     for name, since, until in (
@@ -232,17 +231,14 @@ def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> l
     return parts
 
 
-def _first_cause_first(failure: FailureStatus) -> tuple[bool, float]:
-    return failure.is_consequence, failure.at
-
-
 def _moment(failure: FailureStatus) -> Moment:
     attributes: dict[str, Value] = {
         "tenax.rank": failure.rank,
         "tenax.host": failure.host,
         "tenax.exit_code": failure.exit_code,
         "tenax.what": failure.what[:_MAX_TEXT],
-        "tenax.cause": kind_of(failure),
+        "tenax.cause": failure.kind,
+        "tenax.role": failure.role,
         "tenax.is_consequence": failure.is_consequence,
     }
     return Moment("worker failed", failure.at, attributes)

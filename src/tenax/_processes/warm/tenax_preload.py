@@ -34,6 +34,28 @@ _MAX_EXPLICIT_SEED = 1 << 32  # torch's own random seed has 64 bits
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/davinci")
 
 
+class Trial:
+    """The process that tries to import modules. Its children are not watched."""
+
+    pid = 0
+    writer = -1  # a pipe to the process that forked it
+    name = ""  # the module that it imports now
+
+    @classmethod
+    def begin(cls, writer: int) -> None:
+        cls.pid, cls.writer, cls.name = os.getpid(), writer, ""
+
+    @classmethod
+    def report(cls, line: str) -> None:
+        os.write(cls.writer, f"{line}\0".encode())
+
+    @classmethod
+    def leave_out(cls, why: str) -> None:
+        """Report the module and end this process."""
+        cls.report(f"left {cls.name} {why}")
+        os._exit(0)
+
+
 class Selection:
     """The modules to import."""
 
@@ -186,17 +208,16 @@ def apply_environment_changes(changes: "tuple[tuple[str, str | None], ...]") -> 
 
 
 class Environment:
-    """Records access to variables that only a worker has, and changes to all others."""
+    """Leaves out a module that accesses a variable that only a worker has, and records changes to all others."""
 
     def __init__(self, late: "frozenset[str]") -> None:
         self._late = late
         self._before = dict(os.environ)
-        self.touched: list[tuple[str, str]] = []  # action and variable
 
-    def record(self, action: str, name: object) -> None:
+    def check(self, action: str, name: object) -> None:
         text = os.fsdecode(name) if isinstance(name, bytes) else name
-        if text in self._late:
-            self.touched.append((action, str(text)))
+        if text in self._late and os.getpid() == Trial.pid:
+            Trial.leave_out(f"it {action} {text} when it is imported, and only workers have that")
 
     def changes(self) -> "list[tuple[str, str | None]]":
         """Return the variables that changed; None: removed."""
@@ -209,26 +230,26 @@ class Environment:
 def watched_environment(late: "frozenset[str]") -> "Iterator[Environment]":
     """Watch access to ``os.environ``, which stays the same object because modules keep references to it.
 
-    Iterating over it is not recorded: many libraries do (tqdm, fsspec) to find their own variables.
+    Iterating over it is not watched: many libraries do (tqdm, fsspec) to find their own variables.
     """
     seen = Environment(late)
     kind = type(os.environ)
 
     class Watched(kind):  # type: ignore[valid-type, misc]
         def __getitem__(self, key: "str | bytes") -> "Any":
-            seen.record("reads", key)
+            seen.check("reads", key)
             return super().__getitem__(key)
 
         def __contains__(self, key: object) -> bool:
-            seen.record("reads", key)
+            seen.check("reads", key)
             return bool(super().__contains__(key))
 
         def __setitem__(self, key: "Any", value: "Any") -> None:
-            seen.record("sets", key)
+            seen.check("sets", key)
             super().__setitem__(key, value)
 
         def __delitem__(self, key: "Any") -> None:
-            seen.record("deletes", key)
+            seen.check("deletes", key)
             super().__delitem__(key)
 
     for environ in (os.environ, os.environb):
@@ -243,14 +264,13 @@ def watched_environment(late: "frozenset[str]") -> "Iterator[Environment]":
 @contextlib.contextmanager
 def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
     """Watch calls that leave no observable state. A wrapper kept beyond this context just calls the original."""
-    own = os.getpid()
     is_watching = True
 
     def watch(owner: "Any", name: str, why: str, matches: "Callable[..., bool]" = lambda *_, **__: True) -> "Any":
         function = getattr(owner, name)
 
         def call(*args: "Any", **options: "Any") -> "Any":
-            if is_watching and os.getpid() == own and matches(*args, **options):
+            if is_watching and os.getpid() == Trial.pid and matches(*args, **options):
                 leave_out(why)
             return function(*args, **options)
 
@@ -265,7 +285,7 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
 
         def make(*args: "Any", **options: "Any") -> "Any":
             made = function(*args, **options)
-            if is_watching and os.getpid() == own:
+            if is_watching and os.getpid() == Trial.pid:
                 _temporary_paths.append(path_of(made))
             return made
 
@@ -306,11 +326,10 @@ class Condition:
         self._first_on_path = sys.path[:1]
         self._descriptors = _descriptors()
 
-    def why_it_cannot_be_forked(self, environment: Environment) -> str:
+    def why_it_cannot_be_forked(self) -> str:
         """Return the reason, or an empty string."""
         return (
             _by_known_modules()
-            or self._by_environment(environment)
             or self._by_descriptors()
             or _by_accelerator()
             or _by_children()
@@ -319,13 +338,6 @@ class Condition:
             or _by_temporary_files()
             or self._by_surroundings()
         )
-
-    @staticmethod
-    def _by_environment(environment: Environment) -> str:
-        if not environment.touched:
-            return ""
-        action, name = environment.touched[0]
-        return f"it {action} {name} when it is imported, and only workers have that"
 
     def _by_descriptors(self) -> str:
         opened = {number: path for number, path in _descriptors().items() if self._descriptors.get(number) != path}

@@ -3,6 +3,7 @@
 Four kinds of process run this file, each forked from the one before:
 
     root       the interpreter as it was started. Forks a trial, then another one without the modules that failed.
+               A trial does the same after long imports, so that these are not repeated; it then waits for its trial.
     template   a trial that imported every module and is safe to fork. Waits for fork commands.
     forker     forks standbys and exits at once, so that the keeper, the subreaper, becomes their parent and reaps them
                with the exact status, like any other worker.
@@ -42,7 +43,8 @@ _PR_SET_PDEATHSIG = 1
 _MARSHAL_VERSION = 2  # any Python 3 reads it
 _MAX_DESCRIPTORS = 250
 _CANNOT_START = 127
-_MAX_TRIALS_S = 20.0  # each trial starts over, and the workers wait
+_MAX_TRIALS_S = 20.0  # the workers wait
+_WORTH_KEEPING_S = 0.3
 
 _prctl = ctypes.CDLL(None).prctl
 
@@ -98,38 +100,63 @@ _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 
 def _run_root(channel: "_Channel", modules: "list[str]", late: "frozenset[str]", has_own_arguments: bool) -> None:
-    """Fork trials until one imports all of its modules and can be forked. Returns only in standbys."""
+    """Fork trials until one has imported what can be forked. Returns only in standbys."""
+    began = time.monotonic()
     why = tenax_preload.why_no_template({0, 1, 2, channel.fileno()})
     selection = tenax_preload.Selection([] if why else modules)
     left_out: dict[str, str] = {"": why} if why else dict(selection.left_out)
-    rest = selection.names
-    began = time.monotonic()
+    names = _fork_trials(selection.names, left_out)
+    if not names:
+        channel.send(("refused", left_out))
+        os._exit(0)
+    imported = _run_trial(selection, names, late, has_own_arguments, left_out)
+    tenax_preload.Trial.report("ready")
+    os.close(tenax_preload.Trial.writer)
+    channel.send(("ready", time.monotonic() - began, imported, left_out))
     while True:
-        if left_out and time.monotonic() - began > _MAX_TRIALS_S:
-            left_out[""] = "finding the modules that can be preloaded took too long; name them with --preload"
-            rest = []
-        if not rest:
-            channel.send(("refused", left_out))
+        message, descriptors = channel.receive()
+        if message is None:
             os._exit(0)
+        if _fork_standbys(channel, message[1], descriptors):
+            return
+
+
+def _fork_trials(names: "list[str]", left_out: "dict[str, str]") -> "list[str]":
+    """Fork a trial for these modules, then another one without those that failed.
+
+    Returns the names in a trial, and nothing in this process when no name is left. If a trial became the template, this
+    process exits with it.
+    """
+    began = time.monotonic()
+    while names:
+        if left_out and time.monotonic() - began > _MAX_TRIALS_S:
+            why = "finding the modules that can be preloaded took too long; name them with --preload"
+            left_out.update(dict.fromkeys(names, why))
+            break
         reader, writer = os.pipe()
-        root = os.getpid()
+        parent = os.getpid()
         trial = os.fork()
         if trial == 0:
             os.close(reader)
-            _die_with(root)
-            selection.names = rest
-            _run_trial(channel, selection, late, has_own_arguments, left_out, writer)
-            return
+            _die_with(parent)
+            if tenax_preload.Trial.writer >= 0:
+                os.close(tenax_preload.Trial.writer)
+            tenax_preload.Trial.begin(writer)
+            return names
         os.close(writer)
         lines = _read_trial(reader, trial)
         os.close(reader)
+        is_template = lines[-1:] == ["ready"]
+        if is_template and tenax_preload.Trial.writer >= 0:  # this process is a trial itself
+            tenax_preload.Trial.report("ready")
         status = os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
-        if lines[-1:] == ["ready"]:  # it was the template, and has exited
+        if is_template:  # it has exited
             os._exit(128 - status if status < 0 else status)
         name, why = _culprit(lines)
-        name = name or rest[0]
+        name = name or names[0]
         left_out[name] = why or _how_it_ended(status)
-        rest = [other for other in rest if other != name and not other.startswith(f"{name}.")]
+        names = [other for other in names if other != name and not other.startswith(f"{name}.")]
+    return []
 
 
 def _read_trial(descriptor: int, trial: int) -> "list[str]":
@@ -166,51 +193,47 @@ def _how_it_ended(status: int) -> str:
 
 
 def _run_trial(
-    channel: "_Channel",
     selection: "tenax_preload.Selection",
+    names: "list[str]",
     late: "frozenset[str]",
     has_own_arguments: bool,
     left_out: "dict[str, str]",
-    writer: int,
-) -> None:
-    """Import everything, then serve as the template. Returns only in standbys."""
-    began = time.monotonic()
-    own = os.getpid()
+) -> "list[str]":
+    """Import these modules, and return those that were imported, in the process that is to be the template.
 
-    def leave_out(name: str, why: str) -> None:
-        os.write(writer, f"left {name} {why}\0".encode())
-        os._exit(0)
-
-    name = ""
+    When the imports so far took a while, the rest is tried in a fork of this process: if a module must be left out,
+    what was good is not imported again.
+    """
+    trial = tenax_preload.Trial
+    imported: list[str] = []
     with (
         tenax_preload.watched_environment(late) as environment,
         tenax_preload.script_folder_first(),
         tenax_preload.script_as_main(),
-        tenax_preload.watched_arguments(has_own_arguments, lambda why: leave_out(name, why)),
-        tenax_preload.watched_calls(lambda why: leave_out(name, why)),
+        tenax_preload.watched_arguments(has_own_arguments, trial.leave_out),
+        tenax_preload.watched_calls(trial.leave_out),
     ):
-        before = tenax_preload.Condition()
-        for name in selection.names:
+        before, began = tenax_preload.Condition(), time.monotonic()
+        while names:
+            if imported and time.monotonic() - began > _WORTH_KEEPING_S:
+                names = _fork_trials(names, left_out)
+                if not names:
+                    break
+                before, began = tenax_preload.Condition(), time.monotonic()
+            trial.name, *names = names
             loaded = set(sys.modules)
-            os.write(writer, f"import {name}\0".encode())
-            why = tenax_preload.import_module(name)
-            if os.getpid() != own:
+            trial.report(f"import {trial.name}")
+            why = tenax_preload.import_module(trial.name)
+            if os.getpid() != trial.pid:
                 os._exit(0)  # the import forked, and this is the child
-            why = why or before.why_it_cannot_be_forked(environment) or selection.why_not(name, loaded)
+            why = why or before.why_it_cannot_be_forked() or selection.why_not(trial.name, loaded)
             if why:
-                leave_out(name, why)
+                trial.leave_out(why)
+            imported.append(trial.name)
     _Changes.made = tuple(environment.changes())
     gc.collect()
     gc.freeze()  # keeps these pages shared: a collection in a worker would copy them
-    os.write(writer, b"ready\0")
-    os.close(writer)
-    channel.send(("ready", time.monotonic() - began, selection.names, left_out))
-    while True:
-        message, descriptors = channel.receive()
-        if message is None:
-            os._exit(0)
-        if _fork_standbys(channel, message[1], descriptors):
-            return
+    return imported
 
 
 class _Changes:

@@ -49,7 +49,7 @@ def strip(history: RunHistory, label: str) -> str:
     if not phases:
         return ""
     began_at, span_s = history.began_at, max(history.ended_at - history.began_at, 1e-9)
-    failures = [each.at for each in history.failures if not each.is_consequence][:_MAX_MARKS]
+    failures = [each.at for each in history.failures if each.is_own][:_MAX_MARKS]
     parts = []
     for since, until, kind, _ in phases:
         title = f"{_MEANINGS.get(kind, kind)}, {format_duration(until - since)}"

@@ -23,6 +23,7 @@ _COLOURS = {
     "failed": "failed",
     "stopped": "stopping",
 }
+_ROLES = {"first": "first cause", "same": "the same cause", "consequence": "a consequence"}
 _MAX_LANES = 20_000
 _MAX_ROWS = 500  # of one table
 _MAX_TRACEBACKS = 20
@@ -37,6 +38,7 @@ def timeline_page(history: RunHistory) -> str:
     parts = [
         f"<h1>Run {html.text(history.run_id)} {html.badge(history.outcome)}</h1>",
         f"<p>Why: {html.text(history.why.removesuffix('.'))}.</p>" if history.why else "",
+        _first_cause(history),
         f'<p class="muted">Began {format_moment(history.began_at)}, took {format_duration(history.duration_s)}.</p>',
         f'<p class="muted">{html.text(origin)}</p>' if origin else "",
         html.notes((*history.missing, *(each.text for each in history.hangs[:_MAX_HANGS]))),
@@ -52,6 +54,15 @@ def timeline_page(history: RunHistory) -> str:
     return html.page(f"tenax: run {history.run_id}", "\n".join(parts), style=style, script=script)
 
 
+def _first_cause(history: RunHistory) -> str:
+    first = history.first_cause
+    if first is None:
+        return ""
+    unknown = " The cause is unknown: it only lost a peer or timed out." if first.is_consequence else ""
+    lines = [f"{first.text}.{unknown}", f"Next: {first.next_step}" if first.next_step else ""]
+    return "".join(f"<p>{html.text(line)}</p>" for line in lines if line)
+
+
 def _facts(history: RunHistory) -> str:
     pairs = [("duration", format_duration(history.duration_s))]
     goodput = history.goodput
@@ -63,7 +74,10 @@ def _facts(history: RunHistory) -> str:
         pairs.append(("generations", str(len(history.generations))))
     if history.max_restarts:
         pairs.append(("restarts", f"{history.restarts_used} of {history.max_restarts}"))
-    pairs.append(("failed workers", str(len(history.failures))))
+    followed = len(history.failures) - history.failed
+    pairs.append(("failed workers", f"{history.failed}{f' and {followed} as a consequence' if followed else ''}"))
+    if left := sum(each.gone_at is not None for each in history.nodes):
+        pairs.append(("nodes that left", str(left)))
     if goodput is not None and goodput.lost_steps:
         pairs.append(("steps repeated", f"{goodput.lost_steps:,}"))
     return html.facts(pairs)
@@ -144,11 +158,11 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _causes(history: RunHistory) -> list[FailureStatus]:
-    return [each for each in history.failures if not each.is_consequence][:1000]
+    return [each for each in history.failures if each.is_own][:1000]
 
 
 def _failure_text(failure: FailureStatus) -> str:
-    return f"rank {failure.rank} on {failure.host} failed: {failure.what[:200]}"
+    return failure.text[:300] + (" (a consequence)" if not failure.is_own else "")
 
 
 def _doing(what: str, generation: int) -> str:
@@ -197,8 +211,10 @@ def _failures(history: RunHistory) -> str:
         traceback = each.traceback[-_MAX_TRACEBACK:] if index < _MAX_TRACEBACKS else ""
         kept = f"<pre>{html.text(traceback)}</pre>" if traceback else ""
         what = html.text(each.what)
-        if each.is_consequence:
-            what += ' <span class="muted">(a consequence)</span>'
+        if (role := _ROLES.get(each.role, "")) and len(history.failures) > 1:
+            what += f' <span class="muted">({role})</span>'
+        elif each.is_consequence:
+            what += ' <span class="muted">(the cause is unknown)</span>'
         shown = f"<details><summary>{what}</summary>{kept}</details>" if kept else what
         known = html.cells(each.generation, _after(history, each.at), each.rank, each.host, cause_text(each.cause))
         rows.append([*known, f'<td class="text">{shown}</td>'])

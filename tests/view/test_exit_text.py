@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tenax._failures.exit_text import describe_exit, describe_signal, signal_name
+from tenax._view.exit_text import describe_exit, describe_signal, signal_name
 
 
 @pytest.mark.parametrize(

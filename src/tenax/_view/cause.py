@@ -20,28 +20,30 @@ from __future__ import annotations
 import functools
 import re
 import signal
+from typing import NamedTuple
 
 import msgspec
 
+from tenax._core.model import AWAITED, Diagnosis, Failure
 from tenax._core.text import shortened, storable
-from tenax._failures.exit_text import describe_exit
+from tenax._view.exit_text import describe_exit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tenax._core.model import Failure
+    from collections.abc import Sequence
 
 __all__ = [
     "KINDS",
     "Cause",
     "Kind",
     "Observations",
+    "Related",
     "cause_of",
     "classify",
     "meaning_of",
-    "missing_ranks",
     "next_step_of",
+    "related",
+    "what_happened",
 ]
 
 _MAX_PROOF = 300
@@ -51,6 +53,8 @@ _EXTERNAL_SIGNALS = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
 _SHELL_BASE = 128
+_AT_EXIT = "thread_at_exit"  # says nothing about an exception before it
+_VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only with the same message
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +118,17 @@ _RESOURCES: tuple[Kind, ...] = (
         ),
     ),
     Kind(
+        id="too_many_files",
+        meaning="Too many files or sockets are open.",
+        next_step="Raise the limit (ulimit -n), or find what is not closed: ls -l /proc/PID/fd of a running worker.",
+        patterns=(
+            r"Too many open files",
+            r"\[Errno 2[34]\]",
+            r"\bEMFILE\b|\bENFILE\b",
+            r"received 0 items of ancdata",  # how multiprocessing shows it for tensors of data-loading workers
+        ),
+    ),
+    Kind(
         id="shared_memory",
         meaning="Shared memory (/dev/shm) is full or too small.",
         next_step="Give the container more (docker run --shm-size=8g, or an emptyDir of medium Memory), or use fewer "
@@ -161,12 +176,6 @@ _RESOURCES: tuple[Kind, ...] = (
         patterns=(r"\[Errno 11\] Resource temporarily unavailable",),
         within=r"fork",
         trust_output=False,
-    ),
-    Kind(
-        id="too_many_files",
-        meaning="Too many files or sockets are open.",
-        next_step="Raise the limit (ulimit -n), or find what is not closed: ls -l /proc/PID/fd of a running worker.",
-        patterns=(r"Too many open files", r"\[Errno 2[34]\]", r"\bEMFILE\b|\bENFILE\b"),
     ),
     Kind(
         id="quota",
@@ -261,6 +270,10 @@ _RESOURCES: tuple[Kind, ...] = (
             r"no kernel image is available",
             r"forward compatibility was attempted",
             r"libcuda\.so[\w.]*: cannot open",
+            r"has no attribute '_cuda_\w+'",  # torch without CUDA
+            r"ProcessGroupNCCL is only supported with GPUs",
+            r"Distributed package doesn't have NCCL",
+            r"Unable to initialize backend 'cuda'",
         ),
         trust_output=False,  # torch warns of it wherever there is none
     ),
@@ -405,6 +418,17 @@ KINDS: tuple[Kind, ...] = (
         next_step="Find where the ranks diverge in the script; TORCH_DISTRIBUTED_DEBUG=DETAIL names both operations.",
         patterns=(r"Detected mismatch between collectives", r"is running collective: .* but Rank"),
     ),
+    Kind(
+        id="size_mismatch",
+        meaning="A collective operation received data of another size: the ranks called it with different tensors.",
+        next_step="Compare the shapes and types of the tensors on all ranks; the rank that aborts is often not the one "
+        "that is wrong.",
+        patterns=(
+            r"Received data size doesn't match expected size",
+            r"op\.preamble\.(?:length|nbytes) ?<= ?op\.nbytes",
+            r"appears not to match (?:sizes|strides|dtype)",  # DDP compares its parameters
+        ),
+    ),
     # --- consequences of another worker's failure: invariant 4 ---
     Kind(
         id="collective_timeout",
@@ -420,7 +444,11 @@ KINDS: tuple[Kind, ...] = (
             r"Some NCCL operations have failed or timed out",
             r"NCCL timeout",
             r"Application timeout caused pair closure",
-            r"Heartbeat monitor timed out",
+            r"[Hh]eartbeat monitor timed out",
+            r"watchdog got stuck",
+            r"dump signal .*(?:timeout|watchdog)",
+            r"Barrier timed out",
+            r"Timed out (?:in|waiting) .*(?:barrier|all tasks)",
         ),
         is_consequence=True,
     ),
@@ -436,6 +464,22 @@ KINDS: tuple[Kind, ...] = (
             r"Timeout waiting for key",
             r"StoreTimeoutError",
             r"DistStoreError: .*[Tt]ime",
+            r"Timed out .*register_?task",
+            r"waiting for .*tasks? to (?:connect|register)",
+        ),
+        is_consequence=True,
+    ),
+    Kind(
+        id="jax_peer_lost",
+        meaning="JAX's coordination service ended the worker: another worker or the coordinator was lost.",
+        next_step="Investigate the worker that ended first, not this one.",
+        patterns=(
+            r"JAX distributed service detected fatal errors",
+            r"[Cc]oordination [Ss]ervice.*(?:[Hh]eartbeat|unhealthy|disconnect|shutting down|in error state)",
+            r"(?:[Hh]eartbeat|unhealthy|disconnect|in error state).*[Cc]oordination [Ss]ervice",
+            r"tasks? (?:are|is) unhealthy \(stopped sending heartbeats\)",
+            r"/job:jax_worker/.*(?:crashed|heartbeat|in error state|disconnected)",
+            r"Polled an error from the coordination service",
         ),
         is_consequence=True,
     ),
@@ -477,7 +521,12 @@ KINDS: tuple[Kind, ...] = (
         id="connection_refused",
         meaning="The connection was refused: no process listens at {what}.",
         next_step="Check that the process that should listen there is running, and check MASTER_ADDR and MASTER_PORT.",
-        patterns=(r"Connection refused", r"ConnectionRefusedError", r"\[Errno 111\]"),
+        patterns=(
+            r"Connection refused",
+            r"ConnectionRefusedError",
+            r"\[Errno 111\]",
+            r"[Ff]ailed to connect to all addresses",
+        ),
         detail=r"\(([\w.:-]+, \d+)\)|Connect to ([\w.:<>-]+)",
         otherwise="the address",
     ),
@@ -602,6 +651,12 @@ KINDS: tuple[Kind, ...] = (
         signals=(signal.SIGINT,),
     ),
     Kind(
+        id="thread_at_exit",
+        meaning="The worker aborted while it exited: a thread of a C++ library still ran, such as gloo's in torch.",
+        next_step="Call torch.distributed.destroy_process_group() before the script ends. The training was over.",
+        patterns=(r"terminate called without an active exception",),
+    ),
+    Kind(
         id="exception",
         meaning="The script raised an uncaught exception{what}.",
         next_step="Read the traceback below, last line first.",
@@ -674,6 +729,22 @@ KINDS: tuple[Kind, ...] = (
         meaning="The worker was killed by a signal that it does not handle.",
         next_step="Find the sender; some schedulers send a signal before they stop a job.",
     ),
+    # --- found by comparing workers: ``_core/diagnosis.py`` ---
+    Kind(
+        id="stopped_responding",
+        meaning="The worker stopped taking part; the others timed out waiting for it.",
+        next_step="Read its stacks or its last lines: they show where it was. Run it with --on-hang report for stacks.",
+    ),
+    Kind(
+        id="never_joined",
+        meaning="The worker did not join the process group; the others timed out waiting for it.",
+        next_step="Read its last lines: find what it did before init_process_group, such as a download or an import.",
+    ),
+    Kind(
+        id="exited_early",
+        meaning="The worker exited with code 0 while the others still needed it.",
+        next_step="Check that all ranks run the same number of steps: uneven data needs drop_last or join().",
+    ),
     # --- known only to tenax or from the exit code ---
     Kind(
         id="scope_expired",
@@ -730,6 +801,8 @@ def cause_of(failure: Failure) -> Cause:
     if known is not None:
         if known.id == "hang":
             return _cause(known, storable(failure.reason))
+        if known.id in AWAITED:
+            return _cause(known, "")
         return msgspec.structs.replace(_cause(known, evidence.proof), is_consequence=evidence.is_consequence)
     return classify(
         Observations(
@@ -743,6 +816,58 @@ def cause_of(failure: Failure) -> Cause:
     )
 
 
+class Related(NamedTuple):
+    """The failures of a generation by their relation to the first cause."""
+
+    first: Failure | None
+    same: list[Failure]  # the same cause
+    victims: list[Failure]  # consequences
+    others: list[Failure]  # independent
+
+
+def related(diagnosis: Diagnosis) -> Related:
+    """Return which failures are the first cause, have the same cause, follow from it, or are independent."""
+    first = diagnosis.first
+    found = Related(first, [], [], [])
+    cause = cause_of(first) if first is not None else None
+    for failure in diagnosis.failures if first is None else diagnosis.failures[1:]:
+        its = cause_of(failure)
+        if its.is_consequence and (cause is None or not cause.is_consequence):
+            found.victims.append(failure)
+        elif first is not None and cause is not None and _has_same_cause(cause, first, its, failure):
+            found.same.append(failure)
+        else:
+            found.others.append(failure)
+    return found
+
+
+def _has_same_cause(cause: Cause, first: Failure, its: Cause, failure: Failure) -> bool:
+    if its.kind != cause.kind or cause.is_consequence:
+        return False
+    a, b = first.evidence, failure.evidence
+    return cause.kind not in _VAGUE or (bool(a.message) and (a.error_type, a.message) == (b.error_type, b.message))
+
+
+def what_happened(failure: Failure) -> str:
+    """Return what the worker did, as the rest of a sentence that begins with its name."""
+    evidence = failure.evidence
+    if failure.reason:
+        return failure.reason
+    if evidence.out_of_memory.startswith("killed") and failure.exit_code < 0:
+        return "was " + evidence.out_of_memory
+    if failure.was_stopped and evidence.message:
+        return f"raised {evidence.message}"
+    ended = describe_exit(failure.exit_code)
+    if not evidence.message:
+        return ended
+    # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
+    return (
+        f"raised {evidence.message}"
+        if failure.exit_code == 1 and evidence.error_type
+        else f"{ended}: {evidence.message}"
+    )
+
+
 def meaning_of(kind: str, proof: str = "") -> str:
     """Return what this kind means; empty for an unknown kind."""
     known = _BY_ID.get(kind)
@@ -753,17 +878,6 @@ def next_step_of(kind: str, proof: str = "") -> str:
     """Return what to do about this kind; empty for an unknown kind."""
     known = _BY_ID.get(kind)
     return _fill(known, known.next_step, proof) if known is not None else ""
-
-
-def missing_ranks(texts: Iterable[str]) -> list[int]:
-    """Return the ranks that these messages report as missing."""
-    found: set[int] = set()
-    for text in texts:
-        for match in re.finditer(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier", text):
-            found.update(map(int, match.group(1).split(",")))
-        for match in re.finditer(r"\[([\d, ]+)\] (?:finished collective #\d+, but )?didn't join collective", text):
-            found.update(int(number) for number in match.group(1).split(",") if 0 < len(number.strip()) < 10)
-    return sorted(found)
 
 
 # --- recognition ------------------------------------------------------------------------------------------------------
@@ -823,7 +937,7 @@ def _match_output(observed: Observations, has_exception: bool) -> tuple[str, str
         return None  # a signal ended it, whatever it printed
     if has_exception and observed.exit_code >= 0:  # output of a child: match resources, not lost peers
         return _first_match(lines[::-1], tuple(kind for kind in kinds if kind in _RESOURCES), "")
-    own = tuple(kind for kind in kinds if not kind.is_consequence)
+    own = tuple(kind for kind in kinds if not kind.is_consequence and not (has_exception and kind.id == _AT_EXIT))
     late = lines if observed.exit_code < 0 else lines[-_MAX_CONSEQUENCE_LINES:]
     before = own[: next((at for at, kind in enumerate(own) if kind.id == "connection_refused"), len(own))]
     return (

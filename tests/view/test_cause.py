@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax._core.model import Evidence, Failure
-from tenax._failures.cause import KINDS, Observations, cause_of, classify, meaning_of, missing_ranks, next_step_of
+from tenax._core.model import AWAITED, Evidence, Failure
+from tenax._view.cause import KINDS, Observations, cause_of, classify, meaning_of, next_step_of
 
 pytestmark = pytest.mark.process
 
@@ -102,7 +102,9 @@ def test_an_error_about_a_lost_peer_is_a_consequence(text: str, kind: str) -> No
 
 def test_only_a_lost_peer_or_a_timeout_is_a_consequence() -> None:
     """Invariant 4."""
-    assert {kind.id for kind in KINDS if kind.is_consequence} == {"peer_lost", "collective_timeout", "store_timeout"}
+    assert {kind.id for kind in KINDS if kind.is_consequence} == {
+        *("peer_lost", "jax_peer_lost", "collective_timeout", "store_timeout")
+    }
 
 
 def test_end_of_file_in_multiprocessing_is_a_lost_peer() -> None:
@@ -242,22 +244,14 @@ def test_a_failure_without_a_known_cause_is_classified_from_its_evidence() -> No
     assert cause_of(Failure(1, 0, 0, 5, 1, 1.0, evidence=unknown)).kind == "exception"
 
 
-def test_missing_ranks_are_found_in_messages() -> None:
-    texts = [
-        "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 5000 ms",
-        "- [5] finished collective #3, but didn't join collective #4",
-        "nothing",
-    ]
-    assert missing_ranks(texts) == [1, 3, 5]
-
-
 def test_every_kind_has_a_meaning_and_a_next_step() -> None:
     for kind in KINDS:
         meaning, step = meaning_of(kind.id), next_step_of(kind.id)
         assert (meaning[-1], step[-1]) == (".", "."), kind.id
         assert "{" not in meaning + step, kind.id
         assert kind.patterns or kind.signals or kind.id in {
-            *("out_of_memory", "exception", "signal", "scope_expired", "hang", "not_started", "exit_code", "unknown")
+            *("out_of_memory", "exception", "signal", "scope_expired", "hang", "not_started", "exit_code", "unknown"),
+            *AWAITED,
         }  # fmt: skip
 
 

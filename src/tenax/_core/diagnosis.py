@@ -1,0 +1,180 @@
+"""The diagnosis of a generation: what ended it, what followed, what tenax stopped, which nodes were there and left.
+
+The coordinator makes it once, when every member has stopped. The verdict contains it, so every node gets the same one;
+reports, status, pages, metrics and traces show it and decide nothing themselves.
+
+Invariants (tests cite the numbers):
+
+D1  Causes come before consequences, then the earliest comes first.
+D2  If every failed worker lost a peer or timed out, the first cause is the worker that they waited for, if it is known:
+    the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
+    out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
+D3  After a change of membership or on an operator's request, consequences have no other cause.
+D4  No worker is both failed and stopped.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tenax._core.model import (
+    EXITED_EARLY,
+    NEVER_JOINED,
+    STOPPED_RESPONDING,
+    Departure,
+    Diagnosis,
+    Evidence,
+    Failure,
+    Member,
+    Stopped,
+    by_cause,
+    failure_began_at,
+    truncate_failures,
+    truncate_stacks,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tenax._core.run_state import CoordinatorState, Generation
+
+_MAX_STOPPED_WITH_TEXTS = 32  # in a verdict, which is one message
+_MAX_MEMBERS = 1024
+_TIMEOUTS = frozenset({"collective_timeout", "store_timeout"})
+_NAMED = (
+    re.compile(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier"),
+    re.compile(r"\[([\d, ]{1,2000})\] (?:finished collective #\d+, but )?didn't join collective"),
+)
+# From c10d's store and JAX's coordination service: some workers never connected.
+_NEVER_JOINED = re.compile(
+    r"waiting for clients|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
+)
+
+
+def diagnosis_of(state: CoordinatorState) -> Diagnosis:
+    """Return the diagnosis of the last generation; while it runs or ends, what is known so far."""
+    from tenax._core.run_state import EndCause, Ending
+
+    known = state.verdict or state.last.diagnosis
+    is_change = isinstance(state.phase, Ending) and state.phase.cause is not EndCause.FAILURE
+    return known or diagnose(state.last, state.generation, is_change=is_change)
+
+
+def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
+    """Return what happened to this generation, as far as its members have reported."""
+    is_change |= bool(last.lost or last.drained or last.is_uncharged)
+    failures = sorted(last.failures.values(), key=by_cause)
+    if failures and failures[0].evidence.is_consequence and not is_change:
+        failures = [*_awaited(last, number, failures), *failures]
+    failed = {failure.global_rank for failure in failures}
+    stopped = [each for rank, each in last.stopped.items() if rank not in failed]
+    left = [Departure(label, "lost", why) for label, why in last.lost.items()]
+    return Diagnosis(
+        failures=tuple(failures),
+        stopped=(*stopped[:_MAX_STOPPED_WITH_TEXTS], *(each.brief() for each in stopped[_MAX_STOPPED_WITH_TEXTS:])),
+        left=(*left, *(Departure(label, "drained") for label in last.drained if label not in last.lost)),
+        members=tuple(last.parts.values())[:_MAX_MEMBERS],
+        is_change=is_change,
+    )
+
+
+def truncated(diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis so that it fits into a message."""
+    return msgspec.structs.replace(diagnosis, failures=truncate_failures(diagnosis.failures))
+
+
+def describe_first_cause(first: Failure) -> str:
+    """Return one short sentence: which worker, and whether it failed or the others waited for it."""
+    what = first.reason if first.evidence.cause in (STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY) else "failed"
+    return f"rank {first.global_rank}{f' on {first.host}' if first.host else ''} {what}"
+
+
+def missing_ranks(texts: Iterable[str]) -> list[int]:
+    """Return the ranks that these messages report as missing."""
+    found: set[int] = set()
+    for text in texts:
+        for pattern in _NAMED:
+            for match in pattern.finditer(text):
+                found.update(int(number) for number in match[1].split(",") if 0 < len(number.strip()) < 10)
+    return sorted(found)
+
+
+def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Failure]:
+    """Return the workers that the victims waited for, as failures; none if they are not known (D2)."""
+    failed = {failure.global_rank for failure in victims}
+    timed_out = [each for each in victims if each.evidence.cause in _TIMEOUTS]
+    known = (last.accounted | last.done) - last.gone
+    early = {
+        rank: part
+        for node_id, part in last.parts.items()
+        if node_id in known
+        for rank in range(part.first_rank, part.first_rank + part.slots)
+        if rank not in failed and rank not in last.stopped
+    }
+    texts = (text for each in victims for text in (each.evidence.proof, each.evidence.message))
+    named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early]
+    ranks = named or sorted(early) or (_silent(last, failed) if timed_out else [])
+    never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
+    at = min(failure_began_at(each) for each in victims)
+    waited = _waited(len(victims), len(timed_out))
+    found = []
+    for rank in ranks:
+        stopped = last.stopped.get(rank)
+        if stopped is None:
+            part = early[rank]
+            cause, reason = EXITED_EARLY, f"exited with code 0 while others still ran; {waited}"
+            stopped = Stopped(rank - part.first_rank, rank, 0, 0, host=part.host)
+        elif never_joined:
+            cause, reason = NEVER_JOINED, f"never joined the process group; {waited}"
+        else:
+            cause, reason = STOPPED_RESPONDING, f"stopped responding; {waited}"
+        found.append(_as_failure(last, number, stopped, cause, reason, at))
+    return found
+
+
+def _silent(last: Generation, failed: set[int]) -> list[int]:
+    """Return the ranks that still ran when the others had timed out, if they are one worker or one node."""
+    if last.hang is not None and last.hang.is_odd:
+        return [rank for rank in last.hang.locations[0].ranks if rank in last.stopped]
+    silent = [rank for rank in last.stopped if rank not in failed]
+    nodes = {_part_of(last, rank) for rank in silent}
+    is_one_node = len(nodes) == 1 and any(_part_of(last, rank) not in nodes for rank in failed)
+    return sorted(silent) if len(silent) == 1 or is_one_node else []
+
+
+def _part_of(last: Generation, rank: int) -> Member | None:
+    return next((part for part in last.parts.values() if 0 <= rank - part.first_rank < part.slots), None)
+
+
+def _waited(victims: int, timed_out: int) -> str:
+    who = "1 rank" if victims == 1 else f"{victims} ranks"
+    if timed_out == victims:
+        return f"{who} timed out waiting for it"
+    return f"{who} lost the connection to it" if not timed_out else f"{who} timed out or lost the connection to it"
+
+
+def _as_failure(last: Generation, number: int, stopped: Stopped, cause: str, reason: str, at: float) -> Failure:
+    stacks = stopped.stacks
+    if not stacks and last.hang is not None:
+        stacks = next((each.stacks for each in last.hang.locations if stopped.global_rank in each.ranks), "")
+    return Failure(
+        generation=number,
+        local_rank=stopped.local_rank,
+        global_rank=stopped.global_rank,
+        pid=stopped.pid,
+        exit_code=stopped.exit_code,
+        seen_at=at,
+        reason=reason,
+        evidence=Evidence(
+            cause=cause,
+            last_lines=stopped.last_lines,
+            last_lines_of="output",
+            log_file=stopped.log_file,
+            stacks=truncate_stacks(stacks),
+        ),
+        was_stopped=cause != EXITED_EARLY,
+        host=stopped.host,
+    )

@@ -1,0 +1,123 @@
+"""The diagnosis names the first cause: of failures, and of workers that the others waited for (D1 to D4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenax._core.diagnosis import describe_first_cause, diagnose, missing_ranks
+from tenax._core.messages import HangReport, StackLocation
+from tenax._core.model import Evidence, Failure, Member, Stopped
+from tenax._core.run_state import Generation
+
+TIMEOUT = Evidence(cause="collective_timeout", is_consequence=True, message="Timed out waiting 1000ms for recv")
+LOST = Evidence(cause="peer_lost", is_consequence=True, message="Connection reset by peer")
+UNJOINED = Evidence(
+    cause="store_timeout", is_consequence=True, message="Timed out after 61 seconds waiting for clients. 7/8 joined"
+)
+
+
+def generation(failed: dict[int, Evidence], stopped: tuple[int, ...] = (), **more) -> Generation:
+    """Two nodes with four workers each; ranks in neither list exited with code 0."""
+    return Generation(
+        members={"a": 0, "b": 1},
+        accounted={"a", "b"},
+        parts={"a": Member("host1", "host1", 0, 4), "b": Member("host2", "host2", 4, 4)},
+        world_size=8,
+        failures={
+            rank: Failure(1, rank % 4, rank, 100 + rank, 1, 10.0 + index, "", evidence, host=f"host{1 + rank // 4}")
+            for index, (rank, evidence) in enumerate(failed.items())
+        },
+        stopped={
+            rank: Stopped(rank % 4, rank, 100 + rank, -15, host=f"host{1 + rank // 4}", last_lines=(f"step of {rank}",))
+            for rank in stopped
+        },
+        **more,
+    )
+
+
+def first_of(last: Generation, **more) -> tuple[int, str, str] | None:
+    first = diagnose(last, 1, is_change=False, **more).first
+    return None if first is None else (first.global_rank, first.evidence.cause, first.reason)
+
+
+def test_a_cause_comes_before_earlier_consequences() -> None:
+    """D1."""
+    last = generation({0: TIMEOUT, 5: Evidence(cause="exception")}, stopped=(1, 2, 3, 4, 6, 7))
+    assert [each.global_rank for each in diagnose(last, 1, is_change=False).failures] == [5, 0]
+
+
+def test_the_rank_that_stopped_responding_is_the_first_cause_of_timeouts() -> None:
+    """D2, D4: with its last lines, and no longer among the stopped."""
+    last = generation({rank: TIMEOUT for rank in (0, 1, 2, 3, 4, 5, 7)}, stopped=(6,))
+    diagnosis = diagnose(last, 1, is_change=False)
+    assert diagnosis.first is not None
+    assert describe_first_cause(diagnosis.first) == (
+        "rank 6 on host2 stopped responding; 7 ranks timed out waiting for it"
+    )
+    assert diagnosis.first.evidence.last_lines == ("step of 6",)
+    assert diagnosis.first.seen_at == 10.0
+    assert diagnosis.stopped == ()
+    assert len(diagnosis.failures) == 8
+
+
+def test_a_node_that_stopped_responding_is_named_by_all_its_ranks() -> None:
+    last = generation(dict.fromkeys(range(4), TIMEOUT), stopped=(4, 5, 6, 7))
+    found = diagnose(last, 1, is_change=False)
+    assert [each.global_rank for each in found.failures] == [4, 5, 6, 7, 0, 1, 2, 3]
+
+
+def test_several_candidates_on_several_nodes_are_not_guessed_at() -> None:
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7))
+    assert first_of(last) == (0, "collective_timeout", "")
+
+
+def test_the_errors_may_name_the_rank() -> None:
+    named = Evidence(
+        cause="collective_timeout", is_consequence=True, proof="[Rank 0]: Rank 3 failed to pass monitoredBarrier in 1 s"
+    )
+    assert first_of(generation({0: named}, stopped=(1, 2, 3, 4, 5, 6, 7)))[:2] == (3, "stopped_responding")
+
+
+def test_a_rank_that_exited_early_is_named_as_that() -> None:
+    last = generation(dict.fromkeys((0, 1, 2), LOST), stopped=(4, 5, 6, 7))
+    rank, cause, reason = first_of(last)
+    assert (rank, cause) == (3, "exited_early")
+    assert reason == "exited with code 0 while others still ran; 3 ranks lost the connection to it"
+    assert diagnose(last, 1, is_change=False).first.host == "host1"
+
+
+def test_a_rank_that_never_joined_is_named_as_that() -> None:
+    last = generation({rank: UNJOINED for rank in range(8) if rank != 2}, stopped=(2,))
+    assert first_of(last)[:2] == (2, "never_joined")
+
+
+def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None:
+    odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
+    hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=hang)
+    assert first_of(last)[:2] == (6, "stopped_responding")
+    assert diagnose(last, 1, is_change=False).first.evidence.stacks == odd.stacks
+
+
+def test_a_lost_connection_to_a_worker_that_still_runs_proves_nothing() -> None:
+    assert first_of(generation(dict.fromkeys(range(7), LOST), stopped=(7,))) == (0, "peer_lost", "")
+
+
+@pytest.mark.parametrize("change", [{"lost": {"host2": "connection closed"}}, {"drained": ["host2"]}])
+def test_consequences_of_a_change_are_no_cause(change: dict[str, object]) -> None:
+    """D3: a drained node is not a failure, and neither are the workers that lost it."""
+    last = generation(dict.fromkeys(range(4), LOST), stopped=(4, 5, 6, 7), **change)
+    diagnosis = diagnose(last, 1, is_change=False)
+    assert diagnosis.first is None
+    assert diagnosis.is_change
+    assert [each.label for each in diagnosis.left] == ["host2"]
+
+
+def test_a_cause_of_its_own_stays_one_when_a_node_left() -> None:
+    last = generation({0: Evidence(cause="disk_full")}, drained=["host2"])
+    assert first_of(last)[:2] == (0, "disk_full")
+
+
+def test_ranks_that_messages_name_as_missing() -> None:
+    texts = ["Ranks 1, 2 failed to pass monitoredBarrier", "[5, 7] finished collective #4, but didn't join collective"]
+    assert missing_ranks(texts) == [1, 2, 5, 7]
