@@ -303,8 +303,8 @@ def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
     verdict = Verdict(
         Outcome.FAILED,
         "w" * 1000,
-        truncate_failures(failures),
-        tuple(
+        failures=truncate_failures(failures),
+        stopped=tuple(
             Stopped(7, rank, 4_000_000, -15, *(("\x01" * 6007, "h" * 64) if rank < 32 else ()))
             for rank in range(10_000)
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from tenax._core.model import Evidence
 from tenax._failures import error_file
 from tenax._failures.evidence import MAX_LAST_LINES, gather, last_lines, stacks_in
 from tenax._failures.out_of_memory import OutOfMemoryWatch
+from tenax._failures.port_owner import owner_in
+from tenax._view.cause import meaning_of
 
 from .test_error_file import NOW
 
@@ -227,3 +230,19 @@ def test_the_end_of_long_stacks_is_kept_and_omitted_threads_are_marked(tmp_path:
     found = stacks_in(str(path))
     assert len(found) <= 32_000
     assert found.endswith("faulthandler stops after the newest 100]\nCurrent thread 0x1:\n  in main")
+
+
+def test_the_process_that_has_the_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        text = f"Traceback (most recent call last):\nOSError: [Errno 98] Address already in use, port: {port}\n"
+        found = gather(pid=1, exit_code=1, stderr_tail=text.encode())
+    assert found.cause == "address_in_use"
+    assert f"; pid {os.getpid()} (" in found.proof
+    assert meaning_of(found.cause, found.proof) == f"Port {port} is already in use by another process."
+
+
+def test_a_free_port_has_no_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert owner_in(f"port: {port}") == owner_in("no port") == ""

@@ -71,8 +71,8 @@ def test_every_kind_of_event_is_read_back(path: str) -> None:
     verdict = Verdict(
         Outcome.FAILED,
         "no luck",
-        (FAILURE,),
-        (Stopped(1, 9, 77, -15),),
+        failures=(FAILURE,),
+        stopped=(Stopped(1, 9, 77, -15),),
         restarts_used=2,
         generation=5,
         earlier=(FAILURE,),

@@ -11,7 +11,6 @@ an earlier coordinator. ``lifecycle.py`` decides about the generations of the no
 from __future__ import annotations
 
 from tenax._core import events, messages
-from tenax._core.diagnosis import describe_first_cause
 from tenax._core.lifecycle import SUPERSEDED, Lifecycle
 from tenax._core.model import Assignment, Outcome, assert_never, by_cause
 from tenax._core.record import RunRecord
@@ -577,6 +576,8 @@ class CoordinatorMachine(Lifecycle):
         for label in missing:
             last.lost[label] = "it did not reconnect after the coordinator was lost"
         if last.failures:
+            from tenax._core.diagnosis import describe_first_cause
+
             first = min(last.failures.values(), key=by_cause)
             self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
         elif missing or phase.is_broken:

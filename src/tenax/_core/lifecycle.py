@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import events, messages
-from tenax._core.diagnosis import describe_first_cause, diagnosis_of, truncated
 from tenax._core.events import FromCoordinator
 from tenax._core.model import (
     MAX_EARLIER,
@@ -264,6 +263,8 @@ class Lifecycle:
         for failure in failures:
             last.add_failure(msgspec.structs.replace(failure.shifted(by_s), host=record.info.where))
         if isinstance(self.state.phase, Running) and last.failures:
+            from tenax._core.diagnosis import describe_first_cause
+
             first = min(last.failures.values(), key=by_cause)
             self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
 
@@ -438,6 +439,8 @@ class Lifecycle:
 
     def _after_generation(self, ending: Ending, now: float) -> None:
         """Decide what follows, and what it is counted as, when every member has stopped or is gone."""
+        from tenax._core.diagnosis import describe_first_cause, diagnosis_of
+
         state, last = self.state, self.state.last
         state.settled = state.generation
         diagnosis = last.diagnosis = diagnosis_of(state)
@@ -480,7 +483,7 @@ class Lifecycle:
         state, last = self.state, self.state.last
         decision = ending.decision
         if decision is None or last.lost or last.drained:
-            failures = diagnosis_of(state).failures
+            failures = last.diagnosis.failures if last.diagnosis is not None else ()
             decision = self._ask_policy(change, self._history(ending.at - last.formed_at, failures))
         match decision:
             case GiveUp(why):
@@ -495,6 +498,8 @@ class Lifecycle:
                 self._gather(change.why, now)
 
     def _after_failure(self, now: float) -> None:
+        from tenax._core.diagnosis import diagnosis_of
+
         last, diagnosis = self.state.last, diagnosis_of(self.state)
         failures = tuple(first_cause_first(diagnosis.failures, last.formed_at))
         last.diagnosis, first = msgspec.structs.replace(diagnosis, failures=failures), failures[0]
@@ -523,8 +528,11 @@ class Lifecycle:
     def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
         state = self.state
         state.ledger.over(outcome.value, why, now)
-        is_success = outcome is Outcome.SUCCEEDED
-        diagnosis = Diagnosis() if is_success else truncated(diagnosis_of(state))
+        diagnosis = Diagnosis()
+        if outcome is not Outcome.SUCCEEDED:
+            from tenax._core.diagnosis import diagnosis_of, truncated
+
+            diagnosis = truncated(diagnosis_of(state))
         verdict = Verdict(
             outcome=outcome,
             why=why,

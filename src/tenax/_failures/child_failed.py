@@ -33,7 +33,7 @@ class ChildFailedError(Exception):
 
         A worker that only lost a peer comes after one with a cause of its own; ties go to the one observed first.
         """
-        rank = min(self.failures, key=lambda rank: _by_cause(self.failures[rank]))
+        rank = min(self.failures, key=lambda rank: by_cause(self.failures[rank]))
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
@@ -50,7 +50,8 @@ class ChildFailedError(Exception):
         return "\n".join([*lines, "Root Cause (first observed failure):", first, border])
 
 
-def _by_cause(failure: ProcessFailure) -> tuple[bool, float]:
+def by_cause(failure: ProcessFailure) -> tuple[bool, float]:
+    """Sort causes before consequences, then by time."""
     # Callers may pass torch's own ProcessFailure, which has whole seconds and no causes.
     return getattr(failure, "is_consequence", False), getattr(failure, "raised_at", failure.timestamp)
 

@@ -149,6 +149,11 @@ def _out_of_memory(watch: OutOfMemoryWatch | None, pid: int, exit_code: int, tex
 def _cause(observed: Observations, watch: OutOfMemoryWatch | None, pid: int) -> Cause:
     """Classify the failure, with the kernel log if that has more."""
     cause = classify(observed)
+    if cause.kind == "address_in_use":
+        from tenax._failures.port_owner import owner_in
+
+        owner = owner_in(cause.proof)
+        return msgspec.structs.replace(cause, proof=f"{cause.proof}; {owner} listens there") if owner else cause
     if watch is None or cause.is_consequence:
         return cause
     lines, log_pid = watch.kernel_errors(pid)

@@ -650,8 +650,8 @@ def gloo(fault: str) -> None:
                 signal.pause()
             case "gloo_early":
                 os._exit(0)
-            case "gloo_size":
-                ones = torch.ones(2)  # its peer sends more than it expects
+    elif fault == "gloo_size":
+        ones = torch.ones(4000)  # more than the root expects
     distributed.all_reduce(ones, group=group)
     raise AssertionError("no peer was lost")
 

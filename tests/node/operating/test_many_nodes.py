@@ -135,7 +135,7 @@ def test_stop_ends_every_node_as_cancelled(operator: Operator) -> None:
     assert (done.code, done.out) == (0, "stopping the run on every node\n")
     for agent in agents:
         assert agent.wait() == 130
-        assert "enough" in agent.printed_report
+        assert "enough" in agent.text
     gone = operator.tenax("status", "run", "--endpoint", operator.cluster.endpoint)
     assert gone.code == 1
     assert f"no coordinator at {operator.cluster.endpoint}: Connection refused" in gone.err

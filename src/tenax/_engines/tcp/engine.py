@@ -245,7 +245,7 @@ class TcpEngine(LinkedEngine):
     def _write_marker(self, state: CoordinatorState) -> None:
         verdict = state.verdict
         if verdict is not None:  # without the report: a late node only needs the outcome
-            verdict = msgspec.structs.replace(verdict, failures=(), stopped=(), earlier=())
+            verdict = msgspec.structs.replace(verdict, failures=(), stopped=(), members=(), earlier=())
         self._marker.write(Note(state.generation, state.restarts_used, state.store, verdict))
 
     def _touch_marker(self) -> None:

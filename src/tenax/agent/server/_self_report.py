@@ -118,7 +118,9 @@ class SelfReport:
 
     def _record_end_of_agent(self, result: RunResult) -> None:
         if result.is_failed():
-            first = min(result.failures.values(), key=lambda failure: failure.timestamp, default=None)
+            from tenax._failures.child_failed import by_cause
+
+            first = min(result.failures.values(), key=by_cause, default=None)
             why = "" if first is None else str(first.message)
             self._record(lambda: self._construct_event("FAILED", "AGENT", raw_error=why))
         else:
