@@ -39,6 +39,7 @@ from tenax._failures.evidence import gather
 from tenax._failures.kernel_log import gpu_error
 from tenax._node.run_journal import RunHeader, RunStep
 from tenax._view.cause import Observations, classify
+from tenax.testing.run_invariants import RunChecker
 
 NODES, SLOTS = 2, 4
 WALL = 1_700_000_000.0
@@ -110,12 +111,13 @@ class Played(NamedTuple):
 def play(case: Case) -> Played:
     """Send the coordinator what two agents report about this failure."""
     settings = RunSettings("job", 1 if case.change else NODES, NODES, last_call_s=0.0)
-    machine, steps, at = CoordinatorMachine(settings), [], 0.0
+    machine, checker, steps, at = CoordinatorMachine(settings), RunChecker(settings), [], 0.0
 
     def step(event, after_s: float = 0.1) -> None:
         nonlocal at
         at += after_s
         done = machine.step(event, at)
+        checker.check(machine.state, event, done, at)
         steps.append(RunStep(at, event, done.sends, done.decision))
 
     step(Opened())

@@ -123,6 +123,7 @@ class NamesTheLastCause(CoordinatorMachine):
         for failure, at in zip(list(failures.values()), reversed(times), strict=True):
             evidence = msgspec.structs.replace(failure.evidence, raised_at=-at)
             failures[failure.global_rank] = msgspec.structs.replace(failure, seen_at=-at, evidence=evidence)
+        self.state.last.diagnosis = None  # made again, of the wrong times
         super()._after_failure(now)
 
 
