@@ -43,7 +43,7 @@ class SshHosts:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
         hosts = [self._start_server(name) for name in NAMES]
         common = (
-            f"IdentityFile {self.folder}/user_key",
+            f'IdentityFile "{self.folder}/user_key"',
             "IdentitiesOnly yes",
             "StrictHostKeyChecking no",
             "UserKnownHostsFile /dev/null",
@@ -57,8 +57,8 @@ class SshHosts:
         """Start one server. Return its part of the configuration of ssh."""
         endpoint, path = own_endpoint(), self.folder / f"{name}.conf"
         path.write_text(
-            f"ListenAddress {endpoint}\nHostKey {self.folder}/host_key\nPidFile none\nUsePAM no\n"
-            f"AuthorizedKeysFile {self.folder}/user_key.pub\nStrictModes no\nAcceptEnv {_VARIABLE}\n"
+            f'ListenAddress {endpoint}\nHostKey "{self.folder}/host_key"\nPidFile none\nUsePAM no\n'
+            f'AuthorizedKeysFile "{self.folder}/user_key.pub"\nStrictModes no\nAcceptEnv {_VARIABLE}\n'
         )
         assert SSHD is not None
         log = self.folder / f"{name}.log"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -56,7 +57,8 @@ class Started:
         self.hosts = hosts
         self.folder = folder
         self._output = folder / "output"
-        flags = ["--hosts", names, "--ssh", f"ssh -F {hosts.config}", "--env", "FROM_HERE,TMPDIR,TENAX_PRIVATE_DIR"]
+        flags = ["--hosts", names, "--ssh", f"ssh -F {quote(str(hosts.config))}"]
+        flags += ["--env", "FROM_HERE,TMPDIR,TENAX_PRIVATE_DIR"]
         run_flags = ["--rdzv-endpoint", own_endpoint(), "--preload", "none", "train.py", what]
         environ = {**os.environ, "TMPDIR": str(folder), "FROM_HERE": "passed", "NOT_PASSED": "1"}
         with self._output.open("wb") as output:

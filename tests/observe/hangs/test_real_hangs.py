@@ -92,8 +92,7 @@ def test_a_thread_that_logs_does_not_hide_a_hang(job: Job) -> None:
                 time.sleep(0.02)
         threading.Thread(target=log, daemon=True).start()
         data = os.open(os.devnull, os.O_WRONLY)
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
+        for _ in range(200):  # not for some time: on a busy machine the agent takes its samples late, too
             os.write(data, b"x")
             time.sleep(0.01)
         def wait_forever():
@@ -105,7 +104,7 @@ def test_a_thread_that_logs_does_not_hide_a_hang(job: Job) -> None:
     agent.until_printed("no action is taken", LONG_TIMEOUT_S)
     reports = hang_report(agent)
     assert "all workers are asleep" in reports[0]
-    assert reports[2].startswith("  ranks 0, 1: at ")
+    assert any("in wait_forever, in threading.py:" in line for line in reports)
     agent.send(signal.SIGTERM)
     assert agent.wait().code == 128 + signal.SIGTERM
 

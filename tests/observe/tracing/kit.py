@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,9 @@ WALL = 1_700_000_000.0
 
 
 class Collector:
-    """Receives traces, in a thread. ``status``: its HTTP status."""
+    """Receives traces, in a thread. ``status``: its HTTP status; ``mark``: a file that it creates at the first one."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status: int = 200, mark: Path | None = None) -> None:
         self.paths: list[str] = []
         self.requests: list[Any] = []
         collector = self
@@ -44,6 +45,8 @@ class Collector:
                 collector.requests.append(request)
                 self.send_response(status)
                 self.end_headers()
+                if mark is not None:
+                    mark.touch()
 
             def log_message(self, *_: object) -> None: ...
 
@@ -73,9 +76,9 @@ class Collector:
 
 
 @contextmanager
-def collecting(status: int = 200) -> Iterator[Collector]:
+def collecting(status: int = 200, mark: Path | None = None) -> Iterator[Collector]:
     with leaving_nothing():
-        collector = Collector(status)
+        collector = Collector(status, mark)
         try:
             yield collector
         finally:

@@ -18,15 +18,19 @@ from .kit import attributes, collecting
 
 pytestmark = pytest.mark.process
 
+# The last generation waits until the first spans have arrived: after the run there are only two seconds for the others,
+# not enough to import OpenTelemetry on a busy machine.
 _SCRIPT = """
-import os
+import os, sys, time
 from tenax import progress
 
 first = 5 * int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 for step in range(first, first + 10):
     progress.step(step)
-if first == 0 and os.environ["RANK"] == "1":
+if first == 0 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_MAX_RESTARTS"] == "1":
     raise ValueError("not this time")
+while first and not os.path.exists(sys.argv[1]):
+    time.sleep(0.002)
 """
 
 
@@ -34,9 +38,10 @@ def test_trace_report_and_verdict_agree(tmp_path: Path) -> None:
     """The same outcome, cause and sums, for a run with a restart."""
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
-    with collecting() as collector:
+    arrived = tmp_path / "arrived"
+    with collecting(mark=arrived) as collector:
         arguments = ["run", "--trace", f"otel:{collector.endpoint}", "--nproc-per-node", "2", "--max-restarts", "1"]
-        arguments += ["--rdzv-id", "traced", "--log-dir", str(tmp_path / "logs"), str(script)]
+        arguments += ["--rdzv-id", "traced", "--log-dir", str(tmp_path / "logs"), str(script), str(arrived)]
         done = subprocess.run(
             [sys.executable, "-m", "tenax", *arguments],
             capture_output=True,
@@ -73,11 +78,13 @@ def test_trace_report_and_verdict_agree(tmp_path: Path) -> None:
     assert line["first_cause"].endswith("raised ValueError: not this time")
 
 
-def test_only_the_coordinator_sends_spans() -> None:
+def test_only_the_coordinator_sends_spans(tmp_path: Path) -> None:
     """Two nodes have the flag: every span is sent once."""
-    with collecting() as collector:
+    script = tmp_path / "train.py"
+    script.write_text(_SCRIPT.replace("while first and", "while"))
+    with collecting(mark=tmp_path / "arrived") as collector:
         arguments = [sys.executable, "-m", "tenax", "run", "--trace", f"otel:{collector.endpoint}", "--nnodes", "2"]
-        arguments += ["--rdzv-id", "pair", "--rdzv-endpoint", own_endpoint(), "--no-python", "true"]
+        arguments += ["--rdzv-id", "pair", "--rdzv-endpoint", own_endpoint(), str(script), str(tmp_path / "arrived")]
         agents = [
             subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
         ]
