@@ -19,7 +19,7 @@ from tenax._view.status import FailureStatus, RunStatus, status_of
 from tenax._view.summary import format_summary, summary_of
 from tenax.cli import status_screen
 
-from .recorded import SLOTS, WALL, Case, cases, play
+from .played import SLOTS, WALL, Case, cases, play
 
 CASES = cases()
 
@@ -141,5 +141,5 @@ def test_the_verdict_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
 
 
-def test_the_recorded_corpus_is_large_and_its_names_are_unique() -> None:
+def test_the_played_corpus_is_large_and_its_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 40

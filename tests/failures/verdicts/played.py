@@ -1,6 +1,9 @@
-"""Recorded failures of two nodes with four workers each, played through the coordinator without any process.
+"""Failures of two nodes with four workers each, played through the coordinator without any process.
 
-A file of ``recorded/`` holds cases. A case begins with its expectation and then lists what each worker left; workers
+``torch.txt`` holds output that torch 2.13 printed. The texts of the other files were written by hand after the messages
+of the libraries and the kernel; they were not captured.
+
+A file of ``played/`` holds cases. A case begins with its expectation and then lists what each worker left; workers
 that are not listed were stopped by tenax::
 
     == NAME
@@ -13,7 +16,7 @@ that are not listed were stopped by tenax::
     -- kernel                       lines of the kernel log on the first worker's host
     -- drained NODE / lost NODE     before the failures
 
-The expectation is written before the case is run.
+Write the expectation of a new case before you run it.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    files = sorted((Path(__file__).parent / "recorded").glob("*.txt"))
+    files = sorted((Path(__file__).parent / "played").glob("*.txt"))
     return [_case(f"{file.stem}: {text}") for file in files for text in _split("\n" + file.read_text(), "\n== ")]
 
 
