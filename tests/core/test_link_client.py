@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tenax._core import messages
@@ -279,10 +280,14 @@ def test_a_node_that_finds_no_coordinator_gives_up() -> None:
     assert refused.reason.startswith("no route; gave up after 31 s; check the network")
 
 
-def test_the_end_of_the_run_ends_the_lease_and_the_search_for_a_coordinator() -> None:
+def test_after_the_end_of_the_run_workers_have_their_grace_period_and_no_coordinator_is_searched() -> None:
+    """Even if this process is stopped: the keeper then kills them. Later answers do not prolong that."""
     machine = member()
+    machine.node = msgspec.structs.replace(machine.node, grace_s=30.0)
     verdict = Verdict(Outcome.SUCCEEDED, "done")
-    assert machine.received(wire.Event(RunEnded(verdict, 0.0)), 1.0) == [Hold(0), Emit(RunEnded(verdict, 0.0))]
+    hold = Hold(30.0 + machine.lease.terms.fence_s)
+    assert machine.received(wire.Event(RunEnded(verdict, 0.0)), 1.0) == [hold, Emit(RunEnded(verdict, 0.0))]
+    assert machine.received(wire.BeatAnswer(1), 1.5) == []
     assert machine.closed("connection closed", 2.0, by_peer=True) == []
 
 

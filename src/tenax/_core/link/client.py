@@ -8,8 +8,9 @@ returns, in order, and calls ``tick`` at ``next_deadline``. It also finds the co
 K1  Nothing is accepted before the coordinator has proved the secret; each frame is accepted only in its phase.
 K2  Every link starts with a beat and the node's complete state (``announce``). Nothing is queued between links.
 K3  A coordinator that is *silent* may have declared this node lost: the node is fenced when the lease ends
-    (``lease.py``), and the keeper holds a copy of that deadline (``Hold``) for when this process is stopped. A node
-    that hosts the coordinator needs no lease; if it was refused, it is fenced when its link is lost.
+    (``lease.py``), and the keeper holds a copy of that deadline (``Hold``) for when this process is stopped. When the
+    run has ended, that deadline is the grace period of the workers and one ``fence_s``. A node that hosts the
+    coordinator needs no lease; if it was refused, it is fenced when its link is lost.
 K4  A generation is accepted only under a lease with a recently answered beat, after this node was ready, and once.
 K5  A refused connection proves that there is no coordinator, and renews the lease from when the attempt began.
 K6  A node that has not been linked for ``join_timeout_s`` gives up with a reason.
@@ -360,6 +361,9 @@ class LinkClient:
         self.is_finished = True
         self._is_run_over = isinstance(event, RunEnded)
         self._is_refused_host = self.is_sole_host and isinstance(event, JoinRefused)
+        if self._is_run_over and not self.is_sole_host:
+            # The workers have their grace period, also if this process is stopped meanwhile.
+            return [Hold(self.node.grace_s + self.lease.terms.fence_s), Emit(event)]
         return [*self._hold(now), Emit(event)]
 
     def _is_recent(self, now: float) -> bool:
@@ -405,8 +409,10 @@ class LinkClient:
         return [SendFrame(wire.Beat(self.lease.beat(now), now, self._last_answer))]
 
     def _hold(self, now: float) -> list[Output]:
-        if self.is_sole_host or self._is_run_over:
-            return [Hold(0)]  # the coordinator stops with this process, or the run is over
+        if self.is_sole_host:
+            return [Hold(0)]  # the coordinator stops with this process
+        if self._is_run_over:
+            return []  # see ``ended``
         return [Hold(max(0.001, self.lease.ends_at() - now))] if self.assignment is not None else []
 
     def _check_lease(self, now: float) -> list[Output]:
