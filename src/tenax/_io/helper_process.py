@@ -78,6 +78,15 @@ def start_helper_ahead(module: str, name: str) -> None:
     _started_ahead[module] = spawn_helper(module, name)
 
 
+def discard_helper_ahead(module: str) -> None:
+    """End a helper that was started early and is not needed, and wait for its end."""
+    if module in _started_ahead:
+        pid, channel = _started_ahead.pop(module)
+        channel.close()
+        os.kill(pid, 9)  # SIGKILL: it has done nothing yet, and `signal` is a slow import
+        os.waitpid(pid, 0)
+
+
 def inheritable_environ() -> dict[str, str]:
     """Return this process's environment without secrets, which only agents and operators need."""
     return {

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from tenax._core import events
 from tenax._io.helper_channel import Channel, ChannelClosed
-from tenax._io.helper_process import HelperHandle, spawn_helper
+from tenax._io.helper_process import HelperHandle, discard_helper_ahead, spawn_helper
 from tenax._processes.descendants import is_zombie, marked_processes, wait_for_deaths
 
 TYPE_CHECKING = False
@@ -61,6 +61,8 @@ class KeeperProcess(HelperHandle):
 
     def spawn(self) -> None:
         """Start the process. May be called before ``open``, so that it starts while the agent still prepares."""
+        if self._call is not None or self._module != _PLAIN:
+            discard_helper_ahead(_PLAIN)
         if self._call is not None:
             self._pid, self._channel = self._fork_keeper(self._call)
         else:
