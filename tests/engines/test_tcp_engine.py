@@ -35,7 +35,7 @@ from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRe
 from tenax._core.lease import LeaseTerms
 from tenax._core.link import wire
 from tenax._core.messages import NodeJoined, NodeLeft, NodeSucceeded
-from tenax._core.model import AgentSettings, Assignment, Outcome, Verdict
+from tenax._core.model import Assignment, Outcome, Verdict
 from tenax._io.tls import TlsFiles
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # longer than any delay in these tests
@@ -446,7 +446,7 @@ def test_workers_get_their_full_grace_period_after_the_end_of_the_run(address: R
         node.until(RunEnded)
         server.thread.call(server.server.close)
         node.thread.call(lambda: None)
-        assert node.holds[-1] == AgentSettings().grace_s + TERMS.fence_s
+        assert node.holds[-1] == 30.0 + TERMS.fence_s, "grace period and lease"
 
 
 def test_a_leaving_node_sends_its_last_message_before_it_closes_the_link(address: ReservedAddress) -> None:
