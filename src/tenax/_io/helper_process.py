@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from abc import ABC, abstractmethod
 from contextlib import suppress
 
 from tenax._io.helper_channel import Channel, ChannelClosed
@@ -33,17 +34,17 @@ class HelperUnavailable(Exception):
     """A helper process cannot be started. The message gives the cause and the next step."""
 
 
-class HelperHandle:
+class HelperHandle(ABC):
     """The channel of a helper process, as a loop watches it. Subclasses handle its messages and its end."""
 
     _channel: Channel | None = None  # None: there is no process
 
-    def _on_message(self, message: tuple[Any, ...]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _on_message(self, message: tuple[Any, ...]) -> None: ...
 
+    @abstractmethod
     def _on_closed(self) -> None:
         """Handle the end of the process."""
-        raise NotImplementedError
 
     def fileno(self) -> int:
         return -1 if self._channel is None else self._channel.fileno()
