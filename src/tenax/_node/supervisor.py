@@ -505,7 +505,7 @@ class Supervisor:
 
 
 class WorkerSocket(Watchable):
-    """The agent's end of the channel to one worker. What it means is in ``worker_channel``: most workers never use it."""
+    """The agent's end of the channel to one worker. Most workers never use it; ``worker_channel`` has its meaning."""
 
     def __init__(self, sock: _socket.socket, generation: int, local_rank: int, loop: Loop) -> None:
         sock.setblocking(False)
