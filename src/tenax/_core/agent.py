@@ -149,11 +149,8 @@ class AgentMachine(HangObserver):
                 self._forward_progress(event, now)
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
-            case events.WorkerStartFailed(generation, local_rank, reason, exit_code, ended_at):
-                exited = events.WorkerExited(
-                    generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
-                )
-                self._on_worker_ended(exited, now)
+            case events.WorkerStartFailed():
+                self._on_worker_ended(_as_exit(event), now)
             case events.WorkerExited():
                 self._on_worker_ended(event, now)
             case events.WorkerOptedIn() | events.WorkerOptedOut() | events.WorkerHeld():
@@ -774,6 +771,12 @@ class AgentMachine(HangObserver):
         self._enter(Phase.ENDED)
         state.verdict = verdict
         self._commands.append(commands.Finish(verdict))
+
+
+def _as_exit(failed: events.WorkerStartFailed) -> events.WorkerExited:
+    fault = f"could not be started: {failed.reason}"
+    where = (failed.generation, failed.local_rank)
+    return events.WorkerExited(*where, failed.exit_code, fault, before_stop=True, ended_at=failed.ended_at)
 
 
 def overrun(event: events.ScopeExpired) -> str:

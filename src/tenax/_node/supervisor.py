@@ -475,6 +475,8 @@ class Supervisor:
                 pass
             case _:
                 return
+        for sent in self._loop.take_posted((events.WorkerOptedIn, events.WorkerOptedOut)):
+            self._step(sent)
         for channel in self._channels.values():
             for sent in channel.read_all():
                 self._step(sent)
