@@ -389,8 +389,7 @@ def test_each_event_prints_one_line(stage: Callable[..., Stage]) -> None:
     pid = made.processes.workers[1, 1].pid
     assert made.logs.printed == [
         "tenax: generation 1: starting 2 workers, ranks 0 to 1 of 2",
-        f"tenax: rank 1 (pid {pid}) exited with code 3",
-        "tenax: stopping all workers because rank 1 failed (SIGTERM, 30 s grace)",
+        f"tenax: rank 1 (pid {pid}) exited with code 3; stopping all workers (SIGTERM, 30 s grace)",
         "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]

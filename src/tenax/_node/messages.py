@@ -33,9 +33,15 @@ class Line(msgspec.Struct, frozen=True):
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
     """Return the lines for one step: the event first, then the commands. ``state`` is the state after the step."""
+    before = _of_event(event, state)
+    stop = next((command for command in issued if isinstance(command, commands.SignalWorkers)), None)
+    if stop is not None and before and isinstance(event, events.WorkerExited | events.WorkerStartFailed):
+        failed = f"{before[0].text}; stopping all workers ({_how(stop.signal, state)})"  # one line for the failure
+        before = [Line(failed, colour="red")]
+        issued = [command for command in issued if command is not stop]
     lines = [line for command in issued for line in _of_command(command, state)]
     if not lines or not isinstance(event, events.SignalReceived):  # what follows a signal names it
-        lines = [*_of_event(event, state), *lines]
+        lines = [*before, *lines]
     if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.last.stop.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are already being stopped{hint}"))
@@ -91,6 +97,10 @@ def _of_start(state: AgentState, part: Assignment) -> str:
     return f"generation {part.generation}{why}: starting {workers}, {ranks} of {part.world_size}{among}"
 
 
+def _how(signal: int, state: AgentState) -> str:
+    return f"{signal_name(signal)}, {format_seconds(state.settings.grace_s)} grace"
+
+
 def _within(in_s: float | None) -> str:
     return "" if in_s is None else f" (up to {format_seconds(in_s)})"
 
@@ -123,9 +133,8 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             note = f"--max-restarts {own} of this node has no effect: the coordinator's node has {limit}"
             return [Line(_of_start(state, assignment)), *([Line(note, colour="yellow")] if own != limit else [])]
         case commands.SignalWorkers(_, number, why):
-            how = f"{signal_name(number)}, {format_seconds(state.settings.grace_s)} grace"
             hint = _AGAIN if state.leave is not None and state.leave.signal == SIGINT else ""
-            return [Line(f"stopping all workers because {why} ({how}){hint}")]
+            return [Line(f"stopping all workers because {why} ({_how(number, state)}){hint}")]
         case commands.DumpStacks(_, local_rank):
             return [Line(f"requesting the stacks of {_rank(state, local_rank)}", important=False)]
         case commands.ReadStacks(_, _, local_ranks):
