@@ -394,7 +394,8 @@ AnyRunPhase = Gathering | Running | Ending | Paused | Recovering | Over
 class CoordinatorState(msgspec.Struct):
     """The whole state.
 
-    C8  A message about another generation changes nothing but the number of the next one.
+    C8  A message about another generation changes nothing but the number of the next one, and that a
+        superseded node has stopped.
     C10 After the coordinator itself was suspended, every deadline for nodes is a full period away again, and nothing
         else has changed.
     """

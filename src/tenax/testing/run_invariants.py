@@ -170,11 +170,14 @@ class RunChecker:
             return True
         if isinstance(message, messages.NodeReady):
             return not self._known[node_id] <= message.generation <= self._latest
-        generation = getattr(message, "generation", None)
-        if generation is None:
+        if isinstance(message, messages.NodeLeft) or self._is_current(node_id, message.generation):
             return False
+        has_stopped = isinstance(message, messages.NodeStopped | messages.NodeSucceeded)
+        return not has_stopped or node_id not in self._superseded or message.generation < self._known[node_id]
+
+    def _is_current(self, node_id: str, generation: int) -> bool:
         is_its_last = generation == self._latest == self._known[node_id]
-        return self._last is None or not is_its_last or not self._last.has(node_id)
+        return is_its_last and self._last is not None and self._last.has(node_id)
 
     def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         """Check that only an operator's request drains a node, and that it has no other immediate effect."""
@@ -285,7 +288,10 @@ class RunChecker:
             return self._go(node_id, is_loss=not message.is_clear)
         if isinstance(message, messages.NodeReady):
             return self._become_clear(node_id)
-        assert last is not None, "messages about other generations were handled before"
+        assert not isinstance(message, messages.NodeJoined), "handled before"
+        if last is None or not self._is_current(node_id, message.generation):
+            self._go(node_id, is_loss=True)  # a superseded node has stopped; other such messages were handled before
+            return False
         match message:
             case messages.FailureSeen(failure=failure):
                 self._note_failures(last, {failure.global_rank})
