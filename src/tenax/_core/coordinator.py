@@ -187,9 +187,10 @@ class CoordinatorMachine(Lifecycle):
 
         Its agent may stay, to host the coordinator, so nothing else ends this wait.
         """
-        if isinstance(message, messages.NodeStopped | messages.NodeSucceeded) and not self._is_over():
-            if message.generation >= record.generation:  # else it is late, and the node has workers of another one
-                self._on_gone(record.info.node_id, SUPERSEDED, now, is_loss=True)
+        if self._is_over() or not isinstance(message, messages.NodeStopped | messages.NodeSucceeded):
+            return
+        if message.generation >= record.generation:  # else it is late, and the node has workers of another one
+            self._on_gone(record.info.node_id, SUPERSEDED, now, is_loss=True)
 
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
