@@ -332,7 +332,8 @@ class Ending(RunPhase):
 
     C4  Restarts are counted per run and never exceed what the policy granted. A generation that lost or drained a node,
         or ended to admit one, is charged only if the policy says so.
-    C5  When a generation ends, every connected member is sent the reason; the first cause is kept for the report.
+    C5  When a generation ends, every connected member is sent the reason, unless it was refused; the first cause is
+        kept for the report.
     C9  An operator's restart ends a running generation and is uncharged; a drain makes one node leave. Neither ends a
         run that can continue.
     """
@@ -394,7 +395,8 @@ AnyRunPhase = Gathering | Running | Ending | Paused | Recovering | Over
 class CoordinatorState(msgspec.Struct):
     """The whole state.
 
-    C8  A message about another generation changes nothing but the number of the next one.
+    C8  A message about another generation changes nothing but the number of the next one, and that a
+        superseded node has stopped.
     C10 After the coordinator itself was suspended, every deadline for nodes is a full period away again, and nothing
         else has changed.
     """

@@ -89,7 +89,8 @@ class RunChecker:
         self._newly_clear = ""
         self._at_work: dict[str, int] = {}  # nodes whose workers may be alive, and their generation
         self._draining: set[str] = set()
-        self._superseded: set[str] = set()  # replaced nodes whose workers may be alive
+        self._superseded: set[str] = set()  # replaced or refused nodes whose workers may be alive
+        self._refused: set[str] = set()  # those that were refused when they joined
         self._known: dict[str, int] = {}  # the last generation that a node reported or was sent
         self._latest = 0  # the greatest known generation
         self._store = ""  # of that generation
@@ -170,11 +171,14 @@ class RunChecker:
             return True
         if isinstance(message, messages.NodeReady):
             return not self._known[node_id] <= message.generation <= self._latest
-        generation = getattr(message, "generation", None)
-        if generation is None:
+        if isinstance(message, messages.NodeLeft) or self._is_current(node_id, message.generation):
             return False
+        has_stopped = isinstance(message, messages.NodeStopped | messages.NodeSucceeded)
+        return not has_stopped or node_id not in self._superseded or message.generation < self._known[node_id]
+
+    def _is_current(self, node_id: str, generation: int) -> bool:
         is_its_last = generation == self._latest == self._known[node_id]
-        return self._last is None or not is_its_last or not self._last.has(node_id)
+        return is_its_last and self._last is not None and self._last.has(node_id)
 
     def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         """Check that only an operator's request drains a node, and that it has no other immediate effect."""
@@ -285,7 +289,10 @@ class RunChecker:
             return self._go(node_id, is_loss=not message.is_clear)
         if isinstance(message, messages.NodeReady):
             return self._become_clear(node_id)
-        assert last is not None, "messages about other generations were handled before"
+        assert not isinstance(message, messages.NodeJoined), "handled before"
+        if last is None or not self._is_current(node_id, message.generation):
+            self._go(node_id, is_loss=True)  # a superseded node has stopped; other such messages were handled before
+            return False
         match message:
             case messages.FailureSeen(failure=failure):
                 self._note_failures(last, {failure.global_rank})
@@ -335,6 +342,7 @@ class RunChecker:
         is_drain = not is_loss or node_id in self._draining
         self._draining.discard(node_id)
         self._superseded.discard(node_id)
+        self._refused.discard(node_id)
         last = self._last
         if last is not None and node_id in last.done:
             last.away.add(node_id)
@@ -384,6 +392,7 @@ class RunChecker:
         self._here[node_id] = joined.node
         self._known[node_id] = self._at_work[node_id] = joined.generation
         self._superseded.add(node_id)
+        self._refused.add(node_id)
         if joined.generation <= self._latest:
             return False
         self._store = joined.store
@@ -536,6 +545,7 @@ class RunChecker:
     def _check_notified(self, last: _Generation, sends: list[Send]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
         members = {each for each in members if self._known[each] == last.number} - last.away
+        members -= self._refused  # this has stopped their workers
         unnotified = members - _notified_of_end(sends, last.number)
         if unnotified:
             raise InvariantBroken(f"C5: generation {last.number} ended, but {_names(unnotified)} were not notified")
