@@ -53,10 +53,13 @@ class QuietLogs:
 
     def open(self) -> None: ...
 
-    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
+    def prepare(
+        self, generation: int, envs: dict[int, dict[str, str]], survivors: tuple[int, ...] = ()
+    ) -> dict[int, Output]:
         if self.refuses:
             raise OSError(24, "Too many open files")
-        return {rank: Output(os.dup(2), os.dup(2), {"STREAM": f"{generation}.{rank}"}) for rank in envs}
+        started = [rank for rank in envs if rank not in survivors]
+        return {rank: Output(os.dup(2), os.dup(2), {"STREAM": f"{generation}.{rank}"}) for rank in started}
 
     def has_error_file(self, local_rank: int) -> bool:
         return bool(self.evidence.get(local_rank))

@@ -112,7 +112,7 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
         for node_id, part in last.parts.items()
         if node_id in known
         for rank in range(part.first_rank, part.first_rank + part.slots)
-        if rank not in failed and rank not in last.stopped
+        if rank not in failed and rank not in last.stopped and rank not in last.held
     }
     texts = (text for each in victims for text in (each.evidence.proof, each.evidence.message))
     named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early]
