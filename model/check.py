@@ -54,6 +54,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     is_slow: bool = False
     links_break: bool = False
     workers_stop: bool = False
+    leaders_resign: bool = False
+    is_vain: bool = False  # requests to etcd outlive their sender, and a deposed leader goes on deciding
     has_verdicts: bool = False
     is_calm: bool = False
     etcd_is_gone: bool = False
@@ -83,11 +85,15 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
             "Slow": self.is_slow,
             "Breaks": self.links_break,
             "Stops": self.workers_stop,
+            "Resigns": self.leaders_resign,
+            "Vain": self.is_vain,
             "Verdicts": self.has_verdicts,
             "Calm": self.is_calm,
             "EtcdIsGone": self.etcd_is_gone,
             "Direct": self.is_direct,
             "Focus": self.has_focus,
+            "Exact": False,
+            "Grain": 0,
             "Mistakes": f'{{"{mistake}"}}' if mistake else "{}",
         }
         lines = ["SPECIFICATION Spec", "SYMMETRY Symmetry", "CONSTRAINT Interesting", "CONSTANTS"]
