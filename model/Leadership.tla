@@ -37,7 +37,7 @@ CONSTANTS
     Breaks,         \* links may break and be made again
     Stops,          \* workers may stop by themselves
     Resigns,        \* leaders may leave
-    Vain,           \* requests to etcd may arrive after their sender has died, and a deposed leader goes on deciding
+    Vain,           \* what was sent may arrive after its sender has died or left, and a deposed leader goes on deciding
     Verdicts,       \* a leader may end the run
     Calm,           \* nobody is ever late: for what must not be lost
     EtcdIsGone,     \* from the beginning on
@@ -221,7 +221,11 @@ Won(n, takes, age, ageOfRecordLease) ==
                 !.proven = IF before = {n} THEN 0 ELSE -1]      \* its own earlier terms are over
         /\ recordAge' = IF isAtWork THEN recordAge ELSE ageOfRecordLease  \* it keeps its lease until the next write
     /\ trip' = IF takes THEN [trip EXCEPT ![n] = NoTrips] ELSE trip
-    /\ UNCHANGED <<last, ended, stale, acks, alive, late, links, fence, work>>
+    /\ LET old == {m \in Nodes: takes /\ link[m] = n} IN       \* links of its last term
+       /\ link' = [m \in Nodes |-> IF m \in old THEN Nobody ELSE link[m]]
+       /\ told' = [m \in Nodes |-> IF m \in old THEN 0 ELSE told[m]]
+       /\ answer' = [m \in Nodes |-> IF m \in old THEN <<>> ELSE answer[m]]
+    /\ UNCHANGED <<last, ended, stale, acks, alive, late, high, got, fence, work>>
 
 \* etcd renews the leases. Its answer may take long, and proves the time at which the request was sent.
 KeepAlive(l, which, isHeard) ==
@@ -392,14 +396,17 @@ LinkedMembers(l) ==
 \* A member whose link broke before it received its assignment gets it over the next one.
 Deliver(l, n) ==
     /\ alive[l] /\ IsLeading(l) /\ (lead[l].writes = <<>> \/ Exact)
-    /\ n \in lead[l].members /\ link[n] = l
+    /\ n \in lead[l].members /\ link[n] = l /\ high[n] = lead[l].term
     /\ told[n] = 0 /\ work[n] = 0 /\ got[n] < lead[l].generation
     /\ told' = [told EXCEPT ![n] = lead[l].generation]
     /\ UNCHANGED <<etcd, acks, led, alive, lead, late, trip, office, link, high, got, answer, fence, work>>
 
+\* The links that end with a leader. What it has sent may still arrive.
+Cut(l) == IF Vain THEN {} ELSE {n \in Nodes: link[n] = l}
+
 \* A term is over: the leader closes its links, and keeps its listener.
 EndTerm(l) ==
-    LET mine == {n \in Nodes: link[n] = l} IN
+    LET mine == Cut(l) IN
     /\ alive[l] /\ IsLeading(l)
     /\ lead' = [lead EXCEPT ![l] = Follower]
     /\ trip' = [trip EXCEPT ![l] = NoTrips]
@@ -470,8 +477,8 @@ Follow(n, l) ==
     /\ UNCHANGED <<etcd, acks, led, alive, lead, late, got, fence, work>>
 
 LinkLost(n) ==
-    /\ Breaks
     /\ alive[n] /\ link[n] # Nobody
+    /\ Breaks \/ ~IsLeading(link[n])
     /\ link' = [link EXCEPT ![n] = Nobody]
     /\ told' = [told EXCEPT ![n] = 0]
     /\ answer' = [answer EXCEPT ![n] = <<>>]
@@ -487,7 +494,7 @@ Receive(l, n) ==
 \* A beat arrives at the leader, which decides whether its answer counts. The answer is on its way: or there already.
 Answer(n, counts, isSlow) ==
     LET l == link[n] IN
-    /\ alive[n] /\ l # Nobody /\ alive[l]
+    /\ alive[n] /\ l # Nobody /\ IsLeading(l)
     /\ IF counts THEN Counts(l) = TRUE ELSE TRUE      \* a value: TLC takes a disjunction in an action for several steps
     /\ office' = HeardBy(l, n)
     /\ \/ /\ isSlow
@@ -552,7 +559,7 @@ Stop(n) ==
 
 \* An agent dies, and with it all that it started. Its host may close its links; nothing listens there any more.
 Die(n) ==
-    LET mine == {m \in Nodes: link[m] = n} IN
+    LET mine == Cut(n) IN
     /\ Cardinality({m \in Nodes: ~alive[m]}) < MaxDeaths
     /\ alive[n]
     /\ alive' = [alive EXCEPT ![n] = FALSE]

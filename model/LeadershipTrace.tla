@@ -51,7 +51,7 @@ Do(e) ==
       [] e[2] = "deliver" -> Deliver(e[3], e[4])
       [] e[2] = "step down" -> StepDown(e[3])
       [] e[2] = "resign" -> When(IsLeading(e[3]) /\ ~lead[e[3]].over, Resign(e[3]))
-      [] e[2] = "probed" -> When(InOffice(e[3]) /\ lead[e[3]].members # {}, Probed(e[3], e[4]))
+      [] e[2] = "probed" -> When(InOffice(e[3]) /\ e[4] \in office.unconfirmed, Probed(e[3], e[4]))
       [] e[2] = "follow" -> When(alive[e[4]] /\ IsLedBy(e[4], e[5]), Follow(e[3], e[4]))
       [] e[2] = "link lost" -> When(link[e[3]] # Nobody, LinkLost(e[3]))
       [] e[2] = "receive" -> When(IsLeading(e[3]), Receive(e[3], e[4]))
@@ -82,6 +82,9 @@ Rejected ==
                 answer |-> answer, fence |-> fence, work |-> work, alive |-> alive]>>)
     /\ FALSE
     /\ UNCHANGED all
+
+\* A history determines its states.
+Place == <<history, position, now>>
 
 TraceNext == Step \/ Rejected
 TraceSpec == TraceInit /\ [][TraceNext]_all

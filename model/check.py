@@ -8,7 +8,8 @@ exhaustive:
 - Every *goal* is reached: the worlds contain what they were made for.
 
 ``./dev model`` runs all of them; ``./dev model NAME ...`` those whose name contains one of the arguments;
-``./dev model --trace NAME`` prints TLC's trace.
+``./dev model --trace NAME`` prints TLC's trace. ``./dev model --histories 1000`` checks that simulated histories of the
+leadership machine are behaviours of the model (``histories.py``).
 """
 
 # ruff: noqa: T201 - a command prints
@@ -24,11 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from model.histories import explain, histories, rejected
 from model.tlc import run_tlc, what_is_missing
 
 INVARIANTS = ("OneGenerationAtWork", "WorkersAreMembers", "WrittenFirst")
 PROPERTIES = ("NumbersGrow", "MembersStay", "NothingAfterTheVerdict", "OnlyTheLeaderWrites")
 NAMES = "abcdef"
+_HISTORIES_AT_ONCE = 100
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +172,8 @@ WORLDS = (
     Check("two members and one more node, three terms", _THREE_TERMS),
     Check("one member", _ALONE, is_quick=True),
     Check("one member and two more nodes", World(nodes=3, members=1, has_focus=True)),
+    Check("two members, leaders resign", World(has_focus=True, leaders_resign=True)),
+    Check("two members, late requests", World(has_focus=True, is_vain=True)),
     Check("decisions and verdicts", _DECISIONS),
     Check("from nothing", _FROM_NOTHING),
     Check("a record that goes", _RECORD_GOES),
@@ -217,6 +222,7 @@ MISTAKES = (
     _mistake("refused is dead, whoever lives", _TWO),
     _mistake("a deposed leader closes its listener", _THREE),
     _mistake("the death of any leader will do", _THREE_TERMS),
+    _mistake("only the predecessor is known", _THREE_TERMS),
     _mistake("a proof of death needs no wait", _THREE),
     _mistake("a proof of death counts from before the election", _THREE_TERMS),
     _mistake("record read before the election was won", World(), (*_S1, *_S2)),
@@ -230,6 +236,7 @@ GOALS = (
     Check("a next generation under another leader", World(generations=3), goal="NeverNextUnderAnother"),
     Check("a generation goes on under another leader", _TWO, goal="NeverAdopted"),
     Check("a generation goes on under another leader, and nobody was late", _CALM, goal="NeverAdopted"),
+    Check("two earlier leaders", _THREE_TERMS, goal="NeverTwoBefore"),
     Check("together while somebody else leads", _PAIR_AND_ONE, goal="NeverTogether"),
     Check("alone while somebody else leads", _ALONE, goal="NeverAloneAfterAll"),
 )
@@ -260,16 +267,35 @@ def describe(result: Result) -> str:
     return f"{right} {check.kind:8}{check.name:66} {what:36} {result.states:>9,} states {result.took_s:6.1f} s"
 
 
+def check_histories(seeds: range) -> int:
+    """Returns 1 if a transition of a history is no step of the model."""
+    began, count, transitions, found = time.monotonic(), 0, 0, 0
+    for first in range(seeds.start, seeds.stop, _HISTORIES_AT_ONCE):
+        recorded = list(histories(range(first, min(first + _HISTORIES_AT_ONCE, seeds.stop))))
+        for each in (each for batch in rejected(recorded) for each in batch):
+            found += 1
+            print(explain(each), flush=True)
+        count += len(recorded)
+        transitions += sum(len(each.transitions) for each in recorded)
+        took_s = time.monotonic() - began
+        print(f"{count} histories, {transitions:,} transitions, {found} rejected: {took_s:.0f} s", flush=True)
+    return 1 if found else 0
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev model", description="Check the model of leadership with TLC.")
     parser.add_argument("names", nargs="*", help="only checks whose name or kind contains one of these texts")
     parser.add_argument("--quick", action="store_true", help="only the checks of the test run")
     parser.add_argument("--trace", action="store_true", help="print TLC's output, with the steps to a failure")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="checks that run in parallel")
+    parser.add_argument("--histories", type=int, default=0, help="check this many simulated histories instead")
+    parser.add_argument("--start", type=int, default=1, help="the first seed of these (default: 1)")
     options = parser.parse_args(arguments)
     if missing := what_is_missing():
         print(f"model: {missing}", file=sys.stderr)
         return 2
+    if options.histories:
+        return check_histories(range(options.start, options.start + options.histories))
     chosen = [
         each
         for each in CHECKS

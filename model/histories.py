@@ -28,12 +28,6 @@ class History(msgspec.Struct, frozen=True):
     transitions: list[Transition]
 
 
-class Checked(msgspec.Struct, frozen=True):
-    history: History
-    is_accepted: bool
-    why: str = ""  # the first transition that is no step of the model, and the state before it
-
-
 def history_of(name: str, setup: Setup, parts: Parts | None = None) -> History:
     recorder: Recorder = record(setup, parts)
     return History(name, setup, tuple(recorder.nodes), recorder.history())
@@ -44,39 +38,44 @@ def histories(seeds: Iterable[int]) -> Iterable[History]:
         yield history_of(f"seed {seed}", draw(seed, engine="etcd"))
 
 
-def check_histories(found: Iterable[History]) -> Iterable[Checked]:
-    """Check histories in batches, smaller ones together, because the number of nodes is the size of a state."""
-    by_terms = sorted(found, key=lambda each: (msgspec.json.encode(each.setup.authority), len(each.nodes)))
-    for _, group in groupby(by_terms, key=lambda each: each.setup.authority):
+def rejected(found: Iterable[History]) -> Iterable[list[History]]:
+    """Check histories in batches, and yield those of each batch that are no behaviours of the model.
+
+    Histories of the same size are checked together, because a state has values for each node.
+    """
+    ordered = sorted(found, key=lambda each: (msgspec.json.encode(each.setup.authority), len(each.nodes)))
+    for _, group in groupby(ordered, key=lambda each: each.setup.authority):
         batch: list[History] = []
         for each in group:
             batch.append(each)
             if sum(len(one.transitions) for one in batch) > _BATCH:
-                yield from _check(batch)
+                yield _check(batch)
                 batch = []
         if batch:
-            yield from _check(batch)
+            yield _check(batch)
 
 
-def _check(batch: list[History]) -> Iterable[Checked]:
-    output = _run(batch, explain=False)
-    accepted = {int(number) for number in re.findall(r'<<"accepted", (\d+)>>', output)}
-    rejected = [each for number, each in enumerate(batch, 1) if number not in accepted and each.transitions]
-    why = _explain(rejected) if rejected else {}
-    for each in batch:
-        yield Checked(each, each not in rejected, why.get(rejected.index(each) + 1, "") if each in rejected else "")
+def _check(batch: list[History]) -> list[History]:
+    accepted = {int(number) for number in re.findall(r'<<"accepted", (\d+)>>', _run(batch))}
+    return [each for number, each in enumerate(batch, 1) if number not in accepted and each.transitions]
 
 
-def _explain(rejected: list[History]) -> dict[int, str]:
-    """Return, for each history, the transition that is no step of the model, and the state before it."""
-    parts = re.split(r'<<"rejected", (\d+), ', _run(rejected, explain=True))[1:]
-    return {int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True)}
+def explain(history: History) -> str:
+    """Return the transition that is no step of the model, the ones before it, and the state in which it happened."""
+    output = _run([history], explain=True)
+    found = re.search(r'<<"rejected", \d+, (\d+), ', output)
+    if found is None:
+        return f"{history.name}: every transition is a step of the model"
+    position = int(found[1])
+    recent = "\n".join(map(str, history.transitions[max(0, position - 8) : position]))
+    state = output[output.find('"state"') : output.find("Model checking completed")]
+    return f"{history.name}: transition {position} is no step of the model:\n{recent}\n{state}"
 
 
-def _run(batch: list[History], *, explain: bool) -> str:
+def _run(batch: list[History], *, explain: bool = False) -> str:
     sequences = ",\n".join(f"  <<{', '.join(map(_as_tla, each.transitions))}>>" for each in batch)
     module = f"---- MODULE Histories ----\nHistories == <<\n{sequences}\n>>\n====\n"
-    return run_tlc("LeadershipTrace", _configuration(batch, explain=explain), {"Histories.tla": module})
+    return run_tlc("LeadershipTrace", _configuration(batch, explain=explain), {"Histories.tla": module}, is_short=True)
 
 
 def _as_tla(value: object) -> str:
@@ -118,4 +117,4 @@ def _configuration(batch: list[History], *, explain: bool) -> str:
         "Explain": str(explain).upper(),
     }
     lines = [f"    {name} = {value}" for name, value in constants.items()]
-    return "\n".join(("SPECIFICATION TraceSpec", "CONSTANTS", *lines)) + "\n"
+    return "\n".join(("SPECIFICATION TraceSpec", "VIEW Place", "CONSTANTS", *lines)) + "\n"

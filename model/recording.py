@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.workers import Worker
 
 UNIT_S = 0.0001
+_EVERY, _PROMPT, _TRIP = (round(seconds / UNIT_S) for seconds in (2.1, 1.0, 4.0))  # see ``_thinned``
 _KEYS = Keys("run")
 
 Transition = tuple[Any, ...]
@@ -59,21 +60,66 @@ class Recorder:
         self.transitions.append((self.now, *what))
 
     def history(self) -> list[Transition]:
-        """Return the transitions, without what no node has read."""
-        found: list[Transition] = []
-        for when, name, *rest in self.transitions:
-            if name == "answer":
-                leader, node, counts, *key = rest
-                found.append(
-                    (when, name, leader, node, counts) if tuple(key) in self.read else (when, "receive", leader, node)
-                )
-            elif name == "deliver":
-                leader, node, *key = rest
-                if tuple(key) in self.read:
-                    found.append((when, name, leader, node))
+        """Return the transitions that matter."""
+        return _thinned([each for each in map(self._as_read, self.transitions) if each is not None])
+
+    def _as_read(self, transition: Transition) -> Transition | None:
+        """Return a transition as its node has noticed it."""
+        when, name, *rest = transition
+        if name == "answer":
+            leader, node, counts, is_sure, *key = rest
+            is_read = tuple(key) in self.read
+            return (when, name, leader, node, counts, is_sure) if is_read else (when, "receive", leader, node)
+        if name == "deliver":
+            leader, node, *key = rest
+            return (when, name, leader, node) if tuple(key) in self.read else None
+        return transition
+
+
+def _thinned(transitions: list[Transition]) -> list[Transition]:
+    """Leave out beats, and messages, that others follow soon: each replaces the ones before.
+
+    A beat is kept if its answer, or the next one, is late, so that every age that matters is exact. So are all round
+    trips of the time before an answer that counts without etcd.
+    """
+    unsure: dict[str, list[int]] = {}
+    pairs: dict[tuple[str, str], list[tuple[int, int]]] = {}  # by leader and node: positions of an answer and its reading
+    unread: dict[str, list[tuple[str, int]]] = {}
+    received: dict[tuple[str, str], list[int]] = {}
+    for position, (when, name, *rest) in enumerate(transitions):
+        if name == "answer":
+            unread.setdefault(rest[1], []).append((rest[0], position))
+            if not rest[3]:
+                unsure.setdefault(rest[0], []).append(when)
+        elif name == "answered":
+            leader, answer = unread[rest[0]].pop(0)
+            pairs.setdefault((leader, rest[0]), []).append((answer, position))
+        elif name == "receive":
+            received.setdefault((rest[0], rest[1]), []).append(position)
+    dropped: set[int] = set()
+    for (leader, _), found in pairs.items():
+        kept_at = 0
+        for (answer, reading), (_, next_reading) in zip(found, found[1:], strict=False):
+            (when, *_), (read_at, *_, age), (next_at, *_, next_age) = (
+                transitions[each] for each in (answer, reading, next_reading)
+            )
+            is_prompt = age < _PROMPT and next_age < _PROMPT and next_at - next_age - (read_at - age) < _EVERY
+            is_needed = any(0 <= at - when <= _TRIP for at in unsure.get(leader, ()))
+            if is_prompt and not is_needed and read_at - age - kept_at < _EVERY:
+                dropped |= {answer, reading}
             else:
-                found.append((when, name, *rest))
-        return found
+                kept_at = read_at - age
+    for positions in received.values():
+        kept_at = 0
+        for position, following in zip(positions, positions[1:], strict=False):
+            when, next_at = transitions[position][0], transitions[following][0]
+            if next_at - when < _PROMPT and when - kept_at < _PROMPT:
+                dropped.add(position)
+            else:
+                kept_at = when
+    return [
+        each[:5] if each[1] == "answer" else each for number, each in enumerate(transitions) if number not in dropped
+    ]
 
 
 def ticks(seconds: float) -> int:
@@ -375,16 +421,20 @@ class _Server:
         return outputs
 
     def _note_frame(self: Any, peer: Any, outputs: Any) -> None:
-        nonce = peer.hello.nonce
         for output in outputs:
             match output:
                 case SendFrame(_, wire.Accepted(counts=counts)):
-                    self.recorder.note("answer", self._leader, peer.node_id, counts, nonce, 0)
+                    self._note_answer(peer, counts, 0)
                     return
                 case SendFrame(_, wire.BeatAnswer(number, counts)):
-                    self.recorder.note("answer", self._leader, peer.node_id, counts, nonce, number)
+                    self._note_answer(peer, counts, number)
                     return
         self.recorder.note("receive", self._leader, peer.node_id)
+
+    def _note_answer(self: Any, peer: Any, counts: bool, number: int) -> None:
+        term = self.recorder.nodes[self._leader].leading
+        is_sure = term is not None and term._authority.is_sure(term._client.loop.now())
+        self.recorder.note("answer", self._leader, peer.node_id, counts, is_sure, peer.hello.nonce, number)
 
     def deliver(self: Any, send: Any) -> Any:
         outputs = super().deliver(send)  # type: ignore[misc]
