@@ -83,9 +83,10 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
     trips of the time before an answer that counts without etcd.
     """
     unsure: dict[str, list[int]] = {}
-    pairs: dict[tuple[str, str], list[tuple[int, int]]] = {}  # by leader and node: positions of an answer and its reading
+    pairs: dict[tuple[str, str, int], list[tuple[int, int]]] = {}  # positions of an answer and its reading
     unread: dict[str, list[tuple[str, int]]] = {}
-    received: dict[tuple[str, str], list[int]] = {}
+    received: dict[tuple[str, str, int], list[int]] = {}  # by leader, node and term
+    term = 0
     for position, (when, name, *rest) in enumerate(transitions):
         if name == "answer":
             unread.setdefault(rest[1], []).append((rest[0], position))
@@ -93,12 +94,13 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
                 unsure.setdefault(rest[0], []).append(when)
         elif name == "answered":
             leader, answer = unread[rest[0]].pop(0)
-            pairs.setdefault((leader, rest[0]), []).append((answer, position))
+            pairs.setdefault((leader, rest[0], term), []).append((answer, position))
         elif name == "receive":
-            received.setdefault((rest[0], rest[1]), []).append(position)
+            received.setdefault((rest[0], rest[1], term), []).append(position)
+        term += name == "won"
     dropped: set[int] = set()
-    for (leader, _), found in pairs.items():
-        kept_at = 0
+    for (leader, *_), found in pairs.items():
+        kept_at = -_EVERY
         for (answer, reading), (_, next_reading) in zip(found, found[1:], strict=False):
             (when, *_), (read_at, *_, age), (next_at, *_, next_age) = (
                 transitions[each] for each in (answer, reading, next_reading)
@@ -110,7 +112,7 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
             else:
                 kept_at = read_at - age
     for positions in received.values():
-        kept_at = 0
+        kept_at = -_EVERY
         for position, following in zip(positions, positions[1:], strict=False):
             when, next_at = transitions[position][0], transitions[following][0]
             if next_at - when < _PROMPT and when - kept_at < _PROMPT:
