@@ -10,6 +10,8 @@ that their node does not read.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -101,19 +103,19 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
     dropped: set[int] = set()
     for (leader, *_), found in pairs.items():
         kept_at = -_EVERY
-        for (answer, reading), (_, next_reading) in zip(found, found[1:], strict=False):
-            (when, *_), (read_at, *_, age), (next_at, *_, next_age) = (
-                transitions[each] for each in (answer, reading, next_reading)
-            )
-            is_prompt = age < _PROMPT and next_age < _PROMPT and next_at - next_age - (read_at - age) < _EVERY
+        for (answer, reading), (_, next_reading) in pairwise(found):
+            when, counts = transitions[answer][0], transitions[answer][4]
+            sent_at, age = _sent_at(transitions[reading])
+            next_sent_at, next_age = _sent_at(transitions[next_reading])
+            is_prompt = age < _PROMPT and next_age < _PROMPT and next_sent_at - sent_at < _EVERY
             is_needed = any(0 <= at - when <= _TRIP for at in unsure.get(leader, ()))
-            if is_prompt and not is_needed and read_at - age - kept_at < _EVERY:
+            if is_prompt and not is_needed and sent_at - kept_at < _EVERY:
                 dropped |= {answer, reading}
             else:
-                kept_at = read_at - age
+                kept_at = sent_at if counts else -_EVERY
     for positions in received.values():
         kept_at = -_EVERY
-        for position, following in zip(positions, positions[1:], strict=False):
+        for position, following in pairwise(positions):
             when, next_at = transitions[position][0], transitions[following][0]
             if next_at - when < _PROMPT and when - kept_at < _PROMPT:
                 dropped.add(position)
@@ -122,6 +124,12 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
     return [
         each[:5] if each[1] == "answer" else each for number, each in enumerate(transitions) if number not in dropped
     ]
+
+
+def _sent_at(reading: Transition) -> tuple[int, int]:
+    """Return when the beat was sent whose answer is read, and its age."""
+    when, *_, age = reading
+    return when - age, age
 
 
 def ticks(seconds: float) -> int:
@@ -140,10 +148,8 @@ def record(setup: Setup, parts: Parts | None = None) -> Recorder:
     recorder.cluster = cluster = _Cluster(setup, parts)
     cluster.checks = _Checks(cluster)
     cluster.etcd.model = _Etcd(recorder)
-    try:
+    with suppress(PropertyBroken):  # of a broken machine
         cluster.run()
-    except PropertyBroken:
-        pass  # of a broken machine
     return recorder
 
 
