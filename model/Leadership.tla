@@ -274,12 +274,14 @@ Prolong ==
     /\ key' = [key EXCEPT !.age = 0] /\ recordAge' = 0
     /\ UNCHANGED <<terms, record, last, ended, stale, acks, led, alive, lead, late, trip, office, links, fence, work>>
 
-\* The record expires soon after a verdict, or when no leader kept it alive; the last node deletes it if nothing runs.
+\* The record expires soon after a verdict, or when no leader kept it alive. A leader that resigns as the last node deletes
+\* it when all members have stopped.
 ExpireRecord ==
     /\ record # NoRecord
     /\ \/ record.over
        \/ RecordTtl > 0 /\ recordAge + Grain >= RecordTtl
-       \/ Resigns /\ record.members = {}
+       \/ /\ Resigns /\ (key.term # 0 => ~InOffice(key.holder))
+          /\ \A n \in record.members: work[n] = 0 /\ told[n] = 0
     /\ record' = NoRecord
     /\ UNCHANGED <<key, terms, recordAge, last, ended, stale, acks, led, alive, lead, late, trip, office, links, fence,
                    work>>
