@@ -58,6 +58,9 @@ class QuietLogs:
             raise OSError(24, "Too many open files")
         return {rank: Output(os.dup(2), os.dup(2), {"STREAM": f"{generation}.{rank}"}) for rank in envs}
 
+    def error_files(self) -> dict[int, str]:
+        return {}
+
     def has_error_file(self, local_rank: int) -> bool:
         return bool(self.evidence.get(local_rank))
 

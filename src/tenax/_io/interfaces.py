@@ -232,6 +232,9 @@ class Logs(Watchable, Protocol):
 
     def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]: ...
 
+    def error_files(self) -> dict[int, str]:
+        """Return where each worker of the last generation writes an uncaught exception, by local rank."""
+
     def has_error_file(self, local_rank: int) -> bool:
         """Return True if this worker of the last generation wrote an error file."""
 
