@@ -43,6 +43,7 @@ def main(folder: Path) -> None:
     if accelerator.is_main_process:
         weights = accelerator.unwrap_model(model).state_dict().values()
         print("trained:", fingerprint(weight.numpy() for weight in weights))
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)  # DDP before the process group
     accelerator.end_training()
 
 

@@ -69,7 +69,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # How long to wait for a killed process before abandoning it. Only a process stuck in the kernel survives SIGKILL.
     abandon_s: float = 10.0
     # How long a worker that raised an uncaught exception may take to exit, if all are stopped because of a failure.
-    exit_s: float = 3.0
+    exit_s: float = 2.0
     # How long to wait for the evidence of a failure (error file, last lines) before deciding without it.
     examine_s: float = 2.0
     # How long a worker that did not leave a scope in time may take to write its stacks before it is ended.
