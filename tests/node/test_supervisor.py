@@ -61,6 +61,9 @@ class QuietLogs:
         started = [rank for rank in envs if rank not in survivors]
         return {rank: Output(os.dup(2), os.dup(2), {"STREAM": f"{generation}.{rank}"}) for rank in started}
 
+    def error_files(self) -> dict[int, str]:
+        return {}
+
     def has_error_file(self, local_rank: int) -> bool:
         return bool(self.evidence.get(local_rank))
 

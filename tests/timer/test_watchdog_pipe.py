@@ -216,6 +216,9 @@ class SilentLogs:
     ) -> dict[int, Output]:
         return {rank: Output(os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)) for rank in envs}
 
+    def error_files(self) -> dict[int, str]:
+        return {}
+
     def has_error_file(self, local_rank: int) -> bool:
         return False
 

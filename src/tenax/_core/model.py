@@ -68,6 +68,8 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: float = 30.0
     # How long to wait for a killed process before abandoning it. Only a process stuck in the kernel survives SIGKILL.
     abandon_s: float = 10.0
+    # How long a worker that raised an uncaught exception may take to exit, if all are stopped because of a failure.
+    exit_s: float = 2.0
     # How long to wait for the evidence of a failure (error file, last lines) before deciding without it.
     examine_s: float = 2.0
     # How long a worker that did not leave a scope in time may take to write its stacks before it is ended.
@@ -143,6 +145,7 @@ class WorkerRecord(msgspec.Struct):
     exit_code: int = 0
     ended_at: float = 0.0
     was_stopped: bool = False  # it exited after a stop request
+    has_raised: bool = False  # an uncaught exception, while it was being stopped
     overdue: Overdue | None = None
     hold: Hold | None = None  # None: it has not opted in
     is_survivor: bool = False  # it took part in the generation before

@@ -243,6 +243,9 @@ class Logs(Watchable, Protocol):
     ) -> dict[int, Output]:
         """Open the streams of a new generation. Survivors (local ranks) keep theirs, and their files."""
 
+    def error_files(self) -> dict[int, str]:
+        """Return where each worker of the last generation writes an uncaught exception, by local rank."""
+
     def has_error_file(self, local_rank: int) -> bool:
         """Return True if this worker of the last generation wrote an error file."""
 

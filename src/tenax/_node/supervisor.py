@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
+    from tenax._node.error_files import ErrorFiles
     from tenax._node.journal import Journal
     from tenax._node.run_journal import RunJournal
     from tenax._node.worker_channel import WorkerChannel
@@ -130,6 +131,7 @@ class Supervisor:
         self._journal = journal
         self._run_journal: RunJournal | None = None
         self._scopes = scopes  # None: scopes are not watched
+        self._error_files: ErrorFiles | None = None  # opened when workers are stopped
         self._verdict: Verdict | None = None
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
@@ -174,6 +176,8 @@ class Supervisor:
             for local_rank in list(self._channels):
                 self._close_channel(local_rank)
             self._entrypoint.close()
+            if self._error_files is not None:
+                self._error_files.close()
             self._control.close()
             if self._has_control_socket:
                 self._write_note(self._control_socket.path if self._control_socket is not None else "", time.time())
@@ -350,6 +354,8 @@ class Supervisor:
         """Post an event of the processes, after collecting the result of a worker that exited."""
         match event:
             case events.NodeCleared(generation):
+                if self._error_files is not None:
+                    self._error_files.close()
                 # Post the final progress before the end of the generation.
                 if progress := self._logs.progress():
                     self._loop.post(events.ProgressSeen(generation, progress))
@@ -399,6 +405,7 @@ class Supervisor:
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
+                self._watch_error_files(generation)
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
@@ -422,6 +429,13 @@ class Supervisor:
                 pass  # already sent or printed
             case _:
                 assert_never(command)
+
+    def _watch_error_files(self, generation: int) -> None:
+        from tenax._node.error_files import ErrorFiles
+
+        if self._error_files is None:
+            self._error_files = ErrorFiles(self._loop, self._loop.post)
+        self._error_files.watch(generation, self._logs.error_files())
 
     def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
         return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))

@@ -218,6 +218,9 @@ class WorkerLogs:
 
     # --- evidence -----------------------------------------------------------------------------------------------------
 
+    def error_files(self) -> dict[int, str]:
+        return {rank: path for rank, path in self.destination.error_files.items() if path}
+
     def has_error_file(self, local_rank: int) -> bool:
         return os.path.exists(self.destination.error_files.get(local_rank, ""))
 
