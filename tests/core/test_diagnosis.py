@@ -91,6 +91,23 @@ def test_a_rank_that_never_joined_is_named_as_that() -> None:
     assert first_of(last)[:2] == (2, "never_joined")
 
 
+@pytest.mark.parametrize(("group", "cause"), [("default_pg/0", "never_joined"), ("3", "stopped_responding")])
+def test_the_key_of_a_rank_that_gloo_waits_for_names_it(group: str, cause: str) -> None:
+    """In the default group it never joined; in a later one it stopped."""
+    waits = Evidence(
+        cause="store_timeout", is_consequence=True, message=f"wait timeout after 15000ms, keys: /{group}//cpu//0/6"
+    )
+    assert first_of(generation({0: waits}, stopped=(1, 2, 3, 4, 5, 6, 7)))[:2] == (6, cause)
+
+
+def test_workers_that_all_time_out_waited_for_each_other() -> None:
+    """D2: none was missing. Those that only lost a peer are consequences."""
+    last = generation({0: LOST, **dict.fromkeys(range(1, 8), TIMEOUT)})
+    found = diagnose(last, 1, is_change=False).failures
+    assert first_of(last)[:2] == (1, "deadlock")
+    assert [(each.global_rank, each.evidence.is_consequence) for each in (found[6], found[7])] == [(7, False), (0, True)]
+
+
 def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None:
     odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
     hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)

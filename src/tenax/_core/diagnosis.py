@@ -9,6 +9,7 @@ D1  Causes come before consequences, then the earliest comes first.
 D2  If every failed worker lost a peer or timed out, the first cause is the worker that they waited for, if it is known:
     the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
     out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
+    If every worker of the run failed like that and some timed out, none was missing: they waited for each other.
 D3  After a change of membership or on an operator's request, consequences have no other cause.
 D4  No worker is both failed and stopped.
 """
@@ -20,6 +21,7 @@ import re
 import msgspec
 
 from tenax._core.model import (
+    DEADLOCK,
     EXITED_EARLY,
     NEVER_JOINED,
     STOPPED_RESPONDING,
@@ -46,11 +48,13 @@ _MAX_MEMBERS = 1024
 _TIMEOUTS = frozenset({"collective_timeout", "store_timeout"})
 _NAMED = (
     re.compile(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier"),
+    # The addresses of gloo's ranks are keys of the store.
+    re.compile(r"wait timeout after \d+ ?ms, keys: \S*//cpu//\d+/(\d{1,9})\b"),
     re.compile(r"\[([\d, ]{1,2000})\] (?:finished collective #\d+, but )?didn't join collective"),
 )
-# From c10d's store and JAX's coordination service: some workers never connected.
+# From c10d's store, gloo and JAX's coordination service: some workers never connected.
 _NEVER_JOINED = re.compile(
-    r"waiting for clients|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
+    r"waiting for clients|keys: /default_pg/0//cpu//|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
 )
 
 
@@ -68,7 +72,8 @@ def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
     is_change |= bool(last.lost or last.drained or last.is_uncharged)
     failures = sorted(last.failures.values(), key=by_cause)
     if failures and failures[0].evidence.is_consequence and not is_change:
-        failures = [*_awaited(last, number, failures), *failures]
+        awaited = _awaited(last, number, failures)
+        failures = [*awaited, *failures] if awaited else sorted(_deadlocked(last, failures), key=by_cause)
     failed = {failure.global_rank for failure in failures}
     stopped = [each for rank, each in last.stopped.items() if rank not in failed]
     left = [Departure(label, "lost", why) for label, why in last.lost.items()]
@@ -133,6 +138,20 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
             cause, reason = STOPPED_RESPONDING, f"stopped responding; {waited}"
         found.append(_as_failure(last, number, stopped, cause, reason, at))
     return found
+
+
+def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:
+    """Return the failures; if all workers failed, those that timed out are causes: no worker was missing (D2)."""
+    if len(victims) < last.world_size:
+        return victims
+    return [
+        msgspec.structs.replace(
+            each, evidence=msgspec.structs.replace(each.evidence, cause=DEADLOCK, is_consequence=False)
+        )
+        if each.evidence.cause in _TIMEOUTS
+        else each
+        for each in victims
+    ]
 
 
 def _silent(last: Generation, failed: set[int]) -> list[int]:

@@ -233,6 +233,7 @@ def truncate_stacks(stacks: str) -> str:
 # Causes that are found by comparing workers: the others waited for this one.
 STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY = "stopped_responding", "never_joined", "exited_early"
 AWAITED = frozenset({STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY})
+DEADLOCK = "deadlock"  # ... or all waited for each other
 
 
 def failure_began_at(failure: Failure) -> float:

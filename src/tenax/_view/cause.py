@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax._core.model import AWAITED, Diagnosis, Failure
+from tenax._core.model import AWAITED, DEADLOCK, NEVER_JOINED, Diagnosis, Failure
 from tenax._core.text import shortened, storable
 from tenax._view.exit_text import describe_exit
 
@@ -53,6 +53,8 @@ _EXTERNAL_SIGNALS = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
 _SHELL_BASE = 128
+_CONNECTING = ("unknown_host", "unreachable", "connection_refused", "connect_timeout")
+_FAULTS = ("Fatal Python error", "Timeout")  # of the fault handler
 _AT_EXIT = "thread_at_exit"  # says nothing about an exception before it
 _VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only with the same message
 
@@ -503,6 +505,7 @@ KINDS: tuple[Kind, ...] = (
             r"\bIncompleteReadError\b",
             r"StoreConnectionError: .*(?:closed|lost|went away)",
             r"Failed to (?:recv|send|receive).*remote (?:server|process|peer)",
+            r"Please check rank \d+ logs for faulty rank",  # of a monitored barrier
         ),
         is_consequence=True,
         signals=(signal.SIGPIPE,),
@@ -615,21 +618,43 @@ KINDS: tuple[Kind, ...] = (
         patterns=(
             r"(?i)\b(?:loss|grad|gradient|weight|norm)(?:e?s)?\b.*\b(?:nan|infs?|infinity|(?:non-|not )finite)\b",
             r"(?i)\b(?:nan|non-finite)\b.*\b(?:loss|grad|gradient|tensor|norm)(?:e?s)?\b",
+            r"\breturned nan values\b",  # autograd's anomaly detection
             r"\bFloatingPointError\b",
         ),
         trust_output=False,
     ),
     Kind(
+        id="not_picklable",
+        meaning="An object could not be pickled, to send it to another process or to save it.",
+        next_step="Define its class or function at the top level of a module; leave out lambdas, locks, files and "
+        "sockets.",
+        patterns=(r"[Cc]an(?:'t|not) (?:pickle|get local object)", r"\bPicklingError\b"),
+        trust_output=False,
+    ),
+    Kind(
+        id="unused_parameters",
+        meaning="Parameters of the model took no part in the loss, and DDP waits for their gradients.",
+        next_step="Remove them or use their outputs in the loss; otherwise pass find_unused_parameters=True to DDP.",
+        patterns=(r"Expected to have finished reduction in the prior iteration",),
+        trust_output=False,
+    ),
+    Kind(
+        id="checkpoint_mismatch",
+        meaning="The checkpoint does not fit the model: names or shapes of its tensors differ.",
+        next_step="Load it into the model that wrote it, or compare the names and shapes in the message with the model.",
+        patterns=(r"Error\(s\) in loading state_dict", r"(?:Missing|Unexpected) key.* in .*state_dict"),
+        trust_output=False,
+    ),
+    Kind(
         id="shape_mismatch",
         meaning="The shapes of tensors do not match.",
-        next_step="Compare the shapes in the message with the data and, if a checkpoint is loaded, with its model.",
+        next_step="Compare the shapes in the message with the data and the model.",
         patterns=(
             r"shapes cannot be multiplied",
             r"must match the size of tensor",
             r"\bsize mismatch\b",
             r"shapes .* not aligned",
             r"could not be broadcast",
-            r"Error\(s\) in loading state_dict",
             r"shape '.*' is invalid for input of size",
             r"Sizes of tensors must match",
         ),
@@ -745,6 +770,12 @@ KINDS: tuple[Kind, ...] = (
         meaning="The worker exited with code 0 while the others still needed it.",
         next_step="Check that all ranks run the same number of steps: uneven data needs drop_last or join().",
     ),
+    Kind(
+        id=DEADLOCK,
+        meaning="The workers waited for each other: all of them timed out, and none was missing.",
+        next_step="Run it with TORCH_DISTRIBUTED_DEBUG=DETAIL, which names ranks that call different operations; "
+        "otherwise check the network between the hosts.",
+    ),
     # --- known only to tenax or from the exit code ---
     Kind(
         id="scope_expired",
@@ -802,7 +833,7 @@ def cause_of(failure: Failure) -> Cause:
         if known.id == "hang":
             return _cause(known, storable(failure.reason))
         if known.id in AWAITED:
-            return _cause(known, "")
+            return (_why_not_joined(evidence.last_lines) if known.id == NEVER_JOINED else None) or _cause(known, "")
         return msgspec.structs.replace(_cause(known, evidence.proof), is_consequence=evidence.is_consequence)
     return classify(
         Observations(
@@ -814,6 +845,13 @@ def cause_of(failure: Failure) -> Cause:
             out_of_memory=evidence.out_of_memory,
         )
     )
+
+
+def _why_not_joined(last_lines: Sequence[str]) -> Cause | None:
+    """Return the cause that a worker printed while it tried to join: torch retries until the others time out."""
+    kinds = tuple(_BY_ID[kind] for kind in _CONNECTING)
+    found = _first_match(last_lines[-_MAX_CONSEQUENCE_LINES:][::-1], kinds, "")
+    return _cause(_BY_ID[found[0]], storable(shortened(found[1], _MAX_PROOF))) if found is not None else None
 
 
 class Related(NamedTuple):
@@ -893,10 +931,16 @@ def _recognize(observed: Observations) -> tuple[str, str]:
     raised = _match_exceptions(observed) if has_exception else None
     if observed.kernel_kind and (raised is None or _BY_ID[raised[0]] in _RESOURCES):
         return observed.kernel_kind, observed.kernel_line
-    is_vague = raised[0] == "child_failed" if raised else not has_exception or number == signal.SIGABRT
+    is_vague = raised[0] == "child_failed" if raised else not has_exception or _is_abort(observed)
     if is_vague and (printed := _match_output(observed, has_exception)) is not None:
         return printed
     return raised or _from_exit_code(observed, has_exception)
+
+
+def _is_abort(observed: Observations) -> bool:
+    """Return whether native code aborted. After a Python exception, the abort happened while the process exited."""
+    is_native = not observed.error_type or observed.error_type in _FAULTS or "::" in observed.error_type
+    return observed.exit_code == -signal.SIGABRT and is_native
 
 
 def _match_exceptions(observed: Observations) -> tuple[str, str] | None:
@@ -950,8 +994,8 @@ def _match_output(observed: Observations, has_exception: bool) -> tuple[str, str
 def _from_exit_code(observed: Observations, has_exception: bool) -> tuple[str, str]:
     code = observed.exit_code
     number = -code if code < 0 else code - _SHELL_BASE if _SHELL_BASE < code <= _SHELL_BASE + 64 else 0
-    is_python_fault = observed.error_type in ("Fatal Python error", "Timeout")
-    if has_exception and not is_python_fault and number != signal.SIGABRT:
+    is_python_fault = observed.error_type in _FAULTS
+    if has_exception and not is_python_fault and not _is_abort(observed):
         return "exception", observed.message or observed.error_type
     if number:
         kind = _BY_SIGNAL.get(number, "signal")

@@ -67,12 +67,23 @@ def gloo_collectives() -> None:
     import torch
 
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    torch.distributed.set_debug_level_from_env()  # torch may have been imported before
     distributed = join()
     x = torch.ones(4)
     if IS_ROOT:
         distributed.broadcast(x, 0)
     else:
         distributed.all_reduce(x)
+
+
+def gloo_deadlock() -> None:
+    """One rank calls another collective, which torch does not notice: all wait for each other."""
+    import torch
+
+    distributed, group = joined_with_short_timeout()
+    if RANK == 5:
+        distributed.broadcast(torch.ones(4), 0, group=group)
+    distributed.all_reduce(torch.ones(4), group=group)
 
 
 def gloo_port_taken() -> None:
@@ -724,6 +735,7 @@ def join_jax(timeout_s: int = JOIN_S, heartbeat_s: int = 100):
         RANK,
         initialization_timeout=timeout_s,
         heartbeat_timeout_seconds=heartbeat_s,
+        shutdown_timeout_seconds=WAIT_S,  # a rank that raises waits for the others before it exits
     )
     return jax
 
@@ -814,4 +826,5 @@ def jax_barrier() -> None:
 
 
 if __name__ == "__main__":
+    (FOLDER / f"first_rank.{os.environ['VERDICT_AGENT']}").write_text(str(RANK - int(os.environ["LOCAL_RANK"])))
     globals()[JOB]()

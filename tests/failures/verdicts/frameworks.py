@@ -33,6 +33,7 @@ JOBS = (
     Job("gloo_never_joins", "6", "never_joined", "before init_process_group"),
     Job("gloo_monitored_barrier", "3", "stopped_responding", "its last lines"),
     Job("gloo_collectives", "5", "collective_mismatch", "Find where the ranks diverge"),
+    Job("gloo_deadlock", "0-7", "deadlock", "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
     Job("gloo_port_taken", "0", "address_in_use", "ss -ltnp"),
     Job("gloo_unknown_host", "4-7", "unknown_host", "getent hosts"),
     Job("gloo_nccl", "0-7", "no_gpu", "nvidia-smi"),

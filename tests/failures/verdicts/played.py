@@ -91,12 +91,12 @@ def _case(text: str) -> Case:
         elif ranks in ("drained", "lost"):
             change = title
         else:
-            left.append(Left(_ranks(ranks), how, body))
+            left.append(Left(ranks_in(ranks), how, body))
     rank = int(who) if who.isdecimal() else None
     return Case(name, kind, rank, who != "?", (int(failed), int(consequences)), tuple(left), kernel, change)
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def ranks_in(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")
