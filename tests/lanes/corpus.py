@@ -45,7 +45,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(folder: Path, job: Job) -> Result:
     began = time.monotonic()
-    result = run(job, folder / job.name)
+    try:
+        result = run(job, folder / job.name)
+    except Exception as error:  # one job must not end the others
+        result = Result(job, [f"{type(error).__name__}: {error}"], {}, {}, "")
     took = f"{job.name} ({time.monotonic() - began:.0f} s)"
     _print(f"{took}: {'; '.join(result.errors)}\n{result.report_text}" if result.errors else f"{took}: right")
     return result

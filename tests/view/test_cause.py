@@ -41,6 +41,7 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
         ("RuntimeError: unable to open shared memory object </torch_4> in read-write mode", "shared_memory"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "shared_memory"),
         ("RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed", "disk_full"),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", "disk_full"),
         ("OSError: [Errno 23] Too many open files in system", "too_many_files"),
         ("RuntimeError: can't start new thread", "no_more_processes"),
         ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "gpu_memory_error"),

@@ -196,7 +196,7 @@ _RESOURCES: tuple[Kind, ...] = (
             r"\[Errno 28\]",
             r"\bENOSPC\b",
             r"PytorchStreamWriter failed writing file",
-            r"inline_container\.cc.*file write failed",
+            r"inline_container\.cc.*(?:file write failed|unexpected pos \d+ vs \d+)",
         ),
         detail=_PATH,
         named=" at {0}",

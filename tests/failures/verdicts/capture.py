@@ -61,7 +61,7 @@ def _case(result: Result) -> str:
         how, text = _left(failure, result.stderr.get(failure["rank"], ""))
         groups.setdefault((how, re.sub(r"\d+", "0", text)), ([], text))[0].append(failure["rank"])
     for (how, _), (ranks, text) in groups.items():
-        lines += [f"-- {','.join(map(str, sorted(ranks)))} {how}", *([text] if text else [])]
+        lines += [f"-- {','.join(map(str, ranks))} {how}", *([text] if text else [])]
     accounted = {each["rank"] for each in (*failures, *report["stopped"])}
     if done := [rank for rank in range(NODES * SLOTS) if rank not in accounted]:
         lines.append(f"-- {','.join(map(str, done))} done")
@@ -94,6 +94,7 @@ def _clean(text: str) -> str:
         text = text.replace(path, name)
     text = re.sub(r"/\S*/(?:tenax-lane-[^/\s'\"]+|corpus_\w+)/[a-z_0-9]+(?=[/'\"\s.:,]|$)", "/job", text)
     text = re.sub(r"/\S*/failures/verdicts\b", "/job", text)
+    text = re.sub(r"[\x00-\x08\x0b-\x1f]", "", text)
     text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node0", text)
     # A line must not look like the beginning of a case or of a worker.
     return "\n".join(line if not line.startswith(("== ", "-- ")) else " " + line for line in text.split("\n")).strip("\n")

@@ -301,7 +301,8 @@ class Batches:
 def train_with_loader(fail, **options) -> None:
     import torch
 
-    train_with_ddp(loader=torch.utils.data.DataLoader(Batches(fail), num_workers=1 if IS_ROOT else 0, **options))
+    options = {"num_workers": 1, **options} if IS_ROOT else {}
+    train_with_ddp(loader=torch.utils.data.DataLoader(Batches(fail), **options))
 
 
 def ddp_loader_killed() -> None:
@@ -826,5 +827,4 @@ def jax_barrier() -> None:
 
 
 if __name__ == "__main__":
-    (FOLDER / f"first_rank.{os.environ['VERDICT_AGENT']}").write_text(str(RANK - int(os.environ["LOCAL_RANK"])))
     globals()[JOB]()

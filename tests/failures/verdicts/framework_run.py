@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,15 +61,11 @@ def _result(job: Job, folder: Path) -> Result:
     stderr = {}
     for path in folder.glob("logs.*/*/attempt_0/*/stderr.log"):
         node = int(path.relative_to(folder).parts[0].removeprefix("logs."))
-        first_rank = _first_rank(folder, node)
-        stderr[first_rank + int(path.parent.name)] = path.read_text(errors="replace")
+        first_rank = re.search(r"ranks (\d+) to", texts[node])  # which agent is first is decided when they meet
+        if first_rank is not None:
+            stderr[int(first_rank[1]) + int(path.parent.name)] = path.read_text(errors="replace")
     shown = max(texts, key=lambda text: "First cause" in text)
     return Result(job, errors, reports[0] if reports else {}, stderr, shown[shown.find("=" * 80) :])
-
-
-def _first_rank(folder: Path, node: int) -> int:
-    """Return the first rank of an agent: which of the two agents is first is decided when they meet."""
-    return int((folder / f"first_rank.{node}").read_text())
 
 
 def _run(job: Job, runner: Runner, number: int) -> list[int | None]:
@@ -82,7 +79,7 @@ def _run(job: Job, runner: Runner, number: int) -> list[int | None]:
     for node in range(NODES):
         command = [*TENAX, "run", *flags, "--report", f"report.{node}.json", "--log-dir", f"logs.{node}"]
         command += [str(_HERE / "framework_jobs.py"), job.name, root]
-        env = {**runner.environ, **variables, "VERDICT_AGENT": str(node)}
+        env = {**runner.environ, **variables}
         with open(runner.home / f"node.{node}", "wb") as console:
             out = {"stdout": console, "stderr": console, "stdin": subprocess.DEVNULL}
             agents.append(subprocess.Popen(command, **out, cwd=runner.home, env=env))
